@@ -153,7 +153,7 @@ def test_counts_are_read_and_others_refused() -> None:
             parse_count(text)
 
 
-def test_every_number_in_a_configuration_has_a_range() -> None:
+def test_every_option_has_its_help_and_every_number_a_range() -> None:
     """A new option of a method or of the student must say which values it takes."""
     options = options_of(ExtractConfig) + options_of(TeacherConfig, "teacher.")
     for entry in METHODS.values():
@@ -162,6 +162,7 @@ def test_every_number_in_a_configuration_has_a_range() -> None:
         options += options_of(kind.options, "teacher.")
     for section, config in SECTIONS.items():
         options += options_of(config, f"{section}.")
+    assert [each.key for each in options if not each.help] == []
     numbers = {each.key: repr(each.type) for each in options if {int, float} & set(members(each.type))}
     assert len(numbers) > 60
     assert [key for key, kind in numbers.items() if not re.search(r"\b(Ge|Gt)\(|AfterValidator", kind)] == []

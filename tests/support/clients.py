@@ -29,6 +29,12 @@ SHAPE, K = (3, 4, 5), 3
 """Images and classes of the JSON API that ``described`` describes."""
 
 
+def question(images: Tensor) -> dict[str, Any]:
+    """Images as the inference protocol v2 has them in JSON."""
+    data = images.flatten().tolist()
+    return {"inputs": [{"name": "image", "datatype": "FP32", "shape": [*images.shape], "data": data}]}
+
+
 def endpoint(url: str, timeout: float = PATIENT, **options: Any) -> closing[Endpoint]:
     """An endpoint that knows one secret, DFME_KEY; closed at the end of the block."""
     return closing(

@@ -37,9 +37,7 @@ def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
             image.new("L", (8, 8), 90 * number).save(tmp_path / "zoo" / part / name / "1.png")
     weights = tmp_path / "zoo.safetensors"
     data = TrainDataConfig(name=str(tmp_path / "zoo"))
-    train_teacher(
-        TrainTeacherConfig(data, epochs=1, batch_size=2, arch="cnn_small", threads=1, out=str(weights))
-    )
+    train_teacher(TrainTeacherConfig(data, "cnn_small", 1, batch_size=2, threads=1, out=str(weights)))
     names = make_teacher(TeacherConfig(), {"checkpoint": str(weights)}, CPU).info.class_names
     assert names == ("ant", "wasp")
 

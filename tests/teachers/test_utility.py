@@ -89,11 +89,8 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
     pairs = [1.0 if r > w else 0.5 if r == w else 0.0 for r in right for w in wrong]
     gap = 0.0
     for place in range(15):
-        here = [
-            (max(b), top == label)
-            for (_, b, _), (_, top, label) in zip(rows, tops, strict=True)
-            if place / 15 < max(b) <= (place + 1) / 15
-        ]
+        both = ((max(b), top == label) for (_, b, _), (_, top, label) in zip(rows, tops, strict=True))
+        here = [each for each in both if place / 15 < each[0] <= (place + 1) / 15]
         gap += abs(sum(score for score, _ in here) - sum(hit for _, hit in here)) / 20
     assert found == {
         "answered": 20,
@@ -122,9 +119,8 @@ def test_figures_by_hand() -> None:
 
 
 def test_answers_of_every_form_are_probabilities() -> None:
-    top = as_probabilities(
-        torch.tensor([[0.7, float("nan"), 0.1, float("nan")]]), LabelMode.parse("top_k:2"), 4
-    )
+    shown = torch.tensor([[0.7, torch.nan, 0.1, torch.nan]])
+    top = as_probabilities(shown, LabelMode.parse("top_k:2"), 4)
     assert top.tolist() == [pytest.approx([0.7, 0.1, 0.1, 0.1])]
     assert as_probabilities(torch.tensor([2]), LabelMode("label"), 4).tolist() == [[0, 0, 1, 0]]
     logits = as_probabilities(torch.tensor([[0.0, math.log(3)]]), LabelMode("logits"), 2)
@@ -134,9 +130,8 @@ def test_answers_of_every_form_are_probabilities() -> None:
 def test_images_are_corrupted_in_four_equal_parts() -> None:
     x = torch.zeros(4_000, 1, 5, 5)
     x[:, :, 2, 2] = 0.5
-    found = (
-        corrupted(x * 2 - 1, ImageSpec((1, 5, 5), (-1.0, 1.0)), torch.Generator().manual_seed(0)) / 2 + 0.5
-    )
+    spec = ImageSpec((1, 5, 5), (-1.0, 1.0))
+    found = corrupted(x * 2 - 1, spec, torch.Generator().manual_seed(0)) / 2 + 0.5
     moved, bright, noisy, blurred = (found[kind::4, 0] for kind in range(4))
     places = {tuple(divmod(int(each.flatten().argmax()), 5)) for each in moved}
     assert places == {(1, 2), (3, 2), (2, 1), (2, 3)}

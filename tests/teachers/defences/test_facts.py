@@ -61,9 +61,8 @@ def test_at_zero_strength_it_answers_bit_by_bit_as_without(text: str) -> None:
     images = queries()[:459]
     assert torch.equal(defended(text)(images), truths()[:459])
     for mode in ("label", "top_k:3:6"):
-        assert torch.equal(
-            defended(text, mode)(images).nan_to_num(), digits("none", mode)(images).nan_to_num()
-        )
+        truth = digits("none", mode)(images).nan_to_num()
+        assert torch.equal(defended(text, mode)(images).nan_to_num(), truth)
 
 
 @pytest.mark.parametrize("text", EVERY)
@@ -95,9 +94,7 @@ def test_the_order_is_that_of_the_text_and_the_label_mode_comes_last() -> None:
 def test_a_top_class_that_float32_would_tie_stays_ahead() -> None:
     """The first image's scores differ by 1e-9; the second has a clear top, and is answered as the first."""
     scores = torch.tensor([[0.0] * 9 + [1e-9], [0.0] * 9 + [1.0]])
-    asked = wrap_callable(
-        lambda images: scores[: len(images)], shape=(1, 8, 8), num_classes=10, label_mode="logits"
-    )
+    asked = wrap_callable(lambda x: scores[: len(x)], shape=(1, 8, 8), num_classes=10, label_mode="logits")
     first, second = Defended(asked, parse_defences("modelguard_s"), LabelMode("probabilities"))(queries()[:2])
     assert int(second.argmax()) == 9
     assert float((second - first).abs().max()) < 1e-7

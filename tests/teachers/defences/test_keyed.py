@@ -14,10 +14,8 @@ from dfme.data import load_dataset
 def test_misinformation_leaves_images_at_home_alone_and_answers_the_others_wrongly(
     wrong: str, gate: str
 ) -> None:
-    p, y = (
-        truths()[:1_359].double(),
-        defended(f"misinform:gate={gate}:tau=.7:wrong={wrong}")(queries()[:1_359]).double(),
-    )
+    p = truths()[:1_359].double()
+    y = defended(f"misinform:gate={gate}:tau=.7:wrong={wrong}")(queries()[:1_359]).double()
     s = p.amax(1) if gate == "softmax" else 1 + (p * p.clamp(min=1e-300).log()).sum(1) / math.log(10)
     home, strange = s > 0.71, s < 0.69
     assert 300 < int(home.sum()) < 1_300
@@ -56,19 +54,16 @@ def test_the_mahalanobis_gate_is_calibrated_on_every_second_held_out_image() -> 
     (defence,) = defended("misinform:gate=mahalanobis:data=digits:tau=.1:wrong=roll")._stack
     gate = defence._at_home  # type: ignore[attr-defined]
     test, train = load_dataset("digits", "test").images, load_dataset("digits", "train").images
-    flagged = [
-        float((gate(images) < 0.1).double().mean())
-        for images in (test[::2], test[1::2], train, queries()[359:859])
-    ]
+    asked = (test[::2], test[1::2], train, queries()[359:859])
+    flagged = [float((gate(images) < 0.1).double().mean()) for images in asked]
     assert flagged[0] == pytest.approx(0.1, abs=1 / 180)
     assert flagged[1] < 0.2
     # a threshold from training images would flag more held-out ones than it says
     assert flagged[2] < flagged[1]
     assert flagged[3] > 0.9
     scores = gate(test[::2])
-    assert sorted(scores.tolist()) == pytest.approx(
-        [(n + 1) / 180 for n in range(180)], abs=0.006
-    )  # neighbours may tie
+    ranks = [(n + 1) / 180 for n in range(180)]
+    assert sorted(scores.tolist()) == pytest.approx(ranks, abs=0.006)  # neighbours may tie
 
 
 def test_fresh_noise_differs_from_answer_to_answer_and_keyed_noise_does_not(
@@ -87,23 +82,23 @@ def test_fresh_noise_differs_from_answer_to_answer_and_keyed_noise_does_not(
 
 def test_a_watermark_marks_its_rate_of_images_always_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rate, teacher = 0.05, defended("watermark:key_env=K:rate=.05")
-    y, n = teacher(queries()), len(queries())
-    marked = y.argmax(1) != truths().argmax(1)
+    images, n = queries()[:5_000], 5_000
+    y, p = teacher(images), truths()[:n]
+    marked = y.argmax(1) != p.argmax(1)
     deviation = math.sqrt(n * rate * (1 - rate))
     assert abs(int(marked.sum()) - n * rate) < 4 * deviation
-    assert torch.equal(y[~marked], truths()[~marked])
-    assert torch.allclose(y[marked].sort(1).values, truths()[marked].sort(1).values)
-    classes = torch.bincount((y.argmax(1) - truths().argmax(1))[marked] % 10, minlength=10)
+    assert torch.equal(y[~marked], p[~marked])
+    assert torch.allclose(y[marked].sort(1).values, p[marked].sort(1).values)
+    classes = torch.bincount((y.argmax(1) - p.argmax(1))[marked] % 10, minlength=10)
     assert classes[1:].min() > 0.5 * classes.sum() / 9
     assert teacher.report() == {"watermark": {"marked": int(marked.sum()), "log": int(marked.sum())}}
     order = torch.randperm(n, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(
-        defended("watermark:key_env=K:rate=.05")(queries()[order]).argmax(1), y.argmax(1)[order]
-    )
+    again = defended("watermark:key_env=K:rate=.05")(images[order])
+    assert torch.equal(again.argmax(1), y.argmax(1)[order])
     # The log, with the key, tells an image that was marked from any other.
     log = set(teacher.state_dict()["watermark"]["log"].flatten().tolist())
-    drawn = [draw.initial_seed() >> 11 for draw in defended("watermark:key_env=K")._stack[0].draws(queries())]
+    drawn = [draw.initial_seed() >> 11 for draw in defended("watermark:key_env=K")._stack[0].draws(images)]
     assert [each in log for each in drawn] == marked.tolist()
     monkeypatch.setenv("K", "another")
-    other = defended("watermark:key_env=K:rate=.05")(queries()).argmax(1) != truths().argmax(1)
-    assert int((other & marked).sum()) < 60  # 26 expected of two independent keys
+    other = defended("watermark:key_env=K:rate=.05")(images).argmax(1) != p.argmax(1)
+    assert int((other & marked).sum()) < 29  # 12.5 expected of two independent keys

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
+from clients import question
 from defended import KEY, WEIGHTS, defended, queries
 from processes import PROJECT, Bench
 
@@ -30,10 +31,8 @@ SERVED = "noise:key_env=K:sigma=.05+modelguard_s:epsilon=.5+watermark:key_env=K:
 def test_a_client_gets_what_the_defended_teacher_answers(mode: str) -> None:
     with Serving(defended(SERVED, mode), name="digits") as serving:
         options = V2Options(url=serving.url, model="digits")
-        client, local = (
-            connect_v2(options, TeacherConfig(kind="v2"), torch.device("cpu")),
-            defended(SERVED, mode),
-        )
+        client = connect_v2(options, TeacherConfig(kind="v2"), torch.device("cpu"))
+        local = defended(SERVED, mode)
         assert str(client.label_mode) == mode
         for part in queries()[:300].split(100):  # in order of arrival
             answers = client(part)
@@ -46,16 +45,10 @@ def test_a_client_gets_what_the_defended_teacher_answers(mode: str) -> None:
 
 
 def test_a_quota_is_refused_in_words_and_served_to_nobody() -> None:
-    image = {
-        "name": "image",
-        "datatype": "FP32",
-        "shape": [40, 1, 8, 8],
-        "data": queries()[:40].flatten().tolist(),
-    }
     for text, status, wait in (("quota:images=100", 403, None), ("quota:images=100:window=50", 429, "50")):
         with Serving(defended(text), name="digits") as serving:
             url = f"{serving.url}/v2/models/digits/infer"
-            replies = [httpx2.post(url, json={"inputs": [image]}) for _ in range(3)]
+            replies = [httpx2.post(url, json=question(queries()[:40])) for _ in range(3)]
             assert [reply.status_code for reply in replies] == [200, 200, status]
             assert replies[2].json() == {"error": "refused: quota"}
             assert replies[2].headers.get("Retry-After") == wait
@@ -68,9 +61,7 @@ def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: P
     bench = Bench(tmp_path)
     bench.environment["K"] = KEY
     serve = ["serve", "--port", "0", "--teacher.defences", "quota:images=500+noise:key_env=K"]
-    server = bench.start(
-        [*serve, "--teacher.checkpoint", str(PROJECT / "teachers/checkpoints/digits.safetensors")]
-    )
+    server = bench.start([*serve, "--teacher.checkpoint", str(PROJECT / WEIGHTS)])
     found = re.match(r"digits at (\S+): [^+]* extract: [^+]*\n", server.stdout.readline())
     assert "noise" not in found[0]
     assert server.stdout.readline().startswith("behind quota:images=500:window=0.0+noise:sigma=0.2:")
@@ -79,17 +70,13 @@ def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: P
     out, err = run.communicate(timeout=120)
     assert run.returncode == 3, err
     (last,) = [line for line in err.splitlines() if "403" in line]
-    assert re.search(
-        r'the service answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last
-    )
+    assert re.search(r'answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last)
     assert "Traceback" not in out + err
     ledger = [json.loads(line) for line in (tmp_path / "kept/ledger.jsonl").read_text().splitlines()]
     assert any("403" in str(line) for line in ledger)
     server.send_signal(signal.SIGTERM)
     out, err = server.communicate(timeout=60)
-    served = re.search(
-        r"served (\d+) images .*; refused 1 requests \(quota 1\); quota \{'images': (\d+)", out
-    )
+    served = re.search(r"served (\d+) images .*; refused 1 requests .*; quota \{'images': (\d+)", out)
     assert served is not None, out
     assert served[1] == served[2]
     assert 0 < int(served[1]) <= 500
@@ -97,18 +84,12 @@ def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: P
 
 
 def test_no_key_is_written_anywhere_by_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    defences = (
-        "noise:key_env=K+watermark:key_env=K:rate=.1+misinform:key_env=K:tau=.5+modelguard_s:epsilon=.2"
-    )
+    defences = "noise:key_env=K+watermark:key_env=K+misinform:key_env=K:tau=.5+modelguard_s:epsilon=.2"
     line = f"extract --teacher.checkpoint {WEIGHTS} --teacher.defences {defences} --method.name procedural"
-    assert (
-        main([*line.split(), "--budget", "300", "--student.steps", "5", "--out", str(tmp_path / "run")]) == 0
-    )
+    assert main(f"{line} --budget 300 --student.steps 5 --out {tmp_path / 'run'}".split()) == 0
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 4
     forms = [KEY.encode(), KEY.encode().hex().encode(), KEY.encode("utf-16-le")]
-    shown = "".join(capfd.readouterr()).encode()
-    assert not any(
-        form in content for content in [shown, *(path.read_bytes() for path in files)] for form in forms
-    )
+    shown = ["".join(capfd.readouterr()).encode(), *(path.read_bytes() for path in files)]
+    assert not any(form in content for content in shown for form in forms)
     assert "noise:sigma=0.2:fresh=true:keep_top=false:key_env=K" in (tmp_path / "run/config.yaml").read_text()

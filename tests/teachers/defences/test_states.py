@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,9 @@ from defended import ALL, KEY, defended, digits, pairs, queries, truths, watched
 from dfme.errors import Refused
 
 STATEFUL = (
-    *(
-        "modelguard_s:epsilon=.5 modelguard_s:epsilon=0:limit=9 noise:key_env=K watermark:key_env=K:rate=.2"
-    ).split(),
-    *("quota:images=9000", "quota:images=9000:window=99", "pow", "noise:key_env=K+modelguard_s+pow+quota"),
+    *("modelguard_s:epsilon=.5", "modelguard_s:epsilon=0:limit=9", "noise:key_env=K"),
+    *("watermark:key_env=K:rate=.2", "quota:images=9000", "quota:images=9000:window=99", "pow"),
+    "noise:key_env=K+modelguard_s+pow+quota",
 )
 
 
@@ -26,9 +26,8 @@ def comparable(state: dict[str, Any]) -> str:
 @pytest.mark.parametrize("text", [*STATEFUL, "watch"])
 def test_a_state_taken_up_or_replayed_goes_on_bit_by_bit(text: str) -> None:
     parts = torch.cat([pairs()[:300], queries()[:600]]).split(300)
-    whole, resumed, replaying, before = (
-        watched(ALL) if text == "watch" else defended(text) for _ in range(4)
-    )
+    made = partial(watched, ALL) if text == "watch" else partial(defended, text)
+    whole, resumed, replaying, before = (made() for _ in range(4))
     answers = [whole(part) for part in parts]
     before(parts[0])
     resumed.load_state_dict(before.state_dict())
@@ -72,10 +71,8 @@ def test_an_honest_users_look_leaves_the_state_alone(text: str, monkeypatch: pyt
 def test_the_truth_is_the_teacher_without_defences_in_the_same_label_mode() -> None:
     for mode in ("label", "top_k:3", "probabilities:3"):
         teacher = defended("noise:key_env=K", mode)
-        assert torch.equal(
-            teacher.undefended(queries()[:300]).nan_to_num(),
-            digits("none", mode)(queries()[:300]).nan_to_num(),
-        )
+        truth = digits("none", mode)(queries()[:300]).nan_to_num()
+        assert torch.equal(teacher.undefended(queries()[:300]).nan_to_num(), truth)
         assert str(teacher.undefended.label_mode) == str(teacher.label_mode) == mode
     assert digits().info.undefended is None
 
@@ -109,13 +106,11 @@ def test_modelguard_s_answers_the_first_stored_within_epsilon_in_order() -> None
         else:
             expected.append(store[distances.index(min(distances))])
             over += 1
-    assert torch.equal(
-        torch.cat([defence.answer(part, part) for part in p.split(128)]), torch.stack(expected)
-    )
+    found = torch.cat([defence.answer(part, part) for part in p.split(128)])
+    assert torch.equal(found, torch.stack(expected))
     assert over > 0
-    assert teacher.report() == {
-        "modelguard_s": {"over_budget": over, "centroids": sum(map(len, stores.values()))}
-    }
+    stored = sum(map(len, stores.values()))
+    assert teacher.report() == {"modelguard_s": {"over_budget": over, "centroids": stored}}
     again = defended("modelguard_s:epsilon=2")
     again(queries()[:600])
     assert again.report()["modelguard_s"]["centroids"] == len(truths()[:600].argmax(1).unique())

@@ -1,6 +1,5 @@
 """``run.py serve`` as a person meets it: its first line, its last, its mistakes."""
 
-import json
 import re
 import shlex
 import signal
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import torch
+from clients import question
 from processes import Bench
 from toys import LinearTeacher
 
@@ -19,9 +20,7 @@ from dfme.teachers.options import ServeConfig
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-OPENING = re.compile(
-    r"(?P<name>\S+) at (?P<url>http://127\.0\.0\.1:\d+): (?P<what>.*); extract: (?P<command>.*)\n"
-)
+OPENING = re.compile(r"(?P<name>\S+) at (?P<url>http://127\S+): (?P<what>.*); extract: (?P<command>.*)\n")
 
 
 def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -51,12 +50,11 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
         f"python run.py --teacher v2 --teacher.url {digits['url']} --teacher.model digits "
         "--teacher.api-key-env SERVICE_KEY"
     )
-    image = {"name": "image", "datatype": "FP32", "shape": [2, 1, 8, 8], "data": [0.5] * 128}
-    body = json.dumps({"inputs": [image]})
+    body = question(torch.full((2, 1, 8, 8), 0.5))
     for found, headers in ((digits, {"X-API-Key": key}), (digits, {}), (meter, {})):
         url = f"{found['url']}/v2/models/{found['name']}/infer"
         expected = 200 if headers or found is meter else 401
-        assert httpx2.post(url, content=body, headers=headers).status_code == expected
+        assert httpx2.post(url, json=body, headers=headers).status_code == expected
     assert sum(int(line) for line in (tmp_path / "own.log").read_text().split()) == 2
     for process, number in zip(processes, (signal.SIGTERM, signal.SIGINT), strict=True):
         process.send_signal(number)
@@ -99,9 +97,8 @@ def test_every_mistake_is_named_at_once(
     numbers = "--port 70000 --max-batch 0 --images-per-second 0 --requests-per-second -1 --threads -1"
     found = re.findall(r"(--[\w.-]+): expected", problem(numbers, capsys))
     assert sorted(found) == sorted(numbers.split()[::2])
-    line = problem(
-        "--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3", capsys
-    )
+    words = "--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3"
+    line = problem(words, capsys)
     for part in ("--model: ", "NO_SUCH_KEY", "--device: ", "'nowhere.pt'", "did you mean --port?"):
         assert part in line
 

@@ -6,6 +6,8 @@ import time
 
 import httpx2
 import pytest
+import torch
+from clients import question
 from toys import LinearTeacher
 
 from dfme.spec import ImageSpec
@@ -19,7 +21,7 @@ from dfme.teachers.serve.server import Serving
 pytestmark = pytest.mark.integration
 
 SPEC = ImageSpec((1, 4, 4))
-QUESTION = {"name": "image", "datatype": "FP32", "shape": [2, 1, 4, 4], "data": [0.5] * 32}
+QUESTION = question(torch.full((2, 1, 4, 4), 0.5))
 HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
 HALVES = {
     "nothing": "",
@@ -52,7 +54,7 @@ def ended(connection: socket.socket, drip: bytes, seconds: float = 10) -> bytes:
 
 
 def honest(url: str) -> int:
-    return httpx2.post(f"{url}/v2/models/toy/infer", json={"inputs": [QUESTION]}, timeout=20).status_code
+    return httpx2.post(f"{url}/v2/models/toy/infer", json=QUESTION, timeout=20).status_code
 
 
 @pytest.fixture

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from tables import all_hold
 
 from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers.open_inference.server import (
-    Question,
-    Service,
-    model_config,
-    model_metadata,
-    read_question,
-    write_answer,
-)
+from dfme.teachers.open_inference import server
+from dfme.teachers.open_inference.server import Question, Service, read_question, write_answer
 
 SPEC = ImageSpec((1, 2, 3))
 PLAIN = Service("small", SPEC, 4, LabelMode("probabilities"), max_batch=5)
@@ -43,9 +37,6 @@ def binary_request(array: np.ndarray, datatype: str = "FP32", **header: Any) -> 
 
 def output(**parameters: Any) -> list[dict[str, Any]]:
     return [{"name": "scores", "parameters": parameters}]
-
-
-# Reading
 
 
 def test_json_nested_json_flat_and_raw_bytes_are_the_same_images():
@@ -118,9 +109,6 @@ def test_what_is_wrong_is_said_in_words() -> None:
     all_hold(holds, WRONG)
 
 
-# Writing
-
-
 def test_an_answer_has_name_version_and_id_and_hides_what_is_not_revealed():
     body, length = write_answer(PLAIN, Question(IMAGES, id="q"), np.array([[0.25, 0.75]], np.float32))
     tensor = {"name": "scores", "datatype": "FP32", "shape": [1, 2], "data": [0.25, 0.75]}
@@ -155,16 +143,13 @@ def test_a_classification_tells_no_more_than_the_label_mode(mode: str, shown: in
 
 
 def test_metadata_and_configuration_describe_the_same_tensors():
-    described = model_metadata(BYTES)
+    described = server.model_metadata(BYTES)
     assert described["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 1, 2, 3]}]
     assert described["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 4]}]
     assert (described["parameters"]["bounds"], described["parameters"]["max_batch"]) == ([-1.0, 2.0], None)
     for service, limit, dims in ((BYTES, 0, [-1, 1, 2, 3]), (PLAIN, 5, [1, 2, 3])):
-        config = model_config(service)
+        config = server.model_config(service)
         assert (config["max_batch_size"], config["input"][0]["dims"]) == (limit, dims)
-
-
-# Anything at all
 
 
 ANYTHING = st.recursive(

@@ -13,6 +13,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from clients import question
 from defended import WEIGHTS, digits, pairs, queries, watched
 from processes import PROJECT, Bench
 
@@ -36,14 +37,8 @@ EVE, USER = map(account_tag, KEYS.values())
 
 def ask(url: str, images: Any, key: str) -> int:
     """Status of a request with this key."""
-    image = {
-        "name": "image",
-        "datatype": "FP32",
-        "shape": list(images.shape),
-        "data": images.flatten().tolist(),
-    }
-    headers, body = {"X-API-Key": key}, {"inputs": [image]}
-    return httpx2.post(f"{url}/v2/models/digits/infer", json=body, headers=headers, timeout=20).status_code
+    url = f"{url}/v2/models/digits/infer"
+    return httpx2.post(url, json=question(images), headers={"X-API-Key": key}, timeout=20).status_code
 
 
 @pytest.mark.integration
@@ -164,11 +159,8 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     out, err = process.communicate(timeout=60)
     assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ that it asked, .*\n", out), err
     lines = [json.loads(line) for path in (tmp_path / "log").glob("*.jsonl") for line in path.open()]
-    assert [(line["account"], line["number"]) for line in lines] == [
-        *((EVE, n) for n in range(1, 21)),
-        (USER, 1),
-        (USER, 2),
-    ]
+    seen = [(line["account"], line["number"]) for line in lines]
+    assert seen == [(EVE, n) for n in range(1, 21)] + [(USER, 1), (USER, 2)]
     assert all(line["distance"] > 0 and line["image"] is None for line in lines)
     first, *_ = (json.loads(line) for line in (tmp_path / "alarms.jsonl").open())
     assert [*first] == ["at", "account", "detector", "statistic", "threshold", "image"]
