@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 RUNTIME = '''
-"""Scores or labels of images, by numpy alone; every image goes into a file before it is answered."""
+"""Scores of images, by numpy alone; every image goes into a file before it is answered."""
 
 from pathlib import Path
 
@@ -55,19 +55,14 @@ class Linear(MLModel):
             raise MLServerError(f"batch of {len(x)} images: expected at most 5 images", 400)
         with Path(__file__).with_name("images.log").open("a") as log:
             log.write(f"{len(x)}\\n")
-        if self.name == "labels":
-            name, kind, answer = "label", "INT64", (x[:, :1] > 0.5).astype(np.int64)
-        else:
-            name, kind = "scores", "FP32"
-            answer = np.stack([x[:, 0], x[:, 1] * 2, x[:, 2] + x[:, 3]], axis=1)
-        output = ResponseOutput(name=name, shape=list(answer.shape), datatype=kind, data=answer.tolist())
+        scores = np.stack([x[:, 0], x[:, 1] * 2, x[:, 2] + x[:, 3]], axis=1)
+        output = ResponseOutput(name="scores", shape=[len(x), 3], datatype="FP32", data=scores.tolist())
         names = {"model_name": self.name, "model_version": self.version}
         return InferenceResponse(id=payload.id, outputs=[output], **names)
 '''
 IMAGE = {"name": "image", "datatype": "FP32", "shape": [-1, 1, 2, 2]}
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {"inputs": [IMAGE], "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 3]}]},
-    "labels": {"inputs": [IMAGE], "outputs": [{"name": "label", "datatype": "INT64", "shape": [-1, 1]}]},
     "silent": {},
 }
 
@@ -101,7 +96,7 @@ def is_ready(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLServer]:
-    """MLServer with three models of one runtime."""
+    """MLServer with two models of one runtime."""
     folder = tmp_path_factory.mktemp("mlserver")
     ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
     server = {"host": "127.0.0.1", **ports, "metrics_dir": str(folder / "metrics"), "parallel_workers": 0}
@@ -171,9 +166,7 @@ def test_what_it_refuses_is_not_served(mlserver: MLServer) -> None:
     refused("404", connected, mlserver, model="linaer")
 
 
-def test_labels_and_a_model_that_says_nothing_of_its_tensors(mlserver: MLServer) -> None:
-    with connected(mlserver, {"label_mode": "label", "num_classes": 2}, model="labels") as made:
-        assert made(images(4)).tolist() == (images(4).flatten(1)[:, 0] > 0.5).long().tolist()
+def test_a_model_that_says_nothing_of_its_tensors(mlserver: MLServer) -> None:
     config = {"shape": (1, 2, 2), "num_classes": 3}
     with connected(mlserver, config, model="silent", input="image", layout="nchw") as made:
         assert np.array_equal(made(images(3)).numpy(), arithmetic(images(3)))

@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 from clients import SHAPE, K, answer_or_unusable, described
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
 from dfme.config.settings import TeacherConfig
 from dfme.data.class_names import read_names
-from dfme.errors import Unusable, UserError
+from dfme.errors import Unusable
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
@@ -91,15 +91,6 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
 )
 def test_yaml_is_only_data(text: str, words: str, tmp_path: Path) -> None:
     refused(words, load_adapter, write(tmp_path, text))
-
-
-@pytest.mark.exhaustive
-@given(st.binary(max_size=300))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_random_files_are_user_errors(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "adapter.yaml").write_bytes(content)
-    with pytest.raises(UserError):
-        load_adapter(tmp_path / "adapter.yaml")
 
 
 trees = st.recursive(

@@ -115,15 +115,6 @@ def test_what_may_pass_is_asked_again(first: list[Any], tmp_path: Path) -> None:
         teacher.close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.integration
-def test_an_outline_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "s3cr3t-of-mine")
-    options = {**adapter(tmp_path, path="scores"), "api_key_env": "MY_KEY"}
-    line = ask("json", {"you said s3cr3t-of-mine": 1}, options)
-    assert "s3cr3t" not in line
-    assert "repeats a secret" in line
-
-
 def test_an_outline_is_short_and_harmless_whatever_comes() -> None:
     hostile = {
         "a\x1b[2J\n" + "b" * 10_000: {"c": [[[[[[1]]]]]]},
