@@ -1,5 +1,6 @@
 """The names of classes: read from an option, and a data set's labels put in the order of the teacher's."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -121,7 +122,7 @@ def read_names(given: Sequence[str] | str, option: str, folder: Path | None = No
 
 def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
     path = Path(given) if folder is None else folder / given
-    if not _is_file(path):
+    if not os.path.isfile(path):  # false of a list of names that is too long for a path, too
         if "," in given:
             return [name.strip() for name in given.split(",")]
         raise UserError(
@@ -139,10 +140,3 @@ def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
     if len(content) > MAX_BYTES:
         raise UserError(f"{option}: expected at most {MAX_BYTES} bytes of class names, {path} has more")
     return [line.strip() for line in text.rstrip().split("\n")]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a long list of names is too long for a path
-        return False

@@ -37,13 +37,11 @@ MAX_CLASSES = 100_000
 def load(request: DatasetRequest) -> ImageSet:
     """One part of a folder or an .npz file, its test part with labels or without.
 
-    A folder of two folders or more has one per class; pictures that lie in it, or below a lone folder, have
-    no labels. Where a folder holds ``train`` and ``test``, or a file ``train_images`` and so on, each part is
-    its own. Otherwise all images are the test part, and there is nothing to train with. Classes are numbered
-    in the order of their folders' names. A folder's images are resized (bilinear) to the shape asked for, or
-    to the size of the first; those of a file are taken as they are, channels first or last. Links are
-    followed, so a folder of links is a data set too: what a folder's owner links to is read, as a picture and
-    nothing else.
+    A folder of two folders or more has one per class, numbered in the order of their names; pictures that lie
+    in it, or below a lone folder, have no labels. Where a folder holds ``train`` and ``test``, or a file
+    ``train_images`` and so on, each part is its own; otherwise all images are the test part, and there is
+    nothing to train with. A folder's images are resized (bilinear) to the shape asked for, or to the size of
+    the first; those of a file are taken as they are, channels first or last. Links are followed.
 
     Raises:
         UserError: for a layout, a picture or an array that is none of these, named.
@@ -55,8 +53,8 @@ def load(request: DatasetRequest) -> ImageSet:
 def read_images(path: Path, shape: Shape) -> Tensor:
     """Images (N, C, H, W) without labels: every picture under a folder, or the array of an .npz file.
 
-    Where there are both parts, ``train`` and ``test``, it is the former. A folder's pictures may lie in it or
-    in any folders below, and are resized to ``shape``; an array is taken as it is.
+    Of two parts, ``train`` and ``test``, it is the former. A folder's pictures are resized to ``shape``; an
+    array is taken as it is.
 
     Raises:
         UserError: for a folder without pictures, a picture that is none, or an array of another kind.
@@ -158,15 +156,10 @@ def _from_arrays(path: Path, request: DatasetRequest) -> ImageSet:
     images = arrays.get(f"{prefix}images")
     labels = arrays.get(f"{prefix}labels")
     if images is None or (request.split == "train" and (not prefix or labels is None)):
-        wanted = (
-            "expected arrays images and labels (or train_images, train_labels, test_images and test_labels)"
+        raise UserError(
+            f"data set {path}: expected arrays images and labels (or, to train on a part, train_images, "
+            f"train_labels, test_images and test_labels), got {', '.join(arrays) or 'none'}"
         )
-        if images is not None:
-            wanted = (
-                "expected a part to train on, the arrays train_images and train_labels, beside those "
-                "of the test"
-            )
-        raise UserError(f"data set {path}: {wanted}, got {', '.join(arrays) or 'none'}")
     return _image_set(path.stem, images, labels, f"data set {path}")
 
 

@@ -50,12 +50,6 @@ class ImageSet:
     class_names: tuple[str, ...] = ()
     read: Callable[[slice | Tensor], Tensor] | None = None
 
-    def __post_init__(self) -> None:
-        assert self.images.ndim == 4, f"images must be (N, C, H, W), got {tuple(self.images.shape)}"
-        assert self.labels is None or len(self) == len(self.labels), (
-            f"{len(self)} images, {len(self.labels)} labels"
-        )
-
     def __len__(self) -> int:
         return len(self.images)
 
@@ -112,10 +106,7 @@ def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Images (N, C, H, W), uint8 or float32 within [0, 1], in another shape and the same type.
 
     Grey becomes colour by repetition, colour grey by its luma; sizes change bilinearly, smoothed when they
-    shrink.
-
-    Raises:
-        UserError: for other numbers of channels that differ.
+    shrink. UserError for other numbers of channels that differ.
     """
     if tuple(images_NCHW.shape[1:]) == tuple(shape):
         return images_NCHW

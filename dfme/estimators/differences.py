@@ -56,12 +56,11 @@ class Probing(Estimator):
         step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate; on a
             lattice whole levels that every coordinate moves by
         form: forward or central
-        bounds: lowest and highest legal value, where the point is an image; the centre of the differences is
-            moved inwards by the largest reach of a probe, so that none is clipped. None: any number is legal
-        lattice: distance between the values a pixel can have on the wire, from the lower bound on, so that
-            the wire changes no probe. None: all values between the bounds exist
-        chunk: most images in one call of the objective; it changes no direction, and no result beyond the
-            noise of floating-point sums. About as many probes are in memory at a time. None: all at once
+        bounds: of legal values, where the point is an image; the centre is moved inwards by the largest reach
+            of a probe, so that none is clipped. None: any number is legal
+        lattice: distance between the values a pixel can have on the wire. None: all within the bounds
+        chunk: most images in one call of the objective, and about as many in memory; it changes no direction,
+            and no result beyond the noise of floating-point sums. None: all at once
 
     Raises:
         UserError: an argument is out of range, or the step does not fit between the bounds
@@ -204,42 +203,34 @@ def signs(v_BCHW: Tensor) -> Tensor:
 
 def check_point(point_BCHW: Tensor) -> None:
     """Raise UserError unless these are images (B, C, H, W), at least one, precise enough for a difference."""
-    if point_BCHW.dim() != 4 or point_BCHW.numel() == 0:
-        raise UserError(f"point: expected images (B, C, H, W), got shape {tuple(point_BCHW.shape)}")
-    if point_BCHW.dtype not in (torch.float32, torch.float64):
+    images = point_BCHW.dim() == 4 and point_BCHW.numel()
+    if not images or point_BCHW.dtype not in (torch.float32, torch.float64):
         raise UserError(
-            f"point: expected float32 or float64, got {point_BCHW.dtype}: too coarse for a difference; "
-            "keep the generator out of autocast"
+            "point: expected images (B, C, H, W) in float32 or float64, outside of autocast, got "
+            f"{_describe(point_BCHW)}"
         )
 
 
 def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
     """Refuse, in words, a gradient that autograd must not be handed at ``output``.
 
-    ``upstream_grads``, d loss / d output, has exactly the output's shape, dtype and device. With
-    ``deferred``, non-finite values on an accelerator are reported by its ``verify`` instead of stalling the
-    queue here; on the CPU, or without it, they are reported at once.
+    ``upstream_grads``: d loss / d output. With ``deferred``, non-finite values on an accelerator are reported
+    by its ``verify`` instead of stalling the queue here.
 
     Raises:
         SeamError: the output has no graph, or the gradient does not fit it or is not finite
     """
     if output.grad_fn is None:
         raise SeamError(
-            "generator output: expected a tensor with a graph behind it, "
-            f"got requires_grad={output.requires_grad} and no grad_fn; "
-            "was it detached, or made under no_grad? Hand over the output itself"
+            "generator output: expected a tensor with a graph behind it, got "
+            f"requires_grad={output.requires_grad} and no grad_fn; was it detached, or made under no_grad?"
         )
-    advice = {
-        "shape": "give one number per element, without broadcasting",
-        "dtype": "convert it with .to(output.dtype)",
-        "device": "move it with .to(output.device)",
-    }
-    unlike = [name for name in advice if getattr(output, name) != getattr(upstream_grads, name)]
+    names = ("shape", "dtype", "device")
+    unlike = [name for name in names if getattr(output, name) != getattr(upstream_grads, name)]
     if unlike:
         raise SeamError(
             f"upstream gradient: expected {_describe(output)} like the output, got "
-            f"{_describe(upstream_grads)}; "
-            f"{' and '.join(unlike)} must match: {'; '.join(advice[name] for name in unlike)}"
+            f"{_describe(upstream_grads)}; {' and '.join(unlike)} must match: convert it first"
         )
     finite = torch.isfinite(upstream_grads).sum()
     total = upstream_grads.numel()

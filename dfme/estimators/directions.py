@@ -36,7 +36,7 @@ KERNEL = 3
 class PerturbedPoint:
     """Where directions are wanted.
 
-    ``like_BCHW``: the points; directions have their shape, dtype and device. ``features_BFHW``: what the
+    ``like_BCHW``: the points, whose shape, dtype and device directions have. ``features_BFHW``: what the
     generator's last convolution read to make them, for range. ``frequencies``: share of them, for dct.
     """
 

@@ -108,19 +108,13 @@ class PriorGuided(Probing):
 
         alpha^2 = mean <p, grad>^2 / (mean <p, grad>^2 + (D - 1) mean <xi, grad>^2),
 
-    decides for the rest. It is one number per batch, the mean weighted by |grad|^2: an image's own would rest
-    on m slopes, often one, and lean the very estimate that it was read from. So an image's estimate depends
-    on the others of its batch through lambda, and through nothing else. With fewer than 32 images lambda is
-    1/2.
-
-    The estimate has the scale b of the least squared error, which shrinks it: without a use for the prior an
-    image's estimate is about m/(D + m) as long as the unbiased one, and with it about <p, grad>. So the
-    images that measure add what they found and not the noise that an unbiased scale would give them.
+    decides for the rest: one number per batch, weighted by |grad|^2, since an image's own would lean the very
+    estimate that it was read from. An image's estimate depends on the others of its batch through lambda
+    alone. With fewer than 32 images lambda is 1/2. The estimate has the scale b of the least squared error,
+    which shrinks it: an unbiased one would give the images that measure little but noise.
 
     On a lattice the prior is its signs, and a probe moves by the signs of v; alpha^2 is that of what was
-    sent.
-
-    ``prior``: student or neighbours, see ``priors``; the other arguments are those of ``Probing``.
+    sent. ``prior``: student or neighbours; the other arguments are those of ``Probing``.
     """
 
     prior: PriorName = "student"
@@ -211,7 +205,7 @@ def measured_alpha2(along_N: Tensor, aside_N: Tensor, size: int) -> Tensor:
 
 
 Prior = Callable[[Objective, Tensor, Tensor, torch.Generator], Tensor]
-"""(objective, point_BCHW, answers at the point, rng) -> directions (B, C, H, W), each of unit length."""
+"""(objective, point, answers at the point, rng) -> directions (B, C, H, W), each of unit length."""
 
 NEIGHBOURS = 64
 """Remembered images that a point's slopes are taken towards: of 8, 32, 64 and 128 about the best, measured by
@@ -252,9 +246,7 @@ def neighbour_prior(
 
     With y_i = f(x_i) - f(x) towards the NEIGHBOURS nearest remembered images, by the present student and the
     remembered answers, w = sum_i c_i (x_i - x) is the ridge regression of y on the differences of the images:
-    (K + r I) c = y with K their Gram matrix. Costs a distance from every point to every remembered image, and
-    the student's scores of the latter. Heuristic: it is as good as the objective is straight between
-    neighbours.
+    (K + r I) c = y with K their Gram matrix. Heuristic: as good as the objective is straight between them.
     """
     batches = [batch for batch in objective.remembered if len(batch[0])]
     if not batches:

@@ -1,8 +1,7 @@
 """Where to perturb: an objective is about images x = squash(u), gen_op needs the gradient by u.
 
-Both wrappers take an objective over images and a point u (B, C, H, W), and give d objective / d u. Here, and
-nowhere else on the way to the teacher, an image is rounded to what the wire carries: both parts of an
-``Objective`` see it so.
+Here, and nowhere else on the way to the teacher, an image is rounded to what the wire carries: both parts of
+an ``Objective`` see it so.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Synthetic gradients: between the estimates that are paid for, a network that has learnt from them predicts.
 
-Decoupled Neural Interfaces (Jaderberg et al., ICML 2017, arXiv 1608.05343) train a small network to say what
-gradient will come back, from what went forward, so that nobody has to wait for it. Here nobody has to pay for
-it.
+After Decoupled Neural Interfaces (Jaderberg et al., ICML 2017, arXiv 1608.05343), where nobody waits for a
+gradient; here nobody pays for it.
 """
 
 from __future__ import annotations
@@ -190,8 +189,7 @@ class GradientNet(nn.Module):
     """Predicts a gradient (N, C, H, W) from ``Inputs``.
 
     Four 3x3 convolutions, with the probabilities, through a linear layer, added to every pixel of the first
-    one's output. Small, since paid estimates are few and nearly all noise. The last layer starts at zero: a
-    network that has learnt nothing predicts nothing.
+    one's output. The last layer starts at zero: a network that has learnt nothing predicts nothing.
     """
 
     def __init__(self, channels: int, classes: int) -> None:

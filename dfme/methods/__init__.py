@@ -32,9 +32,8 @@ SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": Queri
 
 
 class MethodEntry(NamedTuple):
-    """A method's configuration class, and ``module:Class`` of its implementation, imported when it is built.
+    """A method's configuration class, and ``module:Class`` of its implementation; one of one's own has none.
 
-    A method of one's own has it as its class attribute ``entry``, without ``implementation``.
     ``sections``: those of ``SECTIONS`` that it heeds. ``students``: how many it needs at least.
     ``keeps``: whether its students learn from what was paid for before, however they are configured.
     ``estimator``: the class of its estimator section, whose defaults are the method's.

@@ -1,7 +1,6 @@
 """What every method is: what the loop asks of it, what it is given, and what methods share.
 
-A method does no I/O, no logging, no evaluation. A new one is a subclass with its entry, and its
-``query_images`` or its ``step``.
+A method does no I/O, no logging, no evaluation.
 """
 
 from abc import ABC
@@ -128,9 +127,9 @@ class Method(ABC):
     def batches_at_once(self) -> int:
         """Student batches that one call asks about: the same images in the same order in fewer calls.
 
-        More than one where the teacher is a network on this process's GPU, which launches as many kernels for
-        one batch as for many, and nothing that is asked or planned depends on the steps in between. The share
-        of the budget spent, and with it the learning rate, is then that after the last of them.
+        More than one where the teacher is a network on this process's GPU, and nothing that is asked or
+        planned depends on the steps in between. The share of the budget spent, and with it the learning rate,
+        is then that after the last of them.
         """
         batch_size: int = self.config.batch_size
         planned = self.students.plan.during is not None

@@ -41,10 +41,7 @@ def check_net(name: str) -> None:
 
 
 def auto_net(shape: Shape) -> str:
-    """Default student by image size: small CNN up to 16x16, ResNet-18-8x to 64x64, then ResNet-18.
-
-    ResNet-18-8x shrinks an image by 8 alone: at 224x224 a batch of 256 would take some 100 GB.
-    """
+    """Default student by image size; at 224x224 a batch of 256 would take ResNet-18-8x some 100 GB."""
     longest = max(shape[1:])
     if longest <= 8:
         return "cnn_small"

@@ -15,11 +15,8 @@ from dfme.compute import on_accelerator
 class SteadyBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation that also takes a single value per channel while training.
 
-    One small image ends in 1x1 features, whose deviation does not exist and for which torch raises. The
-    running statistics stand in for it, so that a batch may be of one, as the last one that a budget leaves.
-
-    On an accelerator batches are not counted: nothing of ours reads the count, which torch launches a kernel
-    for.
+    One small image, as a budget may leave in the end, ends in 1x1 features, for which torch raises: the
+    running statistics stand in. On an accelerator batches are not counted, which would launch a kernel.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -87,8 +84,7 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 class ResNet8x(nn.Module):
     """Images (B, C, H, W) to scores (B, K), for any height and width.
 
-    The mean over the last features is the usual 4x4 average pool at 32x32 and its natural extension
-    elsewhere.
+    The mean over the last features is the usual 4x4 average pool at 32x32.
     """
 
     def __init__(

@@ -112,24 +112,19 @@ MARKS: dict[str, str] = {
 }
 """A parameter that every net of a family of ours has, and no net of the others: only such nets are tried."""
 
-# torchvision's ResNets: blocks per stage -> {(bottleneck, shape of layer1.0.conv2.weight without the kernel):
-# name}
-TORCHVISION_RESNETS: dict[tuple[int, ...], dict[tuple[bool, int, int], str]] = {
-    (2, 2, 2, 2): {(False, 64, 64): "resnet18"},
-    (3, 4, 6, 3): {
-        (False, 64, 64): "resnet34",
-        (True, 64, 64): "resnet50",
-        (True, 128, 4): "resnext50_32x4d",
-        (True, 128, 128): "wide_resnet50_2",
-    },
-    (3, 4, 23, 3): {
-        (True, 64, 64): "resnet101",
-        (True, 256, 8): "resnext101_32x8d",
-        (True, 256, 4): "resnext101_64x4d",
-        (True, 128, 128): "wide_resnet101_2",
-    },
-    (3, 8, 36, 3): {(True, 64, 64): "resnet152"},
+TORCHVISION_RESNETS: dict[tuple[int, ...], str] = {
+    (2, 2, 2, 2, False, 64, 64): "resnet18",
+    (3, 4, 6, 3, False, 64, 64): "resnet34",
+    (3, 4, 6, 3, True, 64, 64): "resnet50",
+    (3, 4, 6, 3, True, 128, 4): "resnext50_32x4d",
+    (3, 4, 6, 3, True, 128, 128): "wide_resnet50_2",
+    (3, 4, 23, 3, True, 64, 64): "resnet101",
+    (3, 4, 23, 3, True, 256, 8): "resnext101_32x8d",
+    (3, 4, 23, 3, True, 256, 4): "resnext101_64x4d",
+    (3, 4, 23, 3, True, 128, 128): "wide_resnet101_2",
+    (3, 8, 36, 3, True, 64, 64): "resnet152",
 }
+"""Blocks per stage, bottlenecks or not, and the shape of layer1.0.conv2.weight without the kernel -> name."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +189,6 @@ def _torchvision_resnet(shapes: Shapes) -> Guess | None:
     if len(stem) != 4 or stem[2:] != (7, 7) or len(middle) != 4 or len(head) != 2:
         return None
     blocks = {match[1] for name in shapes if (match := re.match(r"layer(\d\.\d+)\.", name))}
-    counts = tuple(sum(block.startswith(f"{stage}.") for block in blocks) for stage in range(1, 5))
-    kind = ("layer1.0.conv3.weight" in shapes, middle[0], middle[1])
-    name = TORCHVISION_RESNETS.get(counts, {}).get(kind)
+    counts = [sum(block.startswith(f"{stage}.") for block in blocks) for stage in range(1, 5)]
+    name = TORCHVISION_RESNETS.get((*counts, "layer1.0.conv3.weight" in shapes, *middle[:2]))
     return None if name is None else Guess(name, stem[1], head[0])

@@ -67,13 +67,11 @@ class Generator(GeneratorNet):
     """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
 
     ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel.
-    Where a side is longer than 64 pixels it begins at 8 cells a side or fewer, with a block for each
-    doubling.
 
-    Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Heights and
-    widths that 4 does not divide are reached by resizing to their exact halves (rounded up). For larger
-    images, of which the paper has none, it is our own: 128 channels up to 32 cells a side, half as many for
-    each doubling beyond.
+    Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Sides that 4
+    does not divide are reached by resizing to their exact halves (rounded up). Where a side is longer than 64
+    pixels, of which the paper has none, it is our own: 8 cells a side or fewer and a block for each doubling,
+    of 128 channels up to 32 cells a side, half as many for each doubling beyond.
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec) -> None:
@@ -127,8 +125,7 @@ class Transforming(GeneratorNet):
     """gen_op = base + G(z, base): a base image before the squashing, and a residual that begins at zero.
 
     So the first queries are the program's, and training moves away from them only where it pays. A latent is
-    one row: the noise z (Z) and behind it the base (C*H*W), so that it is drawn, kept and fed like any other.
-    Our own (methods.md: a trained generator is worth its queries where it improves on a procedural source).
+    one row: the noise z (Z) and behind it the base (C*H*W). Our own.
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec, draw_base: DrawImages) -> None:
@@ -170,13 +167,12 @@ class Transforming(GeneratorNet):
 def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequential:
     """DCGAN's discriminator for images (C, H, W): (B, C, H, W) -> (B, 1), from torch's global random state.
 
-    Convolutions of 4x4 with stride 2 halve the image until its smaller side has no more than four to seven
-    pixels, each with twice the channels of the one before; a linear layer reads what is left. ``normalised``:
-    by the statistics of the batch, except in the first layer; a critic with a gradient penalty must not be,
-    since it would tie the images of a batch together (Gulrajani et al. 2017, section 4).
+    Convolutions of 4x4 with stride 2 halve the image until its smaller side has four to seven pixels or less,
+    each with twice the channels of the one before; a linear layer reads what is left. ``normalised``: by the
+    statistics of the batch, except in the first layer; a critic with a gradient penalty must not be, since it
+    would tie the images of a batch together (Gulrajani et al. 2017, section 4).
 
-    Source: Radford, Metz & Chintala 2016 (arXiv 1511.06434), section 3; its four convolutions are for 64x64
-        pixels.
+    Source: Radford, Metz & Chintala 2016 (arXiv 1511.06434), section 3, for 64x64 pixels.
     """
     channels, height, width_px = shape
     layers: list[nn.Module] = []

@@ -1,8 +1,4 @@
-"""torchvision's and timm's classifiers by their own names, and the one place where torchvision is imported.
-
-torchvision is slow to import, and a build for another torch fails in the middle of it, so nothing here
-imports it, or torch, before it is needed.
-"""
+"""torchvision's and timm's classifiers by their own names; nothing heavy loads before its time."""
 
 from __future__ import annotations
 
@@ -28,26 +24,16 @@ def import_torchvision(submodule: str) -> ModuleType:
     """``torchvision.<submodule>``; a UserError with a remedy where it is missing or broken."""
     try:
         return importlib.import_module(f"torchvision.{submodule}")
-    except ImportError as error:
-        reason = f"{type(error).__name__}: {error}"
-    except (
-        RuntimeError
-    ) as error:  # torchvision built for another torch: "operator torchvision::nms does not exist"
-        reason = str(error)
-    first_line = reason.splitlines()[0] if reason else "no reason given"
-    raise UserError(
-        f"torchvision cannot be imported ({first_line}); install the build that matches this torch "
-        "(the same release, CPU or CUDA alike). The sets digits and shapes and dfme's own nets do without it"
-    )
+    except (ImportError, RuntimeError) as error:  # the latter of one built for another torch
+        raise UserError(
+            f"torchvision cannot be imported ({_line(error)}); install the build that matches this torch "
+            "(the same release, CPU or CUDA alike). The sets digits and shapes and dfme's own nets do without"
+        ) from error
 
 
 @functools.cache
 def registered_names(package: str) -> tuple[str, ...]:
-    """Names of torchvision's or timm's classifiers, from source files; empty without them.
-
-    Every classifier is a function registered in a file right under ``models``; torchvision's detectors,
-    segmenters and quantised copies live in folders of their own.
-    """
+    """Names of torchvision's or timm's classifiers, from the source files right under ``models``, if any."""
     found = importlib.util.find_spec(package)
     folders = (found and found.submodule_search_locations) or ()
     texts = [
@@ -108,19 +94,12 @@ def _own_arguments(name: str, shape: Shape) -> dict[str, Any]:
 
 
 def _replace_stem(net: nn.Module, channels: int) -> None:
-    from torch.nn import Conv2d
+    from torch.nn import Conv2d, Parameter
 
-    path, old = next((path, module) for path, module in net.named_modules() if isinstance(module, Conv2d))
-    stem = Conv2d(
-        channels,
-        old.out_channels,
-        (old.kernel_size[0], old.kernel_size[1]),
-        stride=(old.stride[0], old.stride[1]),
-        padding=old.padding if isinstance(old.padding, str) else (old.padding[0], old.padding[1]),
-        bias=old.bias is not None,
-    )
-    parent, _, attribute = path.rpartition(".")
-    setattr(net.get_submodule(parent), attribute, stem)
+    stem = next(module for module in net.modules() if isinstance(module, Conv2d))
+    stem.in_channels = channels
+    stem.weight = Parameter(stem.weight.new_empty(stem.out_channels, channels, *stem.kernel_size))
+    stem.reset_parameters()
 
 
 def _check_size(name: str, shape: Shape, net: nn.Module) -> None:

@@ -101,8 +101,6 @@ def choose(config: EstimatorConfig, finding: Finding, spec: ImageSpec, reuse: bo
     """Settings without ``auto``. ``step: auto`` sets the step, ``kind: auto`` all but ``directions``.
 
     ``reuse``: the answer at the point itself costs nothing, so that forward differences do not pay for it.
-    The step is the middle of those that are predicted to do about as well as the best. Where none is
-    predicted to do anything, it is still the best there is.
     """
     chosen = default_settings(config, spec)
     if config.kind == "auto":
@@ -125,7 +123,7 @@ def best_form(finding: Finding, directions: int, reuse: bool) -> Form:
 
 
 def best_step(finding: Finding, form: Form) -> float:
-    """The middle, in proportion, of the steps around the best that are nearly as good: room on both sides."""
+    """The middle of the steps around the best that are nearly as good: room on both sides."""
     if not finding.candidates:
         return 1.0 if finding.space == "lattice" else 1e-3
     tried = finding.candidates

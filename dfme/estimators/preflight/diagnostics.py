@@ -36,10 +36,7 @@ ObjectiveOfAnswers = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Resolution:
-    """Distance of two answers that is lost: a rounding step of ``decimals``, or ``relative``.
-
-    Both are exact knowledge of the wire, no guess at noise: a teacher may well compute less precisely.
-    """
+    """Distance of two answers that the wire loses: a rounding step of ``decimals``, or ``relative``."""
 
     decimals: int | None = None
     relative: float = FLOAT32
@@ -146,8 +143,7 @@ def difference_snr(
 ) -> Tensor:
     """The metric: rms of the differences over the rms of what the answers' resolution hides in one, a scalar.
 
-    ``value`` is the objective's own side, with its net in eval mode; ``images_NCHW`` and ``answers``: any of
-    those that the differences were made of.
+    ``images_NCHW`` and ``answers``: any of those that the differences were made of.
     """
     return rms(differences_BM) / (2**0.5 * hidden_rms(value, images_NCHW, answers, resolution, rng))
 
@@ -160,10 +156,7 @@ def hidden_rms(
     resolution: Resolution,
     rng: torch.Generator,
 ) -> Tensor:
-    """Rms, a scalar, of what the answers' resolution hides in one value of the objective.
-
-    Labels hide nothing between them: 0.
-    """
+    """Rms, a scalar, of what the answers' resolution hides in one value of the objective; 0 of labels."""
     if answers.ndim == 1:
         return torch.zeros((), dtype=torch.float64, device=answers.device)
     return rms(value(images_NCHW, resolution.jitter(answers, rng)) - value(images_NCHW, answers))
@@ -178,11 +171,10 @@ def revealed_share(
     resolution: Resolution,
     rng: torch.Generator,
 ) -> float:
-    """Correlation of the objective's changes with and without the hidden classes.
+    """Correlation of the objective's changes with and without the hidden classes (heuristic).
 
     All scores are moved at random, by factors before they are normalised again; of the hidden ones, which
-    stand at one rounding step here, nobody hears (heuristic). An l1 distance between logits lives by the
-    small classes as much as by the large; a KL hardly notices them.
+    stand at one rounding step here, nobody hears.
     """
     if not hidden_NK.any():
         return 1.0

@@ -42,10 +42,7 @@ ValueOf = Callable[[ObjectiveName], ObjectiveOfAnswers]
 
 
 def preflight_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> int:
-    """Images that ``run_preflight`` asks for with these settings, whatever it finds.
-
-    ``scores``: the teacher answers scores, not labels.
-    """
+    """Images that ``run_preflight`` asks for, whatever it finds; ``scores``: of a teacher that gives them."""
     return sum(preflight_calls(config, spec, scores))
 
 
@@ -100,8 +97,7 @@ class _Check:
     def finding(self, generator: GeneratorNet, images: int) -> Finding:
         spec = self.channel.spec
         squash = generator.squash
-        # Points as a step of training has them; a copy makes them, for the generator's running statistics'
-        # sake.
+        # a copy makes the points, for the sake of the generator's running statistics
         twin = copy.deepcopy(generator).train()
         with twin.watched() as read:
             drawn_NCHW = twin(twin.draw(2 * POINTS, self.rng))
