@@ -63,9 +63,7 @@ def test_a_folder_that_is_not_split_cannot_be_trained_on(tmp_path: Path) -> None
 
 
 def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"expected images .* labelled ones in one folder per class, found none"
-    ):
+    with pytest.raises(UserError, match=r"expected images .* one folder per class, found none"):
         load_dataset(str(tmp_path), "test")
     _write_png(tmp_path / "a" / "1.png", 1)
     (tmp_path / "a" / "2.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:40])
@@ -187,7 +185,5 @@ def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) 
     all_hold(holds, ((name,) for name in says))
     assert len(load_dataset(str(tmp_path / "plain.npz"), "test")) == 60
     for images, own in ((torch.zeros(4, 1, 8, 8, device="meta"), None), (torch.zeros(4, 1, 8, 8), "meta")):
-        with pytest.raises(
-            UserError, match=r"evaluation: expected tensors or arrays of images and labels: .*meta"
-        ):
+        with pytest.raises(UserError, match=r"evaluation: expected tensors or arrays .*meta"):
             handed_over(images, None if own is None else torch.zeros(4, device=own))

@@ -86,12 +86,7 @@ def test_as_many_images_as_stated_all_of_them_checks(config, mode, levels):
     finding = setting.probe(config)
     stated = preflight_images(config, teacher.spec, scores=mode != "label")
     assert stated == finding.images == teacher.seen <= 400
-    assert setting.oracle.ledger.spent_by_purpose == {
-        "generator": 0,
-        "student": 0,
-        "seed": 0,
-        "check": stated,
-    }
+    assert setting.oracle.ledger.spent_by_purpose["check"] == setting.oracle.ledger.spent == stated
     settled = choose(config, finding, teacher.spec, reuse=False)
     assert not needs_preflight(settled)
     make_estimator(settled, teacher.spec, setting.generator.squash, None, 0)
@@ -100,9 +95,7 @@ def test_as_many_images_as_stated_all_of_them_checks(config, mode, levels):
 def test_a_budget_that_does_not_reach_is_refused_before_the_first_query():
     needed = preflight_images(OPEN, Toy().spec)
     setting = Setting(Toy(), budget=needed - 1)
-    with pytest.raises(
-        UserError, match=rf"--budget: expected at least {needed} images .* {needed - 1} are left"
-    ):
+    with pytest.raises(UserError, match=rf"--budget: .* {needed} images .* {needed - 1} are left"):
         setting.probe()
     assert setting.teacher.seen == 0
     assert Setting(Toy(), budget=needed).probe().images == needed

@@ -73,9 +73,7 @@ def test_cost_is_what_was_asked_and_the_points_come_first(
     estimator = PriorGuided(directions, form=form, chunk=chunk)
     estimate = estimator.estimate(toy.composed(), x_BCHW, rng())
     expected = batch * (1 + directions * (1 if form == "forward" else 2))
-    assert (
-        estimate.queries == estimator.cost(batch) == estimator.cost(batch, ahead=3) == toy.asked == expected
-    )
+    assert {estimate.queries, estimator.cost(batch), estimator.cost(batch, ahead=3), toy.asked} == {expected}
     assert torch.equal(torch.cat(toy.calls)[:batch], x_BCHW)
     assert chunk is None or max(map(len, toy.calls)) <= chunk
     assert estimate.grad_BCHW.shape == x_BCHW.shape
@@ -124,9 +122,8 @@ def test_a_useless_prior_costs_little(directions: int) -> None:
     found = [float(cosines(grad_BCHW, truth_BCHW).square().mean()) for grad_BCHW in (guided, plain)]
     assert found[0] > 0.8 * found[1]
     # What an optimiser sees is the sum over the batch.
-    assert (
-        agreement(guided.sum(0), truth_BCHW.sum(0))[0] > agreement(plain.sum(0), truth_BCHW.sum(0))[0] - 0.08
-    )
+    summed = [agreement(grad_BCHW.sum(0), truth_BCHW.sum(0))[0] for grad_BCHW in (guided, plain)]
+    assert summed[0] > summed[1] - 0.08
 
 
 @pytest.mark.parametrize("directions", [1, 6, *exhaustive(2)])

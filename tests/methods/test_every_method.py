@@ -1,13 +1,12 @@
 """Every method: what a step spends, changes, returns; and that its state is the whole of it."""
 
 import dataclasses
-import itertools
 import math
 from functools import partial
 
 import pytest
 import torch
-from tiers import exhaustive, exhaustive_rows
+from tiers import exhaustive_rows
 from toys import LinearTeacher, goes_on_bit_for_bit, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig
@@ -55,36 +54,24 @@ def test_a_step_spends_its_cost_teaches_the_student_and_returns_known_metrics(na
     )
 
 
-# Of each of these one: which images are paid for, less what a method without a generator, or one student,
-# cannot do.
-SOURCES = [{}, {"procedural": 0.5}, {"evolve": 0.5, "programs": ("noise", "leaves")}]
-GENERATORS = [{}, {"base": "procedural"}]
-CHOICES = [
+OF_ALL = [
     {},
-    {"pool": 2},
+    {"evolve": 0.5, "programs": ("noise", "leaves")},
     {"pool": 3, "choose": "random", "balance": False},
-    {"pool": 2, "choose": "disagreement"},
+    {"pool": 2, "evolve": 0.5},
 ]
+MIXED = {"base": "procedural", "procedural": 0.5, "pool": 2}
+OF_GENERATORS = [{"procedural": 0.5}, {"base": "procedural"}, MIXED]
+OF_STUDENTS = [{"pool": 2, "choose": "disagreement"}]
+"""Which images are paid for."""
 
 
-def combinations():
-    """The method, its options, and whether more than one of them is not the default's."""
-    for name, entry in METHODS.items():
-        if "queries" not in entry.sections:
-            continue
-        generates = hasattr(entry.config(), "latent_size")
-        for source, generator, choice in itertools.product(SOURCES, GENERATORS, CHOICES):
-            if (generates or not ("procedural" in source or generator)) and (
-                entry.students > 1 or choice.get("choose") != "disagreement"
-            ):
-                yield name, {**source, **generator, **choice}, sum(map(bool, (source, generator, choice))) > 1
-
-
-@pytest.mark.parametrize("several", [False, *exhaustive(True)], ids=["one option", "several"])
 @pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "queries" in entry.sections])
-def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name, several, monkeypatch):
+def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name, monkeypatch):
     monkeypatch.setattr(sampler, "READY", 4)
-    for queries in (options for method, options, more in combinations() if (method, more) == (name, several)):
+    of_generators = OF_GENERATORS if hasattr(METHODS[name].config(), "latent_size") else []
+    of_students = OF_STUDENTS if METHODS[name].students > 1 else []
+    for queries in [*OF_ALL, *of_generators, *of_students]:
         teacher = LinearTeacher(SPEC)
         parts = parts_for(name, teacher, 10_000, queries=QueriesConfig(**queries), replay_steps=1)
         method = make_method(name, parts)

@@ -38,17 +38,16 @@ def pool(tmp_path):
     return str(tmp_path / "pool.npz")
 
 
-def begun(pool, budget=40, mode="probabilities", seed=0, **student):
+def begun(pool, budget=40, mode="probabilities", **student):
     teacher = Remembering(SPEC, mode=mode)
-    parts = make_parts(teacher, budget, seed=seed, keeps=True, **student)
+    parts = make_parts(teacher, budget, keeps=True, **student)
     return teacher, parts, make_method("knockoff", parts, pool=pool, epochs=3)
 
 
-def spend(method, parts, steps=math.inf):
-    ledger, taken = parts.oracle.ledger, 0
-    while ledger.remaining and taken < steps:
+def spend(method, parts):
+    ledger = parts.oracle.ledger
+    while ledger.remaining:
         method.step() if ledger.remaining >= method.cost else method.finish(ledger.remaining)
-        taken += 1
 
 
 @pytest.mark.parametrize("mode", ["probabilities", "logits", "top_k:2", "label"])
@@ -72,28 +71,6 @@ def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
     )
 
 
-@pytest.mark.parametrize("steps", [2, 5])
-@pytest.mark.parametrize("concluded", [0, 4])
-def test_taken_up_anywhere_it_ends_as_if_never_left(pool, steps, concluded):
-    concluded = concluded if steps == 5 else 0
-    _, whole_parts, whole = begun(pool)
-    spend(whole, whole_parts)
-    whole_parts.students.train_pending(100)
-    _, first_parts, first = begun(pool)
-    spend(first, first_parts, steps)
-    first_parts.students.train_pending(concluded)
-    teacher, parts, second = begun(pool, seed=9)
-    second.load_state_dict(first.state_dict())
-    parts.students.load_state_dict(first_parts.students.state_dict())
-    parts.rng.load_state_dict(first_parts.rng.state_dict())
-    parts.oracle.ledger.charge(8 * steps, "student")
-    spend(second, parts)
-    assert teacher.images == 40 - 8 * steps
-    parts.students.train_pending(100)
-    for name, value in whole_parts.students.net.state_dict().items():
-        assert torch.equal(value, parts.students.net.state_dict()[name]), name
-
-
 @pytest.mark.parametrize(
     ("student", "during", "in_all"),
     [
@@ -111,10 +88,8 @@ def test_steps_that_the_student_plans_are_taken_instead(pool, student, during, i
 
 
 def test_a_pool_smaller_than_the_budget_is_refused_with_what_would_do(pool):
-    with pytest.raises(UserError, match="has 40 images, but the budget asks for 41") as refused:
+    with pytest.raises(UserError, match=r"40 images, .* 41.*--budget to 40.*larger data set.*procedural"):
         Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 41)
-    for alternative in ("--budget to 40", "larger data set or folder", "procedural"):
-        assert alternative in str(refused.value)
     assert Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 40).size == 40
     assert Knockoff.open_pool(KnockoffConfig(), SPEC, 10**9).size is None
 

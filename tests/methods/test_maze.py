@@ -59,13 +59,6 @@ def test_the_cost_is_the_papers_and_the_teacher_counts_as_much(options, cost):
     )
 
 
-def test_what_is_reused_was_asked_and_answered():
-    teacher, _, method = begun(student_steps=1)
-    method.step()
-    images, answers = method.recent
-    assert torch.equal(answers, teacher(images))
-
-
 @pytest.mark.parametrize(("store", "batches"), [("last", 1), ("all", 3)])
 @pytest.mark.parametrize("reuse", [True, False])
 def test_of_an_iteration_the_last_batch_is_held_or_all(store, batches, reuse):

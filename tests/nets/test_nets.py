@@ -206,9 +206,7 @@ def test_torchvision_nets_take_grey_images(name: str) -> None:
 )
 def test_a_size_that_does_not_fit_is_named(name: str, shape: tuple[int, int, int]) -> None:
     _torchvision()
-    with pytest.raises(
-        UserError, match=f"arch {name}: does not take images of {'x'.join(map(str, shape))}: "
-    ):
+    with pytest.raises(UserError, match=f"{name}: .*images of {'x'.join(map(str, shape))}: "):
         build_net(name, shape, 10)
 
 
@@ -227,9 +225,7 @@ def test_a_broken_torchvision_is_explained(
 
     monkeypatch.setattr("dfme.nets.registered_names", lambda package: ("resnet18",))
     monkeypatch.setattr(importlib, "import_module", fail)
-    with pytest.raises(
-        UserError, match=f"cannot be imported .*{says}.*install the build that matches"
-    ) as raised:
+    with pytest.raises(UserError, match=f"{says}.*install the build that matches") as raised:
         build_net("resnet18", (3, 32, 32), 10)
     assert "\n" not in str(raised.value)
 
@@ -261,16 +257,12 @@ def test_a_name_that_is_no_architecture_imports_and_fetches_nothing(
 
 
 def test_the_nearest_name_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        dfme.nets, "registered_names", lambda package: ("resnet18",) if package == "timm" else ()
-    )
+    monkeypatch.setattr(dfme.nets, "registered_names", {"timm": ("resnet18",), "torchvision": ()}.get)
     check_net("timm:resnet18")
     with pytest.raises(UserError, match=r"did you mean timm:resnet18\?.*\(torchvision is not installed\)"):
         check_net("timm:resnet18d")
     monkeypatch.setattr(dfme.nets, "registered_names", lambda package: ())
-    with pytest.raises(
-        UserError, match=r"timm:NAME without a tag.*timm is not installed: pip install -e '.\[timm\]'"
-    ):
+    with pytest.raises(UserError, match=r"timm is not installed: pip install -e '.\[timm\]'"):
         check_net("timm:resnet18")
 
 

@@ -127,9 +127,7 @@ def test_lost_precision_kills_the_published_step_and_its_remedies_survive(box, s
     rows = figures(box, stage, "2decimals", "sphere", "dct_kl", "auto")
     objectives = {name: row.objective for name, row in rows.items()}
     assert objectives == {"sphere": "l1", "dct_kl": "kl", "auto": "kl", LIMIT: "l1", f"{LIMIT}_kl": "kl"}
-    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, (
-        "kl outlives the rounding, l1 does not"
-    )
+    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, "l1 does not outlive the rounding"
 
 
 TELLING = ["range_reused", "neighbour_prior", "lattice_student_prior", "lattice_dct_kl"]
@@ -196,11 +194,8 @@ def test_the_best_row_is_named_at_the_published_price(rows, expected):
 
 def test_the_best_row_is_compared_with_the_published_one_here_and_where_nothing_is_lost():
     rounded = "4decimals"
-    rows = [
-        row(PUBLISHED, 0.2),
-        row(PUBLISHED, 0.05, condition=rounded),
-        row("dct_kl", 0.3, condition=rounded),
-    ]
+    rows = [row(name, value, condition=rounded) for name, value in ((PUBLISHED, 0.05), ("dct_kl", 0.3))]
+    rows.insert(0, row(PUBLISHED, 0.2))
     expected = ["dct_kl", "kl", "0.300 +- 0.010", "0.050 +- 0.010", "6.0", "0.200 +- 0.010", "1.5"]
     assert best_rows(rows)["4 decimals"] == expected
     assert best_rows(rows[1:])["4 decimals"] == [*expected[:5], "", ""], "exact was not measured"
@@ -226,15 +221,8 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
     out = tmp_path / "out"
     names = ("sphere", "lattice", "lattice_dct_kl")
     conditions = ("exact", "8bit_4decimals")
-    config = GradientsConfig(
-        batches=2,
-        batch_size=16,
-        stages=(0.0, 0.5),
-        conditions=conditions,
-        estimators=names,
-        free=True,
-        out=str(out),
-    )
+    chosen = {"stages": (0.0, 0.5), "conditions": conditions, "estimators": names}
+    config = GradientsConfig(batches=2, batch_size=16, free=True, out=str(out), **chosen)
     assert compare_gradients(box, job(kind="synthetic", every=3), config) == out
     assert capsys.readouterr().out.startswith("White box: the teacher's own gradients")
     assert {path.name for path in out.iterdir()} == {*FILES, PICTURE, LOCK}
@@ -253,32 +241,21 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--conditions", "exakt"], "--conditions: expected a condition (all, exact"),
-        (
-            ["--method", "knockoff"],
-            "--method: expected a method with a generator, whose gradients are measured",
-        ),
-        (
-            ["--stages", "0.5,0.1"],
-            "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1",
-        ),
-        (["--teacher.label-mode", "label"], "--teacher.label-mode: expected scores"),
-        (["--conditions", "tf32", "--device", "cpu"], "--conditions tf32: expected a CUDA device"),
-        (
-            ["--free", "true", "--method", "static"],
-            "--free: expected a method that estimates gradients, got static",
-        ),
+        ("--conditions exakt", "--conditions: expected a condition (all, exact"),
+        ("--method knockoff", "--method: expected a method with a generator"),
+        ("--stages 0.5,0.1", "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1"),
+        ("--teacher.label-mode label", "--teacher.label-mode: expected scores"),
+        ("--conditions tf32 --device cpu", "--conditions tf32: expected a CUDA device"),
+        ("--free true --method static", "--free: expected a method that estimates gradients, got static"),
     ],
 )
 def test_a_mistake_is_named(flags, message):
     with pytest.raises(UserError) as caught:
-        run(flags)
+        run(flags.split())
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["my_module:MyTeacher", "v2"])
 def test_only_a_network_on_this_machine_has_gradients(kind):
-    with pytest.raises(
-        UserError, match=rf"--teacher {kind}: expected a network on this machine .*run.py check"
-    ):
+    with pytest.raises(UserError, match=rf"--teacher {kind}: .* on this machine .*run.py check"):
         require_local(kind)
