@@ -1,16 +1,43 @@
-"""When a failed request is made again, and how fast requests are sent."""
+"""When a failed request is made again, and how fast requests are sent: never above the rates stated.
 
+The pace is learnt: additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN
+Systems 17, 1989), with the rate measured between two refusals in place of a blind halving: between two
+moments at which a token bucket was empty, or a window full, as many requests passed as the service allows.
+Some services refuse at random: after some falls, where the share of refusals did not fall with the pace, this
+rises whatever is refused, until a higher one shows a higher share. The constants are heuristic.
+"""
+
+import math
 import random
 import threading
 import time
 from collections.abc import Callable
 
 from dfme.errors import Misfit, Refused, Unanswered, Unusable
-from dfme.oracle.pace import Pace
 from dfme.spec import RequestPolicy
 
 FIRST_WAIT = 0.2  # seconds before the second attempt, then twice as long each time
 MAX_WAIT = 30.0
+
+# Of the pace.
+MARGIN = 0.95  # of the rate that was measured
+STEP = 0.002  # most that a request that passed adds to the pace
+STEP_PER_SECOND = 0.01  # and a second
+TO_REGAIN = 10  # times so much below nine tenths of the pace that was refused
+OVERSHOT = 0.7  # of the first pace that was refused
+MAX_STEP = 0.1  # also while no pace was refused yet
+MIN_PAUSE = 0.1  # seconds, unless the service asks for more
+MAX_PAUSE = 30.0
+SLOWEST = 1e-3  # a second, of what is learnt
+FASTEST = 1e6
+FALLS = 4  # of the pace, after which the share of refusals is judged
+FEW = 25  # steps up, times the share of refusals: above it the falls outweigh the steps
+FREE_STEP = 1.0  # of the pace, where slowing down is in vain
+FREE_PAUSE = 0.001  # seconds, there
+DOUBTS = 2  # the share of refusals rose: so many beyond ...
+MORE = 1.5  # ... so many times the share before
+IN_VAIN = 0.5  # largest share of refusals that is taken for chance
+MEMORY = 200  # outcomes, beyond which half of them are forgotten
 
 
 def is_about_pace(refused: Refused) -> bool:
@@ -22,7 +49,7 @@ class Retries:
     """Decides after each failure of one request whether, and when, it is made again.
 
     ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it;
-    ``in_vain``: whether the rest of the batch has failed for good; ``fits``: whether one was ever right.
+    ``in_vain``: the rest of the batch has failed for good; ``fits``: the service has answered as expected.
     """
 
     def __init__(
@@ -71,6 +98,130 @@ class Retries:
         self._failures[kind] += 1
         paid = self._failures["unanswered"] + self._failures["unusable"]
         return paid < self._policy.attempts and self._failures["unusable"] < self._policy.unusable
+
+
+class Pace:
+    """Decide when the next request may leave, in the seconds of the caller's clock ``now``.
+
+    A request leaves when the one before it has had its time: the longer of what ``policy`` and what the
+    service's refusals say.
+    """
+
+    def __init__(self, policy: RequestPolicy) -> None:
+        self._stated = policy.requests_per_second, policy.images_per_second
+        self._learnt: list[float] | None = None  # requests and images per second
+        self._unit: int | None = None  # which of them the service counts, once it is known
+        self._reference = 0.0  # the highest rate of requests that was measured between two refusals
+        self._ceiling = math.inf  # the pace at the latest refusal
+        self._free_at = -math.inf
+        self._pause = 0.0
+        self._since: float | None = None  # when ``_passed`` began to be counted
+        self._passed = [0, 0]
+        self._refused_at = -math.inf
+        self._in_a_row = 0
+        self._falls = 0  # since the share of refusals was judged
+        self._outcomes = [0.0, 0.0]  # requests that passed and that were refused since then
+        self._share = 0.0  # of refusals, as it was judged
+        self._in_vain = False  # whether slowing down did not lower it
+
+    def claim(self, now: float, arrived: float, images: int) -> float:
+        """Seconds until asking for leave again, since ``arrived``; 0 or less: leave now."""
+        leaves = max(arrived, self._free_at)
+        if leaves <= now:
+            self._free_at = leaves + self._interval(images)
+        return leaves - now
+
+    def passed(self, now: float, images: int) -> None:
+        """A request was let through: a little faster from here on."""
+        self._since = now if self._since is None else self._since
+        if self._in_a_row:
+            self._in_a_row = 0
+            self._free_at = min(self._free_at, now + self._interval(images))
+        self._passed = [self._passed[0] + 1, self._passed[1] + images]
+        self._outcomes[0] += 1
+        if self._learnt is not None and self._learnt[0] < FASTEST:
+            growth = self._growth(self._learnt[0])
+            self._learnt = [rate * (1 + growth) for rate in self._learnt]
+
+    def refused(self, now: float, left: float, asked: float | None) -> None:
+        """Note that a request that ``left`` was refused for pace; ``asked``: seconds to wait, if any.
+
+        Nothing leaves meanwhile. Requests that left before the latest refusal came tell nothing new.
+        """
+        new = left > self._refused_at
+        if new:
+            self._refused_at = now
+            self._in_a_row += 1
+        self._outcomes[1] += self._in_vain or new
+        if self._in_vain:
+            self._judge_freedom()
+        if new and self._since is not None and self._passed[0]:
+            if not self._in_vain:
+                self._judge_falls()
+            if not self._in_vain:
+                self._learn(now - self._since)
+            self._since = now
+            self._passed = [0, 0]
+        rate = FASTEST if self._learnt is None else self._learnt[0]
+        least = FREE_PAUSE if self._in_vain else max(MIN_PAUSE, min(1.0, 1 / rate))
+        self._pause = asked or min(least * 2 ** min(self._in_a_row - 1, 20), MAX_PAUSE)
+        self._free_at = max(self._free_at, now + self._pause)
+
+    def _judge_falls(self) -> None:
+        """Slowing down is in vain where the share of refusals is neither small nor half of what it was."""
+        if self._learnt is not None and self._falls == FALLS:
+            share = self._outcomes[1] / sum(self._outcomes)
+            few = FEW * min(STEP, STEP_PER_SECOND / self._learnt[0])
+            self._in_vain = share > max(few, self._share / 2)
+            self._share = max(share, self._share) if self._in_vain else share
+            self._falls = 0
+        if self._falls == 0:
+            self._outcomes = [0.0, 0.0]
+        self._falls += 1
+
+    def _judge_freedom(self) -> None:
+        """Slow down again where the share of refusals rose with the pace."""
+        outcomes = sum(self._outcomes)
+        if self._outcomes[1] > DOUBTS + MORE * min(self._share, IN_VAIN) * outcomes:
+            self._share = self._outcomes[1] / outcomes
+            self._in_vain = False
+            self._falls = 0
+        elif outcomes > MEMORY:
+            self._outcomes = [count / 2 for count in self._outcomes]
+
+    def _growth(self, rate: float) -> float:
+        if self._in_vain:
+            return FREE_STEP
+        if self._ceiling == math.inf:
+            return MAX_STEP
+        times = TO_REGAIN if rate < 0.9 * self._ceiling else 1
+        return min(times * min(STEP, STEP_PER_SECOND / rate) * max(1.0, self._reference / rate), MAX_STEP)
+
+    def _interval(self, images: int) -> float:
+        units = (1, images)
+        stated = [unit / rate for unit, rate in zip(units, self._stated, strict=True) if rate]
+        learnt = [unit / rate for unit, rate in zip(units, self._learnt or (), strict=False)] or [0.0]
+        seconds = min(learnt) if self._unit is None else learnt[self._unit]
+        return max(seconds, *stated, self._pause if self._in_a_row else 0.0, 0.0)
+
+    def _learn(self, seconds: float) -> None:
+        """Take what passed since the refusal before, in so many seconds, for what the service allows."""
+        if self._learnt is None:
+            self._learnt = [MARGIN * passed / max(seconds, 1.0) for passed in self._passed]
+        else:
+            measured = [passed / max(seconds, 1e-3) for passed in self._passed]
+            found = list(map(min, measured, self._learnt))
+            self._reference = max(self._reference, found[0])
+            if self._ceiling == math.inf:  # it was far slower at first: the mean tells nothing
+                found = [OVERSHOT * rate for rate in self._learnt]
+            self._ceiling = self._learnt[0]
+            changes = [abs(math.log(new / old)) for new, old in zip(measured, self._learnt, strict=True)]
+            unit = changes.index(min(changes)) if max(changes) - min(changes) > 0.1 else self._unit
+            if unit != self._unit:  # what was refused was said in the other unit
+                self._unit = unit
+                self._ceiling = math.inf
+                self._reference = 0.0
+            self._learnt = [max(MARGIN * rate, SLOWEST) for rate in found]
 
 
 class RateLimiter:

@@ -22,11 +22,6 @@ from dfme.config.settings import WandbConfig
 from dfme.files import make_folder, open_file, replacing
 from dfme.report.run_files import to_picture
 
-INIT_SECONDS = 8.0  # for the server to accept the run
-FINISH_SECONDS = 60.0  # to upload what is left; the rest stays on disk, for `wandb sync`
-
-IDENTITY = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
 
 class WandbRun:
     """One wandb run, continued under the same id whenever the run directory is resumed.
@@ -132,8 +127,8 @@ class WandbRun:
                 console="off",  # no capture of the terminal
                 save_code=False,
                 disable_git=True,
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
+                init_timeout=8.0,  # seconds for the server to accept the run
+                finish_timeout=60.0,  # to upload what is left; the rest is for `wandb sync`
             ),
         )
 
@@ -143,7 +138,7 @@ class WandbRun:
         try:
             with open_file(path) as file:
                 identity = str(json.loads(file.read(1_000))["id"])
-            if IDENTITY.fullmatch(identity):  # wandb makes file names of it
+            if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", identity):  # wandb makes file names of it
                 return identity
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass

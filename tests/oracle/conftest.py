@@ -17,6 +17,15 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    """Nor does a refusal slow anything down."""
+    from http_runs import no_waiting
+
+    with no_waiting():
+        yield
+
+
 @pytest.fixture(scope="session")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a server that does nothing wrong."""

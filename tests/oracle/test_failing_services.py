@@ -1,27 +1,21 @@
 """Runs on services that fail for good: one line, the right exit code, nothing asked in vain, and then on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from damage import file_size_limit
 from hostile import Hostile, every
-from http_runs import MOST, Ended, extract, finished, meters_agree, no_waiting, resume, student
+from http_runs import MOST, Ended, extract, finished, meters_agree, resume, student
 from tiers import exhaustive
 
 from dfme.oracle.ledger import Totals
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("at_once")]
 
 AT = 17
 """The question from which on a server fails."""
 ONE = ("--teacher.in-flight", "1")
-
-
-@pytest.fixture(autouse=True)
-def _at_once() -> Iterator[None]:
-    with no_waiting():
-        yield
 
 
 def from_then_on(fault: str) -> Callable[[int], str | None]:

@@ -7,7 +7,7 @@ that of the run that nobody interrupted.
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -31,7 +31,7 @@ from tiers import exhaustive
 from dfme.oracle.ledger import audit
 from dfme.run.interrupt import Interrupt
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("at_once")]
 
 REFUSED = (*REFUSALS, "status:408", "status:425")
 SLOW = "silent dripping dripping_head hints crash gzip_bomb endless".split()
@@ -39,12 +39,6 @@ QUICK = [name for name in (*UNANSWERED, *UNUSABLE) if name not in SLOW]
 ONE = ("--teacher.in-flight", "1")
 FOUR = ("--teacher.in-flight", "4")
 FLAKY = "flaky:5"
-
-
-@pytest.fixture(autouse=True)
-def _at_once() -> Iterator[None]:
-    with no_waiting():
-        yield
 
 
 def test_json_gives_the_student_of_binary_and_true_answers(quiet: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from limits import Bucket, Limit, Log, Window
 from tiers import exhaustive
 
-from dfme.oracle.pace import Pace
+from dfme.oracle.retry import Pace
 from dfme.spec import RequestPolicy
 
 SECONDS = 120.0

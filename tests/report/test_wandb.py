@@ -160,21 +160,6 @@ def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
     assert said[-1].split()[-2:] == [str(part.parent) for part in parts], "both parts, in the order of time"
 
 
-def test_what_wandb_raises_ends_tracking_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    run = start(tmp_path / "run", said)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("disk full\nand more")
-
-    monkeypatch.setattr(run._run, "log", fail)
-    for queries in range(5):
-        run.log(queries, {"agreement": 0.5})
-    run.finish({}, tmp_path / "none")
-    assert said == ["wandb: OSError: disk full; the run goes on without it, recorded in metrics.jsonl"]
-    assert not run.active
-
-
 def in_a_process_of_its_own(tmp_path: Path, **variables: str) -> tuple[float, str]:
     """Seconds of a whole process that tracks online, and what it said. Its input is a closed pipe."""
     code = (

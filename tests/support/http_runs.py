@@ -19,8 +19,7 @@ from torch import Tensor
 from dfme.cli.main import main
 from dfme.oracle.ledger import Totals, audit
 from dfme.oracle.oracle import Oracle
-from dfme.oracle.pace import Pace
-from dfme.oracle.retry import RateLimiter
+from dfme.oracle.retry import Pace, RateLimiter
 
 BATCH, MOST = 20, 8
 """Images that the method asks for at once, and that one request carries: 8 + 8 + 4."""
