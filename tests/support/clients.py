@@ -37,9 +37,8 @@ def question(images: Tensor) -> dict[str, Any]:
 
 def endpoint(url: str, timeout: float = PATIENT, **options: Any) -> closing[Endpoint]:
     """An endpoint that knows one secret, DFME_KEY; closed at the end of the block."""
-    return closing(
-        Endpoint(ServiceOptions(url=url, timeout=timeout, **options), url, Secrets({"DFME_KEY": KEY}))
-    )
+    given = ServiceOptions(url=url, timeout=timeout, **options)
+    return closing(Endpoint(given, url, Secrets({"DFME_KEY": KEY})))
 
 
 def post(url: str, path: str = "/ask", body: bytes = b"question", most: int = 1000, **options: Any) -> Reply:

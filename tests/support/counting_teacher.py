@@ -13,8 +13,7 @@ from dfme.compute import validate_like
 class Counting:
     """Every image's scores are those of ``truth``, moved on by one class for each image asked before.
 
-    It counts by itself what was ``answered``, what ``truth`` and an ``honest`` user were, and what was
-    ``witnessed``.
+    It counts what was ``answered`` and ``witnessed``, what ``truth`` was, and what an ``honest`` user was.
     """
 
     defences: tuple[str, ...] = ("counting:moved=0.3",)

@@ -35,10 +35,6 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
         lambda data: b"\n".join(data.split(b"\n")[:2] + data.split(b"\n")[3:]),
         r"line 3: expected a ledger's next line: charge 2 follows charge 0",
     ),
-    "ledger, empty": (
-        "ledger.jsonl",
-        lambda data: b"",
-        "expected at least the 10 charges that the checkpoint",
-    ),
+    "ledger, empty": ("ledger.jsonl", lambda data: b"", "expected at least the 10 charges that the check"),
     "metrics, a line broken": ("metrics.jsonl", lambda data: b"{\n" + data, "line 1: expected a JSON record"),
 }

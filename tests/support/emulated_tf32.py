@@ -28,10 +28,9 @@ class Rounding(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        rounds = OPERANDS.get(func, ())  # type: ignore[call-overload]
-        operands = [
-            rounded(x) if at in rounds and x.dtype == torch.float32 else x for at, x in enumerate(args)
-        ]
+        operands = list(args)
+        for at in OPERANDS.get(func, ()):  # type: ignore[call-overload]
+            operands[at] = rounded(args[at]) if args[at].dtype == torch.float32 else args[at]
         return func(*operands, **kwargs or {})
 
 

@@ -117,9 +117,8 @@ def some_nan(call: Call) -> bytes:
     asked = call.serve()
     scores = truth(asked.pixels)
     scores[-1, 3] = np.nan
-    body, headers = call.packed(
-        asked, scores, **({} if asked.wants_binary else {"data": scores.ravel().tolist()})
-    )
+    said = {} if asked.wants_binary else {"data": scores.ravel().tolist()}
+    body, headers = call.packed(asked, scores, **said)
     return http(body, **headers)
 
 

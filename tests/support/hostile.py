@@ -84,12 +84,10 @@ def _pairs_packed(asked: Asked, array: np.ndarray, binary: bool | None = None, *
 
 WORDS_OF_V2 = frozenset({"other_name", "other_type", "short_header", "swapped", "no_outputs"})
 V2_ = Dialect("v2", "/v2/models/m/infer", _v2_pages, _v2_read, packed, {"model": "m"}, {}, WORDS_OF_V2)
-TF = Dialect(
-    "tf-serving", "/", _no_pages, _rows_read, _rows_packed, {}, {"shape": SHAPE, "num_classes": CLASSES}
-)
-HF = Dialect(
-    "hf-api", "/", _no_pages, _picture_read, _pairs_packed, {"classes": tuple(NAMES)}, {"shape": SHAPE}
-)
+SHAPED: dict[str, Any] = {"shape": SHAPE, "num_classes": CLASSES}
+TF = Dialect("tf-serving", "/", _no_pages, _rows_read, _rows_packed, {}, SHAPED)
+NAMED: dict[str, Any] = {"classes": tuple(NAMES)}
+HF = Dialect("hf-api", "/", _no_pages, _picture_read, _pairs_packed, NAMED, {"shape": SHAPE})
 
 
 def images_unread(request: Request) -> int | None:
@@ -123,8 +121,7 @@ class Hostile(Service):
 
     ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language. ``max_batch``: larger
     questions get a 400, as from Triton. ``need``: a header that every request must have, else 401. ``log``: a
-    file for the meter. ``when_served`` is called with the number of each question once it is on the meter,
-    before the answer is sent.
+    file for the meter. ``when_served`` gets each question's number before the answer is sent.
     """
 
     def __init__(
@@ -228,10 +225,8 @@ class Call:
     def drop(self) -> None:
         """Count what the question holds, without reading it where it is binary, and go no further."""
         images = images_unread(self.request)
-        if images is None:
-            images = len(self.read().pixels)
         with self.server._lock:
-            self.server.dropped += images
+            self.server.dropped += len(self.read().pixels) if images is None else images
 
     def go(self) -> None:
         """Nobody is at home from here on; back after ``argument`` seconds, or never."""

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
 
+import defended
 import numpy as np
 import torch
 from service import Reply, Request, http
-
-from dfme.config.settings import TeacherConfig
-from dfme.teachers.build import make_teacher
 
 
 class Limit(Protocol):
@@ -41,7 +39,8 @@ class Window:
     """At most ``units`` in each window of ``seconds``; the first one is ``old`` seconds old at first."""
 
     def __init__(self, units: int, seconds: float = 1.0, old: float = 0.0) -> None:
-        self._units, self._seconds, self._old, self._number, self._count = units, seconds, old, -1, 0
+        self._units, self._seconds, self._old = units, seconds, old
+        self._number, self._count = -1, 0
 
     def admit(self, now: float, units: int) -> float | None:
         number = math.floor((now + self._old) / self._seconds)
@@ -102,12 +101,7 @@ class TopThree:
         return http({"model": "digits-3", "result": {"predictions": named}})
 
 
-@cache
-def embedded() -> Any:
-
-    return make_teacher(
-        TeacherConfig(), {"checkpoint": "teachers/checkpoints/digits.safetensors"}, torch.device("cpu")
-    )
+embedded = cache(defended.digits)
 
 
 def digits(pixels: Any) -> Any:

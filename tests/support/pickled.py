@@ -28,16 +28,8 @@ def numbers(*values: int) -> bytes:
 
 def storage(count: int = 1, key: str = "0", kind: str = "Float") -> bytes:
     """A storage of as many elements; what the older format says more is marked."""
-    return (
-        b"("
-        + text("storage")
-        + f"ctorch\n{kind}Storage\n".encode()
-        + text(key)
-        + text("cpu")
-        + number(count)
-        + PLACE
-        + b"tQ"
-    )
+    named = f"ctorch\n{kind}Storage\n".encode() + text(key) + text("cpu")
+    return b"(" + text("storage") + named + number(count) + PLACE + b"tQ"
 
 
 def tensor(

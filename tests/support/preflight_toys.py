@@ -78,9 +78,8 @@ class Setting:
     def probe(self, config: EstimatorConfig = OPEN, seed: int = 4) -> Finding:
         rng = torch.Generator().manual_seed(seed)
         oracle = self.oracle
-        channel = Channel(
-            partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining
-        )
+        ask = partial(oracle, purpose="check")
+        channel = Channel(ask, oracle.spec, oracle.label_mode, oracle.ledger.remaining)
         return run_preflight(channel, self.generator, self.value_of, config, rng)
 
     def value_of(self, objective: ObjectiveName) -> ObjectiveOfAnswers:

@@ -41,11 +41,8 @@ class Bench:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         (folder / "meter.py").write_text(METER)
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": f"{folder}:{PROJECT}:{PROJECT}/tests/support",
-            "OMP_NUM_THREADS": "1",
-        }
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.environment["PYTHONPATH"] = f"{folder}:{PROJECT}:{PROJECT}/tests/support"
 
     def flags(self, out: str, *more: str) -> list[str]:
         """A run on the metering teacher into ``out``, whose meter is ``out`` + .log."""
@@ -53,15 +50,9 @@ class Bench:
 
     def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """``python run.py words`` as a process whose output is not yet read."""
-        return subprocess.Popen(
-            [sys.executable, str(PROJECT / "run.py"), *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, str(PROJECT / "run.py"), *words]
+        return subprocess.Popen(command, cwd=self.folder, env=self.environment, **pipes, **options)
 
     def run(self, words: Sequence[str], **options: Any) -> tuple[int, str, str]:
         """``python run.py words`` to its end: exit code, standard output, standard error."""
@@ -76,8 +67,7 @@ class Bench:
 
     def summary(self, out: str) -> dict[str, Any]:
         """The run's summary.json."""
-        summary: dict[str, Any] = json.loads((self.folder / out / "summary.json").read_text())
-        return summary
+        return json.loads((self.folder / out / "summary.json").read_text())  # type: ignore[no-any-return]
 
     def evaluations(self, out: str) -> list[dict[str, float]]:
         """The run's records of how good the student was, in the order of the file."""

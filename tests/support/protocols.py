@@ -79,10 +79,9 @@ def read(request: Request) -> Asked:
     message = json.loads(request.body[:end])
     (entry,) = message["inputs"]
     dtype = NUMPY[entry["datatype"]]
-    if entry.get("parameters", {}) != (
-        {} if length is None else {"binary_data_size": len(request.body) - end}
-    ):
-        raise ValueError(f"{entry['parameters']}, but {len(request.body) - end} bytes came")
+    came = {} if length is None else {"binary_data_size": len(request.body) - end}
+    if entry.get("parameters", {}) != came:
+        raise ValueError(f"{entry['parameters']}, but {came} came")
     if length is None:
         pixels = np.array(entry["data"], np.float64).astype(dtype)
     else:

@@ -27,7 +27,7 @@ from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
 from dfme.run.recipes import plain_name
 
-FIELDS = ("recipe", "method", "task", "label_mode", "seed", "images", "pilot", "version", "points")
+FIELDS = "recipe method task label_mode seed images pilot version points".split()
 TAIL = 0.05
 """Of the departures, on either side of the interval."""
 
@@ -59,21 +59,15 @@ class Recorded:
     def later(self) -> Series:
         """Scores after the pilot, half an image from none and all."""
         least = 0.5 / self.images
-        return [
-            (queries, min(max(share, least), 1 - least))
-            for queries, share in self.points
-            if queries > self.pilot
-        ]
+        later = [point for point in self.points if point[0] > self.pilot]
+        return [(queries, min(max(share, least), 1 - least)) for queries, share in later]
 
     @property
     def ends(self) -> dict[float, tuple[float, float]]:
-        """Of each goal that the pilot does not reach: where it is reached, and the goal."""
+        """Of each goal that the pilot does not reach: where it is reached, and the goal; else the end."""
         found = {goal: when_reached(self.points, goal) for goal in GOALS}
-        return {
-            goal: self.later[-1] if queries is None else (queries, goal)
-            for goal, queries in found.items()
-            if queries is None or queries > self.pilot
-        }
+        reached = {goal: (queries, goal) if queries else self.later[-1] for goal, queries in found.items()}
+        return {goal: end for goal, end in reached.items() if end[0] > self.pilot}
 
 
 Begun = Sequence[tuple[Recorded, Start]]
@@ -102,9 +96,7 @@ def rise_of(begun: Begun) -> Law:
     """The rise by least squares over levels, a group of curves counting as the root of its number."""
     rows = []
     for curve, start in begun:
-        later = [
-            (math.log(queries / start.queries), logit(share) - start.level) for queries, share in curve.later
-        ]
+        later = [(math.log(at / start.queries), logit(share) - start.level) for at, share in curve.later]
         slope = sum(x * y for x, y in later) / sum(x * x for x, _ in later)
         count = sum(other.group == curve.group for other, _ in begun)
         rows.append((start.level, slope, 1 / count**0.5))
@@ -140,12 +132,8 @@ def coverage(curves: Sequence[Recorded]) -> Iterator[tuple[Recorded, float, bool
         for goal, (queries, agreement) in curve.ends.items():
             low, _, high = start.queries_to(law, goal)
             reached = agreement == goal
-            yield (
-                curve,
-                goal,
-                reached,
-                (high or math.inf) >= queries and (not reached or (low or math.inf) <= queries),
-            )
+            held = (high or math.inf) >= queries and (not reached or (low or math.inf) <= queries)
+            yield curve, goal, reached, held
 
 
 def of_run(run: Path) -> Recorded:
@@ -154,14 +142,9 @@ def of_run(run: Path) -> Recorded:
     pilot, *later = (budget for _, budget in read_history(run / "ledger.jsonl").budgets)
     assert later, f"{run}: its budget was never enlarged"
     points = scores_after_training(read_metrics(run / "metrics.jsonl"))
-    named = (
-        plain_name(config["recipe"]),
-        summary["method"],
-        config["evaluation"]["dataset"],
-        summary["label_mode"],
-    )
+    named = plain_name(config["recipe"]), summary["method"], config["evaluation"]["dataset"]
     numbers = summary["seed"], summary["evaluation"]["images"], pilot
-    return Recorded(*named, *numbers, summary["version"], points)
+    return Recorded(*named, summary["label_mode"], *numbers, summary["version"], points)
 
 
 def read_curves(path: Path) -> list[Recorded]:
@@ -194,20 +177,16 @@ def main(words: Sequence[str]) -> None:
         with path.open("a", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             for each in runs:
-                points = " ".join(
-                    f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot)
-                )
-                writer.writerow([*(getattr(each, name) for name in FIELDS[:-1]), points])
+                points = [f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot)]
+                writer.writerow([*(getattr(each, name) for name in FIELDS[:-1]), " ".join(points)])
     curves = read_curves(path)
     print(law_of(curves))
     told = [*coverage(curves)]
     for curve, goal, reached, held in told:
         how = ("reached" if reached else "not reached") + (", held" if held else ", MISSED")
         print(" ".join(map(str, (*curve.group, curve.seed, curve.pilot, goal, how))))
-    for name, of in (
-        ("reached", [held for _, _, reached, held in told if reached]),
-        ("all", [each[-1] for each in told]),
-    ):
+    known = {"reached": [held for _, _, reached, held in told if reached], "all": [each[-1] for each in told]}
+    for name, of in known.items():
         print(f"{name}: the interval held {sum(of)} of {len(of)}, {sum(of) / len(of):.0%}")
 
 

@@ -111,12 +111,7 @@ def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset
     scores = [(200, 0.5), (600, 0.85), (1_000, 0.975)]
     shown = [{"queries": q, "agreement": a, "accuracy": a - 0.01, "student_loss": 1 - a} for q, a in scores]
     (run_dir / "metrics.jsonl").write_text(lines(*shown))
-    charged = [
-        ("evaluation", 360, 0),
-        ("generator", 300, 300),
-        ("student", 300, 600),
-        ("student", 400, 1_000),
-    ]
+    charged = [("evaluation", 360, 0), ("generator", 300, 300), ("student", 300, 600), ("student", 400, 1000)]
     ledger(run_dir, *(charge(seq, *each) for seq, each in enumerate(charged, start=1)))
     rng = np.random.default_rng(0)
     for queries, _ in scores:

@@ -110,8 +110,6 @@ def cut_short(out: Path) -> int:
     """A run stopped by Ctrl-C, then by its teacher: a checkpoint and answers beyond it. The images served."""
     first, second = Metered({7: ctrl_c}), Metered({4: break_down})
     assert not clone(out, first).finished
-    with pytest.raises(
-        TeacherError, match="ConnectionError: gone; all that was paid is kept: call extract again"
-    ):
+    with pytest.raises(TeacherError, match="gone; all that was paid is kept: call extract again"):
         clone(out, second, resume=True)
     return first.served + second.served

@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 import statistics
 from pathlib import Path
 from typing import Any
@@ -80,17 +81,12 @@ def _cell(cell: dict[str, Any], run: Path, price: float | None) -> None:
     assert cell["interval"] == near(wilson(summary["agreement"], summary["evaluation"]["images"]))
     assert (cell["config_hash"], cell["steps_seconds"]) == (summary["config_hash"], summary["wall_seconds"])
     assert cell["cost"] == near(price and ledger["spent"] * price / 1000)
-    assert (cell["seed"], cell["budget"], cell["mode"]) == (
-        summary["seed"],
-        summary["budget"],
-        summary["label_mode"],
-    )
-    assert ("none" if cell["defence"] == "none" else "yes") == ("yes" if summary.get("defences") else "none")
-    rung = {
-        name: each["first_alarm"]
-        for name, each in (summary.get("watch") or {"detectors": {}})["detectors"].items()
-    }
-    assert cell["alarms"] == rung
+    for name in ("seed", "budget"):
+        assert cell[name] == summary[name]
+    assert cell["mode"] == summary["label_mode"]
+    assert (cell["defence"] == "none") == (not summary.get("defences"))
+    watched = (summary.get("watch") or {"detectors": {}})["detectors"]
+    assert cell["alarms"] == {name: each["first_alarm"] for name, each in watched.items()}
 
 
 def _median(counts: list[Any]) -> float | None:
@@ -99,9 +95,8 @@ def _median(counts: list[Any]) -> float | None:
 
 
 def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | None) -> None:
-    assert all(
-        (cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none") for cell in cells
-    )
+    for cell in cells:
+        assert (cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none")
     shares = [cell["agreement"] for cell in cells]
     if not cells:  # of an attacker that cannot learn from such answers nothing is known, and it is said why
         assert line["reason"] and line["state"] == "not applicable"  # noqa: PT018
@@ -128,11 +123,8 @@ def _headline(audit: dict[str, Any], price: float | None) -> None:
     if head["labels"] is not None:
         labels = [line for line in audit["price"] if line["mode"] == "label"]
         assert head["labels"]["best_agreement"]["mean"] in [line["mean"] for line in labels]
-    assert len(head["sentences"]) == 2
-    if head["median"] is not None:
-        assert f"{head['median']:,.0f} queries" in head["sentences"][0]
-    else:
-        assert f"{best['mean']:.1%}" in head["sentences"][0]
+    first, _ = head["sentences"]
+    assert (f"{best['mean']:.1%}" if head["median"] is None else f"{head['median']:,.0f} queries") in first
 
 
 def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Path]) -> None:
@@ -146,15 +138,12 @@ def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Pa
             shares = [[share for at, share in curve if limit is None or at <= limit][-1] for curve in curves]
             assert each["agreement"]["mean"] == near(sum(shares) / len(shares))
             assert each["agreement"]["n"] == len(shares)
-            renamed = [
-                read(runs[name] / "summary.json").get("agreement_relabelled") for name in each["cells"]
-            ]
+            summaries = [read(runs[name] / "summary.json") for name in each["cells"]]
+            renamed = [summary.get("agreement_relabelled") for summary in summaries]
             assert each["score"]["mean"] == near(_score(shares, [] if limit or None in renamed else renamed))
             assert {by_name[name]["seed"] for name in each["cells"]} == set(audit["options"]["seeds"])
-        best = max(
-            (each for each in line["attackers"] if each["score"]), key=lambda each: each["score"]["mean"]
-        )
-        assert line["best_score"]["mean"] == best["score"]["mean"]
+        best = max(each["score"]["mean"] for each in line["attackers"] if each["score"])
+        assert line["best_score"]["mean"] == best
     if audit["defences"]:
         bare = audit["defences"][0]
         assert bare["defence"] == "none"
@@ -178,20 +167,17 @@ def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
     assert {row["defence"] for row in bills} == set(rows)
     points = audit["pareto"]
     for point in points:
-        paid = rows.get("none" if point["name"].startswith("quota") else point["name"], {"held_out": {}})[
-            "held_out"
-        ]
+        row = "none" if point["name"].startswith("quota") else point["name"]
+        paid = rows.get(row, {"held_out": {}})["held_out"]
         assert (point["l1_mean"], point["accuracy_drop"]) == (paid.get("l1_mean"), paid.get("accuracy_drop"))
         if not paid:
             assert not point["dominated"]
             continue
-        price = ("l1_mean", "accuracy_drop", "agreement")
-        better = [
-            other for other in points
-            if all(other[name] <= point[name] for name in price)
-            and any(other[name] < point[name] for name in price)
-        ]  # fmt: skip
-        assert point["dominated"] == bool(better)
+        own, *others = (
+            [of[name] for name in ("l1_mean", "accuracy_drop", "agreement")] for of in (point, *points)
+        )
+        better = [all(map(operator.le, other, own)) and other != own for other in others]
+        assert point["dominated"] == any(better)
     modes = {line["mode"] for line in audit["price"]} - {audit["target"]["label_mode"]}
     assert {point["name"] for point in points if point["kind"] == "label mode"} == modes
     for mode in modes:
@@ -220,29 +206,23 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         assert each["agreement"] == near(summary["agreement"])
         assert each["images"] == summary["evaluation"]["images"]
         assert sum(map(sum, each["table"])) == each["images"]
-        assert sum(each["table"][k][k] for k in range(len(each["table"]))) == round(
-            each["agreement"] * each["images"]
-        )
+        same = sum(row[k] for k, row in enumerate(each["table"]))
+        assert same == round(each["agreement"] * each["images"])
     examples = [read(out / "cells" / cell["name"] / "summary.json") for cell in audit["cells"]]
     assert audit["games"]["constant"] == examples[0]["baselines"]["constant_agreement"]
     assert audit["games"]["guess"] == 1 / audit["target"]["num_classes"]
     twin = audit["games"]["twin"]
     for line in audit["games"]["advantage"]:
-        shares = next(
-            one["agreement"]
-            for one in audit["price"]
-            if (one["row"], one["mode"]) == (line["row"], line["mode"])
-        )
+        of = {(one["row"], one["mode"]): one["agreement"] for one in audit["price"]}
+        shares = of[line["row"], line["mode"]]
         least = audit["games"]["constant"]
-        assert line["values"] == [
-            None if share is None else near((share - least) / (twin["agreement"] - least)) for share in shares
-        ]
+        room = twin["agreement"] - least
+        assert line["values"] == [None if share is None else near((share - least) / room) for share in shares]
     for each in (audit["detection"] or {"attacks": []})["attacks"]:
         summary = read(out / "cells" / each["cell"] / "summary.json")
         seen = summary["watch"]["detectors"][each["detector"]]
         assert (each["first_alarm"], each["largest"]) == (seen["first_alarm"], seen["largest"])
-        before = [
-            share for at, share in curve_of(out / "cells" / each["cell"]) if at <= (seen["first_alarm"] or 0)
-        ]
+        curve = curve_of(out / "cells" / each["cell"])
+        before = [share for at, share in curve if at <= (seen["first_alarm"] or 0)]
         worth = before[-1] if before else audit["games"]["constant"]
         assert each["agreement_at_alarm"] == near(None if seen["first_alarm"] is None else worth)

@@ -109,10 +109,8 @@ def make_method(name: str, parts: Components, **options: object):
     own = {field.name for field in dataclasses.fields(EstimatorConfig)}
     estimator = entry.section("estimator")(**{key: options.pop(key) for key in list(options) if key in own})
     small = {"batch_size": 8, "student_steps": 2, "latent_size": 8, **options}
-    known = {field.name for field in dataclasses.fields(entry.config)}
-    config = entry.config(
-        **{name: value for name, value in small.items() if name in known or name in options}
-    )
+    known = {field.name for field in dataclasses.fields(entry.config)} | options.keys()
+    config = entry.config(**{name: small[name] for name in small.keys() & known})
     oracle, students = parts.oracle, parts.students
     draw = ProceduralImages(oracle.spec, parts.sources.programs).draw
     generator = parts.generator if hasattr(config, "latent_size") else None
@@ -123,10 +121,8 @@ def make_method(name: str, parts: Components, **options: object):
         parts.sources, oracle.spec, generator, draw, students.nets, parts.rng, config.batch_size, evolution
     )
     pool = entry.load().open_pool(config, oracle.spec, oracle.ledger.budget // oracle.times)
-    return entry.load()(
-        config,
-        dataclasses.replace(parts, generator=generator, queries=queries, estimator=estimator, pool=pool),
-    )
+    own = {"generator": generator, "queries": queries, "estimator": estimator, "pool": pool}
+    return entry.load()(config, dataclasses.replace(parts, **own))
 
 
 def goes_on_bit_for_bit(begin: Callable[[int], Any], before: int = 3, after: int = 2) -> Any:

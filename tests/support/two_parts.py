@@ -11,9 +11,8 @@ from dfme.estimators import Objective
 def net(shape: tuple[int, ...], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, 10)
-        ).double()
+        layers = nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, 10)
+        return nn.Sequential(*layers).double()
 
 
 class TwoParts:
