@@ -26,11 +26,8 @@ class ToyTeacher:
 
         self.seen += len(images)
         p = (0.3 + 0.4 * images[:, 0, 0, 0] + self._drift * self.seen).double()
-        p = (
-            p
-            if self.label_mode.decimals is None
-            else (p * 10**self.label_mode.decimals).round() / 10**self.label_mode.decimals
-        )
+        if self.label_mode.decimals is not None:
+            p = p.round(decimals=self.label_mode.decimals)
         return torch.stack([p, 1 - p], dim=1)
 
 
@@ -60,9 +57,6 @@ def test_check_says_what_the_answers_are_like() -> None:
     drifting = examine(ToyTeacher(drift=1e-4), images=20, seed=0)
     assert "probabilities, not rounded" in drifting
     assert "no: the same images' answers differ by up to 0.002" in drifting
-
-
-# Commands that run
 
 
 def test_a_trained_teacher_can_be_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,9 +89,8 @@ def test_evaluate_scores_a_student_beside_its_teacher(here: Path, capsys: pytest
     for name, shape in (("student.safetensors", (1, 8, 8)), ("other.safetensors", (1, 9, 9))):
         save_student(here / name, build_net("cnn_small", shape, 10), "cnn_small", ImageSpec(shape), 10)
     (here / "own_scored.py").write_text(OWN_SCORED)
-    words = (
-        "evaluate --teacher own_scored:make --teacher.student student.safetensors --evaluation.dataset digits"
-    )
+    words = "evaluate --teacher own_scored:make --teacher.student student.safetensors"
+    words += " --evaluation.dataset digits"
     assert run(f"{words} --student student.safetensors --evaluation.limit 50") == 0
     lines = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["agreement"] == "1.0000"

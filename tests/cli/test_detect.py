@@ -17,14 +17,13 @@ from dfme.teachers.watch import detection
 from dfme.teachers.watch.detector import Observation
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "teachers/checkpoints/digits.safetensors"
+QUIET = ("random order", "pairs")
 
 
 def write_log(folder: Path, count: int = 40) -> Path:
     rng = torch.Generator().manual_seed(0)
-    images, p = (
-        torch.rand((count, 1, 8, 8), generator=rng),
-        torch.rand((count, 10), generator=rng).double().softmax(1),
-    )
+    images = torch.rand((count, 1, 8, 8), generator=rng)
+    p = torch.rand((count, 10), generator=rng).double().softmax(1)
     said = list[str]()
     Recording(folder, 30, 10**6, said.append)(account_tag("a"), 1, Observation(images, p, None))
     assert not said
@@ -49,9 +48,7 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
     for each in told["benign"]:
         assert each["per_10000"] == 10_000 * each["alarms"] / 1_200
         assert each["per_10000_upper"] > each["per_10000"]
-    quiet = next(
-        each for each in told["benign"] if (each["stream"], each["detector"]) == ("random order", "pairs")
-    )
+    (quiet,) = [each for each in told["benign"] if (each["stream"], each["detector"]) == QUIET]
     assert (quiet["alarms"], quiet["per_10000_upper"]) == (0, pytest.approx(30_000 / 179))
     assert "0 of 2 (< 168)" in shown
     assert "0 %" not in shown.replace("95 %", "")
@@ -61,10 +58,7 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
     ("words", "said"),
     [
         ("detect nowhere --benign digits", "expected a folder that run.py serve --record wrote"),
-        (
-            "detect log --benign digits --teacher.watch mahalanobis",
-            "expected a log that can feed mahalanobis",
-        ),
+        ("detect log --benign digits --teacher.watch sprt", "expected a log that can feed sprt"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_in_one_line(

@@ -53,11 +53,8 @@ def test_a_student_comes_back_as_a_teacher(
     assert "64 random images: scores differ by" in said
     found = metadata(path)
     assert found["input"] == "images: float32 (any number, 1, 8, 8) within -1 and 1"
-    assert (json.loads(found["bounds"]), json.loads(found["shape"]), found["num_classes"]) == (
-        [-1, 1],
-        [1, 8, 8],
-        "7",
-    )
+    facts = [json.loads(found[name]) for name in ("bounds", "shape", "num_classes")]
+    assert facts == [[-1, 1], [1, 8, 8], 7]
     option, more = LOADED[form]
     config = TeacherConfig(kind=form, bounds=BOUNDS, label_mode="logits")
     teacher = make_teacher(config, {option: str(path), **more}, torch.device("cpu"))

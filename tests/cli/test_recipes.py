@@ -6,37 +6,30 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, one_line, run, summary
+from tiers import exhaustive
 
 from dfme.config.yaml_files import load_yaml
 from dfme.run.job import PROJECT
 from dfme.run.recipes import whole
 
-RECIPES = [
-    path for path in sorted(PROJECT.glob("configs/*.yaml")) if not path.stem.startswith(("compare_", "audit"))
-]
-
-
+EVERY = [path.stem for path in PROJECT.glob("configs/*.yaml")]
+RECIPES = [name for name in EVERY if not name.startswith(("compare_", "audit"))]
 TELLING = ("digits", "digits_frugal", "cifar10_dfme")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in TELLING else [pytest.mark.exhaustive])
-        for path in RECIPES
-    ],
-)
+@pytest.mark.parametrize("recipe", [*TELLING, *exhaustive(*sorted({*RECIPES} - {*TELLING}))])
 def test_recipes_run_or_say_which_file_they_want(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
     flags = "--evaluation.dataset none --budget 20 --method.batch-size 4 --student.arch cnn_small --out run"
-    recipe = whole(load_yaml(path), path)
-    if recipe["student"].get("steps"):
+    path = PROJECT / "configs" / f"{recipe}.yaml"
+    content = whole(load_yaml(path), path)
+    if content["student"].get("steps"):
         flags += " --student.steps 20"
-    if "teacher" not in recipe:
-        recipe["teacher"] = {"checkpoint": "teachers/checkpoints/digits.safetensors"}
-        flags += f" --teacher.checkpoint {recipe['teacher']['checkpoint']}"
-    checkpoint = recipe["teacher"]["checkpoint"]
+    if "teacher" not in content:
+        content["teacher"] = {"checkpoint": "teachers/checkpoints/digits.safetensors"}
+        flags += f" --teacher.checkpoint {content['teacher']['checkpoint']}"
+    checkpoint = content["teacher"]["checkpoint"]
     found = (PROJECT / checkpoint).is_file()
     assert run(f"--config {path} {flags}") == (0 if found else 2)
     if found:
@@ -58,10 +51,8 @@ def test_a_recipe_of_another_command_is_not_listed_line_by_line(capsys: pytest.C
 @pytest.mark.exhaustive
 def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("train-teacher --data.name digits --epochs 2 --out teacher.safetensors --device cpu") == 0
-    clone = (
-        f"--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600 --out run {SMALL}"
-    )
-    assert run(clone) == 0
+    words = "--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600"
+    assert run(f"{words} --out run {SMALL}") == 0
     shown = capsys.readouterr().out
     made = summary()
     assert f"agreement         {made['agreement']:.2%}" in shown
@@ -78,15 +69,11 @@ def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.integration
 def test_the_real_process_from_another_directory(here: Path) -> None:
     """One run in a process of its own: no terminal, no installed package."""
-    words = (
-        "--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0 "
-        f"--out {here}/out"
-    )
-    command = [sys.executable, str(PROJECT / "run.py"), *words.split()]
-    (here / "elsewhere").mkdir()
-    done = subprocess.run(
-        command, cwd=here / "elsewhere", capture_output=True, text=True, timeout=100, check=True
-    )
+    words = "--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0"
+    command = [sys.executable, str(PROJECT / "run.py"), *words.split(), "--out", str(here / "out")]
+    where = here / "elsewhere"
+    where.mkdir()
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=100, check=True)
     assert summary("out")["spent"] == 300
     assert "\r" not in done.stderr  # plain lines, no bar
     assert "300 / 300 queries (100%)" in done.stderr

@@ -34,7 +34,9 @@ def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(
     assert reads == [(1_000,)]
 
 
-def test_flags_that_nobody_reads_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_that_nobody_reads_do_not_pile_up_and_on_the_cpu_are_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(compute, "MAX_PENDING", 8)
     with pretended():
         checks = DeferredChecks()
@@ -42,9 +44,6 @@ def test_flags_that_nobody_reads_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
             checks.expect(torch.tensor(number != 3), failing(f"flag {number}"))
         with pytest.raises(ValueError, match="flag 3"):
             checks.expect(torch.tensor(True), failing("the eighth"))
-
-
-def test_on_the_cpu_a_flag_is_read_at_once() -> None:
     with pytest.raises(ValueError, match="now"):
         DeferredChecks().expect(torch.tensor(False), failing("now"))
 
