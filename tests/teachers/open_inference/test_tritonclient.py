@@ -54,10 +54,8 @@ def test_health_and_metadata_are_understood(served: tuple[Any, Serving]) -> None
     client, _ = served
     assert client.is_server_live()
     assert client.is_server_ready()
-    assert client.is_model_ready("digits")
-    assert client.is_model_ready("digits", "1")
-    assert not client.is_model_ready("digits", "2")
-    assert not client.is_model_ready("other")
+    asked = [("digits", ""), ("digits", "1"), ("digits", "2"), ("other", "")]
+    assert [client.is_model_ready(*model) for model in asked] == [True, True, False, False]
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
     described = client.get_model_metadata("digits", "1")
     assert described["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]

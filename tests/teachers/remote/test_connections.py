@@ -20,8 +20,6 @@ trustme = pytest.importorskip("trustme")
 
 pytestmark = pytest.mark.integration
 
-# Certificates
-
 
 @pytest.fixture(scope="module")
 def authority():
@@ -110,9 +108,6 @@ def test_a_file_without_certificates_is_no_authority(tmp_path, content, url):
     refused("--teacher.ca-file: expected certificates", endpoint, url, ca_file=str(tmp_path / "ca.pem"))
 
 
-# Connections
-
-
 def not_connected(url: str, words: str = "", **options: Any) -> None:
     refusal = refused(f"no connection ({words}", post, url, error=Refused, **options)
     assert (refusal.reason, refusal.retry) == ("no connection", True)
@@ -145,9 +140,6 @@ def test_a_connection_that_is_not_accepted_in_time_was_not_made():
 def test_a_service_without_tls_is_no_https_service():
     with Service(then(http(b"", "400 Bad"), Do.CLOSE)) as server:
         not_connected(server.url.replace("http", "https"), timeout=2.0)
-
-
-# Questions before the run
 
 
 def test_a_question_before_the_run_gets_its_answer():

@@ -1,13 +1,16 @@
-"""Nobody is asked who has not allowed it: this machine, or a host for which it is said who did and why."""
+"""Nobody is asked who has not allowed it: this machine, or a host that somebody allowed. And proxies."""
 
+import os
 import socket
 from itertools import product
 
+import httpx2
 import pytest
 from refusals import refused
 from tables import all_hold
 
-from dfme.teachers.remote.consent import host_of, is_this_machine, require_consent
+from dfme.teachers.remote.consent import is_this_machine, require_consent
+from dfme.teachers.remote.transport import _proxy, _ssl_context
 
 OWN = [
     "127.0.0.1", "127.5.5.5", "127.255.255.254", "[::1]", "[::ffff:127.0.0.1]", "[0:0:0:0:0:0:0:1]",
@@ -101,7 +104,61 @@ def test_no_name_is_looked_up(monkeypatch):
     assert is_this_machine("localhost")
 
 
-def test_the_host_of_a_url():
-    assert host_of("HTTP://ExAmple.COM:80/x") == "example.com"
-    assert host_of("http://[::1]:80") == "::1"
-    assert host_of("https://10.0.0.1?x") == "10.0.0.1"
+URL = "http://service.example/v2"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of proxies and certificates is in the environment."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("SSL")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"])
+def test_a_proxy_that_is_none_is_named_and_its_password_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = "[::1|h:99999|h:0|h:-1|h:port||:8080|h h:1|h\\x:1|h\u202e:1|1.2.3.999:1".split("|")
+    users = ("", "me:s3cret@", "me:s3/cret@", "m e:\u5bc6s3@")
+    addresses = [f"http://{user}{host}" for host in hosts for user in users]
+    addresses += ["\n", "://", "socks5://me:s3cret@h:1", "https://h:1", f"http://{'a' * 90_000}:1"]
+    url = httpx2.URL("https://service.example" if name == "HTTPS_PROXY" else URL)
+    for address in addresses:
+        monkeypatch.setenv(name, address)
+        said = str(refused("expected a proxy such as", _proxy, url))
+        assert said.startswith(f"{name}: ")
+        assert "s3" not in said
+        assert len(said) < 200
+        assert said.isprintable()
+        assert _proxy(httpx2.URL("http://localhost:8000")) is None  # none for this machine, whatever is said
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "auth"),
+    [
+        ("h:3128", b"h", None),
+        ("http://me:s3cret@h:3128", b"h", (b"me", b"s3cret")),
+        ("http://m e:s%203@[::1]:3128/", b"::1", (b"m e", b"s 3")),
+        ("http://\u00e9:x@b\u00fccher.example:3128", b"xn--bcher-kva.example", ("\u00e9".encode(), b"x")),
+    ],
+)
+def test_a_proxy_is_used_as_it_is_named(
+    address: str, host: bytes, auth: tuple[bytes, bytes] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("all_proxy", address)
+    proxy = _proxy(httpx2.URL(URL))
+    assert (proxy.url.host, proxy.url.port, proxy.auth) == (host, 3128, auth)
+    for nothing in ("[::1", "example.org:99999", "\u00e9", " ,,", "[", "service.example:8080", "\udcff"):
+        monkeypatch.setenv("no_proxy", nothing)
+        assert _proxy(httpx2.URL(URL)) is not None
+    for everything in ("*", "example.org, service.example", ".example", "service.example:80"):
+        monkeypatch.setenv("no_proxy", everything)
+        assert _proxy(httpx2.URL(URL)) is None
+
+
+@pytest.mark.parametrize("value", ["/nowhere/at/all", os.devnull, "/"])
+def test_certificates_of_the_environment_that_are_none_are_said(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", value)
+    refused("the environment variables SSL_CERT_FILE and", _ssl_context, None)

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.integration
 BRIEF = 0.3
 """Seconds of patience where it is meant to run out."""
 
-# What is sent
-
 
 def test_what_is_sent_is_what_was_given_and_says_who_asks():
     with Service(http(b"yes", X_Twice="a")) as server:
@@ -93,9 +91,6 @@ def test_no_proxy_sees_this_machine_and_one_that_is_named_sees_the_rest(monkeypa
     assert proxy.requests[0].line == "POST http://192.0.2.1:9/ask HTTP/1.1"
 
 
-# Answers that are none
-
-
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 PART = http(b"ten bytes.", Content_Length="100")
 
@@ -158,6 +153,7 @@ class Slow(Service):
 
     def _talk(self, stream: socket.socket) -> None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._open.add(stream)
         while stream.recv(65_536):
             time.sleep(BRIEF / 20)
 
