@@ -90,9 +90,11 @@ def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: C
     return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
 
 
-def _pairs(images: Tensor | ImageSet | None, answers: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    if images is not None and answers is not None:
-        yield from zip(batches(images), answers.split(evaluation_batch(images.shape)), strict=True)
+def _pairs(examination: EvaluationSet | HoldOut) -> Iterator[tuple[Tensor, Tensor]]:
+    images = examination.images
+    if images is not None and examination.answers is not None:
+        answers = examination.answers.split(evaluation_batch(images.shape))
+        yield from zip(batches(images), answers, strict=True)
 
 
 @dataclass
@@ -151,10 +153,7 @@ class EvaluationSet:
             validate_like(self.labels, state["labels"], "evaluation labels")
             self.labels = state["labels"].to(self.device)
 
-    @property
-    def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The images and their answers, once they were asked for, in batches."""
-        return _pairs(self.images, self.answers)
+    paid = property(_pairs, doc="The images and their answers, once they were asked for, in batches.")
 
 
 class HoldOut:
@@ -220,15 +219,11 @@ class HoldOut:
         return {"seen": self._seen, "images": self._coded, "answers": self.answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave."""
         self._seen = state["seen"]
         if state["images"] is not None:
             self._coded, self.answers = (state[name].to(self._device) for name in ("images", "answers"))
 
-    @property
-    def paid(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The held-back images and their answers, in batches."""
-        return _pairs(self.images, self.answers)
+    paid = property(_pairs, doc="The held-back images and their answers, in batches.")
 
 
 def examination_of(
@@ -300,8 +295,8 @@ class Goal:
     """Agreement on held-back queries, which are paid for and never trained on.
 
     It is reached when an evaluation finds it below the 95% interval of the agreement (Wilson's), while a
-    student that names one class for everything would not reach it. ``latest``: what the last evaluation
-    found. ``own``: the images are held back for this goal alone, so they are part of its state.
+    student that names one class for everything would not reach it. ``latest``: what that found. ``own``: the
+    images are held back for this goal alone, so they are part of its state.
     """
 
     def __init__(self, share: float, held: HoldOut, own: bool) -> None:

@@ -29,9 +29,7 @@ from dfme.run.student_file import save_student
 from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
-EARLY_SHARE = (
-    0.1  # of the budget, after which answers that are all of one class are told: a start may be poor
-)
+EARLY_SHARE = 0.1  # of the budget, after which answers of one class alone are told: a start may be poor
 FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
 ACCOUNTS = (  # figures of the ledger that summary.json has
     *("budget", "spent", "spent_by_purpose", "evaluation_queries"),

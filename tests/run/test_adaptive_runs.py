@@ -1,6 +1,5 @@
 """Whole runs that make something of a teacher's answers: what they pay, how they resume."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from small_runs import BATCH, Metered, clone, student
 from torch import Tensor
 
 from dfme.answers.recover import make_recovery
-from dfme.cli.main import main
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.errors import UserError
@@ -74,20 +72,6 @@ def test_what_cannot_work_is_refused_before_the_first_query(
         clone(tmp_path / "run", teacher, **changes)
     assert teacher.served == 0
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.usefixtures("here")
-def test_a_dry_run_says_what_is_charged_with_all_repeats(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--recipe frugal --budget 500 --student.steps 30 --evaluation.limit 31 --answers.repeat 3".split()
-    words += ["--teacher.max-batch", "7", "--out", "run"]
-    assert main([*words, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert main(words) == 0
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["spent"] == 498
-    assert "498 would be charged: student 498" in said
-    assert summary["evaluation_queries"] == 31
-    assert f"{summary['requests']:,}, at most 7" in said
 
 
 def defended(images: Tensor) -> Tensor:

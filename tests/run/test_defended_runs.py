@@ -88,21 +88,6 @@ def test_held_back_queries_are_what_is_answered(tmp_path: Path) -> None:
     assert "defended teacher" in " ".join(page_of(out).text)
 
 
-def test_another_key_or_other_defences_are_one_line_and_nothing_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not clone(tmp_path / "run", Counting({7: ctrl_c}), **DIGITS).finished
-    with pytest.raises(TeacherError, match="gone"):
-        clone(tmp_path / "run", Counting({4: break_down}), resume=True, **DIGITS)
-    teacher = Counting(moved=0.2)
-    with pytest.raises(RunError, match="20 answers differ"):
-        clone(tmp_path / "run", teacher, resume=True, **DIGITS)
-    monkeypatch.setattr(Counting, "defences", ("counting:moved=0.9",))
-    with pytest.raises(UserError, match=r"defences .*0\.3.* \(now .*0\.9"):
-        clone(tmp_path / "run", teacher, resume=True, **DIGITS)
-    assert teacher.answered == 0
-
-
 def test_the_key_of_a_defence_is_in_no_file_and_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +99,8 @@ def test_the_key_of_a_defence_is_in_no_file_and_another_is_refused(
     with pytest.raises(RunError, match="other answers than on record"):
         clone(tmp_path / "run", other := noisy(), resume=True)
     assert other.calls == 0
+    with pytest.raises(UserError, match=r"defences .*0\.6.* \(now .*0\.9"):
+        clone(tmp_path / "run", Stopped(defences="modelguard_s:epsilon=0.9"), resume=True)
     monkeypatch.setenv("DFME_TEST_KEY", "a key for tests, long enough")
     summary = clone(tmp_path / "run", noisy(), resume=True).summary
     assert summary["defence_report"]["noise"] == {"answered": BUDGET}

@@ -31,6 +31,7 @@ MADE = {
     "dfms": "dfms --method.gan-steps 1",
     "dual students": "dual_students",
     "static": "static",
+    "repeats": "static --answers.repeat 3",
 }
 
 
@@ -47,7 +48,7 @@ def number(text: str) -> int:
     return int(text.split()[0].strip(",;").replace(",", ""))
 
 
-TELLING = ["check", "synthetic", "seeds"]
+TELLING = ["check", "synthetic", "seeds", "repeats"]
 
 
 @pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in MADE if name not in TELLING))])

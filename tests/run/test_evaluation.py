@@ -30,12 +30,6 @@ def test_agreement_and_kl_by_hand():
     assert result["kl"] == pytest.approx(kl, rel=1e-5)
 
 
-def test_labels_give_agreement_and_no_divergence():
-    assert compare(torch.eye(3), torch.tensor([0, 1, 1]), LabelMode("label")) == {
-        "agreement": pytest.approx(2 / 3)
-    }
-
-
 def test_the_teacher_is_asked_once_and_not_charged():
     teacher = LinearTeacher(SPEC)
     oracle = Oracle(teacher, Ledger(10))

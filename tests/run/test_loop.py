@@ -45,12 +45,6 @@ def test_evaluations_at_the_start_halve_and_are_no_more_than_the_others(points, 
     assert [spent for spent in range(1, 16 // points) if reached(spent, 16, points)] == sorted(early)
 
 
-def test_what_a_copy_costs_is_known_to_a_factor_of_two_however_large_the_budget():
-    budget, points = 1_000_000, 50
-    marks = [spent for spent in range(1, 20_001) if reached(spent, budget, points)]
-    assert marks == [-(-20_000 // 2**times) for times in range(8, -1, -1)]
-
-
 def test_a_stop_is_obeyed_after_the_step_and_kept():
     parts = make_parts(LinearTeacher(SPEC), 160)
     kept: list[int] = []

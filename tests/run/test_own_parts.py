@@ -179,7 +179,6 @@ DIGITS = "--teacher.checkpoint teachers/checkpoints/digits.safetensors"
         ("--method nowhere:Mine", "no module 'nowhere' in"),
         ("--method OWN:Minee", "did you mean Mine?"),
         ("--method OWN:Net", "expected a class derived from dfme.Method"),
-        ("--method OWN:small", "expected a class derived from dfme.Method"),
         ("--method OWN:NoEntry", "expected entry = dfme.MethodEntry(Config)"),
         ("--method OWN:NoModes", "expected label_modes among logits"),
         ("--method OWN:NoSection", "sections among estimator, queries"),
@@ -188,7 +187,6 @@ DIGITS = "--teacher.checkpoint teachers/checkpoints/digits.safetensors"
         ("--method OWN:Mine --method.batch 1", "did you mean --method.batch-size?"),
         ("--method OWN:Mine --estimator.step 1", "--estimator.step: unknown flag of method"),
         ("--student.arch nowhere:Net", "--student.arch: no module 'nowhere'"),
-        ("--student.arch OWN:Nett", "did you mean Net?"),
         ("--method.generator OWN:Flatt", "did you mean Flat?"),
         ("--method.generator flat", "expected module:Class or module:function, got 'flat'"),
         (

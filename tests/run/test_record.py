@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hostile import Hostile
-from http_runs import command, extract, finished, summary
-from protocols import tensor
+from http_runs import summary
 from small_runs import BUDGET, SMALL, Metered, clone, ctrl_c
 
 from dfme.cli.extract import parse_extract
@@ -127,16 +125,22 @@ def test_a_checkpoint_that_lies_elsewhere_goes_on_if_it_is_the_same(
     assert (told["kind"], told["num_classes"], told["label_mode"]) == ("torch", 10, "probabilities")
 
 
-def test_a_function_of_other_form_is_refused_in_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [("label_mode", "probabilities", "logits"), ("bounds", (0.0, 1.0), (0.0, 2.0)), ("levels", 256, 16)],
+)
+def test_a_function_of_other_form_is_refused_in_python(
+    name: str, before: object, now: object, tmp_path: Path
+) -> None:
     """What the object says of itself is in no config.yaml."""
     out, first, second = tmp_path / "run", Metered({3: ctrl_c}), Metered()
-    first.label_mode = "probabilities"  # type: ignore[attr-defined]
-    second.label_mode = "logits"  # type: ignore[attr-defined]
+    setattr(first, name, before)
+    setattr(second, name, now)
     assert not clone(out, first).finished
-    with pytest.raises(UserError, match=r"label_mode.*probabilities.*logits"):
+    with pytest.raises(UserError, match=rf"{name}.*{re.escape(str(now if name != 'bounds' else list(now)))}"):
         clone(out, second, resume=True)
     assert second.calls == 0
-    assert clone(out, Metered(), resume=True).summary["spent"] == BUDGET
+    assert clone(out, first, resume=True).summary["spent"] == BUDGET
 
 
 # Facts
@@ -270,44 +274,6 @@ def test_an_adapter_is_written_out_without_secrets_and_held_to() -> None:
     said = rf"apikey=\*\*\*' \(now 'https://host/v2'\), sha256 as read {first} \(now {now}\)"
     with pytest.raises(UserError, match=said):
         require_same_adapter(Path("kept.yaml"), changed)
-
-
-# A service
-
-PARAMETERS = {"bounds": [0, 1], "label_mode": "probabilities", "levels": None}
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "levels": ({"parameters": PARAMETERS | {"levels": 256}}, "levels.*none.*256"),
-    "bounds": ({"parameters": PARAMETERS | {"bounds": [0, 2]}}, r"bounds.*\[0.0, 1.0\].*\[0.0, 2.0\]"),
-    "mode": ({"parameters": PARAMETERS | {"label_mode": "probabilities:4"}}, "label_mode.*probabilities:4"),
-    "shape": ({"inputs": [tensor("x", "FP32", [-1, 1, 8, 9])]}, r"shape.*\[1, 8, 8\].*\[1, 8, 9\]"),
-    "classes": ({"outputs": [tensor("y", "FP32", [-1, 7])]}, "num_classes.*10.*7"),
-}
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_a_service_announces_is_the_same_in_every_stretch(
-    ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "run"
-    with Hostile({} if ended else {5: "status:403"}) as server:
-        server.what.parameters = PARAMETERS
-        first = extract(server, out, budget=100)
-        assert first.code == (0 if ended else 3), first.err
-        asked, ledger = server.questions, (out / "ledger.jsonl").read_bytes()
-        for changes, said in CHANGES.values():
-            with monkeypatch.context() as patch:
-                for key, value in changes.items():
-                    patch.setattr(server.what, key, value)
-                refused = command(["--resume", "--out", str(out), "--budget", "200"])
-            assert refused.code == 2
-            assert re.search(said, refused.line), refused.line
-            assert server.questions == asked
-            assert (out / "ledger.jsonl").read_bytes() == ledger
-        finished(command(["--resume", "--out", str(out), "--budget", "200"]))
-        facts = summary(out)["teacher"]
-    same = {"kind": "v2", "url": server.url, "model": "m", "target": f"{server.url}, model m", "files": {}}
-    assert facts == same | PARAMETERS | {"shape": [1, 8, 8], "num_classes": 10, "bounds": [0.0, 1.0]}
 
 
 def test_images_of_no_known_size_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:

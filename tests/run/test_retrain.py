@@ -94,13 +94,6 @@ def test_what_is_no_run_or_kept_nothing_is_told(tmp_path: Path) -> None:
         paid_answers(tmp_path / "run")
 
 
-def test_a_missing_folder_is_explained(tmp_path: Path) -> None:
-    finished(tmp_path / "run", replay_store="disk")
-    (tmp_path / "run" / "replay").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"cannot read kept answers: No such file"):
-        paid_answers(tmp_path / "run")
-
-
 def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
@@ -185,13 +178,6 @@ def test_a_seed_decides_everything_and_nothing_outside_is_moved(run: Path, tmp_p
         assert torch.equal(torch.get_rng_state(), before)
         students.append((tmp_path / str(number) / "student.safetensors").read_bytes())
     assert students[0] == students[1] != students[2]
-
-
-@pytest.mark.exhaustive
-def test_an_ensemble(run: Path, tmp_path: Path) -> None:
-    made = retrain(run, tmp_path / "again", settings(student={"count": 2, "steps": 120}), quiet)
-    assert (made["students"], made["student_steps"]) == (2, 120)
-    assert made["vote_agreement"] > 0.2
 
 
 def test_held_back_answers_are_on_record_too_and_what_is_not_kept_is_said(tmp_path: Path) -> None:

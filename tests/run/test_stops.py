@@ -5,7 +5,6 @@ are killed are in test_killed_runs.py.
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,13 +170,6 @@ def steps(out: Path) -> list[tuple[int, int]]:
     return [(record["queries"], int(record["student_steps"])) for record in records if "seconds" in record]
 
 
-@pytest.fixture(scope="module")
-def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("pilot") / "run"
-    assert clone(out, Metered(), **PILOT).summary["student_steps"] == 8
-    return out
-
-
 @pytest.mark.parametrize(
     ("budget", "rounds"),
     [
@@ -186,32 +178,15 @@ def pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_rounds_beyond_what_is_spent_are_taken(
-    budget: int, rounds: dict[int, int], pilot: Path, tmp_path: Path
+    budget: int, rounds: dict[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, teacher = tmp_path / "run", Metered()
-    shutil.copytree(pilot, out)
+    assert clone(out, Metered(), **PILOT).summary["student_steps"] == 8
+    clone(out, teacher, resume=True, progress=True, **PILOT)
+    assert "to go on, give a larger --budget" in capsys.readouterr().err
     assert clone(out, teacher, budget, resume=True, **PILOT).finished
     assert teacher.served == budget - BUDGET
     taken = dict(steps(out))  # of several at the same queries, the last
-    assert {queries: taken[queries] for queries in (100, 200, 400, *rounds)} == {
-        100: 3,
-        200: 5,
-        400: 8,
-        **rounds,
-    }
-    assert set(taken.values()) == {3, 5, 8, *rounds.values()}
-
-
-def test_a_pilot_stopped_between_two_rounds_is_gone_on_with(tmp_path: Path) -> None:
-    out, rounds = tmp_path / "run", {"student": {**STUDENT, "rounds": (0.25, 0.7, 1.0)}}
-    assert clone(out, Metered({8: ctrl_c}), **rounds).summary["spent"] == 200
-    clone(out, Metered(), 1_000, resume=True, **rounds)  # of it 250 lies in the step up to 300
-    taken = dict(steps(out))
-    assert [taken[queries] for queries in (100, 300, 700, 1_000)] == [3, 5, 8, 11]
-
-
-def test_a_finished_run_of_rounds_says_that_a_larger_budget_goes_on(
-    pilot: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clone(pilot, Metered(), resume=True, progress=True, **PILOT)
-    assert "to go on, give a larger --budget" in capsys.readouterr().err
+    expected = {100: 3, 200: 5, 400: 8, **rounds}
+    assert {queries: taken[queries] for queries in expected} == expected
+    assert set(taken.values()) == {*expected.values()}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from counting_teacher import Counting
-from damage import flip
 from fuzzing import only_ours, saved, sealed
 from small_runs import Metered, clone, ctrl_c
 from tables import all_hold
@@ -175,13 +174,3 @@ def test_kept_answers_are_those_that_the_teacher_can_have_given() -> None:
             require_paid([(images, answers)], spec, 5, LabelMode.parse(mode))
 
     all_hold(is_refused, ((mode, *pair) for mode in ("label", "probabilities", "logits") for pair in others))
-
-
-def test_a_flipped_bit_in_a_kept_answer_is_found_before_anything_is_asked(tmp_path: Path) -> None:
-    out, teacher = tmp_path / "run", Metered()
-    begin("disk", out)
-    path = out / "replay" / "items.bin"
-    path.write_bytes(flip(0.05)(path.read_bytes()))
-    with pytest.raises(RunError, match=r"items\.bin, item \d+: is cut short, or not as it was written"):
-        clone(out, teacher, resume=True, **ON_DISK)
-    assert teacher.calls == 0
