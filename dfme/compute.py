@@ -152,8 +152,7 @@ def require_compiler(device: torch.device) -> None:
 def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     """Where ``on``, a GPU's kernels give the same bits every time; a CPU's do so anyway. Undone on exit.
 
-    UserError where cuBLAS, which looks once, as CUDA starts, cannot; DfmeError for an operation without such
-    a kernel.
+    UserError where cuBLAS, which looks as CUDA starts, cannot; DfmeError for an operation that cannot.
     """
     if not on or device.type != "cuda":
         yield
@@ -194,10 +193,7 @@ LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacit
 
 @contextmanager
 def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
-    """One line that says what to do in place of torch's message where the memory is not enough.
-
-    ``large``: the flags that less memory is taken with.
-    """
+    """One line that says what to do where memory is not enough; ``large``: the flags that take less."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError

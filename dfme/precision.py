@@ -81,10 +81,7 @@ def in_force() -> tuple[object, ...]:
 
 
 def _pin_each_operation(undo: ExitStack) -> None:
-    """Set ``generic`` and the backends to IEEE, and of the operations only those that do not follow them.
-
-    One that inherits is left unset: cuDNN's hidden default cannot be written back by name.
-    """
+    """Set to IEEE all but what inherits: cuDNN's hidden default could not be written back by name."""
     undo.callback(_write, _GENERIC, _read(_GENERIC))
     for backend in _BACKENDS:
         whole = (backend, "all")

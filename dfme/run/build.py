@@ -131,8 +131,7 @@ def build_teacher(
 ) -> Teacher:
     """The job's teacher, or the given one, wrapped by the common keys; ``meter``: see ``make_teacher``.
 
-    Of one whose file does not say which images it takes, they are those of the evaluation, where these have a
-    shape.
+    If its file does not say which images it takes, they are the evaluation's, where these have a shape.
     """
     if teacher is None:
         try:
@@ -168,8 +167,7 @@ def open_run(
 ) -> Run:
     """Put the parts together; all that can be wrong is found before the run directory is made or touched.
 
-    ``held`` closes what is opened: directory, lock, ledger, journal, recorder. ``choose_threads``: by timing
-    steps.
+    ``held`` closes what is opened: directory, ledger, journal, recorder. ``choose_threads``: by timing steps.
     """
     deferred = DeferredChecks()
     streams = Streams(job.config.seed, device)
@@ -251,12 +249,9 @@ def build_oracle(
 ) -> Oracle:
     """The oracle with ledger and journal, new or from a checkpoint; ``facts``: the teacher's.
 
-    ``begin`` is called with the ledger before it is settled.
-
-    A network of ours on a GPU needs no journal: it gives its answers again for nothing, while writing each
-    one down would make the GPU wait for the host at every step. A resumed run then asks again what it asked
-    since the checkpoint, and the ledger says so (``lost``); the state of its defences is that of the
-    checkpoint alone. A teacher of one's own may cost money on any device.
+    ``begin`` is called with the ledger before it is settled. A network of ours on a GPU needs no journal,
+    which would make the GPU wait for the host at every step: a resumed run asks again what it asked since the
+    checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
     """
     counted = place = None
     state = state["oracle"] if state else {}

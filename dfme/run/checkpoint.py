@@ -125,10 +125,7 @@ class _HashingWriter:
 
 
 def _plain(value: object, where: str) -> Any:
-    """The value with its containers made anew; TypeError, naming the entry, for what has no place in a state.
-
-    Kernels work on memory as if each element of a tensor had a place of its own.
-    """
+    """The value with its containers made anew; TypeError for what has no place in a state."""
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str | int):

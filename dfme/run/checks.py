@@ -1,7 +1,4 @@
-"""Check a job's settings against each other without torch: every problem is collected.
-
-What one value by itself must be stands at its field. No torch here.
-"""
+"""Check a job's settings against each other without torch: every problem is collected."""
 
 import math
 import os

@@ -1,7 +1,4 @@
-"""Networks, students, replay and query sources of a job, and the method that works with them.
-
-Used by whatever runs a method: a run (``dfme.run.build``), audits, comparisons and tests.
-"""
+"""Networks, students, replay and query sources of a job, and the method that works with them."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -163,10 +160,9 @@ def build_components(
     directory: Path | None = None,
     hold_out: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Components:
-    """All that a job's method works with: the one place where these parts are put together.
+    """All that a job's method works with. Leaves global random state at the ``global`` seed.
 
-    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk. Global
-    random state is that of the run's ``global`` seed afterwards.
+    ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk.
     """
     config = job.config
     spec = oracle.spec

@@ -80,10 +80,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @classmethod
     def open_for_resume(cls, path: Path) -> RunDirectory:
-        """The directory of an interrupted run.
-
-        Raises UserError if it is none, or in use, and RunError if files of the run are missing.
-        """
+        """The directory of an interrupted run. UserError if none, or in use; RunError for missing files."""
         if not (path / "config.yaml").is_file():
             raise UserError(
                 f"--out {path}: expected the directory of a run to resume, but it holds no config.yaml; "

@@ -77,8 +77,7 @@ def document(job: Job) -> dict[str, Any]:
 def config_hash(job: Job) -> str:
     """Sixteen hexadecimal digits over what decides the result: equal for two runs of the same experiment.
 
-    The seed counts; the budget, the run directory, tracking, the pace of checkpoints and a watch that only
-    logs do not.
+    The seed counts; budget, run directory, tracking, pace of checkpoints and a watch that only logs do not.
     """
     leaves = _decisive(document(job))
     if job.teacher.on_alarm == "log":
@@ -88,10 +87,7 @@ def config_hash(job: Job) -> str:
 
 
 def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which a resumed job (or its document) departs from the old; a larger budget is allowed.
-
-    Keys that do not decide the result are not compared (``MAY_CHANGE_ON_RESUME``).
-    """
+    """Dotted keys in which a resumed job (or its document) departs from the old; a larger budget is allowed."""
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
     left = _decisive(before)
     right = _decisive(after)

@@ -38,10 +38,9 @@ def build_parts(
     evaluation: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[ImageSet | None, ImageSource | None, Nets]:
-    """Images of evaluation and of the method's pool, and networks.
+    """Images of evaluation and of the method's pool, and networks. UserError for what does not fit together.
 
-    UserError for what does not fit together. ``evaluation``: images that were handed over. ``tell`` hears
-    what was done to their labels.
+    ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
     """
     require_answers_fit(job, teacher)
     spec = teacher.spec

@@ -53,8 +53,7 @@ def by_name(name: str) -> Content:
 def below(named: str, method: str) -> tuple[str, Content]:
     """Name of the recipe below options for this method, for a run's record, and the recipe.
 
-    It is the ``named`` one, or the method's own where none is named. One that is named for another method
-    gives its queries and students, over the method's own.
+    It is the ``named`` one, or the method's own. One for another method gives queries and students over it.
     """
     own = method if method in shipped() else GENERAL
     other = by_name(named or GENERAL)

@@ -75,8 +75,7 @@ class PaidAnswers:
 def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
     """Load what the run in ``run_dir`` kept, on the device of ``rng`` (or on disk, if the run kept it there).
 
-    Raises UserError where the run kept nothing, naming the option that would have, or is no run; RunError for
-    files that are damaged or missing.
+    Raises UserError where the run kept nothing, or is no run; RunError for files damaged or missing.
     """
     checkpoint = run_dir / "checkpoint.pt"
     if not (run_dir / "config.yaml").is_file():
@@ -185,10 +184,7 @@ def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator)
 def recorded_examination(
     run: Path, settings: ExtractConfig, paid: PaidAnswers, device: torch.device
 ) -> EvaluationSet | HoldOut:
-    """Load what the run's student was scored on, with the answers that its checkpoint holds.
-
-    Raises UserError where the images are no longer those that were answered.
-    """
+    """What the run's student was scored on, with the answers on record. UserError for other images."""
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
     mode = paid.answers.mode(paid.label_mode) if data is None else paid.label_mode
     examination = examination_of(data, paid.spec, mode, device, None)

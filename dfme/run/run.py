@@ -57,10 +57,7 @@ class Result:
 
 @dataclass
 class Run:
-    """Everything of one run, put together by ``dfme.run.build``.
-
-    ``facts`` are those of its teacher; ``notes`` are to be said.
-    """
+    """Everything of one run, put together by ``dfme.run.build``; ``facts`` are those of its teacher."""
 
     job: Job
     facts: dict[str, Any]

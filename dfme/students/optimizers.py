@@ -163,9 +163,8 @@ class StepPlan:
     """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
 
     ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are
-    shares of the budget, the last one 1, at which equal parts of the final steps are taken. Of a run that was
-    given a larger budget, ``taken`` rounds were due before, and those come that lie beyond the share
-    ``since``, spent by then.
+    shares of the budget, the last one 1, at which equal parts of the final steps are taken. Under a larger
+    budget ``taken`` rounds were due before, and those beyond the share ``since``, spent by then, come.
     """
 
     during: int | None = None

@@ -26,10 +26,9 @@ class DiskStore:
     """Items by number in a file of ``folder``, which is made by the first ``write``: a ring of rows.
 
     A row holds a coded image, its answer, and a checksum that includes the item's number. Item n lies in row
-    n modulo the number of rows. A checkpoint holds no items, so a row that one of the two kept checkpoints
-    needs is not overwritten: the file gets more rows instead. Rows are read by ``pread``: pages of a memory
-    map count as the process's own, and a file cut short by somebody else would kill the process. RunError
-    where the disk refuses.
+    n modulo the number of rows. A row that one of the two kept checkpoints needs is not overwritten: the file
+    gets more rows instead. Rows are read by ``pread``: a memory map counts as the process's own memory, and
+    kills it where the file is cut short. RunError where the disk refuses.
     """
 
     def __init__(self, folder: Path, capacity: int, coding: Coding) -> None:
@@ -80,10 +79,7 @@ class DiskStore:
         return {"kind": "disk", "needed": list(self._needed), "answer": form}
 
     def load_state_dict(self, state: dict[str, Any], first: int, end: int) -> None:
-        """Load items ``first`` to ``end``; nothing in the folder is changed.
-
-        Raises RunError for a file that is missing or cut short.
-        """
+        """Load items ``first`` to ``end``, changing no file. RunError if it is missing or cut short."""
         before, last = state["needed"]
         self.close()
         self._needed = [before, last]
@@ -196,10 +192,7 @@ def capacity_within(size: int, spec: ImageSpec, answer: int, on_disk: bool, ever
 
 
 class MemoryStore:
-    """The last ``capacity`` items; item n lies at place n modulo the capacity.
-
-    Memory is reserved when the first batch comes.
-    """
+    """The last ``capacity`` items; item n lies at place n modulo the capacity, made at the first batch."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
@@ -249,8 +242,7 @@ class MemoryStore:
 class Replay:
     """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s device.
 
-    ``folder``: where the items lie on disk, with hardly any of them in this process's memory; without one
-    they lie on ``rng``'s device.
+    ``folder``: where the items lie on disk; without one they lie on ``rng``'s device.
     """
 
     def __init__(

@@ -28,9 +28,8 @@ from dfme.students.replay import Replay
 def augment(x_BCHW: Tensor, how: Literal["none", "flip", "shift", "both"], rng: torch.Generator) -> Tensor:
     """Images mirrored with probability 1/2, moved by -1, 0 or 1 pixel per axis, or both.
 
-    What moves in from outside repeats the edge, so every value comes from the image itself. ``none`` gives
-    the same tensor and draws nothing; else a new one, of any dtype, with the draws made on the device of
-    ``rng``.
+    What moves in from outside repeats the edge. ``none`` gives the same tensor and draws nothing; else it is
+    a new one, of any dtype, with the draws made on the device of ``rng``.
     """
     if how == "none":
         return x_BCHW
@@ -53,8 +52,7 @@ def augment(x_BCHW: Tensor, how: Literal["none", "flip", "shift", "both"], rng: 
 class MovingAverage(AveragedModel):
     """A net's parameters and buffers, averaged with weight ``decay`` on the past; begins as a copy.
 
-    The numbers are those of torch's own update, which sends its counter from the host to the device every
-    time: a GPU waits for it.
+    The numbers are those of torch's own update, whose counter makes a GPU wait for the host every time.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -178,8 +176,7 @@ class StudentTrainer:
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
         """Take the steps due for a fresh batch, the first on the batch itself, others on replayed ones.
 
-        Without ``keep`` the batch does not enter the replay, and no replay steps follow. Returns the last
-        losses.
+        Without ``keep`` the batch does not enter the replay, and no replay steps follow.
         """
         metrics = self._begin()
         if self.plan.during is None:
