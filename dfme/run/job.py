@@ -87,7 +87,7 @@ def config_hash(job: Job) -> str:
 
 
 def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which a resumed job (or its document) departs from the old; a larger budget is allowed."""
+    """Dotted keys in which a resumed job (or its document) departs from the old; its budget may be larger."""
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
     left = _decisive(before)
     right = _decisive(after)

@@ -110,23 +110,15 @@ def test_differences_that_say_nothing_are_warned_of() -> None:
     large, small = ImageSpec((3, 224, 224)), ImageSpec((3, 32, 32))
     (line,) = weak_differences(EstimatorConfig(directions=4), large)
     assert f"{math.sqrt(4 / 150_528):.2g} with the gradient" in line
-    drawn_ND = torch.randn(2_000, 3_072, generator=torch.Generator().manual_seed(0))
-    rms = (drawn_ND[:, 0] / drawn_ND.norm(dim=1)).square().mean().sqrt().item()
-    assert rms == pytest.approx(0.018, rel=0.05), "the figure beside it"
     assert not weak_differences(EstimatorConfig(), small)
     for other in ({"direction": "dct"}, {"direction": "range"}, {"kind": "prior_guided"}):
         assert not weak_differences(EstimatorConfig(**other), large)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("here")
-def test_bytes_too_few_for_an_image_are_refused_before_a_query(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
-    words = [
-        *SMALL,
-        *f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors --out run".split(),
-    ]
+def test_bytes_too_few_for_an_image_are_refused_before_a_query(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = str(PROJECT / "teachers/checkpoints/digits.safetensors")
+    words = [*SMALL, "--teacher.checkpoint", weights, "--out", "run"]
     assert main([*words, "--student.replay-steps", "1", "--student.replay-bytes", "10"]) == 2
     assert "--student.replay-bytes 10: expected room for an image" in capsys.readouterr().err
     assert not Path("run").exists()

@@ -19,7 +19,7 @@ from tiers import exhaustive
 
 import dfme
 from dfme.cli.main import main
-from dfme.config.yaml_files import RELEASE, SEAL, load_yaml, sealed
+from dfme.config.yaml_files import RELEASE, SEAL, load_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import audit
 from dfme.run.directory import RunDirectory
@@ -270,16 +270,6 @@ def test_a_run_of_another_release_is_refused_by_its_name(
     assert main(["--resume", "--out", "run"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert f"expected a file of dfme {RELEASE}, got one of dfme {release}" in said
-
-
-def test_the_changed_file_of_a_comparison_is_refused_too(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("c").mkdir()
-    text = sealed("methods: [static]\nseeds: [0]\n")
-    Path("c/comparison.yaml").write_text(text.replace("0", "1", 1))
-    assert main(["compare", "--resume", "--out", "c"]) == 2
-    assert "c/comparison.yaml" in capsys.readouterr().err
 
 
 # Processes

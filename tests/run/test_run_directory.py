@@ -1,6 +1,5 @@
 """The run directory: fresh or resumable, the summary last; checkpoints: whole, or damage that is named."""
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import Metered, clone
 
-from dfme.config.yaml_files import SEAL
 from dfme.errors import RunError, UserError
 from dfme.methods.static import Static
 from dfme.run.checkpoint import load_checkpoint, previous, save_checkpoint
@@ -24,11 +22,10 @@ from dfme.run.directory import RunDirectory
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs" / "x")
     directory.write_config("seed: 0\n")
-    above = (
-        f"seed: 0\n# relative paths begin at, from here: {os.path.relpath(Path.cwd(), tmp_path / 'runs/x')}\n"
+    begun = os.path.relpath(Path.cwd(), tmp_path / "runs/x")
+    assert directory.config.read_text().startswith(
+        f"seed: 0\n# relative paths begin at, from here: {begun}\n"
     )
-    said = f"{SEAL}{hashlib.sha256(above.encode()).hexdigest()}\n"
-    assert directory.config.read_text() == above + said
     assert not directory.has_checkpoint
 
 
@@ -67,12 +64,9 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
 
 
 def test_free_names_count_up(tmp_path: Path) -> None:
-    base = tmp_path / "digits"
-    names = []
-    for _ in range(3):
-        names.append(RunDirectory.free_name(base).name)
-        (tmp_path / names[-1]).mkdir()
-    assert names == ["digits", "digits-2", "digits-3"]
+    for name in ("digits", "digits-2"):
+        assert RunDirectory.free_name(tmp_path / "digits").name == name
+        (tmp_path / name).mkdir()
 
 
 def test_the_summary_is_whole_or_absent(tmp_path: Path) -> None:
@@ -115,19 +109,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_everything_a_run_holds_comes_back(path: Path) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    adam, rng = torch.optim.Adam(net.parameters()), torch.Generator().manual_seed(3)
-    net(torch.rand(4, 3)).sum().backward()
-    adam.step()
+    rng = torch.Generator().manual_seed(3)
     plain = [1, 2.5, True, None, "text", b"bytes", (1, 2), 2**70]
-    state = {"net": net.state_dict(), "adam": adam.state_dict(), "rng": rng.get_state(), "plain": plain}
-    save_checkpoint(path, state)
+    save_checkpoint(path, {"net": {"weight": torch.arange(3.0)}, "rng": rng.get_state(), "plain": plain})
     again = load_checkpoint(path)
     assert again["plain"] == torch.load(path, weights_only=True)["plain"] == plain
-    assert all(torch.equal(again["net"][name], value) for name, value in net.state_dict().items())
-    torch.optim.Adam(net.parameters()).load_state_dict(again["adam"])
-    second = torch.Generator().set_state(again["rng"])
-    assert torch.equal(torch.rand(5, generator=rng), torch.rand(5, generator=second))
+    assert again["net"]["weight"].tolist() == [0.0, 1.0, 2.0]
+    assert torch.equal(torch.rand(5, generator=rng), torch.rand(5, generator=rng.set_state(again["rng"])))
 
 
 def test_after_a_kill_between_the_two_renames_the_one_before_is_loaded(

@@ -51,25 +51,18 @@ def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     return teacher, lines
 
 
-def test_paid_answers_are_counted_as_the_teacher_counts_them(tmp_path: Path) -> None:
-    teacher = Counting()
-    told = clone(tmp_path / "run", teacher).summary
-    answers, images = told["answers"], told["evaluation"]["images"]
-    assert answers["queries"] == teacher.by_class
-    assert sum(answers["queries"]) == told["spent"] == BUDGET
-    assert sum(answers["teacher"]) == sum(answers["student"]) == images
-    held = max(answers["teacher"]) / images
-    assert told["baselines"] == {"constant_agreement": held, "constant_accuracy": None, "chance": 0.1}
-
-
-def test_evaluation_images_are_not_among_the_paid(tmp_path: Path) -> None:
+def test_paid_answers_are_counted_as_the_teacher_counts_them(
+    tmp_path: Path,
+) -> None:
     teacher = Counting()
     told = clone(tmp_path / "run", teacher, **SCORED).summary
     assert sum(teacher.by_class) == BUDGET + 100
     answers = told["answers"]
-    assert [
-        sum(pair) for pair in zip(answers["queries"], answers["teacher"], strict=True)
-    ] == teacher.by_class
+    counts = zip(answers["queries"], answers["teacher"], strict=True)
+    assert [sum(pair) for pair in counts] == teacher.by_class
+    assert sum(answers["queries"]) == told["spent"] == BUDGET
+    assert sum(answers["teacher"]) == sum(answers["student"]) == 100
+    assert told["baselines"]["constant_agreement"] == max(answers["teacher"]) / 100
     assert told["baselines"]["constant_accuracy"] == pytest.approx(0.1, abs=0.03)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["answers"] == answers
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from fake_graphs import FakeGraph, faked
-from torch import Tensor, nn
+from torch import Tensor
 from toys import LinearTeacher, make_parts
 
 from dfme import graphs
 from dfme.graphs import GraphedForward, release
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
+from dfme.students.optimizers import gradient_norm
 from dfme.students.trainer import StudentTrainer
 
 SPEC = ImageSpec((1, 8, 8))
@@ -96,26 +96,6 @@ def test_what_a_graph_keeps_of_pythons_values_is_part_of_its_form() -> None:
         assert FakeGraph.captured == 2, "with and without the average, once the replay is full"
         assert FakeGraph.replayed > 15
         assert average.n_averaged == (48 - 38) / 2
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_a_rate_in_memory_gives_the_bits_of_a_number(kind: type[torch.optim.Optimizer]) -> None:
-    weights, factor, ends = torch.randn(50, generator=torch.Generator().manual_seed(0)), [1.0], []
-    for in_place in (False, True):
-        own = nn.Parameter(weights.clone())
-        momentum = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-        optimizer = ScheduledOptimizer(
-            kind([own], lr=0.1, weight_decay=5e-4, fused=True, **momentum), lambda: factor[0]
-        )
-        if in_place:
-            optimizer.stay_in_place()
-        for step in range(5):
-            factor[0] = 1 / (1 + step)
-            own.grad = torch.sin(own.detach() + step)
-            optimizer.step()
-        ends.append(own.detach())
-    assert torch.equal(*ends)
-    assert not torch.equal(ends[0], weights)
 
 
 def generators() -> tuple[Generator, Generator]:

@@ -158,14 +158,3 @@ def test_a_full_disk_is_explained_and_the_batch_can_come_again(tmp_path: Path) -
     assert everything(disk) == list(range(5))
     disk.add(*paid(5, 5))
     assert everything(disk) == list(range(10))
-
-
-def test_a_first_batch_that_the_disk_refused_can_come_again(tmp_path: Path) -> None:
-    folder = tmp_path / "replay"
-    folder.symlink_to(tmp_path / "nowhere")
-    disk = on_disk(folder)
-    with pytest.raises(RunError, match="is a link"):
-        disk.add(*paid(0, 3))
-    folder.unlink()
-    disk.add(*paid(0, 3))
-    assert everything(disk) == [0, 1, 2]
