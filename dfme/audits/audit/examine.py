@@ -1,9 +1,4 @@
-"""Use of finished copies: each beside its teacher's recorded answers, and adversarial transfer.
-
-That is asked with the purpose ``transfer`` by an oracle with a ledger and a journal of its own, in
-``OUT/examined``: a teacher on this machine is asked undefended, a service as it is. Where it was stopped, the
-same call asks nothing twice.
-"""
+"""Use of finished copies: each beside its teacher's recorded answers, and adversarial transfer."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -47,12 +42,10 @@ from dfme.run.student_file import load_student_of_run, student_facts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities
 
-# images that are in no evaluation set, and what draws them
 PROCEDURAL = 2_000
-PROGRAMS = ("leaves", "strokes")
+"""Images that are in no evaluation set."""
 MAX_IMAGES = 500
 """That are perturbed for each eps and attack, and for each source too, unless a service is asked."""
-UNASKED = "agreement on other images, and adversarial transfer"
 NOT_ASKED = "a service, or a teacher of one's own, is asked only with --transfer true"
 Tell = Callable[[str], None]
 
@@ -74,8 +67,7 @@ def examine(
     """Return ``fidelity``, ``fidelity_seeds`` and ``transfer`` for ``audit.json``, and remarks on them.
 
     ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine.
-    ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, with those of an
-    examination of other copies, which is set aside.
+    ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, in all.
     """
     device = choose_device(job.config.device)
     folder = out / "examined"
@@ -111,7 +103,7 @@ def examine(
         elif first is not None:
             why = NOT_ASKED if transfer is None else "--transfer false"
     found["asked"] += sum(each.transfer_queries for each in earlier)
-    found["not_run"] = [{"what": UNASKED, "why": why}] if why else []
+    found["not_run"] = [{"what": "other images, and adversarial transfer", "why": why}] if why else []
     for ((row, mode), every), name in product(rows.items(), FIGURES):
         values = [each[name] for each in every]
         told = {"row": row, "mode": mode, "figure": name, "values": values}
@@ -159,10 +151,9 @@ def _recorded(
 
 def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int) -> Any:
     """White box of a weights file. UserError where it has no weights, or is for other images or classes."""
+    own = replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)})
     try:
-        box = white_box(
-            replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)})
-        )
+        box = white_box(own)
     except DfmeError as error:
         reason = str(error).removeprefix("--teacher.checkpoint").lstrip(": ")
         raise UserError(f"--twin {path}: expected the weights of a net: {reason}") from error
@@ -191,7 +182,10 @@ def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
 def _ask(
     found: Entry, nets: list[Any], on: EvaluationSet, job: Job, twin: Logits | None, folder: Path, tell: Tell
 ) -> None:
-    """Ask the job's teacher, and put what comes of it into ``found``."""
+    """Ask the job's teacher, one on this machine undefended, and put what comes of it into ``found``.
+
+    By an oracle with a ledger and a journal of its own, so that what was stopped asks nothing twice.
+    """
     # nothing here is charged to it
     job = replace(job, config=replace(job.config, answers=AnswersConfig(), budget=1))
     device = choose_device(job.config.device)
@@ -208,8 +202,8 @@ def _ask(
             job, *parts, lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking")
         )
         held.enter_context(closing(oracle)).report_to(tell)
-        (_, headline, _) = eps_of(oracle.spec)
         spec = oracle.spec
+        (_, headline, _) = eps_of(spec)
 
         def ask(source: Surrogate | None, eps: float, x_BCHW: Tensor) -> Tensor:
             """The teacher's classes; the number of images on which each copy follows it."""
@@ -220,7 +214,7 @@ def _ask(
                 counts[kind] = [*map(add, counts[kind], [*alike, len(x_BCHW)])]
             return class_B
 
-        draw = ProceduralImages(spec, PROGRAMS).draw
+        draw = ProceduralImages(spec, ("leaves", "strokes")).draw
         rng = torch.Generator().manual_seed(derived_seed(seed, "procedural"))
         for part in torch.arange(PROCEDURAL).split(evaluation_batch(spec.shape)) if is_local(job) else ():
             ask(None, 0.0, spec.quantise(draw(len(part), rng)).to(device))
@@ -229,14 +223,13 @@ def _ask(
         rows = measure(sources, x_NCHW, labels_N, spec, seed, ask)
         deferred.verify()
         totals = oracle.ledger.totals()
-    table = {"images": len(x_NCHW), "eps": list(eps_of(spec)), "headline_eps": headline}
-    table |= {"attacks": list(ATTACKS)}
     found["asked"] = totals.transfer_queries
-    found["transfer"] = table | {"asked": found["asked"], "rows": rows, "gain": gains(rows)}
+    table = {"images": len(x_NCHW), "eps": list(eps_of(spec)), "headline_eps": headline}
+    table |= {"attacks": list(ATTACKS), "asked": found["asked"], "rows": rows, "gain": gains(rows)}
+    found["transfer"] = table
     for place, told in enumerate(found["fidelity"]):
-        told |= {
-            name: {"images": n[-1], "agreement": n[place] / n[-1]} for name, n in counts.items() if n[-1]
-        }
+        for name, (*alike, asked) in counts.items():
+            told[name] = {"images": asked, "agreement": alike[place] / asked} if asked else None
     tell(f"examined: {totals.transfer_queries:,} images asked, outside the budget")
 
 
@@ -245,14 +238,13 @@ def _sources(found: Entry, nets: list[Any], job: Job, twin: Logits | None) -> li
     own = nets[0]
     seed = derived_seed(job.config.seed, "untrained")
     arch = auto_net(own.spec.shape) if is_own(own.arch) else own.arch
-    untrained = (
-        fresh_nets(arch, own.spec, own.num_classes, seed, 1)[0].to(choose_device(job.config.device)).eval()
-    )
+    (untrained,) = fresh_nets(arch, own.spec, own.num_classes, seed, 1)
+    untrained = untrained.to(choose_device(job.config.device)).eval()
     sources = [Surrogate("random signs", "stranger", None), Surrogate("untrained", "stranger", untrained)]
-    sources += [] if twin is None else [Surrogate("twin", "stranger", twin, found["twin"]["agreement"])]
-    sources += (
-        [Surrogate("teacher", "ceiling", white_box(job).logits, 1.0)] if job.teacher.kind == "torch" else []
-    )
+    if twin is not None:
+        sources.append(Surrogate("twin", "stranger", twin, found["twin"]["agreement"]))
+    if job.teacher.kind == "torch":
+        sources.append(Surrogate("teacher", "ceiling", white_box(job).logits, 1.0))
     for told, net in zip(found["fidelity"], nets, strict=True):
         sources.append(Surrogate(f"clone: {told['row']}, {told['mode']}", "clone", net, told["agreement"]))
     return sources
@@ -263,9 +255,7 @@ def _right(on: Any, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
     top_N = top_class(on.answers)
     right_M = (top_N == (top_N if on.labels is None else on.labels)).nonzero()[:, 0]
     if not (count := min(most, len(right_M))):
-        raise UserError(
-            "--transfer: expected a teacher that is right on an evaluation image; see run.py check"
-        )
+        raise UserError("--transfer: the teacher is wrong on every evaluation image; see run.py check")
     picked = right_M[torch.arange(count) * len(right_M) // count]
     images = on.images.batch(picked) if isinstance(on.images, ImageSet) else on.images[picked.to(device)]
     return images, top_N[picked].to(device)
@@ -352,7 +342,5 @@ def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
     gaps_NJ = binned_gaps(score_N, class_N == labels_N)
     drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(2_000))
     errors = torch.stack([gaps_NJ.sum(0), *drawn]).abs().sum(1) / images
-    return {
-        "value": errors[0].item(),
-        "interval": [errors[1:].quantile(share).item() for share in (0.025, 0.975)],
-    }
+    interval = [errors[1:].quantile(share).item() for share in (0.025, 0.975)]
+    return {"value": errors[0].item(), "interval": interval}

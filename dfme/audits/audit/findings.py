@@ -1,7 +1,4 @@
-"""Findings of an audit for ``audit.json``, from the files of its cells, by arithmetic alone. No torch.
-
-Of attackers the worst counts, never their mean: the cheapest copy, the largest agreement.
-"""
+"""Findings of an audit for ``audit.json``, from the files of its cells, by arithmetic alone. No torch."""
 
 import math
 import statistics
@@ -24,10 +21,10 @@ COPY = 0.9
 
 @dataclass
 class Findings:
-    """Results of an audit so far. ``second`` is None until the defences have been tried.
+    """Results of an audit so far, of whose attackers the worst counts. ``second``: once defences were tried.
 
-    ``runs``: every run of both comparisons, as it ended; ``summaries``: what each finished one says, by its
-    name; ``ledgers``: what each run asked, by its name, finished or not.
+    ``runs``: every run of both comparisons, as it ended. By its name: ``summaries``, what each finished one
+    says, and ``ledgers``, what each asked.
     """
 
     own: str
@@ -58,9 +55,8 @@ class Findings:
 
     def cost(self, queries: float | None) -> float | None:
         """Cost of so many images."""
-        return (
-            None if self.price_per_1000 is None or queries is None else queries * self.price_per_1000 / 1000
-        )
+        price = self.price_per_1000
+        return None if price is None or queries is None else queries * price / 1000
 
     def interval(self, share: float | None) -> list[float] | None:
         """Over the images of the evaluation."""
@@ -78,31 +74,27 @@ class Findings:
         figures = [each.figures for each in outcomes]
         agreement = [None if each is None else each.agreement for each in figures]
         queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
-        told = plain(spread(agreement)) or {"mean": None, "sd": None}
         ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
-        line = {"row": row, "mode": mode, "agreement": agreement, "mean": told["mean"], "sd": told["sd"]}
-        line |= {"interval": self.interval(told["mean"]), "queries_to": queries, "state": ended.state}
+        line = {"row": row, "mode": mode, "agreement": agreement, **over_seeds(agreement)}
+        line |= {"interval": self.interval(line["mean"]), "queries_to": queries, "state": ended.state}
         ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
-        line |= {"reason": ended.reason, "cells": ran}
-        return line | {"cost_to_90": self.cost(median_to_copy(line))}
+        return line | {"reason": ended.reason, "cells": ran, "cost_to_90": self.cost(median_to_copy(line))}
 
     @cached_property
     def defences(self) -> list[Entry]:
         """Each defence and its attackers, that of the strongest attacker's answers without one first."""
         found = []
-        lines = defended(self.second, self.own, self.budget) if self.second else []
         cells = self.second.rows(self.own, self.budget) if self.second else {}
-        for line in lines:
+        for line in defended(self.second, self.own, self.budget) if self.second else ():
             attackers = []
             for each in line.attackers:
                 made = [one.cell.name for one in cells[each.label] if one.figures]
-                found_by = {"agreement": plain(each.agreement), "score": plain(each.score)}
-                attackers.append(
-                    {"answers": each.answers, **found_by, "remarks": [*each.remarks], "cells": made}
-                )
+                told: Entry = {"agreement": plain(each.agreement), "score": plain(each.score)}
+                told |= {"answers": each.answers, "remarks": [*each.remarks], "cells": made}
+                attackers.append(told)
             score = next((each["score"] for each in attackers if each["answers"] == line.best), None)
-            told = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
-            found.append({"defence": line.defence, "attackers": attackers, **told})
+            best = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
+            found.append({"defence": line.defence, "attackers": attackers, **best})
         return found
 
     def paid(self, name: str) -> Entry:
@@ -116,9 +108,10 @@ class Findings:
         best = {mode: strongest_copy(self.price, mode) for mode in modes}
         places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items() if line}
         spreads = {mode: _spread(line) for mode, line in best.items() if line}
-        scored = [(at, line) for at, line in enumerate(self.defences) if line["best_score"]]
         tried = [
-            (line["defence"], Spread(*line["best_score"].values()), f"defences.{at}") for at, line in scored
+            (line["defence"], Spread(*line["best_score"].values()), f"defences.{at}")
+            for at, line in enumerate(self.defences)
+            if line["best_score"]
         ]
         bare = [(spreads[self.own], places[self.own])] if self.own in spreads else []
         bare += [(score, place) for name, score, place in tried if name == NO_DEFENCE]
@@ -149,15 +142,12 @@ class Findings:
         """Reference agreements, and a copy's share of the way from a constant answer to a twin."""
         known = self.example.get("baselines") or {}
         least = known.get("constant_agreement")
-        way = 0.0
-        if twin is not None and least is not None:
-            way = twin["agreement"] - least
+        way = twin["agreement"] - least if twin is not None and least is not None else 0.0
         advantage = []
         for line in self.price if way else ():
             values = [None if share is None else (share - least) / way for share in line["agreement"]]
-            told = plain(spread(values)) or {"mean": None, "sd": None}
             place = {"row": line["row"], "mode": line["mode"], "values": values}
-            advantage.append(place | {"mean": told["mean"], "sd": told["sd"]})
+            advantage.append(place | over_seeds(values))
         return {"constant": least, "guess": known.get("chance"), "twin": twin, "advantage": advantage}
 
     def cells(self) -> list[Entry]:
@@ -180,21 +170,12 @@ class Findings:
         return told | {"steps_seconds": of.figures and of.figures.seconds, "cost": self.cost(told["spent"])}
 
     def ledger(self, beside: Sequence[Totals]) -> Entry:
-        """Images of all cells, failed ones too, and of the ledgers ``beside`` them.
-
-        ``served`` and ``cost`` are the most that may be owed.
-        """
+        """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most owed."""
         every = [*self.ledgers.values(), *beside]
-        served = sum(totals.served for totals in every)
-        return {
-            "images": sum(totals.spent for totals in every),
-            "evaluation": sum(totals.evaluation_queries for totals in every),
-            "transfer": sum(totals.transfer_queries for totals in every),
-            "benign": sum(totals.benign_queries for totals in every),
-            "served": served,
-            "cost": self.cost(served),
-            "cells": len(self.ledgers),
-        }
+        purposes = {"images": "spent", "served": "served"}
+        purposes |= {name: f"{name}_queries" for name in ("evaluation", "transfer", "benign")}
+        found = {name: sum(getattr(each, of) for each in every) for name, of in purposes.items()}
+        return {**found, "cost": self.cost(found["served"]), "cells": len(self.ledgers)}
 
     def not_run(self) -> list[Entry]:
         """Cells that were never to be run, and those that failed."""
@@ -204,6 +185,12 @@ class Findings:
                 seed = f", seed {each.cell.seed}" if each.state == "failed" else ""
                 found.setdefault(f"{each.cell.label} with {each.cell.mode}{seed}", each.reason)
         return [{"what": what, "why": why} for what, why in found.items()]
+
+
+def over_seeds(values: Sequence[float | None]) -> Entry:
+    """Mean and deviation of the values there are, each None where it is not known."""
+    of = spread(values)
+    return {"mean": of and of.mean, "sd": of and of.sd}
 
 
 def plain(of: Spread | None) -> Entry | None:
@@ -243,12 +230,8 @@ def strongest_copy(lines: Iterable[Entry], mode: str) -> Entry | None:
 def _dominates(one: Entry, other: Entry) -> bool:
     """True if a point is nowhere worse and somewhere better, in what is known of both; the price must be."""
     pairs = [(one[name], other[name]) for name in ("l1_mean", "accuracy_drop", "agreement")]
-    known = [(left, right) for left, right in pairs if None not in (left, right)]
-    return (
-        len(known) > 1
-        and all(left <= right for left, right in known)
-        and any(left < right for left, right in known)
-    )
+    less = [left - right for left, right in pairs if None not in (left, right)]
+    return len(less) > 1 and max(less) <= 0 and min(less) < 0
 
 
 def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequence[str]) -> Entry:
@@ -260,9 +243,8 @@ def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequenc
         holds = value is None or value >= wanted
         told = "none got there" if value is None else f"{value:,}"
     else:
-        value = max(
-            (share for line in lines for share in line["agreement"] if share is not None), default=None
-        )
+        shares = (share for line in lines for share in line["agreement"] if share is not None)
+        value = max(shares, default=None)
         least = f"at most {wanted:.1%} agreement"
         holds = value is None or value <= wanted
         told = "" if value is None else f"{value:.1%}"
@@ -277,10 +259,9 @@ RESAMPLES = 1_000  # of the bootstrap
 
 
 def share_at_most(events: int, trials: int, units: int) -> float:
-    """Upper limit (95 %) of the rate ``events / trials``, with so many independent units behind the trials.
+    """Upper limit (95 %) of the rate ``events / trials`` with so many independent units behind the trials.
 
-    Of no event less than 3 / units; else the upper end of Wilson's interval, as if the rate were of the
-    units.
+    Of no event 3 / units; else the upper end of Wilson's interval, as if the rate were of the units.
     """
     return wilson_interval(events / trials, units)[1] if events else min(1.0, 3 / units)
 
@@ -307,27 +288,23 @@ def auroc(attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]) -> tu
 def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``measured`` with ``attacks`` and ``auroc`` of the cells that were watched.
 
-    A cell has name, row, mode, defence, seed, curve ((images, agreement) of each evaluation), constant (the
-    agreement of one answer to everything) and watch (as in its summary, or None). At its alarm a copy is
-    worth what its last evaluation so far says, and before the first what one answer to everything is.
+    A cell is that of ``Findings``, its ``watch`` as in its summary, or None. At its alarm a copy is worth
+    what its last evaluation so far says, and before the first ``constant``, what one answer to everything is.
     """
     attacks = list[dict[str, Any]]()
     sessions = dict[tuple[str, str], dict[Any, list[float]]]()
-    for cell, (name, found) in (
-        (c, d) for c in cells for d in (c.get("watch") or {"detectors": {}})["detectors"].items()
-    ):
+    watched = [(cell, of) for cell in cells if cell["watch"] for of in cell["watch"]["detectors"].items()]
+    for cell, (name, found) in watched:
         same = {"cell": cell["name"], **{key: cell[key] for key in ("row", "mode", "defence", "seed")}}
         told = {key: found[key] for key in ("first_alarm", "largest", "largest_600")}
-        known = (
-            worth for queries, worth in reversed(cell["curve"]) if queries <= (found["first_alarm"] or 0)
-        )
-        worth = None if found["first_alarm"] is None else next(known, cell["constant"])
+        first = found["first_alarm"]
+        known = (worth for queries, worth in reversed(cell["curve"]) if queries <= (first or 0))
+        worth = None if first is None else next(known, cell["constant"])
         own = {"detector": name, "images": cell["watch"]["images"], **told, "agreement_at_alarm": worth}
         attacks.append(same | own)
         if found["largest_600"] is not None:
-            sessions.setdefault((cell["row"], name), {}).setdefault(cell["seed"], []).append(
-                found["largest_600"]
-            )
+            seeds = sessions.setdefault((cell["row"], name), {})
+            seeds.setdefault(cell["seed"], []).append(found["largest_600"])
     rows = list[dict[str, Any]]()
     for (row, name), seeds in sessions.items():
         for stream, benign in measured["benign_largest"].get(name, {}).items():

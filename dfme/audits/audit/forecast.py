@@ -24,17 +24,15 @@ from dfme.run.components import build_nets
 from dfme.run.plan import WIDTH
 
 TIMED_STEPS = 6
-
 MAX_SECONDS = 3.0
-"""After which no further step is timed."""
-
+"""After either no further step is timed."""
 STRANGERS = 4
 """Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Images that an audit will ask, by purpose: ``charged`` and ``evaluation`` exactly, the others at most.
+    """Images that an audit will ask: ``evaluation`` and those of ``attacks`` exactly, the others at most.
 
     ``training``: seconds of the students' steps; ``asking``: those of a stated rate, 0 without one.
     """
@@ -57,24 +55,18 @@ class Forecast:
     @property
     def text(self) -> str:
         """The images that --total counts, in a sentence."""
-        charged = self.attacks * self.budget
-        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)}"
-        text = f"{attacks} of {self.budget:,} images may be charged {charged:,} in all"
+        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {self.budget:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
-        more = [f", and at most {images:,} more {what}" for what, images in beside.items() if images]
-        return "".join([text, *more])
-
-    @property
-    def cost(self) -> str:
-        """The price of all images, in words."""
-        if self.price_per_1000 is None:
-            return "cost not known: state the price by --price-per-1000"
-        return f"cost at most {(self.total + self.evaluation) * self.price_per_1000 / 1000:,.2f}"
+        more = (f", and at most {images:,} more {what}" for what, images in beside.items() if images)
+        return f"{attacks} may be charged {self.attacks * self.budget:,} in all{''.join(more)}"
 
     @property
     def line(self) -> str:
         """All images and their price, as they are said before the first one is asked."""
-        return f"{self.text}; {self.evaluation:,} more to score the copies; {self.cost}"
+        cost = "cost not known: state the price by --price-per-1000"
+        if self.price_per_1000 is not None:
+            cost = f"cost at most {(self.total + self.evaluation) * self.price_per_1000 / 1000:,.2f}"
+        return f"{self.text}; {self.evaluation:,} more to score the copies; {cost}"
 
     @property
     def time(self) -> str:
@@ -90,8 +82,7 @@ def forecast(
 ) -> Forecast:
     """Images and time of the audit, in ``cells`` and beside; ``rehearsal`` is None if all are finished.
 
-    ``timed``: a few steps of each attacker's student are timed. UserError for more images than ``--total``,
-    and for a ``--twin`` that is none.
+    ``timed``: steps of each attacker's student are. UserError beyond ``--total``, and for a wrong ``--twin``.
     """
     config = plan.config
     scored = 0 if rehearsal is None else rehearsal.scored
@@ -119,8 +110,8 @@ def forecast(
 def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str, str]]) -> str:
     """The text of ``--dry-run``; ``left_out``: what will not run, and why."""
     config = plan.config
-    seeds = ", ".join(map(str, config.seeds))
-    attackers = f"{', '.join(config.attackers)}; answers {', '.join(config.label_modes)}; seeds {seeds}"
+    attackers = f"{', '.join(config.attackers)}; answers {', '.join(config.label_modes)}; seeds "
+    attackers += ", ".join(map(str, config.seeds))
     rows = [
         ("attackers", attackers),
         ("defences", ", ".join(config.defences) or "none"),
@@ -135,7 +126,7 @@ def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str,
 
 
 def _transfer(plan: AuditPlan, scored: int) -> int:
-    """Most images of an examination: per source for a built-in local teacher, else for all sources."""
+    """Most images of an examination."""
     here = is_local(plan.job)
     if plan.config.transfer == "false" or (plan.config.transfer == "auto" and not here):
         return 0

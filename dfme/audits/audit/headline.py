@@ -13,18 +13,10 @@ from dfme.report.facts import wilson_interval
 
 JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}
 """Words of a verdict."""
-
 ADVICE = 3
-PLAIN = "random order"
-"""Lines what to do; the honest stream in which a detector that is named must have raised no alarm."""
-
-NOTHING = (
-    "Nothing here helps: no switch we tried takes more from the best attacker we ran than chance explains."
-)
-GATES = (
-    "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked "
-    "it (--pool)."
-)
+"""Lines what to do."""
+NOTHING = "Nothing here helps: no switch takes more from the best attacker we ran than chance explains."
+GATES = "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked it."
 UNTRIED = "No switch of yours was tried: see what was not run, and why."
 
 ATLAS = {
@@ -91,12 +83,10 @@ def _money(price: Entry) -> str:
 
 
 def _second(of: Findings, labels: Entry | None) -> str:
+    if of.own == "label":
+        return "Your model answers labels alone."
     if labels is None or labels["attacker"] is None:
-        return (
-            "Your model answers labels alone."
-            if of.own == "label"
-            else "What it costs with labels alone is not known."
-        )
+        return "What it costs with labels alone is not known."
     paid = labels["l1_mean"]
     change = "" if paid is None else f"; your users' answers would change by {paid:.2f} on average"
     if labels["median"] is not None:
@@ -110,11 +100,10 @@ def _second(of: Findings, labels: Entry | None) -> str:
 
 
 def advice(of: Findings, detection: Entry | None) -> list[Entry]:
-    """Advice on what helps beyond chance of seeds and images, largest effect first; or that nothing does."""
-    found = sorted([*_switches(of), *_watch(of, detection)], key=lambda each: -each[0])
+    """What helps beyond chance of seeds and images, largest effect first; or that nothing does."""
     told = [
         {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at}
-        for gain, text, at in found
+        for gain, text, at in sorted([*_switches(of), *_watch(of, detection)], key=lambda each: -each[0])
     ]
     tried = detection or len([*of.switches()]) > 1
     return told[:ADVICE] or [{"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}]
@@ -132,9 +121,7 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
                 what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
-            text = (
-                f"{what}: the best attacker we ran agrees on {after.mean:.1%} in place of {before.mean:.1%}"
-            )
+            text = f"{what}: the best attacker agrees on {after.mean:.1%} in place of {before.mean:.1%}"
             paid = of.paid(name).get("l1_mean")
             lost = of.paid(name).get("accuracy_drop")
             text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
@@ -153,7 +140,7 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     """The detector with alarms in the fewest honest streams; of equal ones the best against attacks."""
     benign, attacks = ((told or {}).get(name, ()) for name in ("benign", "attacks"))
     before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
-    best: tuple[int, float, int, list[Entry]] | None = None
+    able = list[tuple[int, float, int, list[Entry]]]()
     for name in dict.fromkeys(each["detector"] for each in benign):
         streams = [each for each in benign if each["detector"] == name]
         place = name, of.own, NO_DEFENCE
@@ -163,24 +150,23 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
             if (each["detector"], each["mode"], each["defence"]) == place
         ]
         worst = max(rung, default=(1.0, 0))
-        quiet = not any(each["alarms"] for each in streams if each["stream"] == PLAIN)
+        quiet = not any(each["alarms"] for each in streams if each["stream"] == "random order")
         if quiet and before is not None and _helps(of, before, Spread(worst[0], None, 1)):
-            this = sum(bool(each["alarms"]) for each in streams), *worst, streams
-            best = this if best is None else min(best, this, key=lambda one: one[:2])
-    if best is None or before is None:
+            able.append((sum(bool(each["alarms"]) for each in streams), *worst, streams))
+    if before is None or not able:
         return
-    _, share, at, streams = best
+    _, share, at, streams = min(able, key=lambda one: one[:2])
     wrong = [one for one in streams if one["alarms"]]
     false = [f"{one['sessions_with_alarm']} of {one['sessions']} {one['stream']}" for one in wrong]
     honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
+    most = max(one["per_10000_upper"] for one in streams)
     text = (
         f"Watch with {attacks[at]['detector']}, and stop whom it names: it raised an alarm in every attack, "
-        "in the worst at image "
     )
-    text += f"{attacks[at]['first_alarm']:,} of its budget, where the copy agreed on {share:.1%} in place of "
-    most = max(one["per_10000_upper"] for one in streams)
-    text += f"{before.mean:.1%}; of honest sessions in {honest} (at most {most:,.0f} alarms in "
-    yield before.mean - share, f"{text}10,000 images, as far as yours can tell).", f"detection.attacks.{at}"
+    text += f"in the worst at image {attacks[at]['first_alarm']:,} of its budget, where the copy agreed on "
+    text += f"{share:.1%} in place of {before.mean:.1%}; of honest sessions in {honest} (at most {most:,.0f} "
+    text += "alarms in 10,000 images, as far as yours can tell)."
+    yield before.mean - share, text, f"detection.attacks.{at}"
 
 
 def _worth(attack: Entry) -> float:
@@ -192,10 +178,9 @@ def _worth(attack: Entry) -> float:
 def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
     """The sentences below every audit."""
     rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
-    watched = (
-        "Detectors were held against honest streams made from your evaluation images; your real "
-        "traffic is another."
-    )
+    watched = "Which defences or watches the service has is not known here, and none was tried."
+    if local:
+        watched = "Honest streams were made from your evaluation images; your real traffic is another."
     return [
         f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need "
         "fewer queries.",
@@ -210,9 +195,7 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         "version's answers.",
         "Figures hold for this model and these answers; another model, or this one trained again, has "
         "others.",
-        watched
-        if local
-        else "Which defences or watches the service has is not known here, and none was tried.",
+        watched,
     ]
 
 
@@ -231,7 +214,7 @@ def model_card(audit: Mapping[str, Any]) -> str:
     lines += [f"- Limit {JUDGED[each['pass']]}: {each['text']}" for each in audit["verdicts"]]
     lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
     seeds = ", ".join(map(str, options["seeds"]))
-    lines += [
+    how = (
         f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, profile {options['profile']}, seeds {seeds}:"
-    ]
-    return "\n".join([*lines, "", f"    {made['command']}"]) + "\n"
+    )
+    return "\n".join([*lines, how, "", f"    {made['command']}"]) + "\n"

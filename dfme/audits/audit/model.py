@@ -12,8 +12,7 @@ from dfme.errors import RunError
 from dfme.spec import Teacher
 
 Entry = dict[str, Any]
-"""A part of an audit as a dict; ``check_audit`` holds the whole of them against ``AUDIT``."""
-
+"""A part of an audit as a dict."""
 Metering = Callable[[Teacher], Teacher]
 """Puts a teacher behind a ledger."""
 
@@ -70,12 +69,8 @@ TARGET = each("kind name label_mode", str) | {"local": bool, "defences": [str], 
 TARGET |= {"shape": list[int] | None, "accuracy": float | None} | each("num_classes levels", int | None)
 TARGET |= {"evaluation": {"name": str | None, "images": int | None, "labelled": bool}}
 OPTIONS = each("attackers label_modes defences", [str]) | each("profile transfer", str) | {"seeds": [int]}
-OPTIONS |= {
-    "budget": int,
-    "total": int | None,
-    "price_per_1000": float | None,
-    "acceptable": dict[str, float],
-}
+OPTIONS |= {"budget": int, "total": int | None, "price_per_1000": float | None}
+OPTIONS |= {"acceptable": dict[str, float]}
 HEADLINE = PRICE | {"level": float, "mode": str, "sentences": [str]}
 HEADLINE |= {"labels": maybe(PRICE | {"l1_mean": float | None})}
 VERDICT = each("limit text", str) | {"wanted": float, "value": float | None, "pass": bool | None}
@@ -150,14 +145,11 @@ def json_schema() -> Entry:
 def check_audit(audit: Mapping[str, Any]) -> None:
     """RunError, in one line, for what is not a whole audit of this form."""
     if (schema := audit.get("schema")) != SCHEMA:
-        raise RunError(
-            f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again with this version"
-        )
+        raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again")
     try:
         AUDIT.model_validate({name: part for name, part in audit.items() if name != "schema"})
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         what = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        raise RunError(
-            f"audit.json: expected all that {SCHEMA} holds, got {what:.200}; resume the audit"
-        ) from None
+        wanted = f"expected all that {SCHEMA} holds"
+        raise RunError(f"audit.json: {wanted}, got {what:.200}; resume the audit") from None

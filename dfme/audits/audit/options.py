@@ -99,30 +99,22 @@ class Profile(NamedTuple):
 
 _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
 _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
-_ALL = (
+_ALL: tuple[str, ...] = (
     *_SIX,
     "temperature:t=2",
     "reverse_sigmoid:beta=0.21",
     "mad:vertices=extreme",
     "grad2",
-    "grad2:keep_top=true",
 )
+_ALL += ("grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
 PROFILES = {
     "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
     "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
-    "full": Profile(
-        5,
-        None,
-        None,
-        ("frugal", "disguide", "dfme"),
-        (*_ALL, "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY"),
-    ),
+    "full": Profile(5, None, None, ("frugal", "disguide", "dfme"), _ALL),
 }
 
 SERVICE = "the teacher is behind a service, which its owner alone can change or watch"
-ON_REQUEST = (
-    "a teacher of one's own is asked by attacks alone; if it answers for nothing, add --own-teacher local"
-)
+ON_REQUEST = "a teacher of one's own; if it answers here for nothing, add --own-teacher local"
 """Why neither defences nor detectors are measured."""
 
 LIMITS = {f"queries_to_{100 * level:.0f}": level for level in LEVELS}
@@ -151,8 +143,7 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
             wanted = "images such as 10000 or 10k" if name in LIMITS else "a share from 0 to 1"
             raise UserError(f"expected {name}={wanted}, got {text!r}")
         if name in LIMITS and found[name] > budget:
-            remedy = "give a larger --budget"
-            raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; {remedy}")
+            raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; give more --budget")
     return found
 
 
@@ -167,7 +158,7 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
     if config.defences and away:
         yield Problem("defences", f"expected none: {away}")
     if config.dry_run and config.resume:
-        yield Problem("dry_run", "expected no --resume with it, which goes on with what is planned")
+        yield Problem("dry_run", "expected no --resume with it")
     if config.twin not in ("train", "none") and not Path(config.twin).is_file():
         yield Problem("twin", f"expected train, none or a file of weights, got {config.twin!r}")
 
@@ -187,17 +178,17 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
         jobs=config.jobs or ((1 if away else 2) if config.engine == "local" else None),
     )
     other = "it answers in one form; another one would have to be asked for anew"
-    not_run = dict.fromkeys((f"label mode {mode}" for mode in others), other)
-    not_run |= dict.fromkeys(("defences", "detection"), away)
-    return settled, [{"what": what, "why": why} for what, why in not_run.items()] if away else []
+    not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
+    not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
+    return settled, not_run if away else []
 
 
 def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
     """The label modes of the audit, the teacher's own first: as ``stated``, else the first that is listed."""
     own = LabelMode.parse(stated or next(iter(config.label_modes), "probabilities"))
     fine = own.kind in ("logits", "probabilities") and (own.decimals is None or own.decimals > 2)
-    usual = [*["probabilities:2"] * fine, *["label"] * (own.kind != "label")]
-    listed: Sequence[str] = config.label_modes or usual
+    usual = ("probabilities:2",) * fine + ("label",) * (own.kind != "label")
+    listed = config.label_modes or usual
     return list(dict.fromkeys([str(own), *(str(LabelMode.parse(text)) for text in listed)]))
 
 
@@ -208,13 +199,10 @@ CARD = "model_card.md"
 """The audit's own file of options, and what it leaves, in the order in which it is written."""
 
 
-MAX_BYTES = 1 << 25
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object that a file of an audit holds; nothing where it holds none."""
     with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
-        found = json.loads(file.read(MAX_BYTES))
+        found = json.loads(file.read(1 << 25))
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -236,8 +224,8 @@ Second = Callable[[str, Sequence[str]], ComparisonPlan]
 class AuditPlan:
     """An audit before it begins; ``config`` has what the profile says where the user is silent.
 
-    ``first`` compares attackers and label modes. ``second``, of a row and of defences, is None where none is
-    tried. ``options`` is its own file, ``not_run`` what it leaves out and why.
+    ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options`` is its
+    own file, ``not_run`` what it leaves out and why.
     """
 
     config: AuditConfig

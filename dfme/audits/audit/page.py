@@ -32,8 +32,7 @@ Forms = Mapping[str, str]
 class _Words(string.Formatter):
     """Forms of values as ``str.format`` has them, and of a list's values, one after the other.
 
-    ``never;,``: none is never; else None is a TypeError, as it is to take a part of it. ``spread``: mean and
-    deviation.
+    ``never;,``: none is never; else None is a TypeError. ``spread``: mean and deviation.
     """
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -87,7 +86,7 @@ def _across(
     forms: Forms,
     column: str,
     form: str,
-    after: Forms | None = None,
+    after: Any = None,
     key: str = "",
 ) -> Entry:
     """A table row per form, a cell per ``column``, from one row or from those of all seeds."""
@@ -156,7 +155,7 @@ def _judged(line: Entry, each: Entry, bills: Entry) -> Entry:
 def _least_followed(cells: Sequence[Entry]) -> list[Entry]:
     """The ``MAX_SHOWN`` classes that a copy follows least, in order, each with its cell."""
     rows = [cell | each for cell in cells for each in cell["per_class"]]
-    known = [each for each in rows if each["agreement"] is not None]
+    known = (each for each in rows if each["agreement"] is not None)
     least = sorted(known, key=lambda each: each["agreement"])
     names = list(dict.fromkeys(each["class"] for each in least))[:MAX_SHOWN]
     return [each for each in rows if each["class"] in names]
@@ -194,10 +193,7 @@ def curves(audit: Entry) -> list[tuple[str, str]]:
             axes.set_ylabel("agreement with the model")
             axes.set_title(mode[:LONGEST], loc="left", fontsize=10.5, parse_math=False)
             _money(axes, audit["options"]["price_per_1000"], lines)
-            for entry in figure.legend(
-                loc="outside lower center", ncols=2, frameon=False, fontsize=8.5
-            ).get_texts():
-                entry.set_parse_math(False)
+            _legend(figure)
             scored = [line for line in lines if line["mean"] is not None]
             told = ", ".join(f"{line['row']} {line['mean']:.1%}" for line in scored)
             text = f"Agreement where the model answers {mode}, after {audit['options']['budget']:,} queries: "
@@ -255,14 +251,17 @@ def pareto(audit: Entry) -> tuple[str, str] | None:
     frame(axes)
     axes.set_xlabel("mean L1 change of an honest user's answer (root scale)")
     axes.set_ylabel("best attacker's agreement")
+    _legend(figure)
+    best = (point for point in points if not point["dominated"])
+    form = "{name} (change {l1_mean:.3f}, agreement {agreement:.1%})"
+    told = "; ".join(form.format(**point) for point in best)
+    return _address(figure), f"Of {len(points)} points, no other beats {told or 'any'}."
+
+
+def _legend(figure: Figure) -> None:
+    """Below the figure; names are a user's own, and no mathematics."""
     for entry in figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5).get_texts():
         entry.set_parse_math(False)
-    best = (point for point in points if not point["dominated"])
-    told = [
-        f"{point['name']} (change {point['l1_mean']:.3f}, agreement {point['agreement']:.1%})"
-        for point in best
-    ]
-    return _address(figure), f"Of {len(points)} points, no other beats {'; '.join(told) or 'any'}."
 
 
 def _address(figure: Figure) -> str:

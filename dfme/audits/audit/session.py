@@ -16,17 +16,9 @@ from typing import Any
 import torch
 
 from dfme import __version__
-from dfme.audits.audit.findings import Findings, strongest, to_copy
+from dfme.audits.audit import headline
+from dfme.audits.audit.findings import Findings, joined, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
-from dfme.audits.audit.headline import (
-    JUDGED,
-    TAXONOMY,
-    advice,
-    commands,
-    headline,
-    model_card,
-    what_it_does_not_tell,
-)
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, OwnerServices, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits, read_object
 from dfme.audits.compare.figures import Outcome
@@ -55,19 +47,12 @@ STOPPED = 130
 
 
 def audit(
-    plan: AuditPlan,
-    owner: OwnerServices,
-    line: StatusLine,
-    show: Callable[[str], None],
-    across: int | None = None,
+    plan: AuditPlan, owner: OwnerServices, line: StatusLine, show: Callable[[str], None], across: int | None
 ) -> int:
     """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if stopped.
 
-    ``owner``: the owner's side (``dfme.cli.teacher_side``). ``line`` says how far it is, ``show`` what was
-    found.
-
-    Raises:
-        UserError: for what cannot work, before anything is asked, or a directory in use.
+    ``line`` says how far it is, ``show`` what was found. UserError for what cannot work, before anything is
+    asked, or a directory in use.
     """
     work = Audit(plan, owner, line)
     command = resume_command(plan.out, plan.job, "audit")
@@ -83,13 +68,13 @@ def audit(
         line.close()
         lock.close()
         if not whole:
-            paid = "stopped; all that was paid is kept"
-            line.note(f"{paid}; when no cell runs any more, go on with:\n  {command}")
+            remedy = "when no cell runs any more, go on with"
+            line.note(f"stopped; all that was paid is kept; {remedy}:\n  {command}")
     if not whole:
         return 0 if plan.config.engine == "commands" else STOPPED
     found = work.found
     lines = [*found["headline"]["sentences"], *(f"- {each['text']}" for each in found["advice"])]
-    lines += [f"{JUDGED[each['pass']]}: {each['text']}" for each in found["verdicts"]]
+    lines += [f"{headline.JUDGED[each['pass']]}: {each['text']}" for each in found["verdicts"]]
     files = [str(plan.out / name) for name in (PAGE, DATA, CARD)]
     show("\n".join([wrapped("\n".join(lines), across, "  "), "", *files]))
     failed = any(each["state"] == "failed" for each in found["cells"])
@@ -124,9 +109,8 @@ class Audit:
         """Find problems and forecast the images asked; print them unless ``dry``. UserError for problems."""
         plan = self._plan
         first = self._sessions[0]
-        config = self._plan.config
         able = dict.fromkeys(each.cell.row for each in _to_run(first) if each.cell.mode == plan.own)
-        then = [self._session(plan.second(row, config.defences)) for row in able] if plan.second else []
+        then = [self._session(plan.second(row, plan.config.defences)) for row in able] if plan.second else []
         known = {each.cell.name: each.cell for each in _to_run(first)}
         defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
         cells = max((known | more for more in defended), key=len, default=known)
@@ -180,16 +164,14 @@ class Audit:
         """what honest users pay"""
         job = self._plan.job
         texts = self._plan.texts
-        out = self._plan.out
         if not texts:
             return
         stacks = [tuple(text.split("+")) for text in texts]
         asked = job.teacher, job.teacher_options, stacks, job.config.evaluation, job.config.device
         measure = partial(self._owner.bills, *asked, tell=self._line.note, meter=self._meter)
-        # The journal of a meter gives answers again in the order in which they came, and detection's come
-        # after these.
-        anew = self._meter is not None and not (out / "detection.json").exists()
-        bills = cached(out / "utility.json", texts, measure, anew)
+        # A meter's journal gives answers again in the order in which they came: detection's come after these.
+        anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
+        bills = cached(self._plan.out / "utility.json", texts, measure, anew)
         self._utility = [{"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)]
 
     def _attack(self) -> bool:
@@ -204,9 +186,8 @@ class Audit:
         least = min((count for count in to_copy(best) if count is not None), default=0)
         quota = [f"quota:images={_below(least)}"] if least > 1 else []
         bills = {row["row"]: row for row in self._utility}
-        self._plans.append(
-            replace(self._plan.second(best["row"], [*self._plan.config.defences, *quota]), bills=bills)
-        )
+        second = self._plan.second(best["row"], [*self._plan.config.defences, *quota])
+        self._plans.append(replace(second, bills=bills))
         self._sessions.append(self._session(self._plans[1]))
         return self._run(self._sessions[1])
 
@@ -255,9 +236,8 @@ class Audit:
         plan = self._plan
         told = [session.findings() for session in self._sessions]
         runs = [each for session in self._sessions for each in session.runs]
-        ended = [each.cell for each in runs if each.state == "finished"]
-        files = {cell.name: plan.first.directory(cell) / "summary.json" for cell in ended}
-        summaries = {name: read_summary(file) or {} for name, file in files.items()}
+        done = {each.cell.name: plan.first.directory(each.cell) for each in runs if each.state == "finished"}
+        summaries = {name: read_summary(folder / "summary.json") or {} for name, folder in done.items()}
         known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
         ledgers = {path.parent.name: totals for path, totals in self._ledgers("cells/*")}
         second = told[1] if told[1:] else None
@@ -274,7 +254,7 @@ class Audit:
         before = self._before.get("wall_seconds")
         wall = time.time() - began + (before if isinstance(before, float) else 0.0)
         started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
-        command = commands(str(self._before.get("command") or ""), plan.first.command)
+        command = headline.commands(str(self._before.get("command") or ""), plan.first.command)
         machine = f"{platform.machine()}, {cores()} cores"
         made = {"command": command, "started": started, "wall_seconds": round(wall, 1), "machine": machine}
         made |= {"finished": finished, "directory": str(plan.out)}
@@ -285,7 +265,7 @@ class Audit:
             from dfme.audits.audit.page import write_page
 
             write_page(self.found, plan.out / PAGE)
-            write_text(plan.out / CARD, model_card(self.found))
+            write_text(plan.out / CARD, headline.model_card(self.found))
 
     def _findings(self) -> Entry:
         plan = self._plan
@@ -298,25 +278,31 @@ class Audit:
         games = of.games(examined.get("twin"))
         detection = None
         if self._measured is not None:
-            from dfme.audits.audit.findings import joined
-
-            watches = ((of.summaries.get(cell["name"]) or {}).get("watch") for cell in cells)
-            pairs = zip(cells, watches, strict=True)
-            constant = {"constant": games["constant"]}
-            detection = joined(self._measured, [cell | constant | {"watch": seen} for cell, seen in pairs])
+            watches = {name: summary.get("watch") for name, summary in of.summaries.items()}
+            known = [{"constant": games["constant"], "watch": watches.get(cell["name"])} for cell in cells]
+            joint = [cell | more for cell, more in zip(cells, known, strict=True)]
+            detection = joined(self._measured, joint)
         names = ("profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer")
         price = plan.job.teacher.price_per_1000
-        first = headline(of, config.seeds)
+        first = headline.headline(of, config.seeds)
         return {
             "options": {name: getattr(config, name) for name in names}
             | {"price_per_1000": price, "acceptable": told},
-            **{"target": target(plan, of.example), "headline": first, "advice": advice(of, detection)},
+            **{
+                "target": target(plan, of.example),
+                "headline": first,
+                "advice": headline.advice(of, detection),
+            },
             **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
-            **{"transfer": examined.get("transfer"), "ledger": of.ledger(beside), "taxonomy": TAXONOMY},
+            **{
+                "transfer": examined.get("transfer"),
+                "ledger": of.ledger(beside),
+                "taxonomy": headline.TAXONOMY,
+            },
             "not_run": [*self._not_run, *examined.get("not_run", ()), *of.not_run()],
-            "limits": what_it_does_not_tell(of, len(config.seeds), plan.local),
+            "limits": headline.what_it_does_not_tell(of, len(config.seeds), plan.local),
             "pictures": pictures(plan, first["attacker"]),
         }
 
@@ -329,10 +315,6 @@ def _below(queries: float) -> int:
     """A round number of images, to two digits, below so many."""
     unit = 10 ** max(0, math.floor(math.log10(queries - 1)) - 1)
     return int((queries - 1) // unit * unit)
-
-
-MAX_SHEET = 400_000
-"""Bytes of a picture that the page carries."""
 
 
 def target(plan: AuditPlan, example: Entry) -> Entry:
@@ -349,24 +331,24 @@ def target(plan: AuditPlan, example: Entry) -> Entry:
 
 
 def tool() -> Entry:
-    """Versions, and the commit of a checkout."""
-    versions = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return versions | {"commit": commit()}
-
-
-def commit() -> str | None:
-    """The commit of a checkout and a mark of changed files; None outside a checkout."""
+    """Versions, and the commit of a checkout with a mark of changed files."""
+    found = {
+        "dfme": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": None,
+    }
     words = ["git", "describe", "--always", "--dirty"]
     with suppress(OSError, subprocess.SubprocessError):
         if (PROJECT / ".git").exists():
             done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
-            return done.stdout.strip() or None
-    return None
+            found["commit"] = done.stdout.strip() or None
+    return found
 
 
 def pictures(plan: AuditPlan, attacker: str | None) -> Entry:
-    """The sheet of the strongest attacker's queries."""
+    """The sheet of the strongest attacker's queries, if it is not too large for the page."""
     every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
     sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
-    sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= MAX_SHEET), None)
+    sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= 400_000), None)
     return {"samples": embedded(sheet)} if sheet else {}

@@ -16,14 +16,14 @@ from dfme.run.scores import batches, evaluation_batch
 from dfme.spec import ImageSpec
 
 ATTACKS = {"fgsm": (1, 1.0, 0, 0.0), "pgd20": (20, 2.5 / 20, 1, 0.0), "mifgsm": (10, 1 / 10, 0, 1.0)}
-"""Steps, size of one in eps, share of eps that the start is random in, momentum: FGSM (Goodfellow et al.
-2015, arXiv 1412.6572), PGD (Madry et al. 2018, arXiv 1706.06083) and MI-FGSM (Dong et al. 2018, arXiv
-1710.06081)."""
+"""Steps, size of one in eps, share of eps that the start is random in, momentum: of arXiv 1412.6572
+(Goodfellow et al. 2015), 1706.06083 (Madry et al. 2018) and 1710.06081 (Dong et al. 2018)."""
 
 EPS = {12: (0.05, 0.1, 0.2), 31: (0.1, 0.2, 0.3), 64: (4 / 255, 8 / 255, 16 / 255)}
 """By the longest side of the image at most, as shares of a pixel's range; the middle one is the headline."""
 
 Logits = Callable[[Tensor], Tensor]
+Asking = Callable[..., Tensor]
 
 
 class Surrogate(NamedTuple):
@@ -37,9 +37,8 @@ class Surrogate(NamedTuple):
 
 def eps_of(spec: ImageSpec) -> tuple[float, ...]:
     """The three sizes of perturbation for such images."""
-    return next(
-        (eps for side, eps in EPS.items() if max(spec.shape[1:]) <= side), (2 / 255, 4 / 255, 8 / 255)
-    )
+    fits = (eps for side, eps in EPS.items() if max(spec.shape[1:]) <= side)
+    return next(fits, (2 / 255, 4 / 255, 8 / 255))
 
 
 def adversarial(
@@ -69,45 +68,31 @@ def adversarial(
         y_BCHW = y_BCHW.detach().requires_grad_()
         # Cross-entropy is softplus of this margin, whose gradient has the same direction and never vanishes.
         z_BK = source.logits(y_BCHW)
-        margin_B = (
-            z_BK.scatter(1, labels_B[:, None], -math.inf).logsumexp(1)
-            - z_BK.gather(1, labels_B[:, None])[:, 0]
-        )
+        others_B = z_BK.scatter(1, labels_B[:, None], -math.inf).logsumexp(1)
+        margin_B = others_B - z_BK.gather(1, labels_B[:, None])[:, 0]
         (gradient_BCHW,) = torch.autograd.grad(margin_B.sum(), y_BCHW)
-        mean_B111 = (
-            gradient_BCHW.abs().mean((1, 2, 3), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        )
-        along_BCHW = momentum * along_BCHW + gradient_BCHW / mean_B111
+        mean_B111 = gradient_BCHW.abs().mean((1, 2, 3), keepdim=True)
+        tiny = torch.finfo(torch.float32).tiny
+        along_BCHW = momentum * along_BCHW + gradient_BCHW / mean_B111.clamp_min(tiny)
         y_BCHW = (y_BCHW.detach() + size * radius * along_BCHW.sign()).clamp(least_BCHW, most_BCHW)
     return spec.quantise(y_BCHW)
 
 
 def measure(
-    on: Sequence[Surrogate],
-    x_NCHW: Tensor,
-    labels_N: Tensor,
-    spec: ImageSpec,
-    seed: int,
-    ask: Callable[..., Tensor],
+    on: Sequence[Surrogate], x_NCHW: Tensor, labels_N: Tensor, spec: ImageSpec, seed: int, ask: Asking
 ) -> list[Entry]:
     """Rows per source, eps and attack: the share of images that lose their label. Signs are asked once."""
     rows = list[Entry]()
     for source, eps, name in product(on, eps_of(spec), ATTACKS):
-        told = {
-            "source": source.name,
-            "kind": source.kind,
-            "agreement": source.agreement,
-            "attack": name,
-            "eps": eps,
-        }
+        told = {"source": source.name, "kind": source.kind, "agreement": source.agreement}
+        told |= {"attack": name, "eps": eps}
         if source.logits is None and name != next(iter(ATTACKS)):
             rows.append({**rows[-1], **told})
             continue
         rng = torch.Generator().manual_seed(derived_seed(seed, f"{source.name} {name} {eps:g}"))
         fooled = 0
-        for x_BCHW, labels_B in zip(
-            batches(x_NCHW), labels_N.split(evaluation_batch(spec.shape)), strict=True
-        ):
+        labels = labels_N.split(evaluation_batch(spec.shape))
+        for x_BCHW, labels_B in zip(batches(x_NCHW), labels, strict=True):
             y_BCHW = adversarial(name, source, x_BCHW, labels_B, eps, spec, rng)
             fooled += int((ask(source, eps, y_BCHW) != labels_B).sum())
         told |= {"success": fooled / len(labels_N), "images": len(labels_N)}

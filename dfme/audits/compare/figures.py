@@ -18,10 +18,7 @@ OF_THE_TEACHER = 0.9
 """Share of the teacher's accuracy whose price in queries is reported."""
 
 LOST = 0.8
-"""A run has collapsed whose last agreement is below this share of its own best on the way ..."""
-
-NEAR_CHANCE = (2.0, 0.1)
-"""... or no more than so many times chance, and no more than this above it."""
+"""A run has collapsed whose last agreement is below this share of its own best on the way."""
 
 SCORES = "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled"
 """Entries of a summary that are figures as they are."""
@@ -31,11 +28,10 @@ SCORES = "accuracy agreement kl vote_accuracy vote_agreement agreement_served ag
 class Figures:
     """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not reached.
 
-    ``queries_to``: images charged until the first evaluation with at least that agreement;
-    ``queries_to_teacher``: until ``OF_THE_TEACHER`` of the teacher's accuracy. ``curve``: (queries,
-    agreement) of every evaluation. ``constant_agreement``: of one answer to everything. ``agreement_served``:
-    with what honest users are answered; ``agreement_relabelled``: under the best renaming of the student's
-    classes.
+    ``queries_to``: images charged until the first evaluation with at least that agreement, and
+    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy. ``constant_agreement``: of one
+    answer to everything; ``agreement_served``: with what honest users are answered;
+    ``agreement_relabelled``: under the best renaming of the student's classes.
     """
 
     accuracy: float | None
@@ -112,8 +108,7 @@ def has_collapsed(agreements: list[float], classes: int) -> bool | None:
         return None
     chance = 1 / classes
     last = agreements[-1]
-    times, above = NEAR_CHANCE
-    return last < LOST * max(agreements) or last <= min(times * chance, chance + above)
+    return last < LOST * max(agreements) or last <= min(2 * chance, chance + 0.1)
 
 
 @dataclass(frozen=True)
@@ -133,8 +128,7 @@ class Spread:
 class Reached:
     """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and the median.
 
-    The median is over all seeds, one that did not reach the level counting as more than any number; None
-    where it is one of those.
+    That is over all seeds, one that did not get there counting as more than any number; None if it is such.
     """
 
     reached: int
@@ -185,8 +179,7 @@ class Outcome:
 class ComparisonResult:
     """All that is known of a comparison so far; ``facts`` say of what, how and where.
 
-    ``unequal``: in what rows differ besides their methods. ``bills``: what each stack of defences costs
-    honest users.
+    ``unequal``: in what rows differ besides methods. ``bills``: what stacks of defences cost honest users.
     """
 
     title: str

@@ -22,8 +22,6 @@ from dfme.run.lock import DirectoryLock
 GRACE_SECONDS = 20.0
 """How long a run of a killed comparison may take to end its step."""
 
-LOG_END = 8_192
-
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): which signal a process gets when the one that started it ends."""
 
@@ -58,8 +56,7 @@ def open_log(log: Path) -> IO[bytes]:
 def start(words: Sequence[str], log: Path, threads: int, gpu: str | None = None) -> subprocess.Popen[bytes]:
     """Start ``python -m dfme words``, its output appended to ``log``, on this GPU alone if one is named.
 
-    In a session of its own: Ctrl-C reaches it only from us, once, and so it stops after the step in progress.
-    Where the system can (Linux), it stops so too if we are killed: nobody would see what it goes on to spend.
+    In a session of its own: Ctrl-C reaches it only from us, once. On Linux it stops, too, if we are killed.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
@@ -78,10 +75,7 @@ def start(words: Sequence[str], log: Path, threads: int, gpu: str | None = None)
 
 
 def free(directory: Path, seconds: float = GRACE_SECONDS) -> str:
-    """Wait until no process works in a run's directory: a killed comparison's may still be ending its step.
-
-    What is to be said of the lock, if it was one of a host that is gone.
-    """
+    """Wait until no process works in a run's directory; what is to be said of a lock whose host is gone."""
     deadline = time.monotonic() + seconds
     while directory.is_dir() and time.monotonic() < deadline:
         try:
@@ -97,7 +91,7 @@ def last_line(log: Path) -> str:
     """The last thing a process said: of one of ours that failed, the reason."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_END))
+            file.seek(max(0, log.stat().st_size - 8_192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
@@ -106,8 +100,7 @@ def last_line(log: Path) -> str:
 
 
 BEATS_SECONDS = 150.0
-"""How long a worker waits for a directory that another node seems to hold: longer than a lost node's lock
-lasts."""
+"""How long a worker waits for a directory that another node seems to hold: longer than a lost one's lock."""
 
 
 def run_cell(words: list[str], log: str) -> int:
@@ -154,10 +147,7 @@ class Call:
         remove(outcome_file(task.log))
 
     def __call__(self) -> None:
-        """Run it, and leave its exit code.
-
-        Asked to make room it ends the step in progress first, so that no answer is lost, and is queued again.
-        """
+        """Run it, and leave its exit code; asked to make room, end the step first, and be queued again."""
         os.chdir(self.folder)
         sys.path.insert(0, self.folder)
         requeue: Any = signal.getsignal(self.number) if self.number else None

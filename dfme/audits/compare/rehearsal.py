@@ -23,10 +23,7 @@ from dfme.spec import ImageSpec, Teacher
 
 
 class Rehearsal(NamedTuple):
-    """Facts of the cells' teacher before it is asked.
-
-    ``sharing``: cells that ask a service at once, 0 where it is none; ``scored``: images of the evaluation.
-    """
+    """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation."""
 
     sharing: int
     scored: int
@@ -40,10 +37,7 @@ def rehearse(
     """Build the teacher of the waiting cells, and each row's parts; return a line about the teacher.
 
     A teacher in this process is asked for one image, if ``ask``. A service is not: its count and the cells'
-    ledgers must be equal. None where no cell waits.
-
-    Raises:
-        UserError: one line that names everything that cannot work, or a service whose rate nobody states.
+    ledgers must be equal. None where no cell waits. UserError: everything that cannot work, in one line.
     """
     problems = dict[str, dict[str, None]]()
     sharing = 0
@@ -51,7 +45,7 @@ def rehearse(
     for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job = of_mode[0].job
-        named = teacher_name(document(of_mode[0].job)["teacher"])
+        named = teacher_name(document(job)["teacher"])
         local = is_local(job)  # others would be asked by the calibration of a watch
         teacher = build_teacher(job if local else unwatched(job), None, torch.device("cpu"))
         try:
@@ -76,8 +70,8 @@ def rehearse(
                 Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
         finally:
             teacher.info.close()
-        asked = "it answers (one image, charged to no run)" if asks else "not asked before the cells"
-        asked = f"a service, {asked}" if service else asked
+        asked = "a service, " * service
+        asked += "it answers (one image, charged to no run)" if asks else "not asked before the cells"
         if not problems:
             tell(f"teacher {named}: {', '.join(_facts(teacher, defence))}; {asked}")
     if problems:
@@ -90,14 +84,11 @@ def rehearse(
 
 
 def _require_rates(job: Job, service: str, sharing: int) -> None:
-    """Refuse cells that would ask a service at once at a rate that nobody states."""
-    # a server on this machine included, which a tunnel looks like
+    """Refuse cells that would ask a service, on this machine or not, at once at a rate that nobody states."""
     if sharing > 1 and not rates_of(job):
-        raise UserError(
-            f"--jobs: {sharing} cells would ask {service} at once, and nobody says how fast it may be asked; "
-            "give --teacher.images-per-second or --teacher.requests-per-second, to be shared, or --jobs 1 "
-            "with --engine local"
-        )
+        rates = "--teacher.images-per-second or --teacher.requests-per-second"
+        at_once = f"--jobs: {sharing} cells would ask {service} at once, and nobody says how fast"
+        raise UserError(f"{at_once}; give {rates}, to be shared, or --jobs 1 with --engine local")
 
 
 def _facts(teacher: Teacher, defence: str) -> list[str]:

@@ -37,11 +37,7 @@ def compare(
     """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was stopped.
 
     ``line`` says how far it is, ``show`` the tables at the end, whose lines are of ``across`` letters. Report
-    and data are written after every cell, the curves at the end.
-
-    Raises:
-        UserError: for cells that cannot work, before any is started, or a directory in use.
-        TeacherError: from a teacher that does not answer.
+    and data are written after every cell. UserError for what cannot work, before any is started.
     """
     session = Session(plan, not_applicable(plan.runs), line)
     if rehearsal := rehearse(plan, session.waiting, line.note):
@@ -105,14 +101,13 @@ class Session:
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run every waiting cell; True if stopped before the last had finished. ``sharing``: as rehearsed."""
-        if kept := sum(outcome.state == "finished" for outcome in self._outcomes.values()):
+        if kept := sum(each.state == "finished" for each in self.runs):
             self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
         self._started = time.monotonic()
         self._due = {cell.name: cell for cell in self.waiting}
-        self._engine.run(
-            self.waiting, lambda cell, code: self._ended(cell, code, stopped()), stopped, self._watch
-        )
+        ended = lambda cell, code: self._ended(cell, code, stopped())  # noqa: E731
+        self._engine.run(self.waiting, ended, stopped, self._watch)
         self._watch()
         return bool(self.waiting)
 
@@ -232,9 +227,8 @@ def _killed(code: int) -> str:
     """End of a cell that has no exit code."""
     if code == LOST:
         return "lost with its worker, which was killed or preempted, or whose node is gone"
-    return f"killed by signal {-code}" + " (the system does that when memory runs out)" * (
-        code == -signal.SIGKILL
-    )
+    why = " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"killed by signal {-code}{why}"
 
 
 def _in_a_line(outcome: Outcome) -> str:
@@ -249,9 +243,7 @@ def _in_a_line(outcome: Outcome) -> str:
 def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
     """Names and reasons of cells whose method or attacker cannot learn from such answers.
 
-    Raises:
-        UserError: for a loss that a row names and that does not fit its answers, or where nothing is left to
-            run.
+    UserError for a loss that does not fit a row's answers, or where nothing is left to run.
     """
     reasons: dict[str, str] = {}
     problems: dict[str, None] = {}
@@ -260,9 +252,8 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
         config = cell.job.config
         form = config.answers.mode(LabelMode.parse(cell.mode))
         if cell.attempt.reason or form.kind not in able:
-            reasons[cell.name] = (
-                cell.attempt.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
-            )
+            needed = f"{cell.job.method} needs answers of {' or '.join(able)}"
+            reasons[cell.name] = cell.attempt.reason or needed
             continue
         try:
             make_distance(config.answers.loss(config.student.loss), form)

@@ -127,10 +127,10 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
         return Attacked(label, answers, remarks=tuple(states))
     remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
     remarks += ("shared",) * any(each.shared for each in outcomes)
-    counts = (
-        renamed is not None and gains(renamed, agreement) and renamed.mean - agreement.mean > HALVES_DIFFER
-    )
-    return Attacked(label, answers, agreement, renamed if counts else agreement, remarks)
+    score = agreement
+    if renamed and gains(renamed, agreement) and renamed.mean - agreement.mean > HALVES_DIFFER:
+        score = renamed
+    return Attacked(label, answers, agreement, score, remarks)
 
 
 def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:
@@ -206,9 +206,8 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
     for mode, budget in findings.groups():
         lines = [HEADS, *(_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items())]
         heads, *lines = defended_lines(findings, mode, budget) if findings.defended else lines
-        parts.append(
-            f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines, FIRST, across)}"
-        )
+        table = fitted_table(heads, lines, FIRST, across)
+        parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table}")
     parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
     constants = [done.constant_agreement for done in _done(of) if done.constant_agreement is not None]
@@ -216,9 +215,8 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
     failed = [each for each in of if each.state == "failed" and not each.shared]
     left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in failed]
     never = [each for each in of if each.state == "not applicable"]
-    left_out += dict.fromkeys(
-        f"- not applicable: `{each.cell.label}` with {each.cell.mode}: {each.reason}" for each in never
-    )
+    why = (f"- not applicable: `{each.cell.label}` with {each.cell.mode}: {each.reason}" for each in never)
+    left_out += dict.fromkeys(why)
     return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 
 
@@ -238,12 +236,12 @@ def markdown(findings: ComparisonResult) -> str:
 
 def as_json(findings: ComparisonResult) -> str:
     """Facts, every row of every table with its spreads, and every cell with its figures."""
-    tables: list[dict[str, Any]] = [
-        {"label_mode": mode, "budget": budget, "rows": _filled([_row_json(*row) for row in rows.items()])}
-        for mode, budget, rows in ((*group, findings.rows(*group)) for group in findings.groups())
-    ]
-    for each, group in zip(tables, findings.groups(), strict=True) if findings.defended else ():
-        each["defences"] = [asdict(one) for one in defended(findings, *group)]
+    tables = list[dict[str, Any]]()
+    for mode, budget in findings.groups():
+        rows = _filled([_row_json(*row) for row in findings.rows(mode, budget).items()])
+        tables.append({"label_mode": mode, "budget": budget, "rows": rows})
+        if findings.defended:
+            tables[-1]["defences"] = [asdict(one) for one in defended(findings, mode, budget)]
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": _cells(findings)}
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
