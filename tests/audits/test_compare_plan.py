@@ -146,7 +146,7 @@ def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None
         ("", {"seeds": []}, "c.yaml: seeds: expected at least one, got none"),
         ("", {"rows": ["static"]}, "c.yaml: rows: expected a mapping"),
         ('', {'rows': {'static': 3}}, 'c.yaml: rows.static: expected sections such as method, or a'),
-        ("", {"rows": {"static": "nowhere.yaml"}}, "rows.static: expected a row, method or recipe ("),
+        ("", {"rows": {"static": "nowhere.yaml"}}, "rows.static: expected a recipe, or its file ("),
         ('', {'rows': {'x': {'student': {'lr': 1}}}, 'methods': ['x']}, 'c.yaml: rows.x: expected'),
         ('', {'rows': {'static': {'method': {'name': 'x'}}}}, 'c.yaml: rows.static.method.name: expected'),
         ('', {'rows': {'static': {'teacher': {'kind': 'v2'}}}}, 'c.yaml: rows.static.teacher: expected'),

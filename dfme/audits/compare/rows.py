@@ -82,9 +82,10 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
         given = {} if row in METHODS or ":" in row else row
     if isinstance(given, str):
         if given not in shipped() and (named_alone or not os.path.isfile(locate(given))):
-            place = f"rows.{row}" if row in rows else "methods"
+            if not named_alone:
+                raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
             choices = dict.fromkeys([*rows, *METHODS, *names()])
-            raise UserError(f"{place}: {unknown_choice('row, method or recipe', given, choices)}")
+            raise UserError(f"methods: {unknown_choice('row, method or recipe', given, choices)}")
         return _by_file(row, str(shipped().get(given, given)), shared)
     if not isinstance(given, Mapping):
         raise UserError(f"rows.{row}: expected sections such as method, or a recipe, got {given!r}")
