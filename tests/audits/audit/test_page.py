@@ -305,6 +305,6 @@ def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"audit\.json: expected"):
             report.run([str(tmp_path)])
     (tmp_path / "audit.json").unlink()
-    with pytest.raises(UserError, match="audit.json"):
+    with pytest.raises(UserError, match="expected a run directory"):
         report.run([str(tmp_path)])
     assert read_object(tmp_path) == {}, "a folder is no file"
