@@ -69,20 +69,17 @@ FLOATS = ImageSpec((1, 8, 8))
 @pytest.mark.parametrize(
     ("changes", "spec", "named"),
     [
-        ({"space": "lattice", "step": 1.0}, FLOATS, r"--estimator.space lattice: "
-                                                    r".*--teacher.levels.*pre_squash"),
-        ({"space": "lattice"}, EIGHT_BIT, r"--estimator.step 0.001: expected a whole number of levels from "
-                                          r"1 to 127"),
+        ({"space": "lattice", "step": 1.0}, FLOATS, "--estimator.space lattice: .*--teacher.levels"),
+        ({"space": "lattice"}, EIGHT_BIT, "--estimator.step 0.001: .* whole number of levels from 1 to 127"),
         ({"space": "lattice", "step": 1.5}, EIGHT_BIT, "--estimator.step 1.5: expected a whole number"),
         ({"space": "lattice", "step": 128.0}, EIGHT_BIT, "--estimator.step 128: .*from 1 to 127"),
         ({"space": "lattice", "step": 1.0}, ImageSpec((1, 8, 8), levels=2), "at least 3 levels.*got 2"),
         ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step 0.6: .*smaller step"),
         ({"kind": "auto"}, FLOATS, "--estimator.kind: expected finite_difference"),
         ({"step": "auto"}, FLOATS, "--estimator.step: expected a number"),
-        ({"kind": "prior_guided", "prior": "neighbours"}, FLOATS, r"--estimator.prior neighbours: .*image "
-                                                                  r"or lattice"),
+        ({"kind": "prior_guided", "prior": "neighbours"}, FLOATS, "--estimator.prior neighbours: .*image"),
     ],
-)  # fmt: skip
+)
 def test_impossible_settings_are_refused_by_their_flag(
     changes: dict[str, Any], spec: ImageSpec, named: str
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from scripted_teacher import ScriptedTeacher
 from small_runs import small_options
 from torch import Tensor
-from toys import LinearTeacher, make_method, make_parts
+from toys import LinearTeacher, Recording, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig
 from dfme.methods import METHODS
@@ -19,18 +19,6 @@ from dfme.spec import ImageSpec, TeacherInfo
 
 SPEC = ImageSpec((1, 8, 8))
 BATCH, STEPS = 8, 5
-
-
-class Recording(LinearTeacher):
-    """Keeps what it was asked; answers labels, which no rounding changes with the size of a call."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(SPEC, mode="label", **options)
-        self.asked: list[Tensor] = []
-
-    def __call__(self, images: Tensor, /) -> Tensor:
-        self.asked.append(images.clone())
-        return super().__call__(images)
 
 
 @pytest.fixture
@@ -54,8 +42,9 @@ LABELS = [
 
 @pytest.mark.parametrize("name", LABELS)
 def test_the_same_images_in_the_same_order_teach_the_same(name: str, one_call: pytest.MonkeyPatch) -> None:
+    """By labels, which no rounding changes with the size of a call."""
     few = {"gan_steps": 1, "proxy_share": 0.0} if name == "dfms" else {}
-    teachers, methods = (Recording(), Recording()), []
+    teachers, methods = [Recording(SPEC, mode="label") for _ in range(2)], []
     for teacher, at_once in zip(teachers, (True, False), strict=True):
         one_call.setattr(Oracle, "on_own_accelerator", at_once)
         methods.append(method_of(name, teacher, **few))
@@ -108,7 +97,7 @@ def test_what_is_said_to_be_asked_is_asked_charged_and_counted(
 def test_a_call_is_cut_to_what_the_teacher_takes_and_held_out_batches_stay_whole(
     one_call: pytest.MonkeyPatch,
 ) -> None:
-    teacher, sizes = Recording(), list[int]()
+    teacher, sizes = Recording(SPEC, mode="label"), list[int]()
     teacher.info = TeacherInfo(max_batch=12)
     parts = dataclasses.replace(make_parts(teacher, 1_000), hold_out=lambda x, _: bool(sizes.append(len(x))))
     method = make_method("static", parts, batch_size=BATCH, student_steps=STEPS)

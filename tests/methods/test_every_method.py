@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tiers import exhaustive_rows
-from toys import LinearTeacher, goes_on_bit_for_bit, make_method, make_parts
+from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig
 from dfme.estimators import Objective
@@ -32,10 +32,6 @@ def parts_for(name: str, teacher: LinearTeacher, budget: int, **options: object)
 
 
 EVERY = [(name, mode) for name in METHODS for mode in modes_of(name)]
-IN_TURN = [(name, modes_of(name)[number % len(modes_of(name))]) for number, name in enumerate(METHODS)]
-"""Every method once, and every mode: what the answers look like changes little of what a method keeps or
-tells."""
-THE_REST = exhaustive_rows(row for row in EVERY if row not in IN_TURN)
 
 
 @pytest.mark.parametrize(("name", "mode"), EVERY)
@@ -87,27 +83,15 @@ def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name,
         assert any(not torch.equal(value, after[key]) for key, value in before.items()), queries
 
 
-@pytest.mark.parametrize(("name", "mode"), [*IN_TURN, *THE_REST])
-def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(name, mode):
-    options = {"replay_steps": 2, "average": 0.9, "augment": "both"}
-
-    def begin(seed):
-        teacher = LinearTeacher(SPEC, mode=mode)
-        quick = {"gan_steps": 1} if name == "dfms" else {}
-        return make_method(name, parts_for(name, teacher, 10_000, seed=seed, **options), **quick)
-
-    goes_on_bit_for_bit(begin)
-
-
 @pytest.mark.parametrize(
     ("name", "lr", "space"),
-    [("dfme", 1e-2, "pre_squash"), ("maze", 0.3, "pre_squash"), *exhaustive_rows([("dfme", 1e-2, "image")])],
+    [("dfme", 2e-2, "pre_squash"), ("maze", 0.6, "pre_squash"), *exhaustive_rows([("dfme", 2e-2, "image")])],
 )
 def test_the_generator_learns_to_disagree_with_the_student(name, lr, space):
     """With the student held still, the generator's steps raise the true distance on fresh latents."""
     teacher = LinearTeacher(SPEC, mode="logits")
     parts = make_parts(teacher, 10**9)
-    method = make_method(name, parts, batch_size=64, generator_lr=lr, directions=20, space=space)
+    method = make_method(name, parts, batch_size=32, generator_lr=lr, directions=10, space=space)
     z = torch.randn(512, 8, generator=torch.Generator().manual_seed(5))
 
     def disagreement() -> float:
@@ -117,8 +101,8 @@ def test_the_generator_learns_to_disagree_with_the_student(name, lr, space):
             return parts.students.distance(parts.students.net(x), teacher.logits(x)).mean().item()
 
     before = disagreement()
-    for _ in range(20):
-        method.generator_step(64)
+    for _ in range(10):
+        method.generator_step(32)
     assert disagreement() > 1.1 * before
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import LinearTeacher, make_method, make_parts
+from toys import Recording, make_method, make_parts
 
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
@@ -18,18 +18,6 @@ from dfme.students.losses import make_distance
 SPEC = ImageSpec((1, 8, 8))
 
 
-class Remembering(LinearTeacher):
-    """Keeps the images it was asked."""
-
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        self.asked = []
-
-    def __call__(self, images, /):
-        self.asked.append(images.clone())
-        return super().__call__(images)
-
-
 @pytest.fixture
 def pool(tmp_path):
     """40 images of one grey each, so that every one can be told from the others."""
@@ -39,7 +27,7 @@ def pool(tmp_path):
 
 
 def begun(pool, budget=40, mode="probabilities", **student):
-    teacher = Remembering(SPEC, mode=mode)
+    teacher = Recording(SPEC, mode=mode)
     parts = make_parts(teacher, budget, keeps=True, **student)
     return teacher, parts, make_method("knockoff", parts, pool=pool, epochs=3)
 

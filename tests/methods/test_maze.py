@@ -89,14 +89,11 @@ def test_the_generators_steps_are_sgds_with_momentum_and_weight_decay(published)
 
 
 def test_bare_flags_give_mazes_own_estimator(tmp_path):
-    job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run"), "--budget", "300k"])
-    assert (job.estimator.directions, job.estimator.objective, job.method_config.batch_size) == (
-        10,
-        "kl",
-        128,
-    )
-    job = parse_extract(["--method", "maze", "--out", str(tmp_path / "run"), "--estimator.directions", "3"])
-    assert (job.estimator.directions, job.estimator.objective) == (3, "kl")
+    plain = ["--method", "maze", "--out", str(tmp_path / "run"), "--budget", "300k"]
+    for flags, directions in ((plain, 10), ([*plain, "--estimator.directions", "3"], 3)):
+        job = parse_extract(flags)
+        assert (job.estimator.directions, job.estimator.objective) == (directions, "kl")
+        assert job.method_config.batch_size == 128
 
 
 def test_an_open_estimator_is_settled_with_the_reused_answers_in_mind():

@@ -1,13 +1,10 @@
 """A network as an API shows it: the same network with and without an API before it."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 
 from dfme.config.settings import TeacherConfig
-from dfme.precision import arithmetic
 from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
@@ -43,16 +40,3 @@ def test_gradients_go_through_the_normalisation():
     x_BCHW = torch.rand(2, 1, 2, 2, requires_grad=True)
     (grad_BCHW,) = torch.autograd.grad(box.logits(x_BCHW)[:, 1].sum(), x_BCHW)
     torch.testing.assert_close(grad_BCHW, (linear[1].weight[1] / 0.25).view(1, 1, 2, 2).expand(2, -1, -1, -1))
-
-
-def test_arithmetic_that_is_asked_for_holds_inside_and_nowhere_else(images):
-    box = load_torch(TorchOptions(**OPTIONS), TeacherConfig(), CPU)
-    exact, coarse = (
-        as_seen(box, None, LabelMode("logits"), partial(arithmetic, kind, CPU))(images)
-        for kind in ("ieee", "bf16")
-    )
-    difference = (exact - coarse).abs().max()
-    assert 1e-4 < difference < 1.0
-    assert coarse.dtype == torch.float32
-    assert not torch.is_autocast_enabled("cpu")
-    torch.testing.assert_close(box.logits(images).detach(), exact, rtol=0, atol=0)
