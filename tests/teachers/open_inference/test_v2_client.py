@@ -235,9 +235,6 @@ def test_texts_that_are_no_classification_are_unusable(infer: Callable[[Asked], 
         refused(words, made, GREY, error=Unusable)
 
 
-# What a server refuses: batches that are too large, and binary tensors
-
-
 @pytest.mark.parametrize(
     ("text", "limit"),
     [
