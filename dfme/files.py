@@ -80,8 +80,7 @@ class AppendFile:
     """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
 
     ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
-    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file. RunError where it cannot be
-    opened or written.
+    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file.
     """
 
     def __init__(self, path: Path, size: int = 0, fsync: bool = False, mode: int = 0o644) -> None:

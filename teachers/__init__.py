@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+from dfme.config.defences import NEED_FEATURES
 from dfme.config.settings import TeacherConfig
-from dfme.config.watch_texts import NEED_FEATURES
 from dfme.data import check_dataset
 from dfme.errors import UserError
 from dfme.teachers import options as local_options

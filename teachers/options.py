@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from dfme.config.defences import OnAlarm, WatchText
 from dfme.config.fields import (
     CONFIG,
     Basic,
@@ -24,7 +25,6 @@ from dfme.config.fields import (
     ShareBelowOne,
 )
 from dfme.config.settings import TeacherConfig
-from dfme.config.watch_texts import OnAlarm, WatchText
 from dfme.errors import UserError
 
 Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")]

@@ -53,11 +53,7 @@ class CommandInputs:
 
 
 class Arguments:
-    """One command's flags, with the options that hold for them, their values, and what is wrong with those.
-
-    Raises:
-        UserError: for a recipe that cannot be read, an unknown kind or method.
-    """
+    """One command's flags, with the options that hold for them, their values, and what is wrong."""
 
     def __init__(self, flags: Sequence[Flag], inputs: CommandInputs, recipe: Recipe | None = None) -> None:
         """``recipe``: recipe content used instead of --config."""

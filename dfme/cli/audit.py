@@ -23,9 +23,9 @@ from dfme.audits.compare.rows import directory_of, parted
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
+from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
 from dfme.config.values import Option, options_of
-from dfme.config.watch_texts import DETECTORS, NEED_FEATURES
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy

@@ -96,11 +96,7 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
 
 
 def plan_of(words: Sequence[str]) -> ComparisonPlan:
-    """Build the comparison described after ``compare``, and check every cell without torch.
-
-    Raises:
-        UserError: one line that names everything wrong.
-    """
+    """Build the comparison described after ``compare``, and check every cell without torch."""
     flags = split_flags(words)
     file, content = read_recipe(flags, _recipe)
     parts = parted(file, tidy(content), OWN)

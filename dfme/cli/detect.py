@@ -16,9 +16,9 @@ from dfme import __version__
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
+from dfme.config.defences import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.settings import EvaluationConfig
-from dfme.config.watch_texts import DETECTORS
 from dfme.files import write_text
 from dfme.report.markdown import table
 from dfme.run.checks import dataset_problems, fresh_directory_problems

@@ -76,7 +76,7 @@ def settled(asked: Arguments) -> ExtractConfig:
 
 
 def checked(asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]) -> Job:
-    """Build the job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
+    """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
     job = fitted(asked.job(config), asked.says)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     asked.finish([*priced, *find_problems(job, asked.says), *own(job)])

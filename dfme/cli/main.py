@@ -25,10 +25,7 @@ MAX_SAID = 10_000
 
 
 def find(name: str) -> ModuleType:
-    """The module of a command: SUMMARY says what it does, ``run(words)`` does it and gives the exit code.
-
-    ``options(words)`` lists its options where INPUTS alone does not say them.
-    """
+    """The module of a command: SUMMARY, ``run(words)``, and INPUTS or ``options(words)``."""
     return importlib.import_module(f"dfme.cli.{name.replace('-', '_')}")
 
 

@@ -19,9 +19,6 @@ from dfme.oracle.oracle import Oracle
 from dfme.spec import LabelMode, Teacher
 from dfme.students.losses import make_distance
 
-LATENT_SIZE = 256
-"""Of the generator that makes the images to probe at, as methods have it by default."""
-
 OPEN = EstimatorConfig(kind="auto", step="auto")
 
 
@@ -69,7 +66,7 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = build_net(auto_net(oracle.spec.shape), oracle.spec.shape, oracle.num_classes)
-        generator = Generator(LATENT_SIZE, oracle.spec)
+        generator = Generator(256, oracle.spec)  # latent size as methods have it by default
 
     def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
         distance = make_distance("auto" if objective == "student" else objective, oracle.label_mode)

@@ -10,32 +10,20 @@ from typing import Any
 
 from dfme import teachers
 from dfme.audits.audit.model import Metering
-from dfme.config.defences import Facts, parse_defences, stated
+from dfme.config.defences import NEED_FEATURES, Facts, parse_defences, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
-from dfme.config.watch_texts import NEED_FEATURES
 from dfme.errors import UserError
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
-from dfme.teachers import KINDS
-from dfme.teachers.options import ServeConfig, TrainDataConfig, TrainTeacherConfig, check_training
+from dfme.teachers import KINDS as KINDS
+from dfme.teachers.options import ServeConfig as ServeConfig
+from dfme.teachers.options import TrainDataConfig
+from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
+from dfme.teachers.options import check_training as check_training
 from dfme.teachers.remote.options import ServiceOptions
-
-__all__ = [
-    "KINDS",
-    "ServeConfig",
-    "TrainTeacherConfig",
-    "benign_at_most",
-    "benign_meter",
-    "bills",
-    "check_teacher",
-    "check_training",
-    "detection",
-    "kind_problems",
-    "train_twin",
-]
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:

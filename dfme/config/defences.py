@@ -1,4 +1,4 @@
-"""Defences of a teacher's answers, as an attacker may know them: names, options, facts. No torch.
+"""Defences of a teacher's answers and the watch over its clients: names, options, facts. No torch.
 
 A defence is written ``modelguard_w:epsilon=1``; several work one after the other, joined by ``+``.
 """
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
@@ -26,8 +26,7 @@ class Facts:
 
     ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``:
     the most that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was
-    asked before. ``random``: the same image may get another answer. ``needs``, besides options and answers: a
-    key, a surrogate (a student's network), the owner's network, the owner's data.
+    asked before. ``random``: the same image may get another. ``needs``, besides options and answers.
     """
 
     keeps_top: Literal["yes", "no", "p_top>=1/2"] = "yes"
@@ -48,7 +47,7 @@ class DefenceOptions(ABC):
     @property
     def margin_kept(self) -> float | None:
         """Guaranteed margin of the top score over all others, if any; rounding may undo it."""
-        return None
+        return getattr(self, "margin", None) if getattr(self, "keep_top", True) else None
 
     def __str__(self) -> str:
         """The defence with all its options, as it is typed; equal for what is equal."""
@@ -105,10 +104,6 @@ class ModelGuardW(DefenceOptions):
 
     def facts(self, classes: int) -> Facts:
         return Facts(l1=self.epsilon)
-
-    @property
-    def margin_kept(self) -> float | None:
-        return self.margin
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -175,10 +170,6 @@ class Grad2(DefenceOptions):
     def facts(self, classes: int) -> Facts:
         top: Literal["yes", "no"] = "yes" if self.keep_top or not self.epsilon else "no"
         return Facts(top, l1=self.epsilon, needs=("surrogate",) if self.q == "net" else ())
-
-    @property
-    def margin_kept(self) -> float | None:
-        return self.margin if self.keep_top else None
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -332,3 +323,29 @@ def _canonical(given: object) -> tuple[str, ...]:
 
 DefencesText = Annotated[str | tuple[str, ...], Expected("defences joined by +"), BeforeValidator(_canonical)]
 """A stack of defences as an option: a text or a list, kept as texts with every option written out."""
+
+
+DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "mahalanobis", "sequential", "sprt")
+"""Names of detectors; ``dfme.teachers.watch`` has them."""
+
+NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
+"""Those that look into the network, and need one of kind torch."""
+
+OnAlarm = Literal["log", "refuse", "label"]
+
+
+def _names(given: object) -> object:
+    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
+
+
+def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in DETECTORS:
+            raise ValueError(unknown_choice("detector", name, DETECTORS))
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected every detector once, got {', '.join(names)}")
+    return names
+
+
+WatchText = Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_known_detectors)]
+"""Detectors, given as ``pairs,sequential``."""

@@ -19,11 +19,7 @@ from dfme.errors import UserError
 
 
 def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
-    """Import ``module:name``, the value of ``flag``; the current directory is searched last.
-
-    Raises:
-        UserError: if the module is not there or fails on import, or has no callable of that name.
-    """
+    """Import ``module:name``, the value of ``flag``, a callable; the current directory is searched last."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise UserError(f"{flag}: expected module:Class or module:function, got {target!r}")
@@ -81,10 +77,8 @@ _ARGUMENT = re.compile(
 def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> list[Option]:
     """One option per parameter; where it has no type but the name of a common key, it has that key's type.
 
-    An object that is neither class nor function is the teacher itself and has no options.
-
-    Raises:
-        UserError: if a parameter without a default cannot be given by a flag.
+    An object that is neither class nor function is the teacher itself and has no options. UserError if a
+    parameter without a default cannot be given by a flag.
     """
     documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
     texts = {

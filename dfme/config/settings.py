@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.answer_settings import AnswersConfig
-from dfme.config.defences import DefencesText
+from dfme.config.defences import DefencesText, OnAlarm, WatchText
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import (
     CONFIG,
@@ -31,7 +31,6 @@ from dfme.config.fields import (
     accepted_by,
 )
 from dfme.config.messages import listed
-from dfme.config.watch_texts import OnAlarm, WatchText
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
 
@@ -42,9 +41,9 @@ def _require_milestones(shares: tuple[float, ...]) -> None:
 
 
 def _require_rounds(shares: tuple[float, ...]) -> None:
-    if shares and (not all(left < right for left, right in pairwise((0.0, *shares))) or shares[-1] != 1):
-        text = "expected increasing shares of the budget, the last one 1, at which all of it is paid for"
-        raise UserError(f"{text}; got {listed(shares)}")
+    rising = all(left < right for left, right in pairwise((0.0, *shares)))
+    if shares and not (rising and shares[-1] == 1):
+        raise UserError(f"expected increasing shares of the budget, the last one 1, got {listed(shares)}")
 
 
 UpTo64 = Annotated[int, Field(ge=0, le=64)]

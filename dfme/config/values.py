@@ -152,11 +152,7 @@ def flatten(mapping: Mapping[str, Any], known: Iterable[str], prefix: str = "") 
 
 
 def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -> T:
-    """The model with the values of a Python mapping, which may be nested.
-
-    Raises:
-        UserError: naming, with ``prefix``, every unknown name (with the nearest) and every wrong value.
-    """
+    """The model with the values of a nested mapping. UserError names, with ``prefix``, all that is wrong."""
     options = [option.key for option in options_of(model)]
     given = dict(flatten(mapping, options))
     problems = [

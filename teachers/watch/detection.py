@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.config.watch_texts import NEED_FEATURES
+from dfme.config.defences import NEED_FEATURES
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
 from dfme.teachers.defences.defence import taken

@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks, validate_like
+from dfme.config.defences import NEED_FEATURES, OnAlarm
 from dfme.config.imports import find_target
-from dfme.config.watch_texts import NEED_FEATURES, OnAlarm
 from dfme.errors import Refused
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
