@@ -17,8 +17,8 @@ from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
+from dfme.teachers.local.checks import CONFIG, INDEX, WEIGHTS, read_config
 from dfme.teachers.local.huggingface import PROCESSOR
-from dfme.teachers.local.model_folder import CONFIG, INDEX, WEIGHTS, read_config
 from dfme.teachers.remote.json_api.adapter_file import load_adapter
 from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER

@@ -39,8 +39,7 @@ class LocalOptions:
 
     precision: TeacherPrecision = "auto"
     """what it multiplies in: auto (as whoever asks: IEEE fp32 in finite differences), or always ieee (fp32),
-    tf32 (a GPU's) or bf16 (autocast); in the last two a large network's finite differences are mostly
-    noise"""
+    tf32 (a GPU's) or bf16 (autocast), of which a large network's finite differences are mostly noise"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -180,8 +179,7 @@ class ServeConfig:
     max_batch: Count | None = None
     """most images in one request; none: the teacher's own limit"""
     api_key_env: str | None = None
-    """name of the environment variable with the key that clients must send, or several joined by a comma:
-    each key is an account; none: no key"""
+    """environment variable with the key that clients must send, or several, comma-joined: one per account"""
     images_per_second: Rate | None = None
     """most images served per second; more is refused with 429"""
     requests_per_second: Rate | None = None
@@ -191,13 +189,11 @@ class ServeConfig:
     threads: Annotated[int, Field(ge=0, le=1_024)] = 0
     """CPU threads of the model; 0: as many as torch uses"""
     watch: WatchText = ()
-    """detectors that see what every account asks, such as pairs,sequential (docs/watch.md); as
-    --teacher.watch"""
+    """detectors that see what every account asks, such as pairs,sequential (docs/watch.md)"""
     benign: str | None = None
     """held-out labelled images of the owner on which they are calibrated: a data set's name, or FOLDER"""
     on_alarm: OnAlarm = "log"
-    """what follows an alarm for that account: log (answers stay as they are), refuse, or label (the top class
-    alone)"""
+    """what follows an alarm for that account: log (answers stay), refuse, or label (the top class alone)"""
     alarm_file: str | None = None
     """file to which each alarm is appended as JSON: time, account, detector, statistic, threshold, image"""
     record: str | None = None

@@ -1,12 +1,30 @@
-"""Shared by loaders: given and found values must agree, extras be installed, errors short."""
+"""Shared by loaders: what is given and found must agree; folders of a model, of which nothing is run."""
 
 import importlib
+import json
+import sys
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from dfme.config.settings import TeacherConfig
 from dfme.errors import ShapeUnknown, UserError
+from dfme.files import open_file
+from dfme.spec import Shape
 
 Value = TypeVar("Value")
+
+LARGEST = sys.float_info.max
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+MAX_SIZE = 1_000_000  # of a layer, or of how many there are of something
+MAX_CONFIG_BYTES = 10_000_000  # an index of weights names every tensor of a large model
+
+Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
+"""Per-channel mean and deviation."""
 
 
 def agreed(what: str, flag: str, given: Value | None, found: Value | None, says: str, origin: str) -> Value:
@@ -58,3 +76,93 @@ def import_extra(module: str) -> ModuleType:
     except (ImportError, RuntimeError, OSError) as error:  # for another torch, or a library of it is missing
         problem = f"cannot be imported ({type(error).__name__}: {first_line(error)})"
     raise UserError(f"{package}, which this kind of teacher needs, {problem}; pip install {package}")
+
+
+def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+    """A folder's JSON object. UserError where it is missing or is none."""
+    path = folder / name
+    try:
+        with open_file(path) as file:
+            text = file.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise ValueError(f"it is longer than {MAX_CONFIG_BYTES:,} bytes")
+        value = json.loads(text, parse_int=_integer if name != INDEX else int)
+    except OSError as error:
+        raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: expected the JSON of a model, but {first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _integer(text: str) -> int:
+    """A whole number of a model's description, which may be a size or a count of anything."""
+    if len(text) > 1 + len(str(MAX_SIZE)) or abs(int(text)) > MAX_SIZE:
+        raise ValueError(f"{text[:20]} is too large for anything in a model; the largest is {MAX_SIZE:,}")
+    return int(text)
+
+
+def require_weights(folder: Path) -> None:
+    """UserError unless the folder holds safetensors, in one file or in parts that all lie inside it."""
+    if (folder / WEIGHTS).is_file():
+        return
+    if not (folder / INDEX).is_file():
+        pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+        if pickled:
+            raise UserError(
+                f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can run any "
+                "code; where you trust them, load them elsewhere and save the model again as safetensors"
+            )
+        raise UserError(f"{folder}: expected {WEIGHTS}, found no weights")
+    parts = read_config(folder, INDEX).get("weight_map")
+    if not isinstance(parts, dict) or not parts:
+        raise UserError(f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map")
+    # a link in the place of one is its owner's choice
+    for name in sorted({str(part) for part in parts.values()}):
+        posix = PurePosixPath(name)
+        windows = PureWindowsPath(name)
+        if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
+            raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
+        if posix.suffix != ".safetensors" or not (folder / name).is_file():
+            raise UserError(f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none")
+
+
+def given_scale(config: TeacherConfig) -> Scale | None:
+    """The mean and deviation of the configuration, if it has either."""
+    return None if config.mean is None and config.std is None else (config.mean, config.std)
+
+
+def unknown_scale(lacking: str) -> UserError:
+    """The error of a folder that does not say how to normalise."""
+    return UserError(f"{lacking} to normalise by; give --teacher.mean and --teacher.std (0 and 1 for none)")
+
+
+def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
+    """The mean and deviation for pixels within ``bounds`` that are those of pixels within 0 and 1."""
+    low, high = bounds or (0.0, 1.0)
+    return tuple(low + m * (high - low) for m in mean), tuple(s * (high - low) for s in std)
+
+
+def numbers(value: Any, what: str) -> tuple[float, ...]:
+    """One number, or a list of them, out of a configuration. UserError for anything else."""
+    values = value if isinstance(value, list) else [value]
+    if values and all(isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values):
+        return tuple(map(float, values))
+    raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
+
+
+def image_shape(given: Shape | None, channels: int | None, size: tuple[int, int] | None) -> Shape:
+    """C, H, W as given, else as found. UserError where they differ in channels, or neither tells it."""
+    says = f"the channels of {CONFIG} are"
+    channels = agreed("number of channels", "--teacher.shape", given and given[0], channels, says, CONFIG)
+    if given is not None:
+        return given
+    if size is None:
+        raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+    return channels, *size
+
+
+def whole(value: Any) -> int | None:
+    """A positive whole number out of a configuration; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

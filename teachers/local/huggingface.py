@@ -15,9 +15,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec
-from dfme.teachers.local import model_folder
-from dfme.teachers.local.checks import agreed_classes, first_line, import_extra
-from dfme.teachers.local.model_folder import CONFIG, Scale, numbers, read_config, whole
+from dfme.teachers.local import checks
+from dfme.teachers.local.checks import CONFIG, first_line, import_extra, numbers, read_config, whole
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.options import HuggingFaceOptions
@@ -56,14 +55,14 @@ def load_huggingface(
     folder = Path(options.folder).expanduser()
     model_config = read_config(folder)
     _require_plain(folder, model_config)
-    model_folder.require_weights(folder)
+    checks.require_weights(folder)
     processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
     size = _size(model_config, processor or {})
-    shape = model_folder.image_shape(config.shape, whole(model_config.get("num_channels")), size)
-    scale = model_folder.given_scale(config) or _scale(folder, processor, config)
+    shape = checks.image_shape(config.shape, whole(model_config.get("num_channels")), size)
+    scale = checks.given_scale(config) or _scale(folder, processor, config)
     model = _load(folder)
     outputs = model.config.num_labels
-    classes = agreed_classes(config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG)
+    classes = checks.agreed_classes(config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(_Logits(model), spec, classes, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
@@ -143,7 +142,7 @@ def _height_width(size: Any) -> tuple[int, int] | None:
     return (height, width) if height and width else None
 
 
-def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig) -> Scale:
+def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig) -> checks.Scale:
     """Mean and deviation for pixels within the bounds, so that the network sees its own inputs.
 
     A preprocessor takes bytes p and makes (p factor - offset - mean) / std of them; with p = 255 x that is
@@ -151,7 +150,7 @@ def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig
     where ``include_top`` is set.
     """
     if processor is None:
-        raise model_folder.unknown_scale(f"{folder}: has no {PROCESSOR}")
+        raise checks.unknown_scale(f"{folder}: has no {PROCESSOR}")
     where = str(folder / PROCESSOR)
     factor = 1.0
     offset = 0.0
@@ -168,4 +167,4 @@ def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig
     if unit <= 0 or min(std) <= 0:
         raise UserError(f"{where}: expected positive rescale_factor and image_std, got {factor:g} and {std}")
     mean = tuple((each + offset) / unit for each in mean)
-    return model_folder.scaled(config.bounds, mean, tuple(each / unit for each in std))
+    return checks.scaled(config.bounds, mean, tuple(each / unit for each in std))

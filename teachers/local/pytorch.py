@@ -12,10 +12,9 @@ from dfme.errors import UserError
 from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, infer_net, on_meta_device, state_dict_problems
 from dfme.precision import arithmetic
-from dfme.spec import ImageSpec, LabelMode, TeacherInfo
+from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
 from dfme.teachers.label_modes import as_classes
-from dfme.teachers.local.checks import agreed, agreed_classes
-from dfme.teachers.local.model_folder import given_scale
+from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
 from dfme.teachers.local.weights import Card, State, load_into, read_weights, require_fit
 from dfme.teachers.options import TeacherPrecision, TorchOptions
 
@@ -151,9 +150,7 @@ def _inferred(
         yield "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)"
 
 
-def _outputs(
-    arch: str, shape: tuple[int, int, int], num_classes: int, guess: Guess | None, state: State
-) -> int:
+def _outputs(arch: str, shape: Shape, num_classes: int, guess: Guess | None, state: State) -> int:
     """Number of outputs of the network: of two classes, one where the weights are for a lone one."""
     if guess is not None or num_classes != 2:
         return 1 if guess and guess.num_classes == 1 else num_classes
@@ -168,9 +165,7 @@ def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Modul
         return builder(arch)(shape, outputs)
 
 
-def _shape(
-    arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
-) -> tuple[int, int, int]:
+def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> Shape:
     """The image's C, H, W, from what is given and what is found."""
     given = config.shape
     found = card.shape
@@ -178,12 +173,8 @@ def _shape(
     if found is None and (guess or given is None):
         depths = (weight.shape[1] for weight in state.values() if weight.ndim == 4)
         channels = guess.channels if guess else next(depths, None)
-        size = given[1:] if given else _usual_size(arch)
+        usual = (32, 32) if arch in RESNETS else None  # whose weights are nearly always for it
+        size = given[1:] if given else usual
         found = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"
     return agreed("image shape", "--teacher.shape", given, found, SAYS, origin)
-
-
-def _usual_size(arch: str) -> tuple[int, int] | None:
-    """The image size that weights of this architecture are nearly always for; none where it varies."""
-    return (32, 32) if arch in RESNETS else None

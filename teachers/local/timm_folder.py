@@ -15,9 +15,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec, Shape
-from dfme.teachers.local import model_folder
-from dfme.teachers.local.checks import agreed_classes, first_line, import_extra
-from dfme.teachers.local.model_folder import CONFIG, WEIGHTS, Scale, numbers, read_config, scaled, whole
+from dfme.teachers.local import checks
+from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, numbers, read_config, whole
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import load_into, read_weights, require_fit
@@ -39,16 +38,16 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     source = source if isinstance(source, dict) else model_config  # the older layout has one level
     found = (where.get("num_classes") for where in (model_config, source, arguments))
     outputs = next(filter(None, map(whole, found)), config.num_classes)
-    classes = agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
+    classes = checks.agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
     shape = _shape(source, arguments, config.shape)
-    scale = model_folder.given_scale(config) or _scale(folder, source, config)
+    scale = checks.given_scale(config) or _scale(folder, source, config)
     build = partial(_build, timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
     # no memory for a network of the size that a file claims, before it is known to fit
     with torch.device("meta"):
         outline = build()
-    model_folder.require_weights(folder)
+    checks.require_weights(folder)
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {model_folder.INDEX}")
+        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {checks.INDEX}")
     state = read_weights(folder / WEIGHTS)[0]
     source_name = f"{folder / WEIGHTS} as {name}"
     require_fit(outline, state, source=source_name)
@@ -107,13 +106,13 @@ def _shape(source: dict[str, Any], arguments: dict[str, Any], given: Shape | Non
     asked = list(map(whole, edge)) if isinstance(edge, list) else [whole(edge)] * 2
     sizes = (pair for pair in (asked, built) if len(pair) == 2)
     size = next(((height, width) for height, width in sizes if height and width), None)
-    return model_folder.image_shape(given, whole(arguments.get("in_chans")) or depth, size)
+    return checks.image_shape(given, whole(arguments.get("in_chans")) or depth, size)
 
 
-def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> Scale:
+def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> checks.Scale:
     """The pretrained_cfg's mean and deviation, for pixels within the bounds."""
     if "mean" not in source or "std" not in source:
-        raise model_folder.unknown_scale(f"{folder / CONFIG}: has no mean and std")
+        raise checks.unknown_scale(f"{folder / CONFIG}: has no mean and std")
     where = str(folder / CONFIG)
     mean, std = (numbers(source[name], f"{where}: {name}") for name in ("mean", "std"))
-    return scaled(config.bounds, mean, std)
+    return checks.scaled(config.bounds, mean, std)

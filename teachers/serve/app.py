@@ -55,17 +55,17 @@ class Endpoints:
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
                 Route(f"{model}/infer", self.infer, methods=["POST"]),
-                Route(f"{model}/ready", self._of_model({"name": self._service.name, "ready": True})),
-                Route(f"{model}/config", self._of_model(protocol.model_config(self._service))),
-                Route(model, self._of_model(protocol.model_metadata(self._service))),
+                Route(f"{model}/ready", self._always({"name": self._service.name, "ready": True})),
+                Route(f"{model}/config", self._always(protocol.model_config(self._service))),
+                Route(model, self._always(protocol.model_metadata(self._service))),
             ]
         index = [{"name": self._service.name, "version": protocol.VERSION, "state": "READY"}]
         return [
             *routes,
-            Route("/v2", _always(protocol.server_metadata())),
-            Route("/v2/health/live", _always({"live": True})),
-            Route("/v2/health/ready", _always({"ready": True})),
-            Route("/v2/repository/index", _always(index), methods=["POST"]),
+            Route("/v2", self._always(protocol.server_metadata())),
+            Route("/v2/health/live", self._always({"live": True})),
+            Route("/v2/health/ready", self._always({"ready": True})),
+            Route("/v2/repository/index", self._always(index), methods=["POST"]),
             Route("/metrics", self.metrics),
         ]
 
@@ -102,11 +102,12 @@ class Endpoints:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
 
-    def _of_model(self, content: Mapping[str, Any]) -> Any:
-        """An endpoint that always answers the same, about this model alone."""
+    def _always(self, content: Any) -> Any:
+        """An endpoint that always answers the same, where a model is named about this one alone."""
 
         async def answer(request: Request) -> Response:
-            self._require(request)
+            if "model" in request.path_params:
+                self._require(request)
             return JSONResponse(content)
 
         return answer
@@ -239,15 +240,6 @@ async def _body(request: Request, most: int, most_images: int | None) -> bytes:
         text = f"request of {size} bytes or more: expected at most {images}"
         raise Rejected(413, text, "body too large", {"Connection": "close"})
     return b"".join(chunks)
-
-
-def _always(content: Any) -> Any:
-    """An endpoint that always answers the same."""
-
-    async def answer(request: Request) -> Response:
-        return JSONResponse(content)
-
-    return answer
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

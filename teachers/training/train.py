@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +26,6 @@ from dfme.teachers.local.weights import Card, save_weights
 from dfme.teachers.options import TrainTeacherConfig, check_training
 
 EpochCallback = Callable[[dict[str, float]], None]
-
-SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")
 
 # where and how loudly a teacher is trained, not which one
 NOT_IN_RECIPE = ("device", "evaluate_every", "out")
@@ -82,8 +79,10 @@ class _Task:
 def _task(config: TrainTeacherConfig) -> _Task:
     """Load the data, and settle what the configuration leaves to it."""
     data = config.data
+    flag = "--data.download true"
     load = partial(load_dataset, data.name, shape=data.shape, root=data.root, download=data.download)
-    train, test = (load(split, download_flag="--data.download true") for split in SPLITS)
+    train = load("train", download_flag=flag)
+    test = load("test", download_flag=flag)
     arch = auto_net(train.shape) if config.arch == "auto" else config.arch
     mean = config.mean
     std = config.std
