@@ -24,8 +24,7 @@ from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.oracle.retry import RateLimiter, Retries
 from dfme.spec import Teacher
 
-Answered = tuple[int, Tensor]
-"""Where a part begins in its batch, and its answers."""
+Answered = tuple[int, Tensor]  # where a part begins in its batch, and its answers
 
 
 class Part(NamedTuple):

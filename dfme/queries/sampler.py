@@ -202,20 +202,14 @@ class Evolution:
         count_K = class_N.new_zeros(self._num_classes).scatter_add_(0, class_N, torch.ones_like(class_N))
         share_K = count_K / len(class_N)
         answered = torch.special.entr(share_K).sum().exp().double()
-        weight_N = self._confidence(answers).square() / share_K[class_N]
-        share = (
-            torch.full_like(answered, OF_LABELS) if self._of_labels else 1.0 - answered / self._num_classes
-        )
-        return images_NCHW, weight_N, share
+        if self._of_labels:
+            return images_NCHW, 1 / share_K[class_N], torch.full_like(answered, OF_LABELS)
+        confidence_N = log_probabilities(answers, self._mode).amax(dim=1).exp()
+        return images_NCHW, confidence_N.square() / share_K[class_N], 1.0 - answered / self._num_classes
 
     def _bred(self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator) -> Tensor:
         first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
         return graft(augment(images_NCHW[first_B], "shift", rng), images_NCHW[second_B], rng)
-
-    def _confidence(self, answers: Tensor) -> Tensor:
-        if self._of_labels:
-            return torch.ones(len(answers), device=answers.device)
-        return log_probabilities(answers, self._mode).amax(dim=1).exp()
 
 
 def graft(x_BCHW: Tensor, other_BCHW: Tensor, rng: torch.Generator) -> Tensor:

@@ -17,7 +17,6 @@ from dfme.report.run_files import RunFiles, Series
 BLUE = "#0072b2"
 ORANGE = "#c75000"
 GREY = "#555555"
-DOTS = 200  # per inch
 EARLY = 0.1
 WIDE = 50.0  # greatest over least value of a panel: above it the axis is logarithmic, if all are positive
 
@@ -146,7 +145,7 @@ def short_count(value: float) -> str:
 def save_figure(figure: Figure, path: Path) -> bool:
     """Write the figure as the PNG or the PDF that its path names, whole or not at all; True."""
     with replacing(path) as file, rc_context({"pdf.fonttype": 42}):  # TrueType, as conferences ask for
-        figure.savefig(file, format=path.suffix[1:], dpi=DOTS, facecolor="white")
+        figure.savefig(file, format=path.suffix[1:], dpi=200, facecolor="white")
     return True
 
 

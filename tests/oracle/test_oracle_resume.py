@@ -110,15 +110,8 @@ def session(folder: Path, server: Server, plan: Plan, budget: int, journaled: bo
     return learnt, oracle
 
 
-plans = st.lists(
-    st.tuples(
-        st.integers(1, 10),
-        st.sampled_from(["student", "generator", "evaluation"]),
-        st.sampled_from([True, False]),
-    ),
-    min_size=1,
-    max_size=8,
-)
+purposes = st.sampled_from(["student", "generator", "evaluation"])
+plans = st.lists(st.tuples(st.integers(1, 10), purposes, st.booleans()), min_size=1, max_size=8)
 kills = st.lists(st.builds(Kill, st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.5, 0.99, 1.0])), max_size=4)
 
 

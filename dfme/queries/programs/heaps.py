@@ -20,9 +20,9 @@ FAR = 1e4  # where a thing is not seen
 class Things:
     """Objects that fall.
 
-    ``numbers``: ranges, each of which an equal share of the images has, so that little is worked out for
-    things that are not there. ``cover(count, numbers, spec, rng)``: how much of each pixel each thing covers
-    (B, M, H, W), within 0 and 1. ``colours(count, most, channels, rng)``: (B, M, C), within 0 and 1.
+    ``numbers``: ranges, each of which an equal share of the images has. ``cover(count, numbers, spec, rng)``:
+    how much of each pixel each thing covers (B, M, H, W); ``colours(count, most, channels, rng)``: (B, M, C);
+    both within 0 and 1.
     """
 
     numbers: tuple[Range, ...]

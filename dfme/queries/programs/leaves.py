@@ -58,7 +58,6 @@ def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) ->
 
 
 def _axes(one: tuple[int, ...], rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The two radii of every leaf, in halves of the shorter side."""
     radius = log_uniform(one, *RADII, rng)
     aspect = log_uniform(one, *ASPECTS, rng)
     return radius * aspect, radius / aspect
