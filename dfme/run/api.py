@@ -254,10 +254,9 @@ def _mapping(config: object, alone: str = "") -> dict[str, Any]:
     return {alone: config}
 
 
-FLAG = re.compile(
+FLAG = re.compile(  # in a sentence, and the word behind it, which may be its value
     r"(?<![\w-])--(?P<key>[a-z]\w*(?:[-.][a-z]\w*)*)(?: (?P<word>[^\s,;)]*[^\s,;:).])(?=[\s,;:).]|$))?"
 )
-"""A flag in a sentence, and the word behind it, which may be its value."""
 
 
 def in_python(text: str, options: Mapping[str, Option], arguments: Collection[str]) -> str:

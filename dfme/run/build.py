@@ -81,13 +81,8 @@ def run_job(
         return result
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
-    held = ExitStack()
-    with (
-        within_memory(device),
-        deterministic(job.config.deterministic, device),
-        torch.random.fork_rng(gpus),
-        held,
-    ):
+    with within_memory(device), deterministic(job.config.deterministic, device), ExitStack() as held:
+        held.enter_context(torch.random.fork_rng(gpus))
         interrupt = held.enter_context(Interrupt(console, True))
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
@@ -115,11 +110,10 @@ def run_job(
                 raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
             raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
         except KeyboardInterrupt:
-            kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
-            began = resume or run.oracle.ledger.requests
-            run.recorder.note(
-                kept if began else "stopped before the first query: nothing is charged, nothing is kept"
-            )
+            kept = "stopped before the first query: nothing is charged, nothing is kept"
+            if resume or run.oracle.ledger.requests:
+                kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
+            run.recorder.note(kept)
             raise
 
 

@@ -1,8 +1,4 @@
-"""Checkpoints: saved whole or not at all, checked when loaded, and the one before is kept.
-
-The file is what ``torch.save`` writes plus a trailer (a mark and the SHA-256 of everything before it);
-PyTorch reads it as well, with ``weights_only=True``.
-"""
+"""Checkpoints: what ``torch.save`` writes, a mark and its SHA-256; saved whole, the one before is kept."""
 
 import hashlib
 import os

@@ -274,6 +274,7 @@ KEPT = ("student.replay_steps", "student.steps", "method.keeps")
 DRAWING = ("queries.procedural", "queries.base", "method.proxy=procedural", "method.name=procedural")
 DIFFERENCES = "estimator.kind=finite_difference,prior_guided,synthetic"
 
+# Options, idle unless one of these has another value than its default, or the one that stands there.
 EFFECTS: dict[str, tuple[str, ...]] = {
     "student.momentum": ("student.optimizer=sgd,auto",),
     "student.replay_steps": ("student.steps=0",),
@@ -299,8 +300,6 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "method.root method.download": tuple(f"method.{pool}={FROM_DISK}" for pool in POOLS),
     "wandb.project wandb.entity wandb.name wandb.group wandb.tags": ("wandb.mode",),
 }
-"""Options that are idle unless one of these has another value than its default, or the one that stands
-there."""
 
 
 def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:

@@ -1,7 +1,4 @@
-"""A job as a document: what config.yaml holds, its hash, and what differs between two.
-
-No torch here. A document has every default written out and gives an equal job when it is loaded again.
-"""
+"""A job as a document: what config.yaml holds, its hash, and what differs between two. No torch here."""
 
 import dataclasses
 import enum
@@ -27,14 +24,13 @@ DEFAULT_RECIPE = PACKAGE / "configs" / "digits.yaml"
 SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")
 """Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
 
-MAY_CHANGE_ON_RESUME = (
+MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     *("recipe", "out", "resume", "budget", "checkpoint_seconds", "fsync", "wandb", "evaluation.download"),
     *SAID_BY_THE_USER,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
     *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
 )
-"""Keys that may change between a run and its resumption: they do not decide what a query or a weight is."""
 
 
 def consent_flags(job: Job) -> list[str]:

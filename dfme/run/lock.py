@@ -20,9 +20,7 @@ from dfme.errors import UserError
 
 LOCK = ".lock"
 BEAT_SECONDS = 30.0
-DEAD_SECONDS = 120.0
-"""Without a beat for so long, a process of another host holds nothing."""
-
+DEAD_SECONDS = 120.0  # without a beat for so long, a process of another host holds nothing
 MAX_BYTES = 500  # of a lock that is read
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -44,10 +42,11 @@ class DirectoryLock:
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             problem = self._take(path)
         except OSError as error:
-            mount = (
-                "; its file system has no locks: mount it with -o flock (Lustre) or without -o nolock (NFS)"
-            )
-            problem = f"cannot write to the directory: {error.strerror}{mount * (error.errno in NO_LOCKS)}"
+            problem = f"cannot write to the directory: {error.strerror}"
+            if error.errno in NO_LOCKS:
+                problem += (
+                    "; its file system has no locks: mount it with -o flock, or without -o nolock (NFS)"
+                )
         if problem:
             with contextlib.suppress(OSError):
                 os.close(self._fd)

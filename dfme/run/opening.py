@@ -111,13 +111,11 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
 def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
     """Use the first stretch's number of CPU threads, which decides last bits. A line if changed."""
     now = torch.get_num_threads()
-    own = ledger.stretches[0]["threads"] if ledger.stretches else now
-    differs = device.type == "cpu" and own != now
-    if differs:
-        torch.set_num_threads(own)
-    ledger.begin(torch.get_num_threads())
-    if not differs:
+    own = ledger.stretches[0]["threads"] if ledger.stretches and device.type == "cpu" else now
+    ledger.begin(own)
+    if own == now:
         return []
+    torch.set_num_threads(own)
     said = f"the run was begun with {own} threads of torch, this process had {now}"
     return [f"threads: {said}; this stretch takes {own}, too"]
 

@@ -1,8 +1,4 @@
-"""Recipes that come with dfme, by their names, and the batch size that fits a budget. No torch here.
-
-A recipe by name holds for any teacher: it is its file without the teacher, what that is scored on, and the
-student's architecture. Below any options lies the recipe that is named, else the one of the method's name.
-"""
+"""Recipes that come with dfme, by their names, and the batch size that fits a budget. No torch here."""
 
 import dataclasses
 import functools
@@ -42,7 +38,7 @@ def names() -> list[str]:
 
 @functools.cache
 def by_name(name: str) -> Content:
-    """Recipe of this name for any teacher. UserError, with the nearest and all, if unknown."""
+    """Recipe of this name, without teacher, evaluation and student's architecture. UserError if unknown."""
     files = shipped()
     if name not in files:
         raise UserError(f"recipe: {unknown_choice('recipe', name, names())}")

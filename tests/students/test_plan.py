@@ -1,14 +1,20 @@
-"""When the students' steps are taken: the plan by arithmetic, and a trainer that keeps to it."""
+"""When the students' steps are taken, and what a round of training leaves of their weights."""
 
 import pytest
 import torch
-from loops import fed
+from loops import fed, run
+from tiers import exhaustive
+from toys import LinearTeacher, make_method, make_parts
 
-from dfme.config.settings import ScheduleConfig, StudentConfig
+from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
+from dfme.methods import METHODS
+from dfme.run.checks import method_problems
 from dfme.spec import ImageSpec
 from dfme.students.optimizers import StepPlan, factor, weight_decay
+from dfme.students.trainer import shrink_and_perturb
 
 SPEC = ImageSpec((1, 8, 8))
+QUARTERS = StepPlan(0, 90, (0.25, 0.5, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -83,3 +89,110 @@ def test_the_final_share_is_taken_after_the_budget():
     assert (trainer.steps, trainer.steps_left) == (34, 6)
     trainer.train_pending(50)
     assert (trainer.steps, trainer.steps_left, trainer.progress) == (40, 0, 1.0)
+
+
+def test_rounds_take_equal_parts_of_the_steps():
+    assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0))) == QUARTERS
+    assert QUARTERS.edges == [0, 30, 60, 90]
+
+
+def test_what_is_owed_follows_the_share_of_the_budget_spent():
+    """The last but one is a step of a service that jumps over a round."""
+    before = {(0.0, 0): 0, (0.249, 0): 0, (0.25, 0): 30, (0.25, 12): 18, (0.3, 30): 0}
+    owed = before | {(0.5, 30): 30, (0.99, 60): 0, (0.6, 0): 60, (1, 60): 30}
+    assert {at: QUARTERS.steps_due(*at) for at in owed} == owed
+
+
+def test_under_a_larger_budget_those_rounds_come_that_lie_beyond_what_is_spent():
+    """All of 100 are spent, then 300 may be: 150 and 300 lie beyond, 75 does not."""
+    grown = QUARTERS.under(300, spent=100, before=100)
+    assert grown.edges == [0, 30, 60, 90, 120, 150]
+    owed = {(100, 90): 0, (149, 90): 0, (150, 90): 30, (150, 100): 20}
+    owed |= {(299, 120): 0, (300, 120): 30, (300, 60): 90}
+    assert {at: grown.steps_due(at[0] / 300, at[1]) for at in owed} == owed
+    assert [grown.progress(0.5, steps) for steps in (90, 105, 119)] == pytest.approx([0, 0.5, 29 / 30])
+    assert [grown.round_at(steps) for steps in (90, 100, 120, 150)] == [3, -1, 4, -1]
+
+
+def test_a_budget_that_grows_in_the_midst_keeps_the_rounds_that_were_due():
+    grown = QUARTERS.under(1_000, spent=60, before=100)  # 25 and 50 were due; 250, 500 and 1,000 come
+    assert grown.edges[-1] == 150
+    assert [grown.steps_due(queries / 1_000, 40) for queries in (60, 249, 250, 1_000)] == [20, 20, 50, 110]
+    again = grown.under(2_000, spent=600, before=1_000)  # 250 and 500 were due; 1,000 and 2,000 come
+    assert (again.edges[-1], again.steps_due(0.4, 120), again.steps_due(0.5, 120)) == (180, 0, 30)
+
+
+@pytest.mark.parametrize(
+    ("steps", "progress"), [(0, 0.0), (15, 0.5), (30, 0.0), (45, 0.5), (89, 29 / 30), (90, 1.0)]
+)
+def test_each_round_has_the_whole_schedule(steps: int, progress: float):
+    assert QUARTERS.progress(0.4, steps) == pytest.approx(progress)
+
+
+def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.3, 0.7, 1.0))
+    ledger, trainer = parts.oracle.ledger, parts.students
+    taken: list[tuple[int, int]] = []
+
+    def watched() -> bool:
+        taken.append((ledger.spent, trainer.steps))
+        return False
+
+    finished, listener = run(make_method("static", parts), parts, points=2, stopped=watched)
+    assert finished
+    between = [{steps for spent, steps in taken if low < spent < high} for low, high in ((0, 48), (48, 112))]
+    assert between == [{0}, {100}], "no step is taken between rounds"
+    assert (parts.students.steps, parts.students.steps_left) == (300, 0)
+    # In steps of 16 images: a quarter and an eighth, the rounds' ends (48, 112, 160), and the two halves.
+    assert listener.evaluated == [32, 48, 48, 80, 112, 160, 160]
+
+
+TELLING = ["dfme", "disguide", "knockoff"]
+
+
+@pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in METHODS if name not in TELLING))])
+def test_every_method_may_train_in_rounds(name: str):
+    parts = make_parts(LinearTeacher(SPEC), 200, count=METHODS[name].students, steps=60, rounds=(0.4, 1.0))
+    finished, _ = run(make_method(name, parts), parts)
+    assert finished
+    assert (parts.oracle.ledger.spent, parts.students.steps) == (200, 60)
+
+
+@pytest.mark.parametrize("shrink", [0.0, 0.4, 1.0])
+def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float):
+    _, trainer = fed(80, steps=20, rounds=(0.5, 1.0), shrink=shrink, lr=1e-9, weight_decay=0.0, average=0.5)
+    trainer.train_pending(10)
+    before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
+    buffers = [buffer.clone() for buffer in trainer.net.buffers()]
+    fresh = trainer._fresh(1)[0]
+    shrink_and_perturb(trainer.net, fresh, 1.0)
+    assert all(map(torch.equal, buffers, trainer.net.buffers())), "statistics stay"
+    trainer.train_pending(1)
+    for old, new, now in zip(before, fresh.parameters(), trainer.net.parameters(), strict=True):
+        torch.testing.assert_close(now, shrink * old + (1 - shrink) * new, atol=1e-6, rtol=0)
+    for now, averaged in zip(trainer.net.parameters(), trainer.delivered.parameters(), strict=True):
+        torch.testing.assert_close(averaged, now)  # an average over the last round would remember what it was
+
+
+@pytest.mark.parametrize(
+    ("student", "keys"),
+    [
+        ({"rounds": (0.5, 1.0)}, ["student.rounds"]),  # without steps
+        ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
+        ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
+        ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too
+        ({"rounds": (0.25, 0.5, 1.0), "steps": 3}, []),
+        ({"decay_images": 100}, ["student.decay_images"]),
+        ({"decay_images": 100, "replay_steps": 1}, []),
+    ],
+)
+def test_plans_that_rule_each_other_out_are_refused(student: dict[str, object], keys: list[str]):
+    config = ExtractConfig(student=StudentConfig(**student))
+    job = Job(config, TeacherConfig(), {}, "static", METHODS["static"].config())
+    assert [problem.key for problem in method_problems(job)] == keys
+
+
+@pytest.mark.parametrize("rounds", [(0.5, 0.9), (0.5, 0.5, 1.0)])
+def test_rounds_are_increasing_shares_up_to_the_whole(rounds: tuple[float, ...]):
+    with pytest.raises(ValueError, match="expected increasing shares of the budget, the last one 1"):
+        StudentConfig(rounds=rounds, steps=10)
