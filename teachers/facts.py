@@ -32,9 +32,6 @@ MODELS = (
 ADAPTER_FILE = "adapter.yaml"
 """The name, in a run directory, of the adapter as it was read."""
 
-MAX_NAMES = 1_000
-"""Class names that are on record."""
-
 _SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
 """In the name of a header, a field or a parameter that carries a secret."""
 
@@ -62,7 +59,7 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         **({"defences": [str(text) for text in defences]} if defences else {}),
         **({"precision": options["precision"]} if kind in KINDS and "precision" in options else {}),
         **(_service(kind, options, teacher) if kind in KINDS and "url" in options else {}),
-        **({"class_names": [str(name)[:100] for name in names[:MAX_NAMES]]} if names else {}),
+        **({"class_names": [str(name)[:100] for name in names[:1_000]]} if names else {}),
         "files": teacher_files(kind, options),
         **_source(kind),
     }

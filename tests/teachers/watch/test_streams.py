@@ -39,14 +39,10 @@ def test_halves_are_two_that_share_no_image(count: int) -> None:
 
 
 def test_a_skewed_customer_has_few_classes_and_all_images_of_each() -> None:
-    shares = []
-    for seed in range(200):
-        found = number(drawn("skewed", seed))
-        shares.append(LABELS[found].bincount(minlength=9) / SESSION)
-    share_SK = torch.stack(shares).double()
+    draws = (number(drawn("skewed", seed)) for seed in range(200))
+    share_SK = torch.stack([LABELS[each].bincount(minlength=9) / SESSION for each in draws]).double()
     assert share_SK.mean(0).tolist() == pytest.approx([1 / 9] * 9, abs=0.06)
-    # of Dirichlet(a, ..., a): the sum of squared shares has mean (a + 1) / (K a + 1), a sample's 1 / n (1 -
-    # it) more
+    # of Dirichlet(a, ..., a): the sum of squared shares has mean (a + 1) / (K a + 1)
     expected = 1.3 / (9 * 0.3 + 1)
     assert share_SK.square().sum(1).mean().item() == pytest.approx(expected, rel=0.1)
     top = int(share_SK[0].argmax())
