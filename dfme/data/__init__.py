@@ -34,8 +34,7 @@ def check_dataset(
 ) -> None:
     """Raise a UserError, without importing torch, for what ``load_dataset`` could never load.
 
-    That is an unknown name (with the nearest one), a folder or .npz file that does not exist and, with
-    ``download=False``, a torchvision set whose files are not under ``root``.
+    With ``download=False`` that is also a torchvision set whose files are not under ``root``.
     """
     if name in DATASETS:
         if not download:
@@ -73,10 +72,9 @@ def load_dataset(
 ) -> ImageSet:
     """One part of a data set, or an object in its place. ``shape`` (C, H, W): required images.
 
-    Drawn ones are made at that size and a folder's images are resized to it; for any other set whose own size
-    differs this raises a UserError that names both, as it does where files are missing or unreadable.
-    ``lazy``: a folder's pictures are read when they are looked at (``ImageSet.batch``), and then found to be
-    readable.
+    Drawn ones are made at that size and a folder's images are resized to it; UserError for another set whose
+    own size differs, and for missing or unreadable files. ``lazy``: a folder's pictures are read, and found
+    to be readable, when they are looked at (``ImageSet.batch``).
     """
     check_dataset(name, root, download=download, download_flag=download_flag)
     if name.startswith(HANDED_OVER) and handed_over is None:

@@ -55,10 +55,7 @@ def numbered(
 
 
 def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
-    """The images with labels that index ``names``; None if one of their classes is missing.
-
-    Case, and what stands between two words, makes no difference.
-    """
+    """The images with labels that index ``names``, however these are written; None if a class is missing."""
     import torch
 
     places = {_plain(name): number for number, name in enumerate(names)}

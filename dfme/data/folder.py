@@ -41,10 +41,8 @@ def load(request: DatasetRequest) -> ImageSet:
     in it, or below a lone folder, have no labels. Where a folder holds ``train`` and ``test``, or a file
     ``train_images`` and so on, each part is its own; otherwise all images are the test part, and there is
     nothing to train with. A folder's images are resized (bilinear) to the shape asked for, or to the size of
-    the first; those of a file are taken as they are, channels first or last. Links are followed.
-
-    Raises:
-        UserError: for a layout, a picture or an array that is none of these, named.
+    the first; those of a file are taken as they are, channels first or last. Links are followed. UserError
+    for a layout, a picture or an array that is none of these, named.
     """
     path = Path(request.name).expanduser()
     return _from_arrays(path, request) if path.suffix == ".npz" else _from_folder(path, request)
@@ -54,10 +52,7 @@ def read_images(path: Path, shape: Shape) -> Tensor:
     """Images (N, C, H, W) without labels: every picture under a folder, or the array of an .npz file.
 
     Of two parts, ``train`` and ``test``, it is the former. A folder's pictures are resized to ``shape``; an
-    array is taken as it is.
-
-    Raises:
-        UserError: for a folder without pictures, a picture that is none, or an array of another kind.
+    array is taken as it is. UserError for a folder without pictures, or what is no picture or array of them.
     """
     if path.suffix == ".npz":
         arrays = _arrays(path)

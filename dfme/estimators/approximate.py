@@ -31,8 +31,7 @@ CHUNK = 8_192
 """Most images in one evaluation of an objective: bounds memory while probing; fewer where they are large."""
 
 REMEMBERED = 5
-"""Student batches whose answers are kept for an estimate to look at, where one does; fewer of large
-images."""
+"""Student batches kept for an estimate to look at, where one does; fewer of large images."""
 
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 """A distance, images and answers -> one number per image, which the generator minimises; it asks nothing."""
@@ -92,10 +91,7 @@ class ApproximateGradients:
     def prepare(
         self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator
     ) -> tuple[str, ...]:
-        """Settle what the settings leave open, by a check of a few hundred images; lines for the user.
-
-        ``reuse``: the student pays for the answers at the points themselves.
-        """
+        """Settle what is open, by a check; lines for the user. ``reuse``: as of ``choose``."""
         if self._estimator is not None:
             return self._arithmetic_lines()
 

@@ -74,8 +74,7 @@ class Estimate:
 class Estimator(Protocol):
     """Estimates the gradient of something that only gives values.
 
-    Forward differences ask at the points themselves first, in order, so that whoever watches ``observe``
-    finds the answers to the points among the first B rows asked.
+    Forward differences ask at the points first, in order: the first B rows asked are theirs.
     """
 
     def cost(self, batch: int, ahead: int = 0) -> int:

@@ -219,10 +219,7 @@ PIECE = 64
 
 
 def student_term(objective: Objective, point_BCHW: Tensor, answers: Tensor) -> Tensor:
-    """d value(x, a) / d x with the answers held (B, C, H, W): what the student contributes to the gradient.
-
-    Exact and free. No parameter's ``grad`` is touched, whatever mode the caller is in.
-    """
+    """d value(x, a) / d x with the answers held (B, C, H, W): the student's part of the gradient, free."""
     with torch.enable_grad():
         x_BCHW = point_BCHW.detach().requires_grad_()
         value = objective.value_at(x_BCHW, answers.detach()).sum()
@@ -231,11 +228,7 @@ def student_term(objective: Objective, point_BCHW: Tensor, answers: Tensor) -> T
 
 
 def student_prior(objective: Objective, point_BCHW: Tensor, answers: Tensor, rng: torch.Generator) -> Tensor:
-    """The direction of the student's own gradient at the answers just given.
-
-    Of the two nets behind the objective it knows one: the transfer-based prior of Cheng et al. (NeurIPS
-    2019).
-    """
+    """The direction of ``student_term``: the transfer-based prior of Cheng et al. (NeurIPS 2019)."""
     return _unit_or_random(student_term(objective, point_BCHW, answers), rng)
 
 

@@ -27,8 +27,7 @@ from dfme.students.optimizers import ScheduledOptimizer, gradient_norm
 from dfme.students.trainer import Metrics, StudentTrainer
 
 AT_ONCE = 1 << 23
-"""Numbers in the images of several student batches that are asked about in one call, at most: bounds
-memory."""
+"""Most numbers in the images of several student batches that one call asks about: bounds memory."""
 
 __all__ = ["Ask", "Components", "Method", "Metrics", "in_batches"]
 
@@ -152,10 +151,7 @@ class Method(ABC):
         return self.recent_batches[-1] if self.recent_batches else None
 
     def prepare(self) -> tuple[str, ...]:
-        """Ask what must precede the first step, charged as ``check`` or ``seed``; lines for the user.
-
-        It comes once before the first step, and after a resumed run has its state.
-        """
+        """Ask, once, what must precede the first step, as ``check`` or ``seed``; lines for the user."""
         return ()
 
     def step(self) -> Metrics:
@@ -189,10 +185,7 @@ class Method(ABC):
         return self.queries.images(count)
 
     def learn(self, x_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
-        """The students' steps on a batch that is paid for, unless it is held out to score them on.
-
-        Only a batch to ``keep`` is held for replay.
-        """
+        """The students' steps on a paid batch, unless it is held out; only one to ``keep`` is for replay."""
         self.recent_batches.append((x_BCHW, answers))
         if self._hold_out is not None and self._hold_out(x_BCHW, answers):
             return {}

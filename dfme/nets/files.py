@@ -33,10 +33,7 @@ def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> N
 
 
 def on_meta_device(build: Callable[[], nn.Module]) -> nn.Module | None:
-    """The net that ``build`` makes, as names and shapes; None for those that need real memory.
-
-    Raises UserError where there is no such net.
-    """
+    """The net that ``build`` makes, as names and shapes; None if it needs real memory. UserError if none."""
     try:
         with torch.device("meta"):
             return build()
@@ -139,8 +136,8 @@ class Guess:
 def infer_net(state_dict: Mapping[str, Tensor]) -> Guess | None:
     """The architecture a state dict belongs to, or None.
 
-    One of ours must match in every name and shape (a missing ``num_batches_tracked``, as in files from before
-    it existed, is forgiven); a torchvision ResNet is known by its blocks, its 7x7 stem and its ``fc``.
+    One of ours must match in every name and shape but for ``num_batches_tracked``; a torchvision ResNet is
+    known by its blocks, its 7x7 stem and its ``fc``.
     """
     shapes = _shapes(state_dict)
     return _ours(shapes) or _torchvision_resnet(shapes)

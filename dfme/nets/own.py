@@ -30,8 +30,7 @@ class OwnGenerator(GeneratorNet):
 def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> nn.Module:
     """A user's student: ``make`` called with ``shape`` and ``num_classes``, or a module's copy.
 
-    Raises:
-        UserError: if it cannot be made, or is no network from images (B, C, H, W) to scores (B, num_classes).
+    UserError if it cannot be made, or is no network from images (B, C, H, W) to scores (B, num_classes).
     """
     net = _made(make, "the student", shape=shape, num_classes=num_classes)
     _require(net, "the student", torch.zeros(2, *shape), (2, num_classes))
@@ -41,8 +40,7 @@ def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> 
 def own_generator(make: Callable[..., Any], latent_size: int, spec: ImageSpec) -> GeneratorNet:
     """A user's generator: ``make`` called with ``latent_size``, ``shape``, ``spec``, or a copy.
 
-    Raises:
-        UserError: if it cannot be made, or is no network from latents (B, latent_size) to (B, C, H, W).
+    UserError if it cannot be made, or is no network from latents (B, latent_size) to (B, C, H, W).
     """
     net = _made(make, "the generator", latent_size=latent_size, shape=spec.shape, spec=spec)
     whole = net if isinstance(net, GeneratorNet) else OwnGenerator(net, latent_size, spec)

@@ -44,10 +44,7 @@ def registered_names(package: str) -> tuple[str, ...]:
 
 
 def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
-    """A timm classifier, such as ``timm:resnet18``, without pretrained weights, sized to fit.
-
-    Raises UserError for a size the architecture cannot take, and where timm cannot be imported.
-    """
+    """A timm classifier without pretrained weights, sized to fit. UserError where it cannot be built."""
     plain = name.removeprefix(TIMM)
     try:
         timm = importlib.import_module("timm")
@@ -65,10 +62,7 @@ def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
 
 
 def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
-    """A torchvision classifier without pretrained weights, for ``shape[0]`` input channels.
-
-    Raises UserError for a size the architecture cannot take.
-    """
+    """A torchvision classifier without pretrained weights. UserError for a size that it cannot take."""
     get_model = import_torchvision("models").get_model
     try:
         net: nn.Module = get_model(name, weights=None, num_classes=num_classes, **_own_arguments(name, shape))

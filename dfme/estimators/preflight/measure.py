@@ -70,8 +70,7 @@ def run_preflight(
 ) -> Finding:
     """Ask for ``preflight_images`` images and say how well differences of their answers follow true slopes.
 
-    Kind auto takes kl where the answers are rounded or in part hidden. The student behind ``value_of`` is in
-    eval mode. Points are the generator's, whose state does not change. All chance comes from ``rng``.
+    The student behind ``value_of`` is in eval mode. Points are the generator's, whose state does not change.
 
     Raises:
         UserError: the budget does not reach; nothing was asked.
