@@ -29,8 +29,7 @@ MAX_LINE = 1 << 20
 MAX_LISTING = 10_000_000
 """Bytes of the longest list of entries in an archive: some 100,000 tensors."""
 
-NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)
-"""What the system says of a link, a pipe or a folder where a file was to be written."""
+NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)  # said of a link, a pipe or a folder
 
 
 def disk_error(action: str, path: Path, error: OSError) -> RunError:
@@ -261,9 +260,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
             raise ValueError(f"{entry.filename}: expected an array of version 1 or 2, got {version}")
         shape, _, dtype = headers[version](file)
         if dtype.hasobject:
-            raise ValueError(
-                f"{entry.filename}: holds Python objects, which are not loaded: they could run code"
-            )
+            raise ValueError(f"{entry.filename}: holds Python objects, which are not loaded: they run code")
         claimed = math.prod(shape) * dtype.itemsize
         held = entry.file_size - file.tell()
         if claimed != held:

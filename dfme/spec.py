@@ -121,11 +121,8 @@ class LabelMode:
         """Parse ``logits``, ``probabilities``, ``probabilities:4``, ``top_k:3``, ``top_k:3:4``, ``label``."""
         kind, *numbers = text.replace("-", "_").split(":")
         fitting = {"top_k": (1, 2), "probabilities": (0, 1)}.get(kind, (0,))
-        if (
-            kind not in LABEL_KINDS
-            or len(numbers) not in fitting
-            or not all(number.isdigit() for number in numbers)
-        ):
+        fits = len(numbers) in fitting and all(number.isdigit() for number in numbers)
+        if kind not in LABEL_KINDS or not fits:
             forms = "logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label"
             raise UserError(f"label mode: expected {forms}, got {text!r}")
         k = int(numbers.pop(0)) if kind == "top_k" else None

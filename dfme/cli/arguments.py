@@ -31,11 +31,8 @@ T = TypeVar("T")
 RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
 
-MAX_SHOWN = 8
-"""Problems named in one message; a file of other options than the command's has one per line."""
-
-MAX_LETTERS = 550
-"""Of one problem; of a longer one the middle is left out."""
+MAX_SHOWN = 8  # problems named in one message
+MAX_LETTERS = 550  # of one problem; of a longer one the middle is left out
 
 
 @dataclasses.dataclass(frozen=True)

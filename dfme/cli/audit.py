@@ -31,13 +31,9 @@ from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
 
-SUMMARY = (
-    "say what a copy of a model costs, which switch raises that price, and whether one would notice: a page"
-)
+SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
 OWN = {option.key: option for option in options_of(AuditConfig)}
-UNKEPT = ("out", "resume", "dry_run", "engine_options")
-"""Options that the audit's own file does not have."""
-
+UNKEPT = ("out", "resume", "dry_run", "engine_options")  # which the audit's own file does not have
 ANSWERS = ("auto", "kl", "table", "label")
 """Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
 

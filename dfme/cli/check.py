@@ -31,9 +31,8 @@ class CheckConfig:
 
 
 SUMMARY = "ask a teacher a few hundred images and say what its answers are good for"
-INPUTS = CommandInputs(
-    CheckConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"seed", "device"}
-)
+IGNORED = RECIPE_ONLY - {"seed", "device"}
+INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored=IGNORED)
 
 
 def run(words: Sequence[str]) -> int:

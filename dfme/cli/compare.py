@@ -42,11 +42,8 @@ from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
 from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
 
-SUMMARY = (
-    "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table, one picture"
-)
+SUMMARY = "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table"
 DEFAULT = PACKAGE / "configs" / "compare_digits.yaml"
-
 OWN = {option.key: option for option in options_of(CompareConfig)}
 OF_RUNS = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]
 

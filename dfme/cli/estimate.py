@@ -201,17 +201,10 @@ def _cell(level: Mapping[str, Any], name: str, form: Callable[[Any], str]) -> st
     return f"{expected} ({low} to {high})" if low != "beyond" else "beyond"
 
 
-GOALS = (0.8, 0.9, 0.95)
-"""Agreements whose price is estimated."""
-
-REACH = 10
-"""Times the pilot's queries up to which the recorded curves go, and so the estimate."""
-
-MIN_SCORES = 3
-"""Scores that an estimate needs."""
-
-GROWTH = 0.25
-"""Of the interval's width as the queries grow e-fold, in units of that at the pilot's end; heuristic."""
+GOALS = (0.8, 0.9, 0.95)  # agreements whose price is estimated
+REACH = 10  # times the pilot's queries up to which the recorded curves go, and so the estimate
+MIN_SCORES = 3  # that an estimate needs
+GROWTH = 0.25  # of the interval's width as queries grow e-fold, in units of the pilot's end; heuristic
 
 
 @dataclasses.dataclass(frozen=True)

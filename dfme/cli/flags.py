@@ -77,8 +77,8 @@ def names_teacher(flags: Sequence[Flag]) -> bool:
 
 def asks_to_resume(flags: Sequence[Flag]) -> bool:
     """True if --resume is given and not as false; as auto, whether --out holds a run."""
-    given = [flag.text for flag in flags if flag.key == "resume"]
-    return any(text in (None, "true", "True", "yes") for text in given) or (
+    given = {flag.text for flag in flags if flag.key == "resume"}
+    return bool(given & {None, "true", "True", "yes"}) or (
         "auto" in given and is_run(last_text(flags, "out") or "")
     )
 

@@ -15,9 +15,7 @@ TITLES = {
     "teacher": "teacher (a module:Class of your own adds its own options)",
 }
 
-FEW = 24
-"""Options up to which a command shows all of them."""
-
+FEW = 24  # options up to which a command shows all of them
 CONFIG_FILE = Option("config", str, None, "YAML file of options; flags beat it")
 
 

@@ -20,8 +20,7 @@ VERBS = (
 )
 """The commands; extract is meant when none is named."""
 
-MAX_SAID = 10_000
-"""Letters of the longest error that is shown."""
+MAX_SAID = 10_000  # letters of the longest error that is shown
 
 
 def find(name: str) -> ModuleType:

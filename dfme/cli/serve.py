@@ -20,9 +20,6 @@ from dfme.errors import UserError
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
 INPUTS = CommandInputs(ServeConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"device"})
 
-FILES = ("checkpoint", "program", "model", "folder")
-"""Options of the kinds of teacher from which a model's name is taken."""
-
 
 def run(words: Sequence[str]) -> int:
     """Serve until interrupted."""
@@ -37,8 +34,7 @@ def run(words: Sequence[str]) -> int:
         own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
         teacher = dataclasses.replace(teacher, **own)
     teacher_side.check_teacher(teacher, kind_options)
-    # Between requests torch's threads sleep, not spin: client and server often share a machine. Read as torch
-    # loads.
+    # between requests torch's threads sleep, not spin: a client may share the machine
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     print(teacher_side.serve(named, teacher, kind_options, tell=partial(print, flush=True)))
     return 0
@@ -46,7 +42,8 @@ def run(words: Sequence[str]) -> int:
 
 def _name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
     """The name of the teacher's file or folder, of its class, or of its kind, as a part of a URL."""
-    named = next((str(kind_options[key]) for key in FILES if kind_options.get(key)), None)
+    files = (kind_options.get(key) for key in ("checkpoint", "program", "model", "folder"))
+    named = next((str(file) for file in files if file), None)
     name = Path(named).stem if named else teacher.kind.rpartition(":")[2]
     return "-".join(re.findall(r"[\w.-]+", name, re.ASCII)) or "teacher"
 

@@ -30,9 +30,8 @@ def show_epoch(metrics: dict[str, float]) -> None:
     """One line per epoch on stderr; on a terminal it is written over the last one."""
     named = {"loss": "loss {:.4f}", "train_accuracy": "train {:.1%}", "test_accuracy": "test {:.1%}"}
     parts = [text.format(metrics[name]) for name, text in named.items() if name in metrics]
-    epoch = metrics["epoch"]
-    epochs = metrics["epochs"]
-    line = f"epoch {epoch:.0f}/{epochs:.0f}  {'  '.join(parts)}  {metrics['seconds']:.0f} s"
-    terminal = sys.stderr.isatty()
-    sys.stderr.write(f"\r{line:<78}" + ("\n" if epoch >= epochs else "") if terminal else line + "\n")
+    line = f"epoch {metrics['epoch']:.0f}/{metrics['epochs']:.0f}  {'  '.join(parts)}"
+    line += f"  {metrics['seconds']:.0f} s"
+    last = "\n" if metrics["epoch"] >= metrics["epochs"] else ""
+    sys.stderr.write(f"\r{line:<78}{last}" if sys.stderr.isatty() else f"{line}\n")
     sys.stderr.flush()

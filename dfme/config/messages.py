@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-BOUNDS = ("gt", "ge", "lt", "le")
-
 TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
     int: ("a whole number", "whole numbers", ("3", "32", "32")),
     float: ("a number", "numbers", ("0.1", "0.3", "0.5")),
@@ -127,7 +125,8 @@ def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
         yield from _bounds(part)
     for mark in getattr(kind, "__metadata__", ()):
         for each in (mark, *getattr(mark, "metadata", ())):
-            yield from ((name, getattr(each, name)) for name in (*BOUNDS, "words") if hasattr(each, name))
+            found = (name for name in ("gt", "ge", "lt", "le", "words") if hasattr(each, name))
+            yield from ((name, getattr(each, name)) for name in found)
 
 
 def _range(bounds: Mapping[str, Any], many: bool) -> str:

@@ -13,8 +13,7 @@ import yaml
 
 from dfme.errors import UserError
 
-MAX_BYTES = 200_000
-"""Bytes of the longest file; ours have a few thousand, and reading takes seconds per million."""
+MAX_BYTES = 200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million
 
 RELEASE = "0.13"
 """The release whose runs and comparisons are resumed; it changes when one of their files changes its form."""
