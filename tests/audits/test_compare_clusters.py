@@ -83,9 +83,7 @@ def same(bench: Bench, out: str) -> None:
 
 def processes_of(word: str) -> list[str]:
     """Command lines of processes that have the word in theirs."""
-    found = subprocess.run(
-        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    found = subprocess.check_output(["ps", "-eo", "pid,args"], text=True).splitlines()
     return [line for line in found if word in line and str(os.getpid()) != line.split()[0]]
 
 

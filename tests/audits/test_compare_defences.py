@@ -98,10 +98,6 @@ def test_the_run_that_tells_what_becomes_of_a_cell(defence: str, answers: str, m
     [
         ("none", "table", "probabilities", "there is nothing to undo"),
         ("quota", "net", "probabilities", "there is nothing to undo"),
-        *(
-            (name, "table", "probabilities", f"what {name} answers cannot")
-            for name in ("watermark", "modelguard_s")
-        ),
         ("misinform+lattice", "net", "probabilities", "what misinform answers cannot"),
         ("lattice", "kl+repeat=4", "probabilities", "an image gets the same answer again"),
         ("lattice", "kl", "label", "answers are labels"),

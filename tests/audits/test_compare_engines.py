@@ -109,7 +109,7 @@ def test_a_line_of_the_list_runs_anywhere_and_that_of_an_array_in_the_place_of_i
     array = {**os.environ, "SLURM_ARRAY_TASK_ID": "2"}
     second = subprocess.Popen(["bash", str(stand_in / "array.sh")], cwd="/", env=array)
     found = said(stand_in, "a b", "c")
-    assert [words for words, *_ in found] == [["extract", "--out", "a b"], ["extract", "--out", "c"]]
+    assert [words[-1] for words, *_ in found] == ["a b", "c"]
     assert found[1][2] == second.pid, "signals for the batch shell are the run's"
     assert {folder for *_, folder in found} == {str(stand_in)}
     second.send_signal(signal.SIGTERM)
@@ -119,11 +119,8 @@ def test_a_line_of_the_list_runs_anywhere_and_that_of_an_array_in_the_place_of_i
     again = shlex.split(next(line for line in told[0].splitlines() if "xargs" in line).partition("<")[0])
     with (stand_in / "commands.txt").open() as lines:
         assert subprocess.run(again, stdin=lines, cwd="/", timeout=60).returncode == 0
-    assert len((stand_in / "c.log").read_text().splitlines()) == 2
     assert subprocess.run(["sh", str(stand_in / "commands.txt")], timeout=60).returncode == 0
-    assert len((stand_in / "c.log").read_text().splitlines()) == 3, (
-        "a shell that is given the file runs all of it"
-    )
+    assert len((stand_in / "c.log").read_text().splitlines()) == 3, "a shell runs all of the file"
 
 
 def test_the_array_asks_for_what_a_cell_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +146,8 @@ def test_what_an_engine_cannot_be_told_is_said_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for package in ("ray", "submitit"):
-        monkeypatch.setitem(sys.modules, package, None)
-
     for name, package in (("ray", "ray"), ("slurm", "submitit")):
+        monkeypatch.setitem(sys.modules, package, None)
         assert main([*WORDS, "--engine", name]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f'{name} needs {package}, which is not installed: pip install "dfme[{name}]"' in line

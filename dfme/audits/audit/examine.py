@@ -198,9 +198,8 @@ def _ask(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         directory = held.enter_context(RunDirectory(folder))
         parts = teacher, directory, dict[str, Any](), deferred, facts_of(job, teacher)
-        oracle = build_oracle(
-            job, *parts, lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking")
-        )
+        begun = lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking")  # noqa: E731
+        oracle = build_oracle(job, *parts, begun)
         held.enter_context(closing(oracle)).report_to(tell)
         spec = oracle.spec
         (_, headline, _) = eps_of(spec)

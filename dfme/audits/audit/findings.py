@@ -89,8 +89,8 @@ class Findings:
             attackers = []
             for each in line.attackers:
                 made = [one.cell.name for one in cells[each.label] if one.figures]
-                told: Entry = {"agreement": plain(each.agreement), "score": plain(each.score)}
-                told |= {"answers": each.answers, "remarks": [*each.remarks], "cells": made}
+                told: Entry = {"answers": each.answers, "agreement": plain(each.agreement)}
+                told |= {"score": plain(each.score), "remarks": [*each.remarks], "cells": made}
                 attackers.append(told)
             score = next((each["score"] for each in attackers if each["answers"] == line.best), None)
             best = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
@@ -172,8 +172,8 @@ class Findings:
     def ledger(self, beside: Sequence[Totals]) -> Entry:
         """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most owed."""
         every = [*self.ledgers.values(), *beside]
-        purposes = {"images": "spent", "served": "served"}
-        purposes |= {name: f"{name}_queries" for name in ("evaluation", "transfer", "benign")}
+        purposes = {name: f"{name}_queries" for name in ("evaluation", "transfer", "benign")}
+        purposes = {"images": "spent", **purposes, "served": "served"}
         found = {name: sum(getattr(each, of) for each in every) for name, of in purposes.items()}
         return {**found, "cost": self.cost(found["served"]), "cells": len(self.ledgers)}
 

@@ -160,12 +160,10 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     false = [f"{one['sessions_with_alarm']} of {one['sessions']} {one['stream']}" for one in wrong]
     honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
     most = max(one["per_10000_upper"] for one in streams)
-    text = (
-        f"Watch with {attacks[at]['detector']}, and stop whom it names: it raised an alarm in every attack, "
-    )
-    text += f"in the worst at image {attacks[at]['first_alarm']:,} of its budget, where the copy agreed on "
-    text += f"{share:.1%} in place of {before.mean:.1%}; of honest sessions in {honest} (at most {most:,.0f} "
-    text += "alarms in 10,000 images, as far as yours can tell)."
+    text = f"Watch with {attacks[at]['detector']}, and stop whom it names: it raised an alarm in every "
+    text += f"attack, in the worst at image {attacks[at]['first_alarm']:,} of its budget, where the copy "
+    text += f"agreed on {share:.1%} in place of {before.mean:.1%}; of honest sessions in {honest} (at most "
+    text += f"{most:,.0f} alarms in 10,000 images, as far as yours can tell)."
     yield before.mean - share, text, f"detection.attacks.{at}"
 
 
@@ -189,12 +187,9 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and "
         "training longer costs an attacker no query.",
         *([] if of.holds_data or not local else [GATES]),
-        "Every attack was one client: several that share keys divide a quota, and what a watch sees, among "
-        "them.",
-        "What an attacker learns elsewhere is not counted: labels of the same images, or an earlier "
-        "version's answers.",
-        "Figures hold for this model and these answers; another model, or this one trained again, has "
-        "others.",
+        "Every attack was one client: several divide a quota, and what a watch sees, among them.",
+        "What an attacker learns elsewhere is not counted, such as an earlier version's answers.",
+        "Figures hold for this model and these answers; another, or this one trained again, has others.",
         watched,
     ]
 
@@ -214,7 +209,5 @@ def model_card(audit: Mapping[str, Any]) -> str:
     lines += [f"- Limit {JUDGED[each['pass']]}: {each['text']}" for each in audit["verdicts"]]
     lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
     seeds = ", ".join(map(str, options["seeds"]))
-    how = (
-        f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, profile {options['profile']}, seeds {seeds}:"
-    )
+    how = f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, {options['profile']}, seeds {seeds}:"
     return "\n".join([*lines, how, "", f"    {made['command']}"]) + "\n"

@@ -99,14 +99,8 @@ class Profile(NamedTuple):
 
 _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
 _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
-_ALL: tuple[str, ...] = (
-    *_SIX,
-    "temperature:t=2",
-    "reverse_sigmoid:beta=0.21",
-    "mad:vertices=extreme",
-    "grad2",
-)
-_ALL += ("grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
+_ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme")
+_ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
 PROFILES = {
     "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
     "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),

@@ -285,24 +285,18 @@ class Audit:
         names = ("profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer")
         price = plan.job.teacher.price_per_1000
         first = headline.headline(of, config.seeds)
+        options = {name: getattr(config, name) for name in names}
+        not_run = [*self._not_run, *examined.get("not_run", ()), *of.not_run()]
+        told_not = headline.what_it_does_not_tell(of, len(config.seeds), plan.local)
         return {
-            "options": {name: getattr(config, name) for name in names}
-            | {"price_per_1000": price, "acceptable": told},
-            **{
-                "target": target(plan, of.example),
-                "headline": first,
-                "advice": headline.advice(of, detection),
-            },
+            "options": options | {"price_per_1000": price, "acceptable": told},
+            "target": target(plan, of.example),
+            **{"headline": first, "advice": headline.advice(of, detection)},
             **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
-            **{
-                "transfer": examined.get("transfer"),
-                "ledger": of.ledger(beside),
-                "taxonomy": headline.TAXONOMY,
-            },
-            "not_run": [*self._not_run, *examined.get("not_run", ()), *of.not_run()],
-            "limits": headline.what_it_does_not_tell(of, len(config.seeds), plan.local),
+            **{"transfer": examined.get("transfer"), "ledger": of.ledger(beside)},
+            **{"taxonomy": headline.TAXONOMY, "not_run": not_run, "limits": told_not},
             "pictures": pictures(plan, first["attacker"]),
         }
 
@@ -332,18 +326,13 @@ def target(plan: AuditPlan, example: Entry) -> Entry:
 
 def tool() -> Entry:
     """Versions, and the commit of a checkout with a mark of changed files."""
-    found = {
-        "dfme": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": None,
-    }
+    found = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
     words = ["git", "describe", "--always", "--dirty"]
     with suppress(OSError, subprocess.SubprocessError):
         if (PROJECT / ".git").exists():
             done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
-            found["commit"] = done.stdout.strip() or None
-    return found
+            return {**found, "commit": done.stdout.strip() or None}
+    return {**found, "commit": None}
 
 
 def pictures(plan: AuditPlan, attacker: str | None) -> Entry:

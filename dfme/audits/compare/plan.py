@@ -233,13 +233,8 @@ def cells_of(
     for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
         cell = Cell(row, mode, budget, seed, job, attempt)
         wandb = replace(job.config.wandb, group=job.config.wandb.group or out.resolve().name, name=cell.name)
-        own: dict[str, Any] = {
-            "seed": seed,
-            "budget": budget,
-            "out": str(out / "cells" / cell.name),
-            "wandb": wandb,
-        }
-        config = replace(job.config, resume=False, **own)
+        directory = str(out / "cells" / cell.name)
+        config = replace(job.config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
         cells.append(replace(cell, job=fitted(replace(job, config=config))))
     return tuple(cells)
 

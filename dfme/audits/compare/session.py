@@ -203,9 +203,8 @@ class Session:
             "made with": "; ".join(made_with) or "nothing yet",
         }
         outcomes = tuple(self._seen_by(cell) for cell in plan.cells)
-        return ComparisonResult(
-            f"Comparison {plan.out.resolve().name}", facts, outcomes, self._unequal, plan.bills
-        )
+        title = f"Comparison {plan.out.resolve().name}"
+        return ComparisonResult(title, facts, outcomes, self._unequal, plan.bills)
 
     def _seen_by(self, cell: Cell) -> Outcome:
         """State of the cell's run, as far as a quota of the cell lets it come."""

@@ -121,25 +121,21 @@ def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
     assert "NOT KNOWN: you want at most 90.0% agreement" in done.stdout
 
 
-def test_a_dry_run_asks_nothing_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_asks_nothing_and_writes_nothing() -> None:
     done = run(*WORDS, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 attack of 160 images may be charged 160 in all" in done.stdout
     for text in ("cost at most 0.44", "time        at least", "left out    defences: ", "attackers   frugal"):
         assert text in done.stdout
-    assert (asked(), {path.name for path in Path().iterdir()} - {"__pycache__", "meter"}) == (
-        0,
-        {"client.py"},
-    )
+    assert asked() == 0
+    assert {path.name for path in Path().iterdir()} <= {"__pycache__", "meter", "client.py"}
 
 
 def test_utility_asks_only_who_is_said_to_answer_for_nothing_and_counts_it() -> None:
     words = ["utility", *WORDS[1:7], "--teacher.defences", "lattice:n=10,label", "--price-per-1000", "2"]
     refused = run(*words, "--out", "u")
     assert (refused.returncode, asked(), Path("u").exists()) == (2, 0, False)
-    assert refused.stderr.startswith(
-        "dfme: --own-teacher: expected local, since client:Client would be asked"
-    )
+    assert "--own-teacher: expected local, since client:Client would be asked" in refused.stderr
     done = run(*words, "--own-teacher", "local", "--out", "u")
     assert done.returncode == 0, done.stderr
     assert asked() == audit(Path("u/benign/ledger.jsonl")).served <= 180  # three streams of 60, once each

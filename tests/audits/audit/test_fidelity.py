@@ -72,8 +72,7 @@ def test_one_copy_by_hand():
         {"class": 1, "name": "b", "images": 2, "agreement": 1.0},
         {"class": 2, "name": "c", "images": 2, "agreement": 0.5},
     ]
-    assert found["where_wrong"]["images"] == 4
-    assert found["where_wrong"]["same"] == 2
+    assert (found["where_wrong"]["images"], found["where_wrong"]["same"]) == (4, 2)
     assert found["where_wrong"]["interval"] == pytest.approx([0.150, 0.850], abs=1e-3)  # Wilson of 2 of 4
     assert found["interval"] == pytest.approx([0.300, 0.903], abs=1e-3)  # and of 4 of 6
     assert examined(teacher, LABEL, torch.eye(3)[copy], teacher)["where_wrong"] == {

@@ -20,9 +20,8 @@ class Commands(WorkerPool):
     def _prepare(self) -> str:
         for name, value in self._plan.engine_options.items():
             if not re.fullmatch(r"[a-z][a-z-]*", name) or not value.isprintable():
-                raise UserError(
-                    f"--engine-options: expected options of sbatch such as partition=gpu, got {name!r}"
-                )
+                wanted = "expected options of sbatch such as partition=gpu"
+                raise UserError(f"--engine-options: {wanted}, got {name!r}")
         self._threads = threads_each(self._plan.jobs)
         return f"from a list of commands, each run of {self._threads} threads"
 

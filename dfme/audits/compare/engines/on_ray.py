@@ -31,9 +31,8 @@ class OnRay(WorkerPool):
         try:
             counts = {name: float(text) for name, text in self._options.items()}
             # Retried by the comparison, as with every engine
-            self._call = ray.remote(**{"num_cpus": self._threads, **counts}, max_calls=1, max_retries=0)(
-                lambda call: call()
-            )
+            remote = ray.remote(**{"num_cpus": self._threads, **counts}, max_calls=1, max_retries=0)
+            self._call = remote(lambda call: call())
         except ValueError as error:
             expected = "expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
             raise UserError(f"--engine-options: {expected}, got {self._plan.engine_words!r}") from error
