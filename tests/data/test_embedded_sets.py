@@ -14,8 +14,6 @@ from dfme.data.letters import HALF_LINES
 from dfme.data.shapes import OUTLINES
 from dfme.errors import UserError
 
-# ImageSet
-
 
 def test_batches_are_floats_from_zero_to_one() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
@@ -33,9 +31,6 @@ def test_a_subset_of_a_sorted_set_keeps_every_class() -> None:
     assert part.labels.bincount().tolist() == [2] * 10
     torch.testing.assert_close(part.images.flatten() * 10, part.labels.float())
     assert len(data.subset(0)) == len(data.subset(500)) == 100
-
-
-# names
 
 
 @pytest.mark.parametrize(
@@ -76,9 +71,6 @@ def test_another_size_than_the_sets_own_is_refused() -> None:
         load_dataset("digits", "test", shape=(3, 32, 32))
 
 
-# digits
-
-
 def test_digits_are_split_once_and_for_all() -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test", shape=(1, 8, 8))
     assert (len(train), len(test)) == (1438, 359)
@@ -89,9 +81,6 @@ def test_digits_are_split_once_and_for_all() -> None:
     # The digit 0 has an empty middle and the digit 1 an inked one: labels belong to their images.
     middle = train.images[:, 0, 3:5, 3:5].mean((1, 2))
     assert middle[train.labels == 0].mean() < 0.2 < 0.6 < middle[train.labels == 1].mean()
-
-
-# shapes
 
 
 @pytest.mark.parametrize(
@@ -170,9 +159,6 @@ def test_unturned_bars_stand_upright() -> None:
 def test_shapes_that_cannot_be_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(UserError, match="shapes: "):
         load_dataset("shapes", "test", shape=shape)
-
-
-# letters
 
 
 def test_drawn_letters_have_the_holes_of_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,22 +18,11 @@ from dfme.estimators.preflight.measure import preflight_images
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec, LabelMode
 
-# The step
-
-
 WIRES = [
     ("probabilities:3", None, 2.0),
     ("probabilities:4", 256, 6.0),
-    *exhaustive_rows(
-        [
-            ("probabilities", None, 6.0),
-            ("logits", None, 6.0),
-            ("probabilities:6", None, 6.0),
-            ("probabilities:4", None, 6.0),
-            ("probabilities:2", None, 2.0),
-            ("logits", 256, 6.0),
-        ]
-    ),
+    *exhaustive_rows((mode, None, 6.0) for mode in ("probabilities", "logits", "probabilities:6")),
+    *exhaustive_rows([("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]),
 ]
 
 
@@ -70,9 +59,6 @@ def test_an_arithmetic_of_few_bits_is_noticed_in_the_differences():
     chosen = choose(OPEN, finding, setting.teacher.spec, reuse=False)
     assert chosen.step >= 0.1
     assert setting.correlation(OPEN, float(chosen.step)) > 0.9
-
-
-# What is charged, and what is left as it was
 
 
 @pytest.mark.parametrize(
@@ -113,9 +99,6 @@ def test_nothing_is_left_changed_and_the_same_seed_finds_the_same():
         assert torch.equal(tensor, before[name]), name
     assert setting.probe(AUTO) == first
     assert setting.probe(AUTO, seed=9) != first
-
-
-# What the answers are like
 
 
 class Moody(Toy):
@@ -189,18 +172,12 @@ def test_one_hot_answers_are_as_good_as_labels():
     assert "one-hot" in str(warning(finding, choose(OPEN, finding, hard.teacher.spec, reuse=False)))
 
 
-class Undeclared(Toy):
-    def __call__(self, images: Tensor) -> Tensor:
-        return super().__call__(images).round(decimals=4)
-
-
-def test_rounding_that_was_not_declared_is_told():
-    finding = Setting(Undeclared("probabilities")).probe()
+def test_rounding_that_was_not_declared_is_told(monkeypatch):
+    asked = Toy.__call__
+    monkeypatch.setattr(Toy, "__call__", lambda toy, images: asked(toy, images).round(decimals=4))
+    finding = Setting(Toy("probabilities")).probe()
     chosen = choose(OPEN, finding, Toy().spec, reuse=False)
     assert "rounded to 4 decimals, declared as probabilities" in explain(finding, chosen)[1]
-
-
-# The choice, and what is said of it
 
 
 @pytest.mark.parametrize(
@@ -263,9 +240,6 @@ def test_a_step_that_8_bit_images_swallow_is_warned_of_as_such():
     assert "lattice" in line
 
 
-# The objective
-
-
 @pytest.mark.parametrize(
     ("mode", "taken"),
     [("logits", "student"), ("probabilities", "student"), ("probabilities:4", "kl"), ("top_k:2", "kl")],
@@ -276,9 +250,6 @@ def test_kind_auto_descends_on_kl_where_answers_are_rounded_or_hidden(mode: str,
     assert finding.objective == taken
     assert choose(AUTO, finding, setting.teacher.spec, reuse=False).objective == taken
     assert setting.probe(OPEN).objective == "student", "the step alone is open"
-
-
-# The metrics
 
 
 def test_alignment_is_the_cosine_of_what_is_sent():

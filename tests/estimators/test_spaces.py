@@ -31,9 +31,6 @@ def on_lattice(
     return FiniteDifference(directions, step, form, bounds=spec.bounds, lattice=level_of(spec), **options)
 
 
-# The lattice
-
-
 @every_form
 @pytest.mark.parametrize("direction", ["sphere", "dct"])
 @pytest.mark.parametrize(
@@ -113,9 +110,6 @@ def test_an_8_bit_wire_takes_nothing_from_the_lattice_and_all_from_the_published
     unrounded = estimate(floats, space="image", step=2 / 255, direction="rademacher")
     truth_BCHW = objective.query.toy.gradient(u_BCHW)
     assert agreement(on_levels, truth_BCHW)[0] > 0.9 * agreement(unrounded, truth_BCHW)[0] > 0
-
-
-# The squashing
 
 
 class Autograd:

@@ -66,9 +66,6 @@ def train(estimator: Synthetic, wavy: Wavy, estimates: int, first: int = 0) -> l
     return grads
 
 
-# What it costs
-
-
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_one_in_so_many_is_paid_and_the_others_ask_for_nothing(every):
     estimator, wavy = synthetic(every), Wavy()
@@ -92,9 +89,6 @@ def test_all_paid_is_the_inner_estimator_itself():
         expected = plain().estimate(wavy.objective(), u_BCHW, theirs)
         assert torch.equal(estimate.grad_BCHW, expected.grad_BCHW)
         assert torch.equal(ours.get_state(), theirs.get_state())
-
-
-# What it learns
 
 
 @pytest.mark.exhaustive
@@ -133,9 +127,6 @@ def test_the_size_of_the_objective_does_not_matter(scale):
         return estimate.grad_BCHW / factor
 
     torch.testing.assert_close(course(scale), course(1.0), rtol=1e-3, atol=1e-4)
-
-
-# What it leaves alone, and what it keeps
 
 
 def test_nothing_global_is_touched_and_no_graph_is_left():

@@ -78,12 +78,8 @@ def test_what_is_said_to_be_asked_is_asked_charged_and_counted(
     method = method_of(name, teacher, **({"gan_steps": 1} if name == "dfms" else {}))
     method.prepare()
     for _ in range(2):
-        said, cost, spent, requests = (
-            method.asks(),
-            method.cost,
-            teacher.images,
-            method.oracle.ledger.requests,
-        )
+        said, cost = method.asks(), method.cost
+        spent, requests = teacher.images, method.oracle.ledger.requests
         calls.clear()
         method.step()
         assert calls == said

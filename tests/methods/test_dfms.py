@@ -43,9 +43,6 @@ def contrast(method) -> float:
     return (images_BCHW[:, :, :4].mean() - images_BCHW[:, :, 4:].mean()).item()
 
 
-# The GAN
-
-
 def test_the_gans_losses_are_binary_cross_entropies():
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
     real, fake = torch.rand(5, 1, 8, 8), torch.rand(5, 1, 8, 8)
@@ -75,9 +72,6 @@ def test_a_warm_up_of_the_budget_does_not_hold_the_gan_back():
     assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
     method.generator_step(pays=False)
     assert all(torch.equal(*pair) for pair in zip(after, parts.generator.parameters(), strict=True))
-
-
-# What is paid for
 
 
 @pytest.mark.parametrize("mode", ["top_k:2", "label", *exhaustive("probabilities", "logits")])
@@ -121,9 +115,6 @@ def test_passes_show_every_image_once_each_and_go_on_where_they_were():
     again = torch.Generator()
     again.set_state(rng.get_state())
     assert torch.equal(passes.draw(7, rng), other.draw(7, again))
-
-
-# What the generator minimises
 
 
 @pytest.mark.parametrize(("later_from", "weight"), [(1.0, 3.0), (0.0, 40.0)])

@@ -117,10 +117,8 @@ def test_the_upstream_gradient_is_the_averaged_true_gradient_on_average():
     target = teacher.logits(x)
     objective = -(net(x) - (target - target.mean(1, keepdim=True))).abs().mean(1)
     (truth,) = torch.autograd.grad(objective.mean(), u)
-    ask, value = (
-        partial(parts.oracle, purpose="generator"),
-        partial(method.disagreement, parts.students.distance),
-    )
+    ask = partial(parts.oracle, purpose="generator")
+    value = partial(method.disagreement, parts.students.distance)
     estimate = method.approximate_gradients(Objective(ask, value), u.detach(), parts.rng["directions"])
     upstream = estimate.grad_BCHW / 4
     cosine = torch.nn.functional.cosine_similarity(upstream.flatten(), truth.flatten(), dim=0)

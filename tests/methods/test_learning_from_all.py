@@ -23,14 +23,9 @@ def begun(name: str = "dfme", **options: Any) -> Any:
 def test_every_answer_that_is_paid_for_is_learnt_from_once(
     name: str, store: dict[str, str], form: str, reuse: bool
 ) -> None:
-    options = {
-        "form": form,
-        "directions": 3,
-        "generator_steps": 2,
-        "student_steps": 3,
-        "reuse": reuse and form != "central",
-    }
-    teacher, parts, method = begun(name, learn_from="all", **options, **store)
+    options = {"directions": 3, "generator_steps": 2, "student_steps": 3, **store}
+    reuse = reuse and form != "central"
+    teacher, parts, method = begun(name, learn_from="all", form=form, reuse=reuse, **options)
     for step in (1, 2):
         method.step()
         assert len(parts.students.replay) == teacher.images == parts.oracle.ledger.spent == step * method.cost
@@ -42,6 +37,4 @@ def test_every_answer_that_is_paid_for_is_learnt_from_once(
 def test_mazes_neighbours_are_held_beside_the_last_student_batch() -> None:
     _, parts, method = begun("maze", learn_from="all", directions=2, student_steps=3, store="last")
     method.step()
-    assert len(parts.students.replay) == 8 * 3 + 8, (
-        "the generator's images, two neighbours each, and the last batch"
-    )
+    assert len(parts.students.replay) == 8 * 3 + 8, "the generator's images, two neighbours each, and a batch"

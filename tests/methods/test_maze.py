@@ -35,9 +35,6 @@ def begun(budget=10_000, seed=0, student=None, mode="probabilities", **options):
     return teacher, parts, make_method("maze", parts, **options)
 
 
-# What an iteration pays
-
-
 @pytest.mark.parametrize(
     ("options", "cost"),
     [
@@ -54,9 +51,7 @@ def test_the_cost_is_the_papers_and_the_teacher_counts_as_much(options, cost):
     for step in (1, 2):
         method.step()
         assert teacher.images == parts.oracle.ledger.spent == step * cost
-    assert parts.students.steps == 2 * options.get("student_steps", 2), (
-        "every batch is learnt from, paid for or reused"
-    )
+    assert parts.students.steps == 2 * options.get("student_steps", 2), "every batch, paid for or reused"
 
 
 @pytest.mark.parametrize(("store", "batches"), [("last", 1), ("all", 3)])
@@ -103,9 +98,6 @@ def test_an_open_estimator_is_settled_with_the_reused_answers_in_mind():
     spent = parts.oracle.ledger.spent
     method.step()
     assert parts.oracle.ledger.spent - spent == method.cost == 8 * (2 + 1)
-
-
-# A few real images
 
 
 def test_the_critics_loss_by_hand():

@@ -52,12 +52,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "optimizer": "adam"}, {}),
     "disk, overflowing": ("disguide", {}, {"replay_store": "disk", "replay_capacity": 50}, {}),
     "three students, adam": ("procedural", {}, {"count": 3, "optimizer": "adam"}, {}),
-    "evolve": (
-        "procedural",
-        {},
-        {},
-        {"evolve": 0.5, "programs": ("leaves", "noise", "generators", "gradients")},
-    ),
+    "evolve": ("procedural", {}, {}, {"evolve": 0.5, "programs": ("leaves", "noise", "generators")}),
     "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement"}),
     "base": ("dfme", {}, {}, {"base": "procedural"}),
     "learning from all": ("dfme", {"learn_from": "all"}, {}, {"base": "procedural", "procedural": 0.5}),
@@ -131,11 +126,8 @@ def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
     whole, out, through = tmp_path / "whole", tmp_path / "run", Metered()
     assert clone(whole, through).finished
     assert through.served == BUDGET
-    first, second, third = (
-        Metered({through.calls // 2: ctrl_c}),
-        Metered({through.calls // 4: break_down}),
-        Metered(),
-    )
+    first = Metered({through.calls // 2: ctrl_c})
+    second, third = Metered({through.calls // 4: break_down}), Metered()
     stopped = clone(out, first)
     assert not stopped.finished
     assert 0 < stopped.summary["spent"] < BUDGET

@@ -230,8 +230,6 @@ def test_a_broken_torchvision_is_explained(
     assert "\n" not in str(raised.value)
 
 
-# timm
-
 HOSTILE = "timm: timm:hf-hub:somebody/net timm:hf_hub:somebody/net timm:local-dir:x timm:../../net".split()
 HOSTILE += "timm:resnet18.tv_in1k timm:timm/resnet18 timm:os:system timm:create_model Timm:resnet18x".split()
 HOSTILE += ["timm:\n"]

@@ -153,9 +153,6 @@ def test_what_pytorch_writes_otherwise_is_not_called_code(tmp_path: Path) -> Non
         assert not caught.value.imports
 
 
-# Archives
-
-
 def bomb() -> bytes:
     entries = {"a/data.pkl": entry(tensor()).replace(PLACE, b""), "a/data/0": bytes(10**7)}
     return zipped(entries, zipfile.ZIP_DEFLATED).replace(b"PK\1\2\x14\3\x14\0", b"PK\1\2\x14\3\x64\0")
