@@ -20,9 +20,8 @@ from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
-# of the identity, in a covariance of features; the ratio of distances taken for equal
-RIDGE = 1e-3
-TIED = 1 + 1e-4
+RIDGE = 1e-3  # of the identity, in a covariance of features
+TIED = 1 + 1e-4  # ratio of distances taken for equal
 MAX_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 

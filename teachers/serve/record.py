@@ -39,9 +39,8 @@ from dfme.teachers.watch.detector import Observation
 DATED = re.compile(r"(?:log|images)-(\d{4}-\d\d-\d\d)(?:\.jsonl|-[0-9a-f]{16}-\d+x\d+x\d+\.u8)")
 NAMES = ("at", "number", "digest", "fingerprint", "top", "score", "distance", "image")
 NUMBERS = {"number": np.int64, "top": np.int64, "score": np.float64, "distance": np.float64}
-# between two looks for what is too old; read
-SWEEP_SECONDS = 60.0
-LINES_AT_ONCE = 1_024
+SWEEP_SECONDS = 60.0  # between two looks for what is too old
+LINES_AT_ONCE = 1_024  # read
 
 
 def account_tag(key: str) -> str:

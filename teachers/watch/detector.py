@@ -17,12 +17,10 @@ from dfme.compute import copied
 from dfme.errors import UserError
 
 MIN_BENIGN = 20  # held-out images to calibrate on
-# images looked at together, and held against so many
-MAX_TOGETHER = 256
-MAX_PAST = 8_192
-# pixels, bytes; sums of 16 x 16 products of 8 bits are exact in float32
-SIDE = 16
-DIGEST = 8
+MAX_TOGETHER = 256  # images looked at together
+MAX_PAST = 8_192  # held against so many
+SIDE = 16  # pixels: sums of 16 x 16 products of 8 bits are exact in float32
+DIGEST = 8  # bytes
 
 
 @dataclass(frozen=True, eq=False)

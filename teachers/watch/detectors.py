@@ -9,10 +9,9 @@ from torch import Tensor
 from dfme.teachers.watch.detector import Benign, Detector, Observation, among, nearest_before, squared
 
 LEVEL = 1e-4  # of a false alarm, at one look
-# of PRADA's sets, of them together, of its test
-MAX_OF_CLASS = 2_000
-MAX_MEMBERS = 200_000
-MAX_DISTANCES = 5_000
+MAX_OF_CLASS = 2_000  # of a set of PRADA's
+MAX_MEMBERS = 200_000  # of its sets together
+MAX_DISTANCES = 5_000  # of its test
 ROYSTON = (
     (0.221157, -0.147981, -2.071190, 4.434685, -2.706056),
     (0.042981, -0.293762, -1.752461, 5.682633, -3.582633),
@@ -140,9 +139,7 @@ class PradaDetector(Detector):
 
 
 def shapiro_wilk(values_N: Tensor) -> float:
-    """W with Royston's weights (AS R94, 1995): 1 for normal values, else less. ValueError below 12."""
-    if len(values_N) < 12:
-        raise ValueError(f"expected at least 12 values, got {len(values_N)}")
+    """W of at least 12 values with Royston's weights (AS R94, 1995): 1 for normal ones, else less."""
     apart_N = (values_N - values_N.mean()).sort().values
     return float((_weights(len(apart_N)) * apart_N).sum() ** 2 / (apart_N * apart_N).sum())
 

@@ -14,13 +14,11 @@ from dfme.spec import ImageSpec
 from dfme.teachers.utility import corrupted
 
 STREAMS = ("random order", "corrupted", "skewed", "repeats", "other data")
-# images: of one account; made at once; of both halves, at most
-SESSION = 600
-BATCH = 100
-HELD_OUT = 8_000
-# of the Dirichlet distribution of a customer's classes; the share of images sent again
-MIXED = 0.3
-AGAIN = 0.1
+SESSION = 600  # images of one account
+BATCH = 100  # images made at once
+HELD_OUT = 8_000  # images of both halves, at most
+MIXED = 0.3  # of the Dirichlet distribution of a customer's classes
+AGAIN = 0.1  # share of images sent again
 UNIT = ImageSpec((1, 1, 1))
 
 

@@ -98,11 +98,6 @@ def test_logits_that_were_taken_for_probabilities_are_refused_not_cut_at_a_half(
         teacher(IMAGES)
 
 
-def test_whole_numbers_are_labels() -> None:
-    teacher = wrap_callable(lambda x: (logit(x) > 0).long(), shape=SHAPE, num_classes=2, label_mode="label")
-    assert torch.equal(teacher(IMAGES), TRUTH["label"])
-
-
 def test_another_number_of_classes_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"at least 2 .*, got 1"):
         dfme.extract(logit, shape=SHAPE, num_classes=1, budget=10)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import TeacherError, UserError
+from dfme.errors import UserError
 from dfme.spec import ImageSpec, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.build import make_teacher, wrap_callable
 
@@ -134,12 +134,6 @@ def test_answers_of_every_sort(answer: Callable[[Tensor], Any], mode: str | None
     assert str(teacher.label_mode) == (mode or "probabilities")
     result = teacher(torch.zeros(1, 1, 2, 2))
     torch.testing.assert_close(result.double(), torch.tensor(expected).double())
-
-
-def test_an_answer_that_is_no_array() -> None:
-    teacher = wrap_callable(lambda x: {"scores": [1.0]}, shape=(1, 2, 2), num_classes=2)
-    with pytest.raises(TeacherError, match="expected a tensor, an array or a list of numbers, got dict"):
-        teacher(torch.zeros(1, 1, 2, 2))
 
 
 def test_attributes_win_and_contradictions_are_refused() -> None:

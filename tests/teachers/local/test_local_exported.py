@@ -134,9 +134,6 @@ def test_the_wrong_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert capfd.readouterr() == ("", "")
 
 
-# --- torch.export ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("dynamic", "batch", "least", "most"),
     [(None, 4, 4, 4), (({0: torch.export.Dim("batch", min=3, max=5)},), 4, 3, 5), (ANY_BATCH, 2, 1, None)],
@@ -209,9 +206,6 @@ def test_nothing_of_a_pt2_is_loaded_without_trust(tmp_path: Path) -> None:
         refused("--teacher.trust", check_teacher, config, options)
     assert not (tmp_path / "trace").exists()
     check_teacher(config, {"program": str(path), "trust": True})
-
-
-# --- TorchScript -------------------------------------------------------------------------------------------
 
 
 def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tmp_path: Path) -> None:

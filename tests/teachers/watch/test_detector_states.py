@@ -12,7 +12,6 @@ from watched import benign
 
 from dfme.config import defences
 from dfme.config.imports import find_target
-from dfme.errors import UserError
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import Benign, Detector, Observation
 
@@ -106,8 +105,3 @@ def test_memory_is_bounded_as_it_is_stated(name: str, classes: int, monkeypatch:
     assert taken <= own.memory_mb * 1e6 + 1
     if own.rows and name != "prada":
         assert taken > own.memory_mb * 1e6 - 200, "all of it is used"
-
-
-def test_too_few_images_calibrate_nothing() -> None:
-    with pytest.raises(UserError, match="at least 20 images to calibrate on, got 19"):
-        Benign(some(90, 1), some(19, 2), CLASSES)
