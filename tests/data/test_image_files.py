@@ -156,6 +156,7 @@ def test_an_npz_file_without_labels_has_images_alone(tmp_path: Path, name: str) 
     assert (len(data), data.labels, data.num_classes) == (2, None, 0)
 
 
+@pytest.mark.filterwarnings("ignore")  # Pillow warns first
 def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) -> None:
     """A few bytes that would take gigabytes, labels that no classifier has, and tensors without values."""
     pillow = pytest.importorskip("PIL.Image")

@@ -250,6 +250,7 @@ def loop() -> list[object]:
     return inner
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("mode", ["probabilities", *exhaustive("label")])
 def test_odd_answers_are_one_line(name: str, mode: str) -> None:

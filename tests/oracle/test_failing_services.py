@@ -1,5 +1,6 @@
 """Runs on services that fail for good: one line, the right exit code, nothing asked in vain, and then on."""
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from damage import file_size_limit
 from hostile import Hostile, every
 from http_runs import MOST, Ended, extract, finished, meters_agree, resume, student
+from processes import Bench
 from tiers import exhaustive
 
 from dfme.oracle.ledger import Totals
@@ -144,3 +146,26 @@ def test_a_full_disk_in_the_middle_of_a_batch(more: int, in_flight: str, quiet: 
         totals = goes_on(server, out, quiet)
     assert totals.lost <= int(in_flight) * MOST
     assert server.images == 400 + totals.lost
+
+
+@pytest.mark.exhaustive
+def test_a_run_directory_that_became_read_only(quiet: Path, tmp_path: Path) -> None:
+    """A process of its own, without the privilege of root to write all the same."""
+    out = tmp_path / "run"
+    with Hostile({AT: "status:404"}) as server:
+        assert extract(server, out, *ONE).code == 3
+        asked, modes = server.questions, {out / "ledger.jsonl": 0o444, out / "journal": 0o555, out: 0o555}
+        for path, mode in modes.items():
+            path.chmod(mode)
+        code, _, err = Bench(tmp_path).run(["--resume", "--out", str(out)], preexec_fn=without_privilege)
+        for path, mode in modes.items():
+            path.chmod(mode | 0o200)
+        assert (code, server.questions) == (2, asked), err
+        assert [line for line in err.splitlines() if line.startswith("dfme: ")] == err.splitlines()[-1:]
+        assert "denied" in err
+        goes_on(server, out, quiet)
+
+
+def without_privilege() -> None:
+    """Root as anybody else before the permissions of files."""
+    ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)

@@ -7,6 +7,7 @@ that of the run that nobody interrupted.
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -48,6 +49,20 @@ def test_json_gives_the_student_of_binary_and_true_answers(quiet: Path, tmp_path
     witness.all_true()
     witness.all_served(server.served)
     assert student(tmp_path / "run") == student(quiet)
+
+
+@pytest.mark.exhaustive
+def test_a_jumping_clock_changes_nothing(
+    quiet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, rng = time.time, random.Random(0)
+    monkeypatch.setattr(time, "time", lambda: real() + rng.choice([-1e6, 0.0, 1e6]))
+    out = tmp_path / "run"
+    with Hostile(every(3, ["status:429/0"])) as server:
+        finished(extract(server, out, "--teacher.timeout", "5"))
+        assert meters_agree(server, out).spent == 400
+    assert student(out) == student(quiet)
+    assert 0 <= summary(out)["wall_seconds"] < 100
 
 
 def test_evaluation_images_are_on_both_meters(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ class Service:
             stream.close()
 
     def _next(self, received: BinaryIO) -> Request | None:
-        """The next request, with its body still to come; None once the client hangs up."""
-        if not (line := received.readline()):
+        """The next request, with its body still to come; None once the client hangs up or speaks no HTTP."""
+        if (line := received.readline()).count(b" ") < 2:
             return None
         headers = {}
         while field := received.readline().strip():

@@ -208,6 +208,7 @@ def test_nothing_of_a_pt2_is_loaded_without_trust(tmp_path: Path) -> None:
     check_teacher(config, {"program": str(path), "trust": True})
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tmp_path: Path) -> None:
     """A control stands last: where its maker is trusted, it does write."""
     precious = tmp_path / "precious"
