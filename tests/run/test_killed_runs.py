@@ -1,6 +1,6 @@
 """Runs killed with SIGKILL, again and again, at every kind of moment, end as if nothing had happened.
 
-``DFME_KILLS`` is the number of kills planned per case (4 by default; a long proof: DFME_KILLS=70).
+``DFME_KILLS`` is the number of kills planned per case (3 by default; a long proof: DFME_KILLS=70).
 """
 
 import random

@@ -274,7 +274,7 @@ def test_a_run_of_another_release_is_refused_by_its_name(
 
 # Processes
 
-SIGNALLED = "--method.name dfme --method.batch-size 64 --budget 5000 --evaluation.dataset digits".split()
+SIGNALLED = "--method.name dfme --method.batch-size 64 --budget 2500 --evaluation.dataset digits".split()
 
 
 @pytest.mark.exhaustive
@@ -296,7 +296,7 @@ def test_a_signal_keeps_a_run_for_the_command(tmp_path: Path) -> None:
         code, _, err = bench.run(command[command.index("--resume") :])
         assert code == 0, err
         assert bench.student(out) == bench.student("whole")
-        assert bench.served(out) == bench.served("whole") == 5_000 + 359
+        assert bench.served(out) == bench.served("whole") == 2_500 + 359
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dfme.oracle.ledger import audit
 
-KILLS = int(os.environ.get("DFME_KILLS", "4"))
+KILLS = int(os.environ.get("DFME_KILLS", "3"))
 OF_THE_SESSIONS = {"seconds", "queries_per_second", "requests", "refused", "lost"}
 """What a record says of how the run went, which kills do change."""
 
