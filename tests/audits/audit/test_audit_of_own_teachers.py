@@ -78,7 +78,7 @@ def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> Non
     assert why["detection"] == why["defences"]
 
 
-def test_a_local_one_is_measured_whole_and_every_image_is_in_a_ledger_once() -> None:
+def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() -> None:
     done = run(*WORDS, *LOCAL, "--out", "a")
     assert done.returncode == 0, done.stderr
     told = json.loads(Path("a/audit.json").read_text())
@@ -90,24 +90,19 @@ def test_a_local_one_is_measured_whole_and_every_image_is_in_a_ledger_once() -> 
     most = int(done.stderr.split("and at most ")[1].split()[0].replace(",", ""))
     assert 5_000 < measured < ledger["benign"] <= most
     before = asked()
+    kill_at = Path("meter").stat().st_size // 2  # in the midst of detection, which asks by far the most
     assert run("audit", "--resume", "--out", "a").returncode == 0  # what is known is not asked again
     assert asked() == before
 
-
-def test_killed_while_it_measures_it_asks_nothing_twice() -> None:
-    assert run(*WORDS, *LOCAL, "--out", "whole").returncode == 0
-    kill_at = Path("meter").stat().st_size // 2  # in the midst of detection, which asks by far the most
-    whole = json.loads(Path("whole/audit.json").read_text())
-    total = asked()
     Path("meter").unlink()
     assert run(*WORDS, *LOCAL, "--out", "cut", kill_at=kill_at).returncode < 0
     done = run("audit", "--resume", "--out", "cut")
     assert done.returncode == 0, done.stderr
     cut = json.loads(Path("cut/audit.json").read_text())
     assert asked() == cut["ledger"]["served"]
-    assert asked() - total <= 100  # the one request in flight
-    assert cut["detection"] == whole["detection"]
-    assert cut["utility"] == whole["utility"]
+    assert asked() - before <= 100  # the one request in flight
+    assert cut["detection"] == told["detection"]
+    assert cut["utility"] == told["utility"]
 
 
 def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
