@@ -196,8 +196,8 @@ SUMMARIES: dict[str, dict[str, dict[str, Any]]] = {
     "python": {"ask": {"spent": 10_000, "budget": 10_000, "agreement": 0.5}},
     "own-parts": {
         "stripes": {"method": "my_images:Stripes", "spent": 1_000},
-        "entropy": {"method": "my_method:Entropy", "spent": 12_000},
-        "nets": {"student_arch": "my_nets:Net", "spent": 10_000},
+        "entropy": {"method": "my_method:Entropy", "spent": 5_000},
+        "nets": {"student_arch": "my_nets:Net", "spent": 4_000},
     },
     "gradients": {"auto": {"method": "dfme"}},
     "checkpoint": {"shapes": {"spent": 5_000, "agreement": 0.4}},  # chance is a tenth
