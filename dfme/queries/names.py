@@ -11,6 +11,7 @@ from dfme.errors import UserError
 PROGRAMS: dict[str, str] = {
     "leaves": "dfme.queries.programs.leaves:draw",
     "strokes": "dfme.queries.programs.strokes:draw",
+    "pen": "dfme.queries.programs.pen:draw",
     "noise": "dfme.queries.programs.noise:draw",
     "gradients": "dfme.queries.programs.ramps:draw",
     "generators": "dfme.queries.programs.random_generators:draw",

@@ -34,21 +34,42 @@ def _colours(count: int, most: int, channels: int, rng: torch.Generator) -> Tens
 
 
 def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Share of each pixel that each stroke covers, (B, M, H, W) within 0 and 1: edges are a pixel wide."""
-    one = (count, numbers[1], 1, 1)
-    points_SBM2 = _curves(count, numbers[1], spec, rng)
+    return cover(count, numbers, spec, rng, WIDTHS, JOINED)
+
+
+def cover(
+    count: int,
+    numbers: Range,
+    spec: ImageSpec,
+    rng: torch.Generator,
+    widths: tuple[float, float],
+    joined: float,
+    *,
+    reach: float | Tensor = 1,
+    one_width: bool = False,
+) -> Tensor:
+    """Share of each pixel that each stroke covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
+
+    ``widths``: half of a stroke's, from and to; ``joined``: the share of strokes that start where the one
+    before them ended; ``reach``, a number or (B, 1, 1): how far from the middle their points lie, in halves
+    of the sides; ``one_width``: an image's strokes are equally wide.
+    """
+    points_SBM2 = _curves(count, numbers[1], spec, rng, joined, reach)
     squared_BMHW = _nearest(points_SBM2, spec)
-    width = uniform(one, *WIDTHS, rng).sub_(FAR * absent(count, numbers, rng))
+    width = uniform((count, 1 if one_width else numbers[1], 1, 1), *widths, rng)
+    width = width - FAR * absent(count, numbers, rng)
     pixels = min(spec.shape[1:]) / 2
     return squared_BMHW.sqrt_().sub_(width).mul_(-pixels).add_(0.5).clamp_(0, 1)
 
 
-def _curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere in the image."""
+def _curves(
+    count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float, reach: float | Tensor
+) -> Tensor:
+    """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere within reach."""
     _, height, width = spec.shape
     extent_2 = torch.tensor([width, height], device=rng.device) / min(height, width)
-    start, middle, end = (uniform((3, count, most, 2), -1, 1, rng) * extent_2).unbind()
-    joined = uniform((count, most, 1), 0, 1, rng) < JOINED
+    start, middle, end = (uniform((3, count, most, 2), -1, 1, rng) * extent_2 * reach).unbind()
+    joined = uniform((count, most, 1), 0, 1, rng) < share
     joined[:, 0] = False
     start = torch.where(joined, end.roll(1, dims=1), start)
     share_S111 = torch.linspace(0, 1, SEGMENTS + 1, device=rng.device).view(-1, 1, 1, 1)
