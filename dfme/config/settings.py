@@ -161,8 +161,8 @@ class QueriesConfig:
     """Which images are paid for with the student, of methods that draw them: from what, and which of them."""
 
     programs: tuple[str, ...] = ("leaves",)
-    """what procedural images are drawn by, evenly: leaves (dead leaves), strokes, pen, noise (1/f), gradients,
-    generators; a name that stands twice counts twice"""
+    """what procedural images are drawn by, evenly: leaves (dead leaves), strokes, pen, noise (1/f),
+    gradients, generators; a name that stands twice counts twice"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
