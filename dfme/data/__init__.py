@@ -2,7 +2,9 @@
 
 import difflib
 import os
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -10,7 +12,7 @@ from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.errors import UserError
 from dfme.spec import Shape
 
-__all__ = ["DATASETS", "DRAWN", "ImageSet", "check_dataset", "load_dataset"]
+__all__ = ["DATASETS", "DRAWN", "HALVES", "ImageSet", "check_dataset", "load_dataset", "whole_name"]
 
 # name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz
 # file.
@@ -27,6 +29,22 @@ DATASETS: dict[str, str] = {
 DRAWN = ("shapes", "letters")  # by a program, at any size
 FROM_DISK = "dfme.data.folder:load"
 DOWNLOAD_FLAG = "--evaluation.download true"
+HALVES = ("@scored", "@like")
+"""Endings of a name: halves of its test part; an audit scores on one, an attacker has the other."""
+
+
+def whole_name(name: str) -> str:
+    """The name without the ending of a half."""
+    return next((name.removesuffix(half) for half in HALVES if name.endswith(half)), name)
+
+
+def has_train_part(name: str) -> bool:
+    """True unless a folder or an .npz file has no labelled part to train with; opens no image."""
+    path = Path(os.path.expanduser(name))
+    if path.suffix == ".npz":
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            return {"train_images.npy", "train_labels.npy"} <= {*archive.namelist()}
+    return name in DATASETS or all((path / part).is_dir() for part in ("train", "test"))
 
 
 def check_dataset(
@@ -36,6 +54,7 @@ def check_dataset(
 
     With ``download=False`` that is also a torchvision set whose files are not under ``root``.
     """
+    name = whole_name(name)
     if name in DATASETS:
         if not download:
             from dfme.data.torchvision_sets import check_files
@@ -74,8 +93,10 @@ def load_dataset(
 
     Drawn ones are made at that size and a folder's images are resized to it; UserError for another set whose
     own size differs, and for missing or unreadable files. ``lazy``: a folder's pictures are read, and found
-    to be readable, when they are looked at (``ImageSet.batch``).
+    to be readable, when they are looked at (``ImageSet.batch``). A half is that of the test part.
     """
+    asked = name
+    name = whole_name(asked)
     check_dataset(name, root, download=download, download_flag=download_flag)
     if name.startswith(HANDED_OVER) and handed_over is None:
         raise UserError("these images were handed over in Python: hand them over again, or name a data set")
@@ -84,4 +105,5 @@ def load_dataset(
     if shape is not None and images.shape != tuple(shape):
         found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
         raise UserError(f"data set {name}: its images are {found}, but {wanted} was asked for")
-    return images
+    half = asked.removeprefix(name)
+    return images.half(half == HALVES[1], half) if half and split == "test" else images

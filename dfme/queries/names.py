@@ -33,12 +33,13 @@ def check_programs(names: Iterable[str]) -> None:
 
 def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
     """UserError for an unknown name, missing files and, without ``download``, a set not under ``root``."""
-    from dfme.data import DATASETS, check_dataset
+    from dfme.data import DATASETS, check_dataset, whole_name
 
-    path = Path(os.path.expanduser(name))
+    whole = whole_name(name)
+    path = Path(os.path.expanduser(whole))
     if name == PROCEDURAL or (name and path.is_dir()):
         return
-    if name in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
+    if whole in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
         return check_dataset(name, root, download=download, download_flag=DOWNLOAD_FLAG)
     choices = (PROCEDURAL, *DATASETS)
     raise UserError(

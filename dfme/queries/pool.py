@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dfme.data import DATASETS, DRAWN, load_dataset
+from dfme.data import DATASETS, DRAWN, load_dataset, whole_name
 from dfme.data.drawn import SMALLEST
 from dfme.data.folder import read_images
 from dfme.data.images import fitted
@@ -99,18 +99,22 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
 
     ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures
     (flat, or with any folders in it; of ``train`` and ``test`` the former) or an .npz file is read whole,
-    without its labels. UserError for any other name, and for files that are missing or unreadable.
+    without its labels; a half (``HALVES``) is that of the test part. UserError for any other name, and for
+    files that are missing or unreadable.
     """
     check_pool(name, place.root, download=place.download)
     if name == PROCEDURAL:
         return ProceduralImages(spec, ("leaves",))
-    if name in DATASETS:
+    where: dict[str, Any] = {"root": place.root, "download": place.download, "download_flag": DOWNLOAD_FLAG}
+    if name != whole_name(name):
+        half = load_dataset(name, "test", shape=spec.shape, lazy=True, **where)
+        images_NCHW = half.images if half.read is None else half.read(slice(None))
+    elif name in DATASETS:
         shape = None
         if name in DRAWN:  # at the size asked for, as far as it can be
             channels, height, width = spec.shape
             shape = (1 if channels == 1 else 3, max(SMALLEST, height), max(SMALLEST, width))
-        where: dict[str, Any] = {"root": place.root, "download": place.download}
-        images_NCHW = load_dataset(name, "train", shape=shape, download_flag=DOWNLOAD_FLAG, **where).images
+        images_NCHW = load_dataset(name, "train", shape=shape, **where).images
     else:
         images_NCHW = read_images(Path(name).expanduser(), spec.shape)
     try:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dfme.answers.reading import top_class
 from dfme.compute import validate_like
 from dfme.config.settings import EvaluationConfig, ExtractConfig
-from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset
+from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
 from dfme.oracle.oracle import Oracle
@@ -240,8 +240,9 @@ def examination_of(
 
 def shape_of(config: EvaluationConfig) -> Shape | None:
     """Shape of all images of an evaluation set; None where any is possible, as for a folder."""
-    sized = config.dataset.endswith(".npz") or config.dataset in DATASETS
-    if not sized or config.dataset in DRAWN:
+    name = whole_name(config.dataset)
+    sized = name.endswith(".npz") or name in DATASETS
+    if not sized or name in DRAWN:
         return None
     return load_dataset(config.dataset, "test", root=config.root, download=config.download).shape
 
@@ -269,7 +270,7 @@ def evaluation_images(
         taken = "x".join(map(str, spec.shape))
         raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
     own = data.subset(config.limit)
-    data = numbered(own, num_classes, config.classes, class_names, folder=name not in DATASETS)
+    data = numbered(own, num_classes, config.classes, class_names, folder=whole_name(name) not in DATASETS)
     labels = None if config.classes is not None else own.labels
     if labels is not None and not torch.equal(labels, data.required_labels):
         order = shown_names(data.class_names)
