@@ -65,7 +65,8 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
     """Worth of differences for a student that knows nothing yet."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = build_net(auto_net(oracle.spec.shape), oracle.spec.shape, oracle.num_classes)
+        arch = auto_net(oracle.spec.shape, accelerated=False)
+        student = build_net(arch, oracle.spec.shape, oracle.num_classes)
         generator = Generator(256, oracle.spec)  # latent size as methods have it by default
 
     def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:

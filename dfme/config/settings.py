@@ -1,6 +1,7 @@
 """Settings of a run: one model per section, each field's type, range and help. No torch."""
 
 import dataclasses
+import math
 import os
 from dataclasses import field
 from itertools import pairwise
@@ -107,11 +108,12 @@ class StudentConfig:
     """Students and their training. One is delivered; several learn from the same batches."""
 
     arch: Basic[str] = "auto"
-    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto"""
+    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto: by the
+    images' size; on a CPU cnn_large above 16 pixels a side, which averages images down to at most 64"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
-    optimizer: Literal["sgd", "adam", "auto"] = "sgd"
-    """sgd, adam, or auto: sgd for scores; for labels alone adam with a fiftieth of lr, no weight decay"""
+    optimizer: Literal["sgd", "adam", "adamw", "auto"] = "sgd"
+    """sgd, adam, adamw, or auto: sgd for scores; for labels adam with a fiftieth of lr and no weight decay"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both spread what
     top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of top_k, else that)"""
@@ -125,18 +127,20 @@ class StudentConfig:
     """paid images held that weight_decay is meant for; n of them scale it by sqrt(decay_images / n)"""
     steps: Basic[Natural] = 0
     """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first,
-    then paid ones again (replay); 0: one step a fresh batch and replay_steps"""
+    then paid ones again (replay); 0: one step a fresh batch and replay_steps, or passes"""
+    passes: Basic[Natural] = 0
+    """with rounds and without steps: passes over all that is held that every round takes"""
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
-    """shares of the budget, up to 1, at which the students take equal parts of their steps on everything paid
-    for, each by a schedule of its own, and none in between; empty: steps are spread over the budget"""
+    """shares of the budget, up to 1, at which the students take their passes, or equal parts of their steps,
+    on everything paid for, each by a schedule of its own, and none in between; empty: steps are spread"""
     shrink: Share = 0.4
     """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
     replay_steps: Basic[Natural] = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
-    replay_batch: Count = 256
-    """images per replay step"""
+    replay_batch: Count | Literal["auto"] = 256
+    """images per replay step, or auto: a 64th of those held, but at least 64 and at most 256"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
     replay_bytes: Bytes | None = None
@@ -154,6 +158,22 @@ class StudentConfig:
     def is_planned(self) -> bool:
         """True if steps are spread over the budget for good; rounds go on under a larger one."""
         return bool(self.steps and not self.rounds)
+
+    def batch(self, held: int) -> int:
+        """Images of a replay step while so many are held."""
+        return min(max(64, held // 64), 256) if self.replay_batch == "auto" else self.replay_batch
+
+    def pass_steps(self, held: int) -> int:
+        """Steps of ``passes`` over so many images; 0 without any."""
+        return math.ceil(self.passes * held / self.batch(held))
+
+    def round_steps(self, images: int, most: int | None = None) -> tuple[int, ...]:
+        """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a time."""
+        if not self.steps:
+            most = self.replay_capacity if most is None else most
+            return tuple(self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds)
+        edges = [round(self.steps * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
+        return tuple(end - begin for begin, end in pairwise(edges))
 
 
 @dataclass(frozen=True, config=CONFIG)

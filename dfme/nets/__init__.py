@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 RESNETS = ("resnet18_8x", "resnet34_8x", "resnet50_8x", "wrn16_1", "wrn16_2", "wrn40_2", "wrn28_10")
-NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium")
+NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium", "cnn_large")
 """Keys of ``architectures.BUILDERS``, which imports torch."""
 
 
@@ -40,13 +40,18 @@ def check_net(name: str) -> None:
     raise UserError(f"arch: unknown net {name[:80]!r}; {hint}Expected {', '.join(NETS)}, {also}")
 
 
-def auto_net(shape: Shape) -> str:
-    """Default student by image size; at 224x224 a batch of 256 would take ResNet-18-8x some 100 GB."""
+def auto_net(shape: Shape, accelerated: bool = True) -> str:
+    """Default net by image size; where a CPU trains it (not ``accelerated``) one that takes minutes there.
+
+    At 224x224 a batch of 256 would take ResNet-18-8x some 100 GB.
+    """
     longest = max(shape[1:])
     if longest <= 8:
         return "cnn_small"
     if longest <= 16:
         return "cnn_medium"
+    if not accelerated:
+        return "cnn_large"
     return "resnet18_8x" if longest <= 64 else "resnet18"
 
 

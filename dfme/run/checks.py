@@ -63,7 +63,7 @@ def students_of(job: Job) -> int:
 def keeps_answers(job: Job) -> bool:
     """True if the students' replay holds what is paid for."""
     student = job.config.student
-    return bool(student.steps or student.replay_steps or find_method(job.method).keeps)
+    return bool(student.steps or student.passes or student.replay_steps or find_method(job.method).keeps)
 
 
 def method_problems(job: Job) -> Iterator[Problem]:
@@ -102,13 +102,16 @@ def _student_rules(job: Job) -> list[Rule]:
     needed = find_method(job.method).students
     few = f"expected at least {needed}, which {job.method} plays against each other, got {config.count}"
     divides = "expected --student.steps as well, which it divides"
+    taken = "expected --student.passes or --student.steps as well, which are taken in them"
+    when = "expected --student.rounds as well, which take them"
     held = "expected --student.steps or --student.replay-steps as well: images are held for replay"
     last = "expected 0 with student.rounds, the last of which is after the budget"
     many = f"expected at most as many as --student.steps {config.steps}, got {len(config.rounds)}"
     return [
         (0 < config.count < needed, "student.count", few),
         (config.final_share and not config.steps, "student.final_share", divides),
-        (config.rounds and not config.steps, "student.rounds", divides),
+        (config.rounds and not (config.steps or config.passes), "student.rounds", taken),
+        (config.passes and not config.rounds and not config.steps, "student.passes", when),
         (config.decay_images and not keeps_answers(job), "student.decay_images", held),
         (config.rounds and config.final_share, "student.final_share", last),
         (0 < config.steps < len(config.rounds), "student.rounds", many),
@@ -132,7 +135,7 @@ def _goal_rules(job: Job, share: float) -> list[Rule]:
     """Rules that keep a student from showing, before the budget is spent, that it is good enough."""
     student = job.config.student
     batch = job.method_config.batch_size
-    alone = find_method(job.method).keeps and not (student.steps or student.replay_steps)
+    alone = find_method(job.method).keeps and not (student.steps or student.rounds or student.replay_steps)
     afterwards = student.final_share == 1 or len(student.rounds) == 1
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
@@ -270,14 +273,15 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
 
 POOLS = ("pool", "proxy", "partial_data")  # options of methods that name images; root, download go with them
 FROM_DISK = "mnist,fashion_mnist,cifar10,cifar100,svhn"
-KEPT = ("student.replay_steps", "student.steps", "method.keeps")
+KEPT = ("student.replay_steps", "student.steps", "student.passes", "method.keeps")
 DRAWING = ("queries.procedural", "queries.base", "method.proxy=procedural", "method.name=procedural")
 DIFFERENCES = "estimator.kind=finite_difference,prior_guided,synthetic"
 
 # Options, idle unless one of these has another value than its default, or the one that stands there.
 EFFECTS: dict[str, tuple[str, ...]] = {
     "student.momentum": ("student.optimizer=sgd,auto",),
-    "student.replay_steps": ("student.steps=0",),
+    "student.passes student.replay_steps": ("student.steps=0",),
+    "student.replay_steps method.epochs": ("student.passes=0",),
     "student.replay_batch student.replay_capacity student.replay_bytes student.replay_store": KEPT,
     "student.augment method.store": KEPT,
     "student.shrink": ("student.rounds",),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, require_compiler
+from dfme.compute import DeferredChecks, on_accelerator, require_compiler
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
@@ -17,6 +17,7 @@ from dfme.graphs import GraphedForward, require_gpu
 from dfme.methods import find_method
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
+from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
 from dfme.nets.own import own_generator
 from dfme.oracle.oracle import Oracle
@@ -40,6 +41,18 @@ class Nets:
     students: list[nn.Module]
     generator: GeneratorNet | None
     fresh: Callable[[int], list[nn.Module]]
+
+
+def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
+    """The job with the architecture in its checkpoint in place of ``auto``, which goes by the device."""
+    nets = (state.get("trainer") or {}).get("nets") or {}
+    if job.config.student.arch != "auto" or "student.arch" in job.nets or not nets:
+        return job
+    found = infer_net(
+        {name.removeprefix("members.0."): nets[name] for name in nets if "members.1." not in name}
+    )
+    student = replace(job.config.student, arch=found.arch if found else "auto")
+    return replace(job, config=replace(job.config, student=student))
 
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
@@ -66,7 +79,9 @@ def build_students(
 
     ``own`` was handed over in Python to make them. A module is one student, with the weights that it has.
     """
-    arch = auto_net(spec.shape) if config.student.arch == "auto" else config.student.arch
+    arch = config.student.arch
+    if arch == "auto":
+        arch = auto_net(spec.shape, on_accelerator(device))
     own = own or find_net(arch)
     if isinstance(own, nn.Module) and (count > 1 or config.student.rounds):
         needed = f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"

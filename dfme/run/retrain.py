@@ -119,8 +119,9 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
     """Train a student from scratch on the paid answers of ``run`` and write it into ``out``; its summary.
 
     Of ``settings``, seed, device, precision, memory format, schedule, student and evaluation count. Without
-    ``student.steps`` the student takes as many as the run's own. The schedule runs over the steps. Nothing is
-    asked: the evaluation's answers are those on record. Global random state is as it was afterwards.
+    ``student.steps`` the student takes its passes, or as many steps as the run's own. The schedule runs over
+    the steps. Nothing is asked: the evaluation's answers are those on record. Global random state is as it
+    was afterwards.
 
     Raises UserError for a run that kept no answers, or settings that do not go with it, and RunError for
     files of the run that are damaged or missing.
@@ -135,8 +136,9 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         examination = recorded_examination(run, settings, paid, device)
         paid = read_again(paid, settings, streams["replay"])
         # All answers are there from the first step on, so every step comes after the spending.
-        steps = settings.student.steps or paid.state["trainer"]["steps"]
-        student = replace(settings.student, steps=steps, final_share=1.0, rounds=())
+        student = settings.student
+        steps = student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
+        student = replace(student, steps=steps, passes=0, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
         arch, nets = build_students(settings, max(1, student.count), paid.spec, paid.num_classes, device)
         torch.manual_seed(derived_seed(settings.seed, "global"))

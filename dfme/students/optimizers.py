@@ -32,8 +32,9 @@ def fitting(config: StudentConfig, mode: LabelMode) -> StudentConfig:
 
 def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:
     """A student's optimiser, in torch's fused form (one kernel for all parameters)."""
-    if config.optimizer == "adam":
-        return torch.optim.Adam(net.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
+    if config.optimizer in ("adam", "adamw"):
+        make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        return make(net.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(
         net.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
@@ -155,7 +156,7 @@ def weight_decay(config: StudentConfig, images: int) -> float:
     """
     if not config.decay_images:
         return config.weight_decay
-    return config.weight_decay * math.sqrt(config.decay_images / max(images, config.replay_batch))
+    return config.weight_decay * math.sqrt(config.decay_images / max(images, config.batch(images)))
 
 
 @dataclass(frozen=True)
@@ -163,35 +164,38 @@ class StepPlan:
     """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
 
     ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are
-    shares of the budget, the last one 1, at which equal parts of the final steps are taken. Under a larger
-    budget ``taken`` rounds were due before, and those beyond the share ``since``, spent by then, come.
+    shares of the budget, the last one 1, at which the ``final`` steps are taken, so many in each. Under a
+    larger budget the rounds that were due before ended after ``ends`` steps, and those beyond the share
+    ``since``, spent by then, come.
     """
 
     during: int | None = None
-    final: int = 0
+    final: tuple[int, ...] = (0,)
     rounds: tuple[float, ...] = (1.0,)
-    taken: int = 0
+    ends: tuple[int, ...] = ()
     since: float = 0.0
 
     @staticmethod
-    def of(config: StudentConfig) -> StepPlan:
+    def of(config: StudentConfig, images: int, most: int | None = None) -> StepPlan:
+        """The plan for a budget of so many images, of which at ``most`` so many are held at a time."""
+        if config.rounds:
+            return StepPlan(0, config.round_steps(images, most), config.rounds)
         if not config.steps:
             return StepPlan()
-        if config.rounds:
-            return StepPlan(0, config.steps, config.rounds)
         final = round(config.steps * config.final_share)
-        return StepPlan(config.steps - final, final)
+        return StepPlan(config.steps - final, (final,))
 
-    def under(self, budget: int, spent: int, before: int) -> StepPlan:
-        """The plan with ``budget`` in place of ``before``, after ``spent`` images; equal steps per round."""
-        return replace(self, taken=self._reached(spent / before), since=spent / budget)
+    def goes_on(self, larger: StepPlan, spent: float, since: float) -> StepPlan:
+        """Plan ``larger``, of a larger budget, once the share ``spent`` of this one's is, its ``since``."""
+        return replace(larger, ends=tuple(self.edges[1 : self._reached(spent) + 1]), since=since)
 
     @cached_property
     def edges(self) -> list[int]:
-        """The steps after which rounds begin, and after which the last one ends."""
-        before = self.during or 0
-        count = self._reached(1.0)
-        return [before + round(self.final * number / len(self.rounds)) for number in range(count + 1)]
+        """The steps after which rounds begin, and after which the last one ends: all that the plan has."""
+        edges = [self.during or 0, *self.ends]
+        for due, steps in zip(self.rounds, self.final, strict=True):
+            edges += [edges[-1] + steps] * (self.since < due)
+        return edges
 
     def steps_due(self, share: float, steps: int) -> int:
         """Final steps to take before another image is paid for, after ``steps`` steps."""
@@ -200,7 +204,7 @@ class StepPlan:
 
     def _reached(self, share: float) -> int:
         """Rounds that are due once ``share`` of the budget is spent."""
-        return self.taken + sum(self.since < due <= share for due in self.rounds)
+        return len(self.ends) + sum(self.since < due <= share for due in self.rounds)
 
     def round_at(self, steps: int) -> int:
         """The number, from 0, of the round that begins after ``steps`` steps; -1 within a round."""
@@ -211,9 +215,9 @@ class StepPlan:
 
         Where all steps are taken in rounds it is how far the round is.
         """
-        if not self.final or self.during is None:
+        if not any(self.final) or self.during is None:
             return share
         if self.during:
-            return (self.during * share + max(0, steps - self.during)) / (self.during + self.final)
-        begin, end = next((pair for pair in pairwise(self.edges) if steps < pair[1]), (0, self.final))
+            return (self.during * share + max(0, steps - self.during)) / self.edges[-1]
+        begin, end = next((pair for pair in pairwise(self.edges) if steps < pair[1]), self.edges[-2:])
         return min(1.0, (steps - begin) / (end - begin))

@@ -99,9 +99,9 @@ class StudentTrainer:
         self.distance = distance
         self.replay = replay
         self.steps = 0
-        self.plan = StepPlan.of(config.student)
-        self._budget = 0
         self._config = config.student
+        self.plan = self._plan(config.images)
+        self._budget = 0
         self._schedule = config.schedule
         self._precision = config.precision
         self._share = share
@@ -131,12 +131,12 @@ class StudentTrainer:
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all are paid, unless steps are configured."""
         if self.plan.during is None and not self._config.replay_steps:
-            self.plan = StepPlan(during=0, final=epochs * math.ceil(images / self._config.replay_batch))
+            self.plan = StepPlan(during=0, final=(epochs * math.ceil(images / self._config.batch(images)),))
 
     def steps_due_under(self, budget: int, spent: int) -> int:
         """Steps due under the present budget; under a larger one rounds follow those of ``spent``."""
         if self._config.rounds and self._budget not in (0, budget):
-            self.plan = self.plan.under(budget, spent, self._budget)
+            self.plan = self.plan.goes_on(self._plan(budget), spent / self._budget, spent / budget)
         self._budget = budget
         return self.steps_due
 
@@ -198,6 +198,9 @@ class StudentTrainer:
             metrics |= self._begin() | self._replay_steps(1)
         return metrics | {"student_steps": self.steps}
 
+    def _plan(self, images: int) -> StepPlan:
+        return StepPlan.of(self._config, images, None if self.replay is None else self.replay.capacity)
+
     @property
     def _held(self) -> int:
         return 0 if self.replay is None else len(self.replay)
@@ -231,7 +234,7 @@ class StudentTrainer:
         loss_B = None
         for _ in range(steps):
             assert self.replay is not None
-            images_BCHW, answers = self.replay.sample(self._config.replay_batch)
+            images_BCHW, answers = self.replay.sample(self._config.batch(self._held))
             loss_B = self._step(augment(images_BCHW, self._config.augment, self._rng), answers)
         return {} if loss_B is None else {"replay_loss": loss_B.mean()}
 
@@ -281,7 +284,9 @@ class StudentTrainer:
             "average": None if self._average is None else self._average.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
             "steps": self.steps,
-            "rounds": {"budget": self._budget, "taken": plan.taken, "since": plan.since} if rounds else None,
+            "rounds": {"budget": self._budget, "ends": list(plan.ends), "since": plan.since}
+            if rounds
+            else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -294,10 +299,11 @@ class StudentTrainer:
         self.steps = state["steps"]
         if self._config.rounds:
             rounds = state["rounds"]
-            if rounds["taken"] > 10_000:  # a plan lists them
-                raise ValueError(f"rounds: expected so many as a run takes, got {rounds['taken']}")
-            self.plan = replace(self.plan, taken=rounds["taken"], since=rounds["since"])
+            if (ends := [0, *rounds["ends"]]) != sorted(map(int, ends)):
+                raise ValueError("rounds: expected rising numbers of steps at their ends")
             self._budget = rounds["budget"]
+            plan = self._plan(self._budget) if self._budget else self.plan
+            self.plan = replace(plan, ends=tuple(rounds["ends"]), since=rounds["since"])
 
 
 def shrink_and_perturb(net: nn.Module, fresh: nn.Module, kept: float) -> None:

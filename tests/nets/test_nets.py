@@ -46,6 +46,7 @@ def _meta(name: str, shape: tuple[int, int, int] = (3, 32, 32), num_classes: int
         ("lenet5", (1, 32, 32), 61_706),
         ("cnn_small", (1, 8, 8), 21_482),
         ("cnn_medium", (3, 12, 12), 105_002),
+        ("cnn_large", (3, 32, 32), 292_586),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name: str, shape: tuple[int, int, int], count: int) -> None:
@@ -139,6 +140,19 @@ def test_auto_net_goes_by_the_longer_side() -> None:
     shapes = [(1, 8, 8), (3, 12, 12), (3, 16, 8), (3, 32, 16), (3, 64, 64), (3, 224, 224)]
     names = ["cnn_small", "cnn_medium", "cnn_medium", "resnet18_8x", "resnet18_8x", "resnet18"]
     assert [auto_net(shape) for shape in shapes] == names
+    on_a_cpu = [auto_net(shape, accelerated=False) for shape in shapes]
+    assert on_a_cpu == [*names[:3], "cnn_large", "cnn_large", "cnn_large"]
+
+
+def test_cnn_large_averages_large_images_down() -> None:
+    """A plain image of cells looks the same to it at any size."""
+    net = build_net("cnn_large", (1, 128, 64), 3).eval()
+    cells = torch.rand(2, 1, 64, 32)
+    with torch.no_grad():
+        large = cells.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        half_way = nn.functional.avg_pool2d(large, (2, 1))  # 128x64: its longer side alone is averaged
+        torch.testing.assert_close(net(large), net(half_way))
+        torch.testing.assert_close(net(torch.full((1, 1, 200, 3), 0.3)), net(torch.full((1, 1, 50, 3), 0.3)))
 
 
 @pytest.mark.parametrize(("typed", "nearest"), [("resnet18_8y", "resnet18_8x"), ("cnn_smal", "cnn_small")])

@@ -14,28 +14,29 @@ from dfme.students.optimizers import StepPlan, factor, weight_decay
 from dfme.students.trainer import shrink_and_perturb
 
 SPEC = ImageSpec((1, 8, 8))
-QUARTERS = StepPlan(0, 90, (0.25, 0.5, 1.0))
+QUARTERS = StepPlan(0, (30, 30, 30), (0.25, 0.5, 1.0))
 
 
 @pytest.mark.parametrize(
     ("config", "plan"),
     [
-        (StudentConfig(), StepPlan(None, 0)),
-        (StudentConfig(steps=100), StepPlan(100, 0)),
-        (StudentConfig(steps=100, final_share=0.25), StepPlan(75, 25)),
-        (StudentConfig(steps=100, final_share=1.0), StepPlan(0, 100)),
+        (StudentConfig(), StepPlan()),
+        (StudentConfig(steps=100), StepPlan(100)),
+        (StudentConfig(steps=100, final_share=0.25), StepPlan(75, (25,))),
+        (StudentConfig(steps=100, final_share=1.0), StepPlan(0, (100,))),
     ],
 )
 def test_a_plan_adds_up_to_the_steps(config, plan):
-    assert StepPlan.of(config) == plan
-    assert (plan.during or 0) + plan.final == config.steps
+    assert StepPlan.of(config, 1_000) == plan
+    assert plan.edges[-1] == config.steps
 
 
 def test_progress_runs_from_zero_to_one_over_budget_and_final_steps():
-    assert StepPlan(75, 25).progress(0.0, 0) == 0.0
-    assert StepPlan(75, 25).progress(0.4, 30) == 0.3
-    assert StepPlan(75, 25).progress(1.0, 75) == 0.75
-    assert StepPlan(75, 25).progress(1.0, 100) == 1.0
+    plan = StepPlan(75, (25,))
+    assert plan.progress(0.0, 0) == 0.0
+    assert plan.progress(0.4, 30) == 0.3
+    assert plan.progress(1.0, 75) == 0.75
+    assert plan.progress(1.0, 100) == 1.0
     assert StepPlan(100).progress(0.3, 30) == StepPlan().progress(0.3, 500) == 0.3
 
 
@@ -92,7 +93,7 @@ def test_the_final_share_is_taken_after_the_budget():
 
 
 def test_rounds_take_equal_parts_of_the_steps():
-    assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0))) == QUARTERS
+    assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0)), 1_000) == QUARTERS
     assert QUARTERS.edges == [0, 30, 60, 90]
 
 
@@ -105,7 +106,7 @@ def test_what_is_owed_follows_the_share_of_the_budget_spent():
 
 def test_under_a_larger_budget_those_rounds_come_that_lie_beyond_what_is_spent():
     """All of 100 are spent, then 300 may be: 150 and 300 lie beyond, 75 does not."""
-    grown = QUARTERS.under(300, spent=100, before=100)
+    grown = QUARTERS.goes_on(QUARTERS, spent=1.0, since=100 / 300)
     assert grown.edges == [0, 30, 60, 90, 120, 150]
     owed = {(100, 90): 0, (149, 90): 0, (150, 90): 30, (150, 100): 20}
     owed |= {(299, 120): 0, (300, 120): 30, (300, 60): 90}
@@ -115,11 +116,48 @@ def test_under_a_larger_budget_those_rounds_come_that_lie_beyond_what_is_spent()
 
 
 def test_a_budget_that_grows_in_the_midst_keeps_the_rounds_that_were_due():
-    grown = QUARTERS.under(1_000, spent=60, before=100)  # 25 and 50 were due; 250, 500 and 1,000 come
+    grown = QUARTERS.goes_on(QUARTERS, spent=0.6, since=0.06)  # 25 and 50 were due; 250, 500 and 1,000 come
     assert grown.edges[-1] == 150
     assert [grown.steps_due(queries / 1_000, 40) for queries in (60, 249, 250, 1_000)] == [20, 20, 50, 110]
-    again = grown.under(2_000, spent=600, before=1_000)  # 250 and 500 were due; 1,000 and 2,000 come
+    again = grown.goes_on(QUARTERS, spent=0.6, since=0.3)  # 250 and 500 were due; 1,000 and 2,000 come
     assert (again.edges[-1], again.steps_due(0.4, 120), again.steps_due(0.5, 120)) == (180, 0, 30)
+
+
+PASSES = StudentConfig(passes=3, rounds=(0.1, 0.5, 1.0), replay_batch=100)
+
+
+def test_passes_take_steps_by_what_is_held():
+    """Of 2,000 images 200, 1,000 and 2,000 are held: 6, 30 and 60 steps of 100."""
+    plan = StepPlan.of(PASSES, 2_000)
+    assert plan == StepPlan(0, (6, 30, 60), PASSES.rounds)
+    assert plan.edges == [0, 6, 36, 96]
+    assert StepPlan.of(PASSES, 2_000, most=600).final == (6, 18, 18), "the replay holds no more"
+    assert StepPlan.of(PASSES, 1_999).final == (6, 30, 60), "a last batch that is not full is a step"
+    assert StepPlan.of(StudentConfig(passes=3, rounds=(1.0,), steps=50), 2_000).final == (50,), (
+        "steps go first"
+    )
+
+
+def test_under_a_larger_budget_rounds_that_were_due_keep_their_steps():
+    """Of 2,000 and then of 8,000 images: 4,000 and 8,000 lie beyond the 1,100 that are spent."""
+    grown = StepPlan.of(PASSES, 2_000).goes_on(StepPlan.of(PASSES, 8_000), spent=0.55, since=1_100 / 8_000)
+    assert grown.edges == [0, 6, 36, 156, 396]
+    assert [grown.steps_due(queries / 8_000, 20) for queries in (1_100, 4_000, 8_000)] == [16, 136, 376]
+
+
+@pytest.mark.parametrize(
+    ("held", "batch"), [(10, 64), (4_000, 64), (8_000, 125), (16_384, 256), (10**6, 256)]
+)
+def test_a_replay_batch_of_auto_grows_with_what_is_held(held: int, batch: int):
+    assert StudentConfig(replay_batch="auto").batch(held) == batch
+    assert StudentConfig(replay_batch=32).batch(held) == 32
+
+
+def test_the_trainer_takes_the_steps_that_the_plan_has():
+    _, trainer = fed(160, passes=2, rounds=(0.5, 1.0), replay_capacity=1_000)
+    assert trainer.plan.edges == [0, 20, 60]
+    trainer.train_pending(1_000)
+    assert (trainer.steps, trainer.steps_left) == (60, 0)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +216,8 @@ def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float
     ("student", "keys"),
     [
         ({"rounds": (0.5, 1.0)}, ["student.rounds"]),  # without steps
+        ({"rounds": (0.5, 1.0), "passes": 2}, []),
+        ({"passes": 2}, ["student.passes"]),
         ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
         ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
         ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too

@@ -17,7 +17,7 @@ from dfme.answers.reading import largest, top_class
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
 from dfme.audits.compare.figures import spread
-from dfme.compute import DeferredChecks, choose_device, within_memory
+from dfme.compute import DeferredChecks, choose_device, on_accelerator, within_memory
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data import ImageSet
@@ -236,9 +236,10 @@ def _sources(found: Entry, nets: list[Any], job: Job, twin: Logits | None) -> li
     """Strangers, the teacher where its gradients are here, and each copy."""
     own = nets[0]
     seed = derived_seed(job.config.seed, "untrained")
-    arch = auto_net(own.spec.shape) if is_own(own.arch) else own.arch
+    device = choose_device(job.config.device)
+    arch = auto_net(own.spec.shape, on_accelerator(device)) if is_own(own.arch) else own.arch
     (untrained,) = fresh_nets(arch, own.spec, own.num_classes, seed, 1)
-    untrained = untrained.to(choose_device(job.config.device)).eval()
+    untrained = untrained.to(device).eval()
     sources = [Surrogate("random signs", "stranger", None), Surrogate("untrained", "stranger", untrained)]
     if twin is not None:
         sources.append(Surrogate("twin", "stranger", twin, found["twin"]["agreement"]))

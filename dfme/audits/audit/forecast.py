@@ -149,7 +149,7 @@ def _step_seconds(cell: Cell, rehearsal: Rehearsal) -> float:
     student = cell.job.config.student
     device = choose_device(cell.job.config.device)
     nets = build_nets(cell.job, rehearsal.spec, rehearsal.num_classes, device).students
-    x_BCHW = torch.rand(student.replay_batch, *rehearsal.spec.shape, device=device)
+    x_BCHW = torch.rand(student.batch(cell.job.config.images), *rehearsal.spec.shape, device=device)
     seconds: list[float] = []
     while len(seconds) < TIMED_STEPS and sum(seconds) < MAX_SECONDS:
         began = time.perf_counter()
