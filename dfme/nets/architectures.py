@@ -257,6 +257,6 @@ BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     "cnn_small": partial(SmallCnn, (32, 64), (2, 2), 2),  # 21,482, made for 8x8 pixels
     "cnn_medium": partial(SmallCnn, (32, 64, 128), (1, 2, 2), 3),  # 105,002 for colour, up to 16x16 pixels
     # 292,586 for colour; on a CPU the student above 16x16 pixels
-    "cnn_large": partial(SmallCnn, (32, 32, 64, 64, 128, 128), (1, 2, 1, 2, 1, 2), 2, most=64),
+    "cnn_large": partial(SmallCnn, (32, 32, 64, 64, 128, 128), (2, 1, 2, 1, 2, 1), 2, most=64),
 }
 """From a name to what makes a net of the channels of an image and the number of classes."""

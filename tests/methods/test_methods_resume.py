@@ -49,6 +49,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**PLANNED, "rounds": (0.2, 0.5, 1.0), "optimizer": "auto"},
         {"evolve": 0.5, "pool": 2, "choose": "margin", "balance": False},
     ),
+    "passes": (
+        "procedural",
+        {},
+        {**PLANNED, "steps": 0, "passes": 2, "rounds": (0.2, 0.5, 1.0), "optimizer": "adamw"},
+        {},
+    ),
     "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "optimizer": "adam"}, {}),
     "disk, overflowing": ("disguide", {}, {"replay_store": "disk", "replay_capacity": 50}, {}),
     "three students, adam": ("procedural", {}, {"count": 3, "optimizer": "adam"}, {}),
@@ -188,7 +194,7 @@ class Conclusion:
             self.at.get(self.times, int)()
             return proper(trainer, most)
 
-        monkeypatch.setattr("dfme.run.loop.STEPS_AT_ONCE", 2)
+        monkeypatch.setattr("dfme.run.timing.STEPS_AT_ONCE", 2)
         monkeypatch.setattr(StudentTrainer, "train_pending", conclude)
 
     def begin(self, at: dict[int, Callable[[], object]]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -11,12 +12,14 @@ from tiers import exhaustive, exhaustive_rows
 from torch import Tensor, nn
 
 import dfme.nets
+from dfme.config.settings import ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.nets import NETS, auto_net, build_net, check_net, find_net
 from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.nets.files import Guess, infer_net
 from dfme.nets.generators import Generator
 from dfme.nets.torchvision_nets import registered_names
+from dfme.run.components import with_recorded_net
 from dfme.run.student_file import load_student, load_student_of_run, save_student
 from dfme.spec import ImageSpec
 
@@ -153,6 +156,18 @@ def test_cnn_large_averages_large_images_down() -> None:
         half_way = nn.functional.avg_pool2d(large, (2, 1))  # 128x64: its longer side alone is averaged
         torch.testing.assert_close(net(large), net(half_way))
         torch.testing.assert_close(net(torch.full((1, 1, 200, 3), 0.3)), net(torch.full((1, 1, 50, 3), 0.3)))
+
+
+@pytest.mark.parametrize(("arch", "count"), [("resnet18_8x", 1), ("cnn_large", 2)])
+def test_a_resumed_run_keeps_the_net_that_auto_was(arch: str, count: int) -> None:
+    """Whatever device it goes on with, and whatever a later release would choose."""
+    net = _meta(arch).state_dict()
+    members = net if count == 1 else {f"members.{n}.{name}": net[name] for n in range(count) for name in net}
+    job = Job(ExtractConfig(), TeacherConfig(), {}, "static", None)
+    assert with_recorded_net(job, {"trainer": {"nets": members}}).config.student.arch == arch
+    assert with_recorded_net(job, {}) == job
+    own = replace(job, config=ExtractConfig(student=StudentConfig(arch="lenet5")))
+    assert with_recorded_net(own, {"trainer": {"nets": members}}) == own
 
 
 @pytest.mark.parametrize(("typed", "nearest"), [("resnet18_8y", "resnet18_8x"), ("cnn_smal", "cnn_small")])
