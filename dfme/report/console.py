@@ -2,20 +2,22 @@
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from dfme.config.messages import printable
 from dfme.report.metrics import METRICS
 from dfme.report.notes import Notes
-from dfme.report.summary_file import defended, ended_early, without_labels
+from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
 from dfme.report.terminal import StatusLine, columns, fitted, wrapped
 
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
-LINE_SECONDS = 300.0  # ... unless so much time has passed: a slow teacher is not a dead one
+LINE_SECONDS = 2.0  # ... unless so much time has passed, ...
+LINE_TIME = 0.02  # ... or this share of the time so far: a long run has hundreds of lines, not thousands
 PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
 HEADER_WIDTH = 80
 FORMS = {
@@ -29,6 +31,18 @@ OUTPUTS = ("student.safetensors", "curve.png", "samples.png", "report.html")
 EMBEDDED = PurePath("teachers/checkpoints")
 HELD = "\u00a0"  # a blank at which no line is broken
 LOGGER = logging.getLogger("dfme")
+
+
+class Standing(NamedTuple):
+    """How far a run is: images charged, share of its work that is done, and seconds left, if known.
+
+    ``where``: the round and step of the students, while nothing is paid for.
+    """
+
+    queries: int
+    share: float | None
+    left: float | None
+    where: str
 
 
 class Console:
@@ -55,6 +69,10 @@ class Console:
         self._warned = set[str]()
         self._line = StatusLine(self._stream)
         self._notes = Notes(self._note, clock)
+        self._standing: Callable[[], Standing] | None = None
+        self._queries = 0
+        self._lock = threading.RLock()  # the ticker's lines and those of the run
+        self._over = threading.Event()
         self._begin(0)
 
     def start(self, queries: int) -> None:
@@ -62,10 +80,16 @@ class Console:
         self._begin(queries)
         self._show(queries, {})
 
+    def follow(self, standing: Callable[[], Standing]) -> None:
+        """Show ``standing`` from now on, also while nothing else is told; it is called in other threads."""
+        self._standing = standing
+        if not (self._quiet or self._line.live):
+            threading.Thread(target=self._tick, daemon=True).start()
+
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show training metrics after ``queries`` images; plain lines come at a sensible rate only."""
         due = (queries - self._last) / self._budget >= LINE_SHARE
-        self._show(queries, metrics, due or self._clock() - self._last_time >= LINE_SECONDS)
+        self._show(queries, metrics, due or self._silent)
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show how good the student is after ``queries`` images."""
@@ -95,6 +119,7 @@ class Console:
 
     def close(self) -> None:
         """Remove the bar's hold on the terminal; more than once does no harm."""
+        self._over.set()
         self._notes.count()
         self._line.close()
 
@@ -102,25 +127,51 @@ class Console:
         self._start = self._last = queries
         self._start_time = self._last_time = self._clock()
 
+    @property
+    def _silent(self) -> bool:
+        """True if a plain line is due, since nothing was said for long."""
+        now = self._clock()
+        return now - self._last_time >= max(LINE_SECONDS, LINE_TIME * (now - self._start_time))
+
+    def _tick(self) -> None:
+        while not self._over.wait(LINE_SECONDS / 4):
+            with self._lock:
+                if self._silent and not self._over.is_set():
+                    self._show(self._queries, {}, said=True)
+
     def _show(self, queries: int, metrics: Mapping[str, float], said: bool = False) -> None:
         self._latest.update(metrics)
-        if self._quiet:
-            return
+        self._queries = queries
+        if self._line.live and not self._quiet:
+            self._line.show(self._drawing)
+        elif said and not self._quiet:
+            with self._lock:
+                _, parts, extras = self._drawing()
+                self._last, self._last_time = queries, self._clock()
+                self._line.note(fitted([*parts, *extras], PLAIN_WIDTH))
+
+    def _drawing(self) -> tuple[float, list[str], list[str]]:
+        """Share, parts and extras of a bar, as things stand."""
+        standing = self._standing() if self._standing else Standing(self._queries, None, None, "")
+        queries = max(standing.queries, self._queries)
         seconds = self._clock() - self._start_time
-        share = queries / self._budget
+        spent = queries / self._budget
+        share = spent if standing.share is None else standing.share
         rate = (queries - self._start) / seconds if seconds > 0 else 0.0
-        left = [f"{duration((self._budget - queries) / rate)} left"] if rate > 0 and share < 1 else []
-        speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
-        parts = [*self._state(("agreement", "cost")), *left]
-        added = [f"{name} {value:.4g}" for name, value in self._latest.items() if name not in METRICS]
-        extras = [*speed, *self._state(("student_loss", "generator_loss")), *added]
+        left = standing.left
+        if self._standing is None and rate > 0 and spent < 1:
+            left = (self._budget - queries) / rate
+        paid = f"{queries:,} / {self._budget:,} queries ({spent:.0%})"
         if self._line.live:
-            spent = f"{queries:,}/{self._budget:,} queries"
-            self._line.show(share, [f"{share:3.0%}  {spent}", *parts], extras)
-        elif said:
-            self._last, self._last_time = queries, self._clock()
-            spent = f"{queries:,} / {self._budget:,} queries ({share:.0%})"
-            self._line.note(fitted([spent, *parts, *extras], PLAIN_WIDTH))
+            paid = f"{share:3.0%}  " + (standing.where or f"{queries:,}/{self._budget:,} queries")
+        elif standing.where:
+            paid += f"  {standing.where}"
+        told = [] if left is None else [f"{duration(left)} left"]
+        gone = [f"{duration(seconds)} so far"] if self._standing else []
+        speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
+        added = [f"{name} {value:.4g}" for name, value in [*self._latest.items()] if name not in METRICS]
+        losses = self._state(("student_loss", "generator_loss"))
+        return share, [paid, *self._state(("agreement", "cost")), *told, *gone], [*speed, *losses, *added]
 
     def _state(self, names: Iterable[str]) -> list[str]:
         return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
@@ -134,6 +185,7 @@ def header(document: Mapping[str, Any]) -> str:
         "teacher": teacher_name(document["teacher"]),
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
+        "the attacker knew:": known_domain(document),
         "budget": f"{budget:,} queries"
         + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
         "device": document["device"],

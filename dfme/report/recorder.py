@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
 from dfme.files import make_folder, remove, replacing
-from dfme.report.console import Console
+from dfme.report.console import Console, Standing
 from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun
 
@@ -79,6 +79,10 @@ class Recorder(AbstractContextManager["Recorder"]):
     def note(self, line: str) -> None:
         """Say one line to the person in front of the console."""
         self._console.note(line)
+
+    def follow(self, standing: Callable[[], Standing]) -> None:
+        """Show how far the run is by what ``standing`` says, from now on and at any time."""
+        self._console.follow(standing)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the records of a finished run and show its table; the run's other files exist already."""

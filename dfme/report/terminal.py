@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,6 +56,20 @@ def bar(share: float, parts: Sequence[str], extras: Sequence[str], width: int) -
     return line
 
 
+Drawing = Callable[[], tuple[float, Sequence[str], Sequence[str]]]
+"""What a ``bar`` shows: its share, parts and extras."""
+
+
+class Drawn:
+    """A bar that is drawn anew, from what is so then, whenever the terminal is: some times a second."""
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
+        yield bar(*self._drawing(), options.max_width)
+
+
 class StatusLine:
     """The line at the foot of a terminal, above which messages scroll by; plain messages elsewhere."""
 
@@ -68,10 +82,10 @@ class StatusLine:
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
         self._display = Live(console=self._console, redirect_stdout=False, redirect_stderr=False)
 
-    def show(self, share: float, parts: Sequence[str], extras: Sequence[str] = ()) -> None:
-        """Draw a ``bar`` anew, at a rate that an eye can follow."""
+    def show(self, drawing: Drawing) -> None:
+        """Draw a ``bar``, again and again at a rate that an eye can follow."""
         if self.live:
-            self._display.update(bar(share, parts, extras, self._console.width))
+            self._display.update(Drawn(drawing))
             self._display.start(refresh=True)
 
     def note(self, text: str) -> None:

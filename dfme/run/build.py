@@ -30,7 +30,7 @@ from dfme.randomness import Streams
 from dfme.report.console import Console, header
 from dfme.report.recorder import Recorder
 from dfme.run.checkpoint import explain_load_errors
-from dfme.run.components import build_components, build_method
+from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import examination_of, goal_of, shape_of
 from dfme.run.interrupt import Interrupt
@@ -48,6 +48,7 @@ from dfme.run.opening import (
 )
 from dfme.run.parts import build_parts, require_room, take_threads
 from dfme.run.run import Result, Run
+from dfme.run.timing import rehearse
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
@@ -180,19 +181,24 @@ def open_run(
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    data, pool, nets = build_parts(job, teacher, device, evaluation, notes.append)
+    data, pool, nets = build_parts(
+        with_recorded_net(job, record[1] if record else {}), teacher, device, evaluation, notes.append
+    )
     if not resume:
         require_room(job, teacher, device)
     notes += take_threads(job, nets, teacher.spec) if choose_threads else []
+    found = rehearse(job, teacher, nets, pool, data, free=is_local(job))
     directory, state, oracle = record or open_record()
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
     examination = examination_of(data, teacher.spec, mode, device, partial(oracle, purpose="evaluation"))
     (goal, hold_out) = goal_of(job.config, examination, oracle, device)
-    components = build_components(
-        job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
+    method = build_method(
+        job,
+        build_components(
+            job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
+        ),
     )
-    method = build_method(job, components)
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
     resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
@@ -211,7 +217,7 @@ def open_run(
     if not resume and (inferred := teacher.info.inferred):
         notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
     parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
-    run = Run(job, facts, *parts, device, nets.arch, goal, notes)
+    run = Run(job, facts, *parts, device, nets.arch, goal, notes, found=found)
     if job.config.graphs:
         if (network := teacher.info.network) is not None:  # a teacher of ours in this process
             GraphedForward(network, "the teacher")

@@ -14,6 +14,7 @@ from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.run.evaluation import Examination, Goal, score_all
+from dfme.run.timing import Work
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
@@ -30,9 +31,6 @@ SAMPLE_SHEETS = 5
 
 SHEET_IMAGES = 64
 """Queries on one sheet; fewer of large ones."""
-
-STEPS_AT_ONCE = 50
-"""Student steps between two looks at the clock, while nothing is paid for."""
 
 MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
@@ -101,6 +99,7 @@ def run(
     progress: Progress,
     deferred: DeferredChecks,
     *,
+    work: Work,
     points: int,
     checkpoint_seconds: float,
     keep: Callable[[], None],
@@ -113,7 +112,7 @@ def run(
 
     ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so
     that what a copy costs that is good early is known. ``price``: of a thousand images, if they have one.
-    ``keep`` saves a checkpoint. ``look`` is called at each evaluation.
+    ``keep`` saves a checkpoint. ``look`` is called at each evaluation. ``work`` is told what took how long.
     """
     ledger = oracle.ledger
     trainer = method.students
@@ -125,7 +124,8 @@ def run(
         # budget.
         before = oracle.images_counted
         training = trainer.steps_due_under(ledger.budget // oracle.times, ledger.spent // oracle.times) > 0
-        metrics = trainer.train_pending(STEPS_AT_ONCE) if training else _spend(method, oracle)
+        with work.doing("training" if training else "asking"):
+            metrics = trainer.train_pending(work.steps_at_once) if training else _spend(method, oracle)
         progress.seconds = time.monotonic() - started
         if metrics is None:
             continue
@@ -135,9 +135,10 @@ def run(
         even = due > done or (training and not trainer.steps_due)
         if even or early[1] < early[0]:
             deferred.verify()
-            new = progress.scores[ledger.spent, trainer.steps] = score_all(
-                examination, trainer.delivered, trainer.vote
-            )
+            with work.doing("scoring"):
+                new = progress.scores[ledger.spent, trainer.steps] = score_all(
+                    examination, trainer.delivered, trainer.vote
+                )
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
@@ -152,7 +153,6 @@ def run(
             progress.logging += logged - now
         # Keep what was done.
         if time.monotonic() - kept >= checkpoint_seconds and not stopped():
-            deferred.verify()
             progress.seconds = time.monotonic() - started
             keep()
             kept = time.monotonic()
@@ -160,7 +160,6 @@ def run(
         if stopped() and oracle.remaining + trainer.steps_left > 0:
             break
     progress.seconds = time.monotonic() - started
-    deferred.verify()
     keep()
     return bool(goal and goal.reached and oracle.remaining) or oracle.remaining + trainer.steps_left == 0
 

@@ -5,33 +5,28 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from rich.filesize import decimal as size_of
 
-from dfme.answers.asking import Reader
-from dfme.compute import DeferredChecks, choose_device
+from dfme.compute import choose_device
 from dfme.config.settings import Job
 from dfme.estimators.preflight.measure import preflight_calls
 from dfme.methods.base import Ask, Method
-from dfme.oracle.ledger import Ledger
-from dfme.oracle.oracle import Oracle
-from dfme.queries.pool import ImageSource
-from dfme.randomness import Streams
 from dfme.report.console import duration
-from dfme.run.build import build_teacher, facts_of
-from dfme.run.components import Nets, build_components, build_method
+from dfme.run.build import build_teacher, facts_of, is_local
+from dfme.run.components import Nets
 from dfme.run.parts import (
     build_parts,
     free_memory,
     replay_bytes,
     require_room,
     runs_preflight,
-    with_placeholder_step,
+    take_threads,
 )
 from dfme.run.scores import evaluation_batch
+from dfme.run.timing import Work, method_of, rehearse
 from dfme.spec import Teacher
 
 WIDTH = 80  # columns of the table
@@ -93,10 +88,17 @@ def plan(job: Job) -> str:
         held.callback(teacher.info.close)
         data, pool, nets = build_parts(job, teacher, device, tell=told.append)
         method = method_of(job, teacher, nets, pool)
-        spent = spending(job, teacher, method, 0 if data is None else len(data))
+        scored = 0 if data is None else len(data)
+        spent = spending(job, teacher, method, scored)
+        held.callback(torch.set_num_threads, torch.get_num_threads())
+        take_threads(job, nets, teacher.spec)
+        found = rehearse(job, teacher, nets, pool, data, free=is_local(job))
+        work = Work(job, method, found)
         rows = [
             *_who(job, teacher),
             *_images(job, spent),
+            ("student", work.training(nets.arch)),
+            ("time", "".join(work.foretold(scored))),
             *_price(job, teacher, spent),
             *_space(job, teacher, nets, device),
             *(("note", line) for line in told),
@@ -105,16 +107,6 @@ def plan(job: Job) -> str:
     for name, text in rows:
         shown += textwrap.wrap(f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
     return "\n".join(["plan: the teacher was asked no image, nothing was written", *shown])
-
-
-def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
-    """The method as it begins, on a ledger of its own; what a check would choose is chosen."""
-    job = replace(job, estimator=with_placeholder_step(job.estimator, teacher.spec))
-    reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes)
-    oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader)
-    streams = Streams(job.config.seed, choose_device(job.config.device))
-    parts = build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())
-    return build_method(job, parts)
 
 
 def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
@@ -150,12 +142,10 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     }
     slowest = max((count / rate for count, rate in rates.values() if rate), default=0.0)
     at = " and ".join(f"{rate:g} {name}" for name, (_, rate) in rates.items() if rate)
-    time = "not known of a teacher on this machine: the first line of a run's progress says it"
     if at:
-        time = f"at least {duration(slowest)} to ask, at {at} per second; training comes on top"
+        yield "", f"at least {duration(slowest)} to ask, at {at} per second"
     elif teacher.info.remote:
-        time = "not known: state the rate by --teacher.images-per-second or --teacher.requests-per-second"
-    yield "time", time
+        yield "", "state the rate by --teacher.images-per-second or --teacher.requests-per-second"
     price = job.teacher.price_per_1000
     cost = "not known: state the price by --teacher.price-per-1000"
     if price is not None:
@@ -166,9 +156,6 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
 def _space(job: Job, teacher: Teacher, nets: Nets, device: torch.device) -> Iterator[tuple[str, str]]:
     """The student, and the bytes of the run's state in memory and in a checkpoint."""
     networks = [net for net in (*nets.students, nets.generator) if net is not None]
-    parameters = sum(parameter.numel() for parameter in nets.students[0].parameters())
-    count = f"{len(nets.students)} of " if len(nets.students) > 1 else ""
-    yield "student", f"{count}{nets.arch}, {parameters:,} parameters"
     weights = 4 * sum(parameter.numel() for net in networks for parameter in net.parameters())
     on_disk, replay = replay_bytes(job, teacher)
     held = 0 if on_disk else replay

@@ -36,6 +36,7 @@ ACCOUNTS = (  # figures of the ledger that summary.json has
     *("requests", "refused", "failed", "lost"),
 )
 
+from dfme.run.timing import Rehearsed, Work
 
 @dataclass(frozen=True)
 class Result:
@@ -84,6 +85,7 @@ class Run:
         self.oracle.after_answer = interrupt.heed
         interrupt.asking = lambda: self.oracle.asking
         if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
+    found: Rehearsed | None = None
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
@@ -93,6 +95,10 @@ class Run:
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
             self.keep()  # a service may be gone for good at the next request: there is one to resume from
+        work = Work(self.job, self.method, self.found)
+        asked = self.examination.answers is not None or self.examination.held_back
+        time, shorter = work.foretold(0 if asked else len(self.examination))
+        self.recorder.note(f"{time}: student {work.training(self.arch)}{shorter}")
         config = self.job.config
         interrupt.starting = False
         finished = loop.run(
@@ -105,6 +111,7 @@ class Run:
             points=config.evaluation.points,
             price=self.job.teacher.price_per_1000,
             checkpoint_seconds=config.checkpoint_seconds,
+        self.recorder.follow(lambda: work.standing(self.progress.seconds))
             keep=self.keep,
             stopped=lambda: self.recorder.stopped or interrupt.requested(),
             goal=self.goal,
@@ -112,6 +119,7 @@ class Run:
         )
         if self.recorder.error is not None:
             raise self.recorder.error
+            work=work,
         if finished and not self.trainer.steps:
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
@@ -187,6 +195,7 @@ class Run:
         """Take up everything but the oracle, whose ledger and journal were opened with their states.
 
         Raises ValueError unless ``state`` has the form of this run's own state.
+        self.deferred.verify()
         """
         own = self.state_dict() | {"oracle": None}
         if ":" in self.job.method:  # a user's method may keep what it likes

@@ -84,7 +84,7 @@ def test_student_and_checkpoint_are_what_the_run_writes(
     assert main([*words, "--dry-run"]) == 0
     rows = told(capsys.readouterr().out)
     assert main(words) == 0
-    assert re.fullmatch(r"cnn_small, [\d,]+ parameters", rows["student"][0])
+    assert re.fullmatch(r"cnn_small, [\d,]+ parameters, [\d,]+ steps of \d+ images", rows["student"][0])
     checkpoint, *replay = sizes(" ".join(rows["checkpoint"]))
     written = Path("run/checkpoint.pt").stat().st_size
     assert written / 2 < checkpoint < written * 1.5

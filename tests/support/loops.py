@@ -3,10 +3,13 @@
 import torch
 from toys import LinearTeacher, make_parts
 
+from dfme.cli.extract import parse_extract
 from dfme.run import loop
 from dfme.run.evaluation import HoldOut
+from dfme.run.timing import Work
 from dfme.spec import ImageSpec
 
+JOB = parse_extract(["--method.name", "static"])
 SPEC = ImageSpec((1, 8, 8))
 
 
@@ -34,6 +37,7 @@ def run(method, parts, points=5, stopped=lambda: False, kept=None, goal=None):
         listener,
         loop.Progress(),
         parts.deferred,
+        work=Work(JOB, method),
         points=points,
         checkpoint_seconds=1e9,
         keep=lambda: (kept if kept is not None else []).append(parts.oracle.ledger.spent),

@@ -18,7 +18,7 @@ from dfme.run.build import build_teacher, is_local
 from dfme.run.evaluation import evaluation_images
 from dfme.run.job import document, unwatched
 from dfme.run.parts import build_parts, require_room
-from dfme.run.plan import method_of
+from dfme.run.timing import method_of
 from dfme.spec import ImageSpec, Teacher
 
 

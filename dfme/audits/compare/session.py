@@ -134,7 +134,8 @@ class Session:
         parts.append(f"{images:,}/{every:,} images")
         if 0 < images < every:
             parts.append(f"{duration((time.monotonic() - self._started) * (every - images) / images)} left")
-        self._line.show(images / every, parts, [cell.name for cell in running])
+        names = [cell.name for cell in running]
+        self._line.show(lambda: (images / every, parts, names))
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """Facts of a cell before anything runs: it may be finished by an earlier call."""
