@@ -181,8 +181,11 @@ class QueriesConfig:
     """Which images are paid for with the student, of methods that draw them: from what, and which of them."""
 
     programs: tuple[str, ...] = ("leaves",)
-    """what procedural images are drawn by, evenly: leaves (dead leaves), strokes, pen, noise (1/f),
-    gradients, generators; a name that stands twice counts twice"""
+    """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves), strokes, pen,
+    glyphs, noise (1/f), gradients, generators; a name that stands twice counts twice"""
+    domain: Basic[Literal["handwriting", "signs", "things", "unknown"]] = "unknown"
+    """what the attacker knows that the teacher is for, which sets the programs: handwriting, signs (letters
+    and digits in colour), things (what photographs show), or unknown"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
@@ -257,6 +260,9 @@ class ExtractConfig:
     until_agreement: Annotated[float, Field(gt=0, le=0.99)] | None = None
     """end the run once student and teacher agree, with 95% confidence, on this share of the queries that are
     then held back from training; none: spend the whole budget"""
+    minutes: Basic[Annotated[float, Field(gt=0)] | None] = None
+    """fit the student's steps, and the student where arch is auto, to so many minutes on this machine, by a
+    rehearsal; config.yaml has what came of it; none: as the recipe says"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -12,7 +12,7 @@ from dfme.report.console import constant_answer, teacher_name
 from dfme.report.facts import LEVELS, answer, disagreements, queries_to_reach, scored_on, wilson_interval
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
-from dfme.report.summary_file import defended, ended_early, without_labels
+from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
 
 PICTURES = {
     "curve.png": "Agreement and accuracy against the queries spent; the band is the 95% interval.",
@@ -123,6 +123,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
+        ("The attacker knew", known_domain(run.config)),
         ("Estimator", CHOSEN.format_map(told["estimator"]) if told.get("estimator") else None),
         ("Student", _text(told.get("student_arch"))),
         ("Student's training steps", _text(told.get("student_steps"), "{:,}")),

@@ -16,6 +16,12 @@ AGREEMENTS = ("agreement_served", "agreement_relabelled")
 NO_LABELS = "not known: the evaluation images have no labels"
 
 
+def known_domain(config: Mapping[str, Any]) -> str | None:
+    """What the attacker of a run with this configuration knew that the teacher is for; None: nothing."""
+    domain = (config.get("queries") or {}).get("domain", "unknown")
+    return None if domain == "unknown" else printable(str(domain))
+
+
 def without_labels(summary: Mapping[str, Any]) -> str | None:
     """``NO_LABELS`` of a run whose evaluation images have none."""
     held_back = (summary.get("evaluation") or {}).get("held_back")

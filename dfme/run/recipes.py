@@ -11,6 +11,7 @@ from dfme.config.settings import Job
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
+from dfme.queries.names import DOMAINS
 from dfme.run.job import PACKAGE
 
 Content = dict[str, Any]  # a recipe as its file gives it, section by section
@@ -122,11 +123,14 @@ def _less(content: Content, *names: str) -> Content:
 def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
     """The job with its batch size of ``auto`` resolved: the default, halved until it fits.
 
+    A domain that the attacker knows has its own programs, whatever the recipe names.
     Where nobody ``said`` so, a generator of one's own transforms no base, and a method without a generator
     has no program's share of its batches.
     """
     method = job.method_config
     entry = METHODS.get(job.method)
+    programs = DOMAINS.get(job.queries.domain, job.queries.programs)
+    job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, programs=programs))
     if getattr(method, "generator", "auto") != "auto" and not said("queries.base"):
         job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, base="none"))
     if not hasattr(method, "latent_size") and not said("queries.procedural"):

@@ -257,6 +257,7 @@ class Run:
             "service": self.oracle.service,
             "label_mode": str(self.oracle.raw_label_mode),
             **self.method.facts,
+            **({"attacker_knew": domain} if (domain := self.job.queries.domain) != "unknown" else {}),
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
             **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},

@@ -1,7 +1,8 @@
 """ProceduralImages images, against arithmetic and numpy: their statistics, their bounds."""
 
 import sys
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.nets.generators import Generator
-from dfme.queries.programs import PROGRAMS, ProceduralImages, heaps, leaves, strokes
+from dfme.queries.programs import PROGRAMS, ProceduralImages, heaps, leaves, pen, strokes, textured
 from dfme.queries.programs import random_generators as generators
 from dfme.queries.programs.noise import power_law_fields
 from dfme.spec import ImageSpec
 
-SHAPES = [(3, 12, 12), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
+SHAPES = [(3, 12, 12), (1, 8, 8), (3, 20, 48), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
 
 
 def drawn(
@@ -67,7 +68,8 @@ def test_images_differ_and_favour_no_pixel(program: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "least"), [("leaves", 0.7), ("strokes", 0.6), ("gradients", 0.8), ("noise", 0.3)]
+    ("program", "least"),
+    [("leaves", 0.7), ("strokes", 0.6), ("gradients", 0.8), ("noise", 0.3), ("textured", 0.6)],
 )
 def test_neighbours_are_alike(program: str, least: float) -> None:
     images = drawn(program, (1, 12, 12), 2000)
@@ -90,16 +92,18 @@ def test_a_leaf_covers_the_area_of_geometry(
     monkeypatch.setattr(leaves, "_centres", lambda *_: (zero, zero))
     draws = iter([torch.full((1, 1, 1, 1), 0.6), torch.full((1, 1, 1, 1), kind)])  # the angle, then the kind
     monkeypatch.setattr(leaves, "uniform", lambda *_: next(draws))
-    cover = leaves._cover(1, (1, 1), spec, torch.Generator())
+    cover = leaves.cover(1, (1, 1), spec, torch.Generator())
     assert cover.shape == (1, 1, 100, 140)
     assert float(cover.sum()) == pytest.approx(area * 0.8 * 0.4 * 50**2, rel=0.02)
     assert 0 < ((cover > 0) & (cover < 1)).float().mean() < 0.05, "only the edge is half covered"
 
 
 @pytest.mark.parametrize("numbers", [(1, 1), (2, 2), (1, 3)])
-@pytest.mark.parametrize("program", [leaves, strokes])
-def test_an_image_has_as_many_things_as_it_should(program: ModuleType, numbers: tuple[int, int]) -> None:
-    cover = program._cover(300, numbers, ImageSpec((1, 16, 16)), torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("covering", [leaves.cover, strokes._cover])
+def test_an_image_has_as_many_things_as_it_should(
+    covering: Callable[..., Tensor], numbers: tuple[int, int]
+) -> None:
+    cover = covering(300, numbers, ImageSpec((1, 16, 16)), torch.Generator().manual_seed(0))
     seen = (cover.amax((2, 3)) > 0).sum(1)
     often = [number for number in range(10) if (seen == number).float().mean() > 0.15]
     assert often == list(range(numbers[0], numbers[1] + 1))
@@ -109,7 +113,7 @@ def test_an_image_has_as_many_things_as_it_should(program: ModuleType, numbers: 
 def test_later_things_hide_earlier_ones() -> None:
     cover = torch.tensor([[1.0, 1.0, 0.0, 0.5], [0.0, 1.0, 1.0, 0.0]]).view(1, 2, 1, 4)
     image = torch.full((1, 1, 1, 4), 0.1)
-    heaps.drop(image, cover, torch.tensor([[[0.3], [0.7]]]))
+    heaps.drop(image, cover, torch.tensor([0.3, 0.7]).view(1, 2, 1, 1, 1))
     torch.testing.assert_close(image.flatten(), torch.tensor([0.3, 0.7, 0.7, 0.2]))
 
 
@@ -117,7 +121,7 @@ def test_a_stroke_is_as_wide_as_it_should_be(monkeypatch: pytest.MonkeyPatch) ->
     # A straight one of length 1 (of the half side, 50 pixels) and half a width of 0.2, with round ends.
     ends = torch.linspace(-0.5, 0.5, strokes.SEGMENTS + 1)
     points = torch.stack([ends, torch.zeros_like(ends)], dim=1).view(-1, 1, 1, 2)
-    monkeypatch.setattr(strokes, "_curves", lambda *_: points)
+    monkeypatch.setattr(strokes, "curves", lambda *_: points)
     monkeypatch.setattr(strokes, "WIDTHS", (0.2, 0.2))
     cover = strokes._cover(1, (1, 1), ImageSpec((1, 100, 120)), torch.Generator())
     assert float(cover.sum()) == pytest.approx((0.4 + torch.pi * 0.04) * 50**2, rel=0.02)
@@ -136,6 +140,43 @@ def test_the_spectrum_falls_as_it_should(shape: tuple[int, int, int], exponent: 
     seen = frequency > 0
     slope = np.polyfit(np.log(frequency[seen]), np.log(power[seen]), 1)[0]
     assert slope == pytest.approx(-2 * exponent, abs=0.05)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_page_is_an_empty_ground_with_one_ink(channels: int) -> None:
+    images = drawn("pen", (channels, 28, 28), 300).flatten(2)
+    commonest = images.mode(dim=2).values[..., None]
+    empty = (images == commonest).all(1).float().mean(1)
+    assert 0.2 < float(empty.mean()) < 0.95
+    assert float((empty > 0.3).float().mean()) > 0.9, "most of a page is its ground, to the bit"
+    for image in images.unbind():  # between two colours: of one line
+        assert torch.linalg.svdvals(image - image[:, :1])[1:].sum() < 1e-3
+    if channels == 1:
+        light = (images.mean(2) < 0.5).float().mean()  # ink on dark ground
+        assert float(light) == pytest.approx(pen.LIGHT, abs=0.08)
+        assert set(commonest.flatten().tolist()) == {0.0, 1.0}
+
+
+def test_curves_join_and_close() -> None:
+    spec, rng = ImageSpec((1, 20, 30)), torch.Generator().manual_seed(0)
+    points = strokes.curves(2000, 3, spec, rng, 0.6, 0.25)
+    first, last = points[0], points[-1]
+    joined = torch.isclose(first[:, 1:], last[:, :-1]).all(2).float().mean()
+    closed = torch.isclose(last[:, 1], first[:, 0]).all(1).float().mean()
+    assert float(joined) == pytest.approx(0.6, abs=0.03)
+    assert float(closed) == pytest.approx(0.25, abs=0.03)
+    assert points.abs().amax((0, 1, 2)).tolist() == pytest.approx([1.5, 1], abs=0.05)
+
+
+def test_a_leaf_has_a_texture_of_its_own_about_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(textured, "CONTRASTS", (0.1, 0.1 + 1e-6))
+    monkeypatch.setattr(textured, "TINT", 0.0)
+    paints = textured.paints(50, 4, ImageSpec((3, 24, 24)), torch.Generator().manual_seed(0)).flatten(3)
+    assert paints.std(3).mean() == pytest.approx(0.1, rel=0.1)
+    shades = (paints - paints.mean(3, keepdim=True)).numpy()
+    assert np.abs(shades[:, :, 0] - shades[:, :, 1]).max() < 1e-5, "a texture is of light, not of colour"
+    other = np.corrcoef(shades[:, :, 0].reshape(200, -1))[~np.eye(200, dtype=bool)]
+    assert abs(other).mean() < 0.4
 
 
 def test_gradients_run_between_two_colours() -> None:

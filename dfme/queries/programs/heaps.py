@@ -21,13 +21,13 @@ class Things:
     """Objects that fall.
 
     ``numbers``: ranges, each of which an equal share of the images has. ``cover(count, numbers, spec, rng)``:
-    how much of each pixel each thing covers (B, M, H, W); ``colours(count, most, channels, rng)``: (B, M, C);
-    both within 0 and 1.
+    how much of each pixel each thing covers (B, M, H, W), within 0 and 1; ``colours(count, most, spec,
+    rng)``: (B, M, C, 1, 1), or (B, M, C, H, W) where things have textures.
     """
 
     numbers: tuple[Range, ...]
     cover: Callable[[int, Range, ImageSpec, torch.Generator], Tensor]
-    colours: Callable[[int, int, int, torch.Generator], Tensor]
+    colours: Callable[[int, int, ImageSpec, torch.Generator], Tensor]
 
 
 def heap(things: Things, count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
@@ -38,7 +38,7 @@ def heap(things: Things, count: int, spec: ImageSpec, rng: torch.Generator) -> T
         chunk = max(1, CHUNK // (numbers[1] * spec.shape[1] * spec.shape[2]))
         for piece_BCHW in part_BCHW.split(chunk):
             cover_BMHW = things.cover(len(piece_BCHW), numbers, spec, rng)
-            drop(piece_BCHW, cover_BMHW, things.colours(len(piece_BCHW), numbers[1], spec.shape[0], rng))
+            drop(piece_BCHW, cover_BMHW, things.colours(len(piece_BCHW), numbers[1], spec, rng))
     image_BCHW = shuffled(heaps_NCHW, count, rng)
     image_BCHW += NOISE * torch.randn(image_BCHW.shape, generator=rng, device=rng.device)
     return within_bounds(image_BCHW, spec)
@@ -52,11 +52,10 @@ def grounds(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     return shuffled(both_NCHW, count, rng)
 
 
-def drop(image_BCHW: Tensor, cover_BMHW: Tensor, colours_BMC: Tensor) -> None:
+def drop(image_BCHW: Tensor, cover_BMHW: Tensor, colours_BMCHW: Tensor) -> None:
     """Lets M things fall on images, in place, each over those before it."""
-    colours_BMC11 = colours_BMC[..., None, None]
-    for thing in range(colours_BMC.shape[1]):
-        image_BCHW.lerp_(colours_BMC11[:, thing], cover_BMHW[:, thing : thing + 1])
+    for thing in range(colours_BMCHW.shape[1]):
+        image_BCHW.lerp_(colours_BMCHW[:, thing], cover_BMHW[:, thing : thing + 1])
 
 
 def absent(count: int, numbers: Range, rng: torch.Generator) -> Tensor:

@@ -23,14 +23,14 @@ ASPECTS = (math.exp(-1), math.exp(1))  # one radius over their geometric mean
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    return heap(Things(NUMBERS, _cover, _colours), count, spec, rng)
+    return heap(Things(NUMBERS, cover, _colours), count, spec, rng)
 
 
-def _colours(count: int, most: int, channels: int, rng: torch.Generator) -> Tensor:
-    return uniform((count, most, channels), 0, 1, rng)
+def _colours(count: int, most: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+    return uniform((count, most, spec.shape[0], 1, 1), 0, 1, rng)
 
 
-def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+def cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """Share of each pixel that each leaf covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
 
     With a and b the coordinates in the leaf's own axes and radii, not negative, a pixel lies inside where

@@ -1,23 +1,25 @@
 """Pen strokes: a few curves by one round pen, most joined end to start, in one ink on an empty ground.
 
 Heuristic: what is known of handwriting without having seen any, of whatever script. Unlike ``strokes``, an
-image has one pen and one ink, its ground is empty, and its curves lie within a box around the middle. Grey
-images are light on dark or dark on light, half each; coloured ones have any two colours. What it is worth is
-in docs/results/real_size.md.
+image has one pen and one ink, its ground is empty, and its curves lie within a box around the middle. Of grey
+images most are light on dark; coloured ones have any two colours. What it is worth is in
+docs/results/real_size.md.
 """
 
 import torch
 from torch import Tensor
 
 from dfme.queries.programs.canvas import in_chunks, uniform
-from dfme.queries.programs.strokes import cover
+from dfme.queries.programs.strokes import curves, lines
 from dfme.spec import ImageSpec
 
 CURVES = (1, 4)  # of an image
-WIDTHS = (0.05, 0.19)  # half of the pen's width, in halves of the shorter side
-JOINED = 0.8  # share of curves that start where the one before them ended
-BOXES = (0.5, 0.9)  # half of the box's side, in halves of the image's
-FULL = (0.7, 1.0)  # contrast of ink and ground in grey
+WIDTHS = (0.05, 0.17)  # half of the pen's width, in halves of the shorter side
+JOINED = 0.65  # share of curves that start where the one before them ended
+BOXES = (0.6, 1.0)  # half of the box's side, in halves of the image's
+LOOPS = 0.0  # share of images whose second curve ends where the first began
+LIGHT = 0.75  # share of grey images whose ink is lighter than the ground
+CONTRASTS = (0.7, 1.0)  # of ink and ground in grey
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
@@ -26,21 +28,19 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 def _pages(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    ground_BC11, ink_BC11 = two_colours(count, spec.shape[0], rng)
-    return torch.lerp(ground_BC11, ink_BC11, ink(count, spec, rng))
+    ground_BC11, ink_BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng).unbind()
+    if spec.shape[0] == 1:
+        ground_BC11 = (ground_BC11 > LIGHT).float()
+        contrast_BC11 = ink_BC11 * (CONTRASTS[1] - CONTRASTS[0]) + CONTRASTS[0]
+        ink_BC11 = torch.lerp(ground_BC11, 1 - ground_BC11, contrast_BC11)
+    return torch.lerp(ground_BC11, ink_BC11, written(count, BOXES, LOOPS, spec, rng))
 
 
-def ink(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Share of each pixel that one pen's curves cover, (B, 1, H, W) within 0 and 1."""
-    box_B11 = uniform((count, 1, 1), *BOXES, rng)
-    cover_BMHW = cover(count, CURVES, spec, rng, WIDTHS, JOINED, reach=box_B11, one_width=True)
-    return cover_BMHW.amax(dim=1, keepdim=True)
-
-
-def two_colours(count: int, channels: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Of a ground and of what is on it, (B, C, 1, 1) each: as far apart in grey as ``FULL`` says."""
-    one = (count, channels, 1, 1)
-    if channels > 1:
-        return uniform(one, 0, 1, rng), uniform(one, 0, 1, rng)
-    dark = (uniform(one, 0, 1, rng) < 0.5).float()
-    return 1 - dark, torch.lerp(1 - dark, dark, uniform(one, *FULL, rng))
+def written(
+    count: int, boxes: tuple[float, float], loops: float, spec: ImageSpec, rng: torch.Generator
+) -> Tensor:
+    """Share of each pixel that the curves of one pen cover, (B, 1, H, W) within 0 and 1."""
+    box_B11 = uniform((count, 1, 1), *boxes, rng)
+    width_B111 = uniform((count, 1, 1, 1), *WIDTHS, rng)
+    points_SBM2 = curves(count, CURVES[1], spec, rng, JOINED, loops) * box_B11
+    return lines(points_SBM2, width_B111, CURVES, spec, rng).amax(dim=1, keepdim=True)

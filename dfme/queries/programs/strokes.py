@@ -27,50 +27,46 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     return heap(Things(NUMBERS, _cover, _colours), count, spec, rng)
 
 
-def _colours(count: int, most: int, channels: int, rng: torch.Generator) -> Tensor:
-    ink_B1C = uniform((count, 1, channels), 0, 1, rng)
-    own_BMC = uniform((count, most, channels), 0, 1, rng)
-    return torch.where(uniform((count, most, 1), 0, 1, rng) < INKED, ink_B1C, own_BMC)
+def _colours(count: int, most: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+    ink_B1C11 = uniform((count, 1, spec.shape[0], 1, 1), 0, 1, rng)
+    own_BMC11 = uniform((count, most, spec.shape[0], 1, 1), 0, 1, rng)
+    return torch.where(uniform((count, most, 1, 1, 1), 0, 1, rng) < INKED, ink_B1C11, own_BMC11)
 
 
 def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    return cover(count, numbers, spec, rng, WIDTHS, JOINED)
+    """Share of each pixel that each stroke covers, (B, M, H, W) within 0 and 1."""
+    points_SBM2 = curves(count, numbers[1], spec, rng, JOINED)
+    return lines(points_SBM2, uniform((count, numbers[1], 1, 1), *WIDTHS, rng), numbers, spec, rng)
 
 
-def cover(
-    count: int,
-    numbers: Range,
-    spec: ImageSpec,
-    rng: torch.Generator,
-    widths: tuple[float, float],
-    joined: float,
-    *,
-    reach: float | Tensor = 1,
-    one_width: bool = False,
+def lines(
+    points_SBM2: Tensor, width_BM11: Tensor, numbers: Range, spec: ImageSpec, rng: torch.Generator
 ) -> Tensor:
-    """Share of each pixel that each stroke covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
+    """Share of each pixel that lines through the points cover, (B, M, H, W): edges are a pixel wide.
 
-    ``widths``: half of a stroke's, from and to; ``joined``: the share of strokes that start where the one
-    before them ended; ``reach``, a number or (B, 1, 1): how far from the middle their points lie, in halves
-    of the sides; ``one_width``: an image's strokes are equally wide.
+    ``width_BM11`` is half of theirs, in halves of the shorter side.
     """
-    points_SBM2 = _curves(count, numbers[1], spec, rng, joined, reach)
     squared_BMHW = _nearest(points_SBM2, spec)
-    width = uniform((count, 1 if one_width else numbers[1], 1, 1), *widths, rng)
-    width = width - FAR * absent(count, numbers, rng)
+    width_BM11 = width_BM11 - FAR * absent(len(squared_BMHW), numbers, rng)
     pixels = min(spec.shape[1:]) / 2
-    return squared_BMHW.sqrt_().sub_(width).mul_(-pixels).add_(0.5).clamp_(0, 1)
+    return squared_BMHW.sqrt_().sub_(width_BM11).mul_(-pixels).add_(0.5).clamp_(0, 1)
 
 
-def _curves(
-    count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float, reach: float | Tensor
+def curves(
+    count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float, loops: float = 0
 ) -> Tensor:
-    """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere within reach."""
+    """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere in the image.
+
+    This ``share`` of curves start where the one before them ended; of so many images as ``loops`` says, the
+    second curve ends where the first began.
+    """
     _, height, width = spec.shape
     extent_2 = torch.tensor([width, height], device=rng.device) / min(height, width)
-    start, middle, end = (uniform((3, count, most, 2), -1, 1, rng) * extent_2 * reach).unbind()
+    start, middle, end = (uniform((3, count, most, 2), -1, 1, rng) * extent_2).unbind()
     joined = uniform((count, most, 1), 0, 1, rng) < share
     joined[:, 0] = False
+    if loops:
+        end[:, 1] = torch.where(uniform((count, 1), 0, 1, rng) < loops, start[:, 0], end[:, 1])
     start = torch.where(joined, end.roll(1, dims=1), start)
     share_S111 = torch.linspace(0, 1, SEGMENTS + 1, device=rng.device).view(-1, 1, 1, 1)
     return torch.lerp(torch.lerp(start, middle, share_S111), torch.lerp(middle, end, share_S111), share_S111)
