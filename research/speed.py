@@ -32,7 +32,7 @@ from dfme.nets import build_net
 from dfme.precision import arithmetic, autocast, ieee_fp32
 from dfme.randomness import Streams
 from dfme.report.recorder import Recorder
-from dfme.run import loop, timing
+from dfme.run import loop, work
 from dfme.run.build import build_oracle
 from dfme.run.components import build_components, build_method, build_nets
 from dfme.run.directory import RunDirectory
@@ -127,7 +127,7 @@ class Work:
             method.prepare()
             with Recorder(directory.path, UNSPENT, {}, job.config.wandb, quiet=True) as recorder:
                 parts = method, oracle, _NoExamination(), recorder, progress, deferred
-                run = partial(loop.run, *parts, work=timing.Work(job, method), points=1)
+                run = partial(loop.run, *parts, work=work.Work(job, method), points=1)
 
                 def run_on(iterations: int) -> None:
                     left = iter(range(iterations - 1, -1, -1))

@@ -111,6 +111,8 @@ def _problems(job: Job) -> Iterator[Problem]:
         yield Problem("method.name" if afterwards else "student.rounds", text)
     if config.until_agreement is not None:
         yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
+    if config.minutes is not None:
+        yield Problem("minutes", "leave it out: the run takes the steps of the pilot's recipe")
     first = student.rounds[-MIN_SCORES] if len(student.rounds) >= MIN_SCORES else 0.5
     least = math.ceil(HELD_BACK_EVERY * batch / first)
     budget = int(config.budget)
@@ -136,9 +138,9 @@ def estimate(
 
     def to_go(queries: float) -> tuple[float, float]:
         """Seconds of queries and of rounds from the pilot's end on."""
-        coming = sum(share * queries > spent for share in student.rounds)
-        rounds = of_step * student.steps * coming / max(len(student.rounds), 1)
-        return (queries - spent) * max(of_query, 1 / rate if rate else 0.0), rounds
+        every = zip(student.rounds, student.round_steps(math.ceil(queries)), strict=True)
+        steps = sum(steps for share, steps in every if share * queries > spent)
+        return (queries - spent) * max(of_query, 1 / rate if rate else 0.0), of_step * steps
 
     levels = []
     within = budget

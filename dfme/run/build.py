@@ -48,7 +48,7 @@ from dfme.run.opening import (
 )
 from dfme.run.parts import build_parts, require_room, take_threads
 from dfme.run.run import Result, Run
-from dfme.run.timing import rehearse
+from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
@@ -91,6 +91,8 @@ def run_job(
         made = build_teacher(job, teacher, device)
         if teacher is None:
             held.callback(made.info.close)
+        job = replace(job, config=replace(job.config, minutes=None)) if resume else job
+        job = within_minutes(job, made, is_local(job), evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, free and not resume)

@@ -25,7 +25,8 @@ SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.all
 """Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
 
 MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
-    *("recipe", "out", "resume", "budget", "checkpoint_seconds", "fsync", "wandb", "evaluation.download"),
+    *("recipe", "out", "resume", "budget", "minutes", "checkpoint_seconds", "fsync", "wandb"),
+    "evaluation.download",
     *SAID_BY_THE_USER,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),

@@ -14,7 +14,7 @@ from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.run.evaluation import Examination, Goal, score_all
-from dfme.run.timing import Work
+from dfme.run.work import Work
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""

@@ -26,7 +26,8 @@ from dfme.run.parts import (
     take_threads,
 )
 from dfme.run.scores import evaluation_batch
-from dfme.run.timing import Work, method_of, rehearse
+from dfme.run.timing import method_of, rehearse, within_minutes
+from dfme.run.work import Work
 from dfme.spec import Teacher
 
 WIDTH = 80  # columns of the table
@@ -86,6 +87,7 @@ def plan(job: Job) -> str:
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(teacher.info.close)
+        job = within_minutes(job, teacher, is_local(job))
         data, pool, nets = build_parts(job, teacher, device, tell=told.append)
         method = method_of(job, teacher, nets, pool)
         scored = 0 if data is None else len(data)

@@ -26,6 +26,7 @@ from dfme.run.evaluation import EvaluationSet, Goal, HoldOut, classified, evalua
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
+from dfme.run.work import Rehearsed, Work
 from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
@@ -36,7 +37,6 @@ ACCOUNTS = (  # figures of the ledger that summary.json has
     *("requests", "refused", "failed", "lost"),
 )
 
-from dfme.run.timing import Rehearsed, Work
 
 @dataclass(frozen=True)
 class Result:
@@ -75,6 +75,7 @@ class Run:
     goal: Goal | None = None
     notes: Sequence[str] = ()
     looked: bool = False
+    found: Rehearsed | None = None
 
     @property
     def trainer(self) -> StudentTrainer:
@@ -84,8 +85,11 @@ class Run:
         """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
         self.oracle.after_answer = interrupt.heed
         interrupt.asking = lambda: self.oracle.asking
+        work = Work(self.job, self.method, self.found)
+        asked = self.examination.answers is not None or self.examination.held_back
+        time, shorter = work.foretold(0 if asked else len(self.examination))
+        self.recorder.note(f"{time}: student {work.training(self.arch)}{shorter}")
         if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
-    found: Rehearsed | None = None
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
             self.examination.prepare()
@@ -95,12 +99,9 @@ class Run:
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
             self.keep()  # a service may be gone for good at the next request: there is one to resume from
-        work = Work(self.job, self.method, self.found)
-        asked = self.examination.answers is not None or self.examination.held_back
-        time, shorter = work.foretold(0 if asked else len(self.examination))
-        self.recorder.note(f"{time}: student {work.training(self.arch)}{shorter}")
         config = self.job.config
         interrupt.starting = False
+        self.recorder.follow(lambda: work.standing(self.progress.seconds))
         finished = loop.run(
             self.method,
             self.oracle,
@@ -108,10 +109,10 @@ class Run:
             self.recorder,
             self.progress,
             self.deferred,
+            work=work,
             points=config.evaluation.points,
             price=self.job.teacher.price_per_1000,
             checkpoint_seconds=config.checkpoint_seconds,
-        self.recorder.follow(lambda: work.standing(self.progress.seconds))
             keep=self.keep,
             stopped=lambda: self.recorder.stopped or interrupt.requested(),
             goal=self.goal,
@@ -119,7 +120,6 @@ class Run:
         )
         if self.recorder.error is not None:
             raise self.recorder.error
-            work=work,
         if finished and not self.trainer.steps:
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
@@ -176,6 +176,7 @@ class Run:
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
+        self.deferred.verify()
         self.oracle.keep_watch(self.directory.watch)
         save_checkpoint(self.directory.checkpoint, self.state_dict())
         self.oracle.checkpointed()
@@ -195,7 +196,6 @@ class Run:
         """Take up everything but the oracle, whose ledger and journal were opened with their states.
 
         Raises ValueError unless ``state`` has the form of this run's own state.
-        self.deferred.verify()
         """
         own = self.state_dict() | {"oracle": None}
         if ":" in self.job.method:  # a user's method may keep what it likes

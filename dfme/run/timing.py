@@ -3,12 +3,9 @@
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,206 +14,26 @@ from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
 from dfme.data import ImageSet
+from dfme.errors import UserError
 from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.randomness import Streams
-from dfme.report.console import Standing, duration
-from dfme.run.components import Nets, build_components, build_method
-from dfme.run.parts import with_placeholder_step
+from dfme.run.components import Nets, build_components, build_method, build_nets
+from dfme.run.parts import build_parts, with_placeholder_step
 from dfme.run.scores import evaluation_batch, scores
+from dfme.run.work import END_SECONDS, Rehearsed, Work
 from dfme.spec import Teacher, TeacherInfo
 from dfme.students.optimizers import StepPlan
 from dfme.students.trainer import Metrics
-
-Activity = Literal["asking", "training", "scoring"]
 
 PART_SECONDS = 0.15  # after which no more of one kind of work is rehearsed
 SHORT_SECONDS = 2.0  # of a run by the first calls alone, which are slow, up to which there are no others
 SLOW_SECONDS = 1.5  # of a call, after which there is no second; of a student's step, timed on FEW images then
 FEW = 16
 HELD = 512  # answered images in a rehearsal's replay: some methods breed from so many on
-TRUST = 2.0  # seconds measured that count as much as the rehearsal; heuristic
-MEMORY = 120.0  # seconds of work that a pace is taken from, about: a machine becomes faster or slower
-LONG_SECONDS = 1200.0  # from which on it is said what would shorten a run
-STEPS_AT_ONCE = 50  # most student steps between two looks at the clock, ...
-LOOK_SECONDS = 0.5  # ... and the most time of them, about
-
-
-class UnitTime:
-    """Seconds of a unit of work: as foretold, if it was, and more and more as measured."""
-
-    def __init__(self, foretold: float | None) -> None:
-        self._seconds = TRUST if foretold else 0.0
-        self._units = TRUST / foretold if foretold else 0.0
-
-    def add(self, seconds: float, units: float) -> None:
-        """Count ``units`` that took so long."""
-        kept = 0.5 if self._seconds > MEMORY else 1.0
-        self._seconds = kept * self._seconds + seconds
-        self._units = kept * self._units + units
-
-    @property
-    def each(self) -> float | None:
-        """Seconds of a unit; None if not known yet."""
-        return self._seconds / self._units if self._units else None
-
-
-@dataclass(frozen=True)
-class Rehearsed:
-    """Seconds of parts of a run.
-
-    ``image``: of one that is charged, without student steps, with the teacher's ``answer`` where that is
-    known. ``fresh``, ``replayed``: of a student's step on such a batch. ``score``: of an evaluation.
-    ``learnt``: fresh batches per charged image, which is no time.
-    """
-
-    image: float
-    learnt: float
-    fresh: float
-    replayed: float
-    score: float
-    answer: float | None
-
-
-class Work:
-    """What a run still has to do: images to pay for, student steps in rounds, evaluations; and its time."""
-
-    def __init__(self, job: Job, method: Method, found: Rehearsed | None = None) -> None:
-        self.found = found
-        self._asked_times = method.oracle.times
-        self._job = job
-        self._trainer = method.students
-        self._ledger = method.oracle.ledger
-        self._scored = 0
-        self._at = time.monotonic()
-        foretold = dict[Activity, float]()
-        if found is not None:
-            of_step = found.replayed / self._batch(1.0)
-            foretold = {"training": of_step, "scoring": found.score, "asking": found.image}
-            during = self._trainer.plan.during
-            if during is None:
-                again = job.config.student.replay_steps * found.replayed
-                foretold["asking"] += found.learnt * (found.fresh + again)
-            else:
-                foretold["asking"] += during * found.replayed / self._ledger.budget
-        kinds: tuple[Activity, ...] = ("asking", "training", "scoring")
-        self._times = {kind: UnitTime(foretold.get(kind)) for kind in kinds}
-        self._left = self.left
-
-    @contextmanager
-    def doing(self, kind: Activity) -> Iterator[None]:
-        """Count what is done within the context, and how long it takes."""
-        before = self._done(kind)
-        began = time.monotonic()
-        yield
-        self._at = time.monotonic()
-        self._scored += kind == "scoring"
-        self._times[kind].add(self._at - began, self._done(kind) - before)
-        self._left = self.left
-
-    @property
-    def left(self) -> float | None:
-        """Seconds of all that is to come; None if a part of it is not known."""
-        unpaid = self._ledger.budget - self._ledger.spent
-        steps = self._trainer.steps
-        rounds = [(begin, end, held) for begin, end, held in self._rounds if end > steps]
-        points = self._job.config.evaluation.points * unpaid / self._ledger.budget
-        to_come: dict[Activity, float] = {
-            "asking": unpaid,
-            "training": sum((end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds),
-            "scoring": min(points, unpaid / self._job.method_config.batch_size) + len(rounds),
-        }
-        seconds = 0.0
-        for kind, units in to_come.items():
-            each = self._times[kind].each
-            if each is None and units and (kind != "scoring" or self.found):
-                return None
-            seconds += (each or 0.0) * units
-        return seconds
-
-    @property
-    def steps_at_once(self) -> int:
-        """Student steps between two looks at the clock, of those in rounds; no result depends on it."""
-        each = self._times["training"].each
-        return 1 if each is None else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (each * self._now))))
-
-    @property
-    def steps(self) -> int:
-        """Student steps of the whole run."""
-        plan = self._trainer.plan
-        if plan.during is not None:
-            return plan.edges[-1]
-        batches = self.found.learnt * self._ledger.budget if self.found else 0.0
-        return round(batches * (1 + self._job.config.student.replay_steps))
-
-    def standing(self, seconds: float) -> Standing:
-        """The run's progress now, after so many seconds of it; for another thread, too."""
-        left = None if self._left is None else max(0.0, self._left - (time.monotonic() - self._at))
-        share = None if left is None else seconds / max(seconds + left, 1e-9)
-        where = ""
-        if self._trainer.steps_due:
-            steps = self._trainer.steps
-            rounds = self._rounds
-            number = sum(end <= steps for _, end, _ in rounds)
-            begin, end, _ = rounds[min(number, len(rounds) - 1)]
-            where = f"round {number + 1} of {len(rounds)}, " * (len(rounds) > 1)
-            where += f"step {steps - begin:,} of {end - begin:,}"
-        return Standing(self._ledger.spent, share, left, where)
-
-    def training(self, arch: str) -> str:
-        """The students, of this architecture, and their steps, in words."""
-        nets = self._trainer.nets
-        parameters = sum(parameter.numel() for parameter in nets[0].parameters())
-        replays = self._trainer.replay is not None
-        images = self._batch(1.0) if replays else self._job.method_config.batch_size
-        several = f"{len(nets)} of " * (len(nets) > 1)
-        return f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of {images} images"
-
-    def foretold(self, evaluated: int) -> tuple[str, str]:
-        """The time of the run in words, and what would shorten it, if it is long.
-
-        ``evaluated``: images that the teacher is still to be asked about, to score on.
-        """
-        seconds = self.left
-        if self.found is None or seconds is None:
-            return "the time is not known yet", ""
-        answer = self.found.answer
-        seconds += evaluated * (answer or 0.0)
-        text = f"about {duration(seconds)} on this machine"
-        text += ", the teacher's own time apart" * (answer is None)
-        student = self._job.config.student
-        fewer = "passes" if student.passes and not student.steps else "steps"
-        gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"
-        short = f"; shorter with --minutes {LONG_SECONDS / 60:g}, fewer --student.{fewer}, "
-        return text, f"{short}a smaller --student.arch{gpu}" * (seconds > LONG_SECONDS)
-
-    @property
-    def _rounds(self) -> list[tuple[int, int, float]]:
-        """Of each round the steps at which it begins and ends, and the share of the budget it learns from."""
-        plan = self._trainer.plan
-        if plan.during is None:
-            return []
-        dues = [due for due in plan.rounds if plan.since < due]
-        pairs = [*pairwise(plan.edges)]
-        held = [1.0] * (len(pairs) - len(dues)) + dues
-        return [(begin, end, share) for (begin, end), share in zip(pairs, held, strict=True)]
-
-    def _batch(self, share: float) -> int:
-        """Images of a step once this share of the budget is spent."""
-        student = self._job.config.student
-        held = math.ceil(share * self._ledger.budget / self._asked_times)
-        return student.batch(min(held, student.replay_capacity))
-
-    @property
-    def _now(self) -> int:
-        return self._batch(self._ledger.share)
-
-    def _done(self, kind: Activity) -> float:
-        if kind == "scoring":
-            return self._scored
-        return self._ledger.spent if kind == "asking" else self._trainer.steps * self._now
+SMALLER = ("cnn_large", "cnn_medium", "cnn_small")  # students, each faster than the one before
 
 
 class RandomTeacher:
@@ -276,6 +93,47 @@ def rehearse(
             return stage.rehearse()
     except Exception:  # of a part of one's own, which the run itself will report
         return None
+
+
+def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None = None) -> Job:
+    """The job with the student's steps, and of arch ``auto`` the student, that fit its ``minutes``, if any.
+
+    UserError where one pass over what is paid for by the smallest such student takes longer.
+    """
+    if job.config.minutes is None:
+        return job
+    seconds = 60 * job.config.minutes
+    device = choose_device(job.config.device)
+    config = replace(job.config, minutes=None)
+    data, pool, nets = build_parts(job, teacher, device, evaluation)
+    smaller = SMALLER[SMALLER.index(nets.arch) + 1 :] if nets.arch in SMALLER else SMALLER
+    least = 0.0
+    for arch in (nets.arch, *(smaller if config.student.arch == "auto" else ())):
+
+        def taking(steps: int, arch: str = arch) -> Job:
+            student = replace(config.student, arch=arch, steps=steps, passes=0, replay_steps=0)
+            return replace(job, config=replace(config, student=student))
+
+        once = math.ceil(config.images / config.student.batch(config.images))
+        few = max(10, 10 * len(config.student.rounds), once)
+        nets = build_nets(taking(few), teacher.spec, teacher.num_classes, device)
+        found = rehearse(taking(few), teacher, nets, pool, data, free)
+        times = []
+        for steps in (few, 2 * few):
+            method = method_of(taking(steps), RandomTeacher(teacher), nets, copy.copy(pool))
+            times.append((Work(taking(steps), method, found).left or 0.0) + _around(found, data))
+        least = times[0]
+        if found is not None and least <= seconds:
+            return taking(few + int(few * (seconds - least) / (times[1] - least)))
+    raise UserError(
+        f"--minutes {seconds / 60:g}: expected at least {least / 60:.2g} on this machine, for {few:,} steps "
+        f"of {arch} beside what the run asks; give more, or a smaller --budget; nothing was asked"
+    )
+
+
+def _around(found: Rehearsed | None, data: ImageSet | None) -> float:
+    """Seconds before the loop, for the teacher's answers to the evaluation images, and after it."""
+    return END_SECONDS + (len(data) if data is not None and found else 0) * ((found and found.answer) or 0.0)
 
 
 class _Stage:

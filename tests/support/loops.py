@@ -6,7 +6,7 @@ from toys import LinearTeacher, make_parts
 from dfme.cli.extract import parse_extract
 from dfme.run import loop
 from dfme.run.evaluation import HoldOut
-from dfme.run.timing import Work
+from dfme.run.work import Work
 from dfme.spec import ImageSpec
 
 JOB = parse_extract(["--method.name", "static"])

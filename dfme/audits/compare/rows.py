@@ -160,6 +160,7 @@ ELSEWHERE = {
     "answers": "answers",
     "student.steps": "student_steps",
     "until_agreement": "budgets, of which every row spends all",
+    "minutes": "student_steps, since every row takes the same",
     "method": "methods and rows",
     "recipe": "methods and rows",
     "dry_run": "run.py extract --dry-run of one row; nothing is planned",

@@ -1,0 +1,198 @@
+"""Work that a run still has to do, and its time: as a rehearsal foretold it, and as it is measured."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from dfme.compute import choose_device
+from dfme.config.settings import Job
+from dfme.methods.base import Method
+from dfme.report.console import Standing, duration
+
+Activity = Literal["asking", "training", "scoring"]
+
+TRUST = 2.0  # seconds measured that count as much as the rehearsal; heuristic
+MEMORY = 120.0  # seconds of work that a pace is taken from, about: a machine becomes faster or slower
+END_SECONDS = 1.0  # for a run's last files
+LONG_SECONDS = 1200.0  # from which on it is said what would shorten a run
+STEPS_AT_ONCE = 50  # most student steps between two looks at the clock, ...
+LOOK_SECONDS = 0.5  # ... and the most time of them, about
+
+
+class UnitTime:
+    """Seconds of a unit of work: as foretold, if it was, and more and more as measured."""
+
+    def __init__(self, foretold: float | None) -> None:
+        self._seconds = TRUST if foretold else 0.0
+        self._units = TRUST / foretold if foretold else 0.0
+
+    def add(self, seconds: float, units: float) -> None:
+        """Count ``units`` that took so long."""
+        kept = 0.5 if self._seconds > MEMORY else 1.0
+        self._seconds = kept * self._seconds + seconds
+        self._units = kept * self._units + units
+
+    @property
+    def each(self) -> float | None:
+        """Seconds of a unit; None if not known yet."""
+        return self._seconds / self._units if self._units else None
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """Seconds of parts of a run.
+
+    ``image``: of one that is charged, without student steps, with the teacher's ``answer`` where that is
+    known. ``fresh``, ``replayed``: of a student's step on such a batch. ``score``: of an evaluation.
+    ``learnt``: fresh batches per charged image, which is no time.
+    """
+
+    image: float
+    learnt: float
+    fresh: float
+    replayed: float
+    score: float
+    answer: float | None
+
+
+class Work:
+    """What a run still has to do: images to pay for, student steps in rounds, evaluations; and its time."""
+
+    def __init__(self, job: Job, method: Method, found: Rehearsed | None = None) -> None:
+        self.found = found
+        self._asked_times = method.oracle.times
+        self._job = job
+        self._trainer = method.students
+        self._ledger = method.oracle.ledger
+        self._scored = 0
+        self._at = time.monotonic()
+        foretold = dict[Activity, float]()
+        if found is not None:
+            of_step = found.replayed / self._batch(1.0)
+            foretold = {"training": of_step, "scoring": found.score, "asking": found.image}
+            during = self._trainer.plan.during
+            if during is None:
+                again = job.config.student.replay_steps * found.replayed
+                foretold["asking"] += found.learnt * (found.fresh + again)
+            else:
+                foretold["asking"] += during * found.replayed / self._ledger.budget
+        kinds: tuple[Activity, ...] = ("asking", "training", "scoring")
+        self._times = {kind: UnitTime(foretold.get(kind)) for kind in kinds}
+        self._left = self.left
+
+    @contextmanager
+    def doing(self, kind: Activity) -> Iterator[None]:
+        """Count what is done within the context, and how long it takes."""
+        before = self._done(kind)
+        began = time.monotonic()
+        yield
+        self._at = time.monotonic()
+        self._scored += kind == "scoring"
+        self._times[kind].add(self._at - began, self._done(kind) - before)
+        self._left = self.left
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of all that is to come; None if a part of it is not known."""
+        unpaid = self._ledger.budget - self._ledger.spent
+        steps = self._trainer.steps
+        rounds = [(begin, end, held) for begin, end, held in self._rounds if end > steps]
+        points = self._job.config.evaluation.points * unpaid / self._ledger.budget
+        to_come: dict[Activity, float] = {
+            "asking": unpaid,
+            "training": sum((end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds),
+            "scoring": min(points, unpaid / self._job.method_config.batch_size) + len(rounds),
+        }
+        seconds = 0.0
+        for kind, units in to_come.items():
+            each = self._times[kind].each
+            if each is None and units and (kind != "scoring" or self.found):
+                return None
+            seconds += (each or 0.0) * units
+        return seconds
+
+    @property
+    def steps_at_once(self) -> int:
+        """Student steps between two looks at the clock, of those in rounds; no result depends on it."""
+        each = self._times["training"].each
+        return 1 if each is None else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (each * self._now))))
+
+    @property
+    def steps(self) -> int:
+        """Student steps of the whole run."""
+        plan = self._trainer.plan
+        if plan.during is not None:
+            return plan.edges[-1]
+        batches = self.found.learnt * self._ledger.budget if self.found else 0.0
+        return round(batches * (1 + self._job.config.student.replay_steps))
+
+    def standing(self, seconds: float) -> Standing:
+        """The run's progress now, after so many seconds of it; for another thread, too."""
+        left = None if self._left is None else max(0.0, self._left - (time.monotonic() - self._at))
+        share = None if left is None else seconds / max(seconds + left, 1e-9)
+        where = ""
+        if self._trainer.steps_due:
+            steps = self._trainer.steps
+            rounds = self._rounds
+            number = sum(end <= steps for _, end, _ in rounds)
+            begin, end, _ = rounds[min(number, len(rounds) - 1)]
+            where = f"round {number + 1} of {len(rounds)}, " * (len(rounds) > 1)
+            where += f"step {steps - begin:,} of {end - begin:,}"
+        return Standing(self._ledger.spent, share, left, where)
+
+    def training(self, arch: str) -> str:
+        """The students, of this architecture, and their steps, in words."""
+        nets = self._trainer.nets
+        parameters = sum(parameter.numel() for parameter in nets[0].parameters())
+        replays = self._trainer.replay is not None
+        images = self._batch(1.0) if replays else self._job.method_config.batch_size
+        several = f"{len(nets)} of " * (len(nets) > 1)
+        return f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of {images} images"
+
+    def foretold(self, evaluated: int) -> tuple[str, str]:
+        """The time of the run in words, and what would shorten it, if it is long.
+
+        ``evaluated``: images that the teacher is still to be asked about, to score on.
+        """
+        seconds = self.left
+        if self.found is None or seconds is None:
+            return "the time is not known yet", ""
+        answer = self.found.answer
+        seconds += evaluated * (answer or 0.0) + END_SECONDS
+        text = f"about {duration(seconds)} on this machine"
+        text += ", the teacher's own time apart" * (answer is None)
+        student = self._job.config.student
+        fewer = "passes" if student.passes and not student.steps else "steps"
+        gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"
+        short = f"; shorter with --minutes {LONG_SECONDS / 60:g}, fewer --student.{fewer}, "
+        return text, f"{short}a smaller --student.arch{gpu}" * (seconds > LONG_SECONDS)
+
+    @property
+    def _rounds(self) -> list[tuple[int, int, float]]:
+        """Of each round the steps at which it begins and ends, and the share of the budget it learns from."""
+        plan = self._trainer.plan
+        if plan.during is None:
+            return []
+        dues = [due for due in plan.rounds if plan.since < due]
+        pairs = [*pairwise(plan.edges)]
+        held = [1.0] * (len(pairs) - len(dues)) + dues
+        return [(begin, end, share) for (begin, end), share in zip(pairs, held, strict=True)]
+
+    def _batch(self, share: float) -> int:
+        """Images of a step once this share of the budget is spent."""
+        student = self._job.config.student
+        held = math.ceil(share * self._ledger.budget / self._asked_times)
+        return student.batch(min(held, student.replay_capacity))
+
+    @property
+    def _now(self) -> int:
+        return self._batch(self._ledger.share)
+
+    def _done(self, kind: Activity) -> float:
+        if kind == "scoring":
+            return self._scored
+        return self._ledger.spent if kind == "asking" else self._trainer.steps * self._now
