@@ -3,10 +3,12 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from dfme.audits.audit.options import (
+    LIKE,
     ON_REQUEST,
     OPTIONS,
     PROFILES,
@@ -14,6 +16,7 @@ from dfme.audits.audit.options import (
     AuditConfig,
     AuditPlan,
     Second,
+    held_back,
     modes_of,
     own_problems,
     usual,
@@ -25,7 +28,9 @@ from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
+from dfme.config.settings import EvaluationConfig
 from dfme.config.values import Option, options_of
+from dfme.data import HALVES, has_train_part, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
@@ -34,6 +39,7 @@ from dfme.spec import LabelMode
 SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
 OWN = {option.key: option for option in options_of(AuditConfig)}
 UNKEPT = ("out", "resume", "dry_run", "engine_options")  # which the audit's own file does not have
+Planned = Callable[[CompareConfig], ComparisonPlan]
 ANSWERS = ("auto", "kl", "table", "label")
 """Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
 
@@ -75,28 +81,67 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     asked.finish(_compared_problems(settled))
     _give_pool(parts.rows, config.pool)
     typed = [flag for flag in flags if flag.key not in (*OWN, "config", "teacher.label_mode")]
-    watch = [] if away else _watch(kind, compare.said(flags, parts, "evaluation.dataset") or "none")
+    dataset = whole_name(compare.said(flags, parts, "evaluation.dataset") or "none")
+    watch, blind = ([], []) if away else _watch(kind, dataset)
+    blind = [] if compare.said(flags, parts, "teacher.watch") else blind
     typed = [*(flag for flag in watch if compare.said(flags, parts, flag.name) is None), *typed]
-    given = file, parts, typed, ("python", "run.py", "audit", *words)
+    command = "python", "run.py", "audit", *words
 
-    def second(row: str, defences: Sequence[str]) -> ComparisonPlan:
-        tried = [NO_DEFENCE, *defences]
-        made = comparison(settled, [row], settled.label_modes[:1], tried, ANSWERS)
-        return replace(compare.planned(made, out, *given), stem="defences")
+    def planned(config: CompareConfig, place: Path = out) -> ComparisonPlan:
+        return compare.planned(config, place, file, parts, typed, command)
 
-    try:
-        made = comparison(settled, settled.attackers, settled.label_modes)
-        first = compare.planned(made, out, *given)
+    try:  # before any image is read; not in out, whose cells may be on record with a half
+        whole = planned(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods
         raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
-    scores = not away and LabelMode.parse(settled.label_modes[0]).kind != "label"
-    tried, unfit = _fitting(settled, second) if scores else ((), [])
-    if not (away or scores):
-        why = "the teacher answers labels alone: there are no scores to defend"
-        unfit.append({"what": "defences", "why": why})
+    kept = _kept(config, whole)
+    on = replace(whole.cells[0].job.config.evaluation, dataset=dataset)
+    settled, halves, lacking = _halved(settled, config, on)
+    if halves:
+        _give_pool(parts.rows, dataset + HALVES[1])
+        typed.append(Flag("evaluation.dataset", dataset + HALVES[0]))
+    first = _attacks(settled, halves, planned)
+
+    def second(row: str, defences: Sequence[str]) -> ComparisonPlan:
+        made = comparison(settled, [row], settled.label_modes[:1], [NO_DEFENCE, *defences], ANSWERS)
+        return replace(planned(made), stem="defences")
+
+    tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
-    kept = _kept(config, first)
-    return AuditPlan(settled, first, second if tried else None, kept, not away, (*not_run, *unfit))
+    left_out = *not_run, *lacking, *blind, *unfit
+    return AuditPlan(settled, first, second if tried else None, kept, not away, left_out, halves)
+
+
+def _halved(
+    settled: AuditConfig, config: AuditConfig, on: EvaluationConfig
+) -> tuple[AuditConfig, Content, list[dict[str, str]]]:
+    """The options, the facts of the halves, and what is left out where an attacker cannot have one."""
+    if config.pool is not None:
+        return settled, {}, []
+    lacking = "--like-images none" if config.like_images == "none" else "--attackers names others"
+    halves, why = held_back(on) if LIKE in settled.attackers else ({}, lacking)
+    free = tuple(row for row in settled.attackers if row != LIKE)
+    if halves:
+        return settled if free else _at_most(settled, halves), halves, []
+    if LIKE in config.attackers:
+        raise UserError(f"--attackers: expected --pool as well, the images that {LIKE} asks: {why}")
+    not_run = [{"what": "somebody with images like yours", "why": why}]
+    return replace(settled, attackers=free), {}, not_run
+
+
+def _at_most(config: AuditConfig, halves: Content) -> AuditConfig:
+    """The options of an attacker who has no more images than were held back."""
+    return replace(config, budget=min(config.budget, halves["held_back"]))
+
+
+def _attacks(config: AuditConfig, halves: Content, planned: Planned) -> ComparisonPlan:
+    """Attackers and label modes; an attacker with a half of the images asks no more than these."""
+    if not halves:
+        return planned(comparison(config, config.attackers, config.label_modes))
+    like = planned(comparison(_at_most(config, halves), [LIKE], config.label_modes))
+    free = [row for row in config.attackers if row != LIKE]
+    cells = planned(comparison(config, free, config.label_modes)).cells if free else ()
+    return replace(like, cells=(*cells, *like.cells))
 
 
 def comparison(
@@ -147,22 +192,32 @@ def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
     return (Problem(flag.key, f"unknown flag; say {other[flag.key]}") for flag in flags if flag.key in other)
 
 
-def _watch(kind: str, dataset: str) -> list[Flag]:
-    """Flags that let every detector which such a teacher can feed see what the cells ask."""
-    names = [name for name in DETECTORS if kind == "torch" or name not in NEED_FEATURES]
-    named = [Flag("teacher.watch", ",".join(names)), Flag("teacher.benign", dataset)]
-    return [] if dataset == "none" else named
+def _watch(kind: str, dataset: str) -> tuple[list[Flag], list[dict[str, str]]]:
+    """Flags that let every detector which teacher and data can feed see what the cells ask; the others."""
+    if dataset == "none":
+        return [], []
+    blind = NEED_FEATURES if kind != "torch" or not has_train_part(dataset) else ()
+    names = [name for name in DETECTORS if name not in blind]
+    why = f"their means are of a labelled train part (train_images, train_labels), which {dataset} has not"
+    lacking = [{"what": f"detectors {', '.join(blind)}", "why": why}] if blind and kind == "torch" else []
+    return [Flag("teacher.watch", ",".join(names)), Flag("teacher.benign", dataset)], lacking
 
 
 def _give_pool(rows: Content, pool: str | None) -> None:
     """Let the row knockoff ask the images of a pool."""
-    row = rows.setdefault("knockoff", {"method": {"name": "knockoff"}}) if pool else None
+    row = rows.setdefault(LIKE, {"method": {"name": LIKE}}) if pool else None
     if isinstance(row, dict) and isinstance(row.get("method"), dict):
         row["method"]["pool"] = pool
 
 
-def _fitting(config: AuditConfig, second: Second) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """The defences that are tried, and those of a profile that this teacher, or a missing key, rules out."""
+    if away:
+        return (), []
+    if LabelMode.parse(config.label_modes[0]).kind == "label":
+        return (), [
+            {"what": "defences", "why": "the teacher answers labels alone: there are no scores to defend"}
+        ]
     fits = []
     not_run = []
     asked = [text for text in config.defences if text != NO_DEFENCE]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,15 +21,21 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.class_names import numbered, shown_names
 from dfme.errors import UserError
+from dfme.files import make_folder
 from dfme.oracle.oracle import Oracle
 from dfme.report.facts import wilson_interval
 from dfme.report.verdict import Classified, relabelled
+from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid, save_checkpoint
 from dfme.run.checks import HELD_BACK_EVERY
+from dfme.run.lock import wait_for_lock
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Shape
 from dfme.students.replay import Coding
 
 HELD_BYTES = 1 << 28  # evaluation images that take more, as float32, are read again at each scoring
+
+SHARED = ".evaluation"
+"""A folder beside run directories, made by an audit: its runs share the answers to the evaluation images."""
 
 AskTeacher = Callable[[Tensor], Tensor]
 
@@ -123,6 +133,27 @@ class EvaluationSet:
         if self.answers is None:
             assert self.ask is not None, "every answer is on record"
             self.answers = torch.cat([self.ask(part) for part in batches(self.images)])
+
+    def share(self, folder: Path, facts: Mapping[str, Any], spec: ImageSpec, classes: int) -> bool:
+        """Take the answers that another run left in ``folder``, else ask and leave them; True if it asked.
+
+        One run asks, the others wait for it. ``facts``: of the teacher, which answers these undefended.
+        """
+        form = {name: fact for name, fact in facts.items() if name != "defences"}
+        code = hashlib.sha256(json.dumps([form, str(self.mode)], sort_keys=True).encode())
+        for x_BCHW in batches(self.images):
+            code.update(x_BCHW.cpu().numpy().tobytes())
+        kept = folder / code.hexdigest()[:16] / "answers.pt"
+        make_folder(kept.parent)
+        with closing(wait_for_lock(kept.parent)):
+            if not kept.exists():
+                self.prepare()
+                save_checkpoint(kept, {"answers": self.answers})
+                return True
+        self.answers = load_checkpoint(kept)["answers"].to(self.device)
+        with explain_load_errors(kept):
+            require_paid(self.paid, spec, classes, self.mode)
+        return False
 
     @property
     def teacher_accuracy(self) -> float | None:

@@ -5,6 +5,8 @@
 system's, no host's.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -13,6 +15,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from dfme.config.messages import printable
@@ -23,6 +26,19 @@ BEAT_SECONDS = 30.0
 DEAD_SECONDS = 120.0  # without a beat for so long, a process of another host holds nothing
 MAX_BYTES = 500  # of a lock that is read
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class InUseError(UserError):
+    """Another process holds a lock."""
+
+
+def wait_for_lock(path: Path) -> DirectoryLock:
+    """The lock of a directory, once no other process holds it."""
+    while True:
+        try:
+            return DirectoryLock(path)
+        except InUseError:
+            time.sleep(0.1)
 
 
 class DirectoryLock:
@@ -50,7 +66,8 @@ class DirectoryLock:
         if problem:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
-            raise UserError(f"{option} {path}: {problem}")
+            in_use = problem.startswith("in use")
+            raise (InUseError if in_use else UserError)(f"{option} {path}: {problem}")
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _take(self, path: Path) -> str:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dfme.cli.audit import OWN, options, plan_of
@@ -23,13 +24,22 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_quick_on_the_default_teacher() -> None:
     plan = plan_of(["--price-per-1000", "1.5"])
     assert [cell.name for cell in plan.first.cells] == [
-        f"frugal-{mode}-3k-seed0" for mode in ("probabilities", "probabilities_2", "label")
+        f"{row}-{mode}-{images}-seed0"
+        for row, images in (("frugal", "3k"), ("knockoff", "179"))
+        for mode in ("probabilities", "probabilities_2", "label")
     ]
+    assert {cell.job.config.evaluation.dataset for cell in plan.first.cells} == {"digits@scored"}
+    assert plan.first.cells[-1].job.method_config.pool == "digits@like"
+    assert (plan.halves["scored"], plan.halves["held_back"]) == (180, 179)
+    assert plan.owner_evaluation.dataset == "digits"
     assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 2_400, 2)
     assert plan.job.teacher.price_per_1000 == 1.5
     assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (8, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"
-    assert (plan.job.teacher.watch, plan.not_run) == ((), ())  # who is not a cell asks unseen
+    assert plan.job.teacher.watch == ()  # who is not a cell asks unseen
+    (left_out,) = plan.not_run
+    for part in ("disguide, dfme", "10 more defences", "seeds beyond 1", "of more than 3,000 images"):
+        assert part in left_out["what"]
     runs = plan.second("frugal", plan.config.defences).runs
     assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {"none", *plan.config.defences}
     assert plan.first.cells[0].name in [cell.name for cell in runs]  # and is run once
@@ -42,8 +52,13 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {cell.budget for cell in standard.first.cells} == {5_000}
     knockoff = next(cell.job for cell in standard.first.cells if cell.row == "knockoff")
     assert knockoff.method_config.pool == "procedural"
-    assert [each["what"] for each in standard.not_run] == ["defence misinform:key_env=DFME_KEY"]
-    assert "set the variable DFME_KEY" in standard.not_run[0]["why"]
+    assert (standard.halves, knockoff.config.evaluation.dataset) == ({}, "digits")
+    beyond, missing = standard.not_run
+    assert (beyond["what"], missing["what"]) == (
+        "7 more defences; seeds beyond 3",
+        "defence misinform:key_env=DFME_KEY",
+    )
+    assert "set the variable DFME_KEY" in missing["why"]
     assert len(standard.config.defences) == 5
     monkeypatch.setenv("DFME_KEY", os.urandom(8).hex())
     assert len(plan_of(["--profile", "standard"]).config.defences) == 6
@@ -63,7 +78,7 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_label_modes_begin_with_the_teachers_own(stated: str, listed: str, modes: str) -> None:
     words = [f"--teacher.label-mode={stated}"] * bool(stated) + [f"--label-modes={listed}"] * bool(listed)
-    plan = plan_of([*words, "--defences", "none"])
+    plan = plan_of([*words, "--defences", "none", "--like-images", "none"])
     assert list(plan.config.label_modes) == modes.split() == [cell.mode for cell in plan.first.cells]
 
 
@@ -77,15 +92,44 @@ def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_r
         plan_of(["--defences", "misinform:key_env=NO_KEY"])
     labels = plan_of(["--teacher.label-mode", "label"])
     assert labels.second is None
-    assert "no scores to defend" in labels.not_run[0]["why"]
+    assert "no scores to defend" in labels.not_run[1]["why"]
 
 
 def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
     plan = plan_of(SERVICE)
-    assert [cell.mode for cell in plan.first.cells] == ["probabilities"]
+    assert [cell.mode for cell in plan.first.cells] == ["probabilities"] * 2
     assert (plan.second, plan.watch, plan.config.jobs) == (None, (), 1)
     left_out = ["label mode probabilities:2", "label mode label", "defences", "detection"]
-    assert [each["what"] for each in plan.not_run] == left_out
+    assert [each["what"] for each in plan.not_run][1:5] == left_out
+
+
+def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path) -> None:
+    np.savez("few.npz", images=np.random.default_rng(0).random((79, 8, 8)), labels=np.arange(79) % 10)
+    for words, why in {
+        "--evaluation.dataset few.npz": "half of the evaluation images are 39, and at least 40 are needed",
+        "--evaluation.dataset none": "there are no evaluation images",
+        "--evaluation.mean .5 --evaluation.std .5": "are normalised",
+        "--like-images none": "--like-images none",
+        "--attackers frugal": "--attackers names others",
+    }.items():
+        plan = plan_of([*words.split(), "--defences", "none"])
+        assert [cell.row for cell in plan.first.cells] == ["frugal"] * 3
+        assert not plan.first.cells[0].job.config.evaluation.dataset.endswith("@scored")
+        (told,) = [each for each in plan.not_run if each["what"] == "somebody with images like yours"]
+        assert why in told["why"]
+    with pytest.raises(UserError, match=r"--attackers: expected --pool as well.*are 39"):
+        plan_of(["--evaluation.dataset", "few.npz", "--attackers", "knockoff"])
+    alone = plan_of(["--attackers", "knockoff"])
+    assert {cell.budget for cell in (*alone.first.cells, *alone.second("knockoff", ["mad"]).cells)} == {179}
+
+
+def test_a_detector_that_the_data_cannot_feed_is_left_out(here: Path) -> None:
+    np.savez("own.npz", images=np.random.default_rng(0).random((90, 8, 8)), labels=np.arange(90) % 10)
+    plan = plan_of(["--evaluation.dataset", "own.npz"])
+    assert (len(plan.watch), "mahalanobis" in plan.watch) == (5, False)
+    (told,) = [each for each in plan.not_run if each["what"] == "detectors mahalanobis, sequential, sprt"]
+    assert "train_labels" in told["why"]
+    assert (plan.halves["scored"], plan.halves["held_back"]) == (45, 45)
 
 
 def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
@@ -96,7 +140,7 @@ def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
     Path("a/audit.yaml").write_text(sealed(dump_yaml(first.options)))
     again = plan_of(["--resume", "--out", "a"])
     assert [cell.job for cell in again.first.cells] == [cell.job for cell in first.first.cells]
-    assert [cell.job.config.student.lr for cell in again.first.cells] == [0.3] * 3
+    assert [cell.job.config.student.lr for cell in again.first.cells] == [0.3] * 6
     assert again.config.acceptable == ("agreement=.9",)
     assert (again.config.defences, again.own) == (first.config.defences, "probabilities:4")
     assert (again.not_run, again.watch) == (first.not_run, ("labels", "pairs"))

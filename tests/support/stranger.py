@@ -47,7 +47,7 @@ def charged(run: Path) -> dict[str, int]:
 def work_out_again(out: Path) -> dict[str, Any]:
     """Assert that every figure of OUT/audit.json is what the cells' own files come to; the audit."""
     audit = read(out / "audit.json")
-    runs = {path.name: path for path in sorted((out / "cells").iterdir()) if path.is_dir()}
+    runs = {path.parent.name: path.parent for path in sorted(out.glob("cells/*/config.yaml"))}
     assert {cell["name"] for cell in audit["cells"]} == set(runs)
     price = audit["options"]["price_per_1000"]
     for cell in audit["cells"]:
@@ -94,10 +94,18 @@ def _median(counts: list[Any]) -> float | None:
     return None if middle >= 10**11 else middle
 
 
+def free(audit: dict[str, Any]) -> list[dict[str, Any]]:
+    """The price lines of attackers without images, by the settings of their cells."""
+    lines = audit["price"]
+    assert [line["has_images"] for line in lines] == [line["row"] == "knockoff" for line in lines]
+    return [line for line in lines if line["row"] != "knockoff"]
+
+
 def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | None) -> None:
     for cell in cells:
         assert (cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none")
     shares = [cell["agreement"] for cell in cells]
+    assert {cell["budget"] for cell in cells} <= {line["budget"]}
     if not cells:  # of an attacker that cannot learn from such answers nothing is known, and it is said why
         assert line["reason"] and line["state"] == "not applicable"  # noqa: PT018
         assert not any(map(any, [line["agreement"], *line["queries_to"].values()]))
@@ -114,16 +122,21 @@ def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | Non
 
 def _headline(audit: dict[str, Any], price: float | None) -> None:
     head = audit["headline"]
-    own = [line for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
+    own = [line for line in free(audit) if line["mode"] == audit["target"]["label_mode"]]
     best = sorted(own, key=lambda line: (_median(line["queries_to"]["0.9"]) or 10**12, -line["mean"]))[0]
     assert (head["attacker"], head["queries"]) == (best["row"], best["queries_to"]["0.9"])
     assert head["median"] == _median(head["queries"])
     assert head["cost"] == near(None if None in (head["median"], price) else head["median"] * price / 1000)
     assert head["best_agreement"]["mean"] == near(best["mean"])
     if head["labels"] is not None:
-        labels = [line for line in audit["price"] if line["mode"] == "label"]
+        labels = [line for line in free(audit) if line["mode"] == "label"]
         assert head["labels"]["best_agreement"]["mean"] in [line["mean"] for line in labels]
-    first, _ = head["sentences"]
+    first, *others, _ = head["sentences"]
+    for each in head["like"]:
+        (line,) = [one for one in audit["price"] if one["has_images"] and one["mode"] == each["mode"]]
+        told = f"{line['mean']:.1%}" if each["median"] is None else f"needs {each['median']:,.0f} queries"
+        assert told in others[0]
+        assert each["queries"] == line["queries_to"]["0.9"]
     assert (f"{best['mean']:.1%}" if head["median"] is None else f"{head['median']:,.0f} queries") in first
 
 
@@ -181,7 +194,7 @@ def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
     modes = {line["mode"] for line in audit["price"]} - {audit["target"]["label_mode"]}
     assert {point["name"] for point in points if point["kind"] == "label mode"} == modes
     for mode in modes:
-        worst = max(line["mean"] or 0.0 for line in audit["price"] if line["mode"] == mode)
+        worst = max(line["mean"] or 0.0 for line in free(audit) if line["mode"] == mode)
         assert next(point["agreement"] for point in points if point["name"] == mode) == near(worst)
 
 

@@ -13,6 +13,7 @@ from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, sprea
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.audits.compare.table import defended
 from dfme.oracle.ledger_log import Totals
+from dfme.queries.names import PROCEDURAL
 from dfme.report.facts import LEVELS, wilson_interval
 
 COPY = 0.9
@@ -51,7 +52,26 @@ class Findings:
     @property
     def holds_data(self) -> bool:
         """True if the attacker of the defences has images of the teacher's task, which makes a gate void."""
-        return any(each.cell.row == "knockoff" for each in (self.second.outcomes if self.second else ()))
+        return any(has_images(each.cell) for each in (self.second.outcomes if self.second else ()))
+
+    @property
+    def free(self) -> list[Entry]:
+        """Price lines of attackers without images, on whom defences are tried; else every line."""
+        return [line for line in self.price if not line["has_images"]] or self.price
+
+    @property
+    def like(self) -> list[Entry]:
+        """Price lines of the attackers who have images like the owner's, beside those who have none."""
+        return [line for line in self.price if line["has_images"] and line not in self.free]
+
+    @property
+    def constant(self) -> float | None:
+        """Agreement of one answer to everything."""
+        return (self.example.get("baselines") or {}).get("constant_agreement")
+
+    def is_no_copy(self, share: float) -> bool:
+        """True if such an agreement is no better than one answer's, as far as the images can tell."""
+        return self.constant is not None and (self.interval(share) or [1.0])[0] <= self.constant
 
     def cost(self, queries: float | None) -> float | None:
         """Cost of so many images."""
@@ -76,6 +96,7 @@ class Findings:
         queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
         ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
         line = {"row": row, "mode": mode, "agreement": agreement, **over_seeds(agreement)}
+        line |= {"has_images": has_images(outcomes[0].cell), "budget": outcomes[0].cell.budget}
         line |= {"interval": self.interval(line["mean"]), "queries_to": queries, "state": ended.state}
         ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
         return line | {"reason": ended.reason, "cells": ran, "cost_to_90": self.cost(median_to_copy(line))}
@@ -104,8 +125,8 @@ class Findings:
 
     def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
         """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
-        modes = dict.fromkeys(line["mode"] for line in self.price)
-        best = {mode: strongest_copy(self.price, mode) for mode in modes}
+        modes = dict.fromkeys(line["mode"] for line in self.free)
+        best = {mode: strongest_copy(self.free, mode) for mode in modes}
         places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items() if line}
         spreads = {mode: _spread(line) for mode, line in best.items() if line}
         tried = [
@@ -141,7 +162,7 @@ class Findings:
     def games(self, twin: Entry | None) -> Entry:
         """Reference agreements, and a copy's share of the way from a constant answer to a twin."""
         known = self.example.get("baselines") or {}
-        least = known.get("constant_agreement")
+        least = self.constant
         way = twin["agreement"] - least if twin is not None and least is not None else 0.0
         advantage = []
         for line in self.price if way else ():
@@ -185,6 +206,11 @@ class Findings:
                 seed = f", seed {each.cell.seed}" if each.state == "failed" else ""
                 found.setdefault(f"{each.cell.label} with {each.cell.mode}{seed}", each.reason)
         return [{"what": what, "why": why} for what, why in found.items()]
+
+
+def has_images(cell: Cell) -> bool:
+    """True if the cell's attacker asks a pool of somebody's images."""
+    return str(getattr(cell.job.method_config, "pool", PROCEDURAL)) != PROCEDURAL
 
 
 def over_seeds(values: Sequence[float | None]) -> Entry:
@@ -241,7 +267,7 @@ def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequenc
         value = min(counts, default=None)
         least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
         holds = value is None or value >= wanted
-        told = "none got there" if value is None else f"{value:,}"
+        told = "none got there, which shows no more than that these failed" if value is None else f"{value:,}"
     else:
         shares = (share for line in lines for share in line["agreement"] if share is not None)
         value = max(shares, default=None)

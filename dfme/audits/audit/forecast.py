@@ -39,6 +39,7 @@ class Forecast:
 
     attacks: int
     budget: int
+    charged: int
     evaluation: int
     benign: int
     transfer: int
@@ -50,15 +51,16 @@ class Forecast:
     @property
     def total(self) -> int:
         """The images that --total counts."""
-        return self.attacks * self.budget + self.benign + self.transfer
+        return self.charged + self.benign + self.transfer
 
     @property
     def text(self) -> str:
         """The images that --total counts, in a sentence."""
-        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {self.budget:,} images"
+        most = "at most " * (self.charged < self.attacks * self.budget)
+        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {most}{self.budget:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         more = (f", and at most {images:,} more {what}" for what, images in beside.items() if images)
-        return f"{attacks} may be charged {self.attacks * self.budget:,} in all{''.join(more)}"
+        return f"{attacks} may be charged {self.charged:,} in all{''.join(more)}"
 
     @property
     def line(self) -> str:
@@ -87,16 +89,20 @@ def forecast(
     config = plan.config
     scored = 0 if rehearsal is None else rehearsal.scored
     own = plan.local and not is_local(plan.job)
-    benign = owner.benign_at_most(scored, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
+    images = scored + plan.halves.get("held_back", 0)
+    benign = owner.benign_at_most(images, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
+    charged = sum(cell.budget for cell in cells)
+    evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     found = Forecast(
         attacks=len(cells),
         budget=config.budget,
-        evaluation=len(cells) * scored,
+        charged=charged,
+        evaluation=evaluation,
         benign=benign,
         transfer=_transfer(plan, scored),
         price_per_1000=plan.job.teacher.price_per_1000,
         training=_training(plan, cells, rehearsal) if timed and rehearsal else 0.0,
-        asking=len(cells) * (config.budget + scored) / rates_of(plan.job).get("images_per_second", math.inf),
+        asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
         local=plan.local,
     )
     if config.total is not None and found.total > config.total:

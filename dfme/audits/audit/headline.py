@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, to_copy
+from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, strongest_copy, to_copy
 from dfme.audits.audit.model import Entry
 from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
@@ -15,8 +15,10 @@ JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}
 """Words of a verdict."""
 ADVICE = 3
 """Lines what to do."""
+FAILED = "This shows that these attacks failed, not that the model is safe"
 NOTHING = "Nothing here helps: no switch takes more from the best attacker we ran than chance explains."
 GATES = "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked it."
+DATA_FREE = "Defences and quotas were tried on attackers without images alone."
 UNTRIED = "No switch of yours was tried: see what was not run, and why."
 
 ATLAS = {
@@ -35,16 +37,18 @@ TAXONOMY = {
 
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
     """Price of a copy from the teacher's own answers, and from labels alone, in figures and two sentences."""
-    best = _price(of, of.own)
+    best = _price(of, of.free, of.own)
     labels = None
-    if of.own != "label" and any(line["mode"] == "label" for line in of.price):
-        labels = {**_price(of, "label"), "l1_mean": of.paid("label").get("l1_mean")}
-    sentences = [_first(of, best, seeds), _second(of, labels)]
-    return {"level": COPY, "mode": of.own, **best, "labels": labels, "sentences": sentences}
+    if of.own != "label" and any(line["mode"] == "label" for line in of.free):
+        labels = {**_price(of, of.free, "label"), "l1_mean": of.paid("label").get("l1_mean")}
+    modes = dict.fromkeys(line["mode"] for line in of.like if line["mode"] in (of.own, "label"))
+    like = [{"mode": mode, **_price(of, of.like, mode)} for mode in modes]
+    sentences = [_first(of, best, seeds), *_third(of), _second(of, labels)]
+    return {"level": COPY, "mode": of.own, **best, "labels": labels, "like": like, "sentences": sentences}
 
 
-def _price(of: Findings, mode: str) -> Entry:
-    line = strongest(of.price, mode)
+def _price(of: Findings, lines: Sequence[Entry], mode: str) -> Entry:
+    line = strongest(lines, mode)
     if line is None:
         unknown = dict.fromkeys(("attacker", "median", "cost", "best_agreement"))
         return {**unknown, "queries": [], "by_seed": []}
@@ -66,8 +70,34 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     by = f"{best['attacker']}, the best attacker we ran"
     if best["median"] is not None:
         return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
-    some = f"in most seeds ({told})" if any(best["queries"]) else f"within {of.budget:,} queries"
-    return f"{copy} was not made {some}: those of {by}, agree on {best['best_agreement']['mean']:.1%}."
+    mean = best["best_agreement"]["mean"]
+    if of.is_no_copy(mean):
+        free = " without images" if not of.free[0]["has_images"] else ""
+        return (
+            f"No attack that we ran{free} copied your model: after {of.budget:,} queries the best agrees on "
+            f"{mean:.1%} of {images}, where one constant answer agrees on {of.constant:.1%}. {FAILED}."
+        )
+    if any(best["queries"]):
+        return f"{copy} was not made in most seeds ({told}): those of {by}, agree on {mean:.1%}."
+    return f"{copy} was not made within {of.budget:,} queries: those of {by}, agree on {mean:.1%}. {FAILED}."
+
+
+def _third(of: Findings) -> list[str]:
+    """The price for somebody with images like the owner's; nothing where every attacker has some."""
+    if of.free[:1] and of.free[0]["has_images"]:
+        return []
+    own = strongest(of.like, of.own)
+    if own is None:
+        return ["What it costs somebody with images like yours is not known: no such attack ran to its end."]
+    labels = strongest(of.like, "label") if of.own != "label" else None
+    also = f"; from labels alone, the same attacker {_gets(of, labels)}" if labels else ""
+    return [f"Somebody with {own['budget']:,} images like yours {_gets(of, own)}{also}."]
+
+
+def _gets(of: Findings, line: Entry) -> str:
+    if (middle := median_to_copy(line)) is None:
+        return f"agrees on {line['mean']:.1%} after {line['budget']:,} queries"
+    return f"needs {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
 
 
 def seeds_text(line: Entry, level: str) -> list[str]:
@@ -126,6 +156,10 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             lost = of.paid(name).get("accuracy_drop")
             text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
             text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
+            like = [strongest_copy(of.like, mode) for mode in (of.own, name)]
+            shares = [f"{line['mean']:.1%}" for line in like if line]
+            if len(shares) > 1:
+                text += f"; somebody with images like yours agrees on {shares[1]} in place of {shares[0]}"
             yield before.mean - after.mean, f"{text}.", at
 
 
@@ -176,17 +210,19 @@ def _worth(attack: Entry) -> float:
 def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
     """The sentences below every audit."""
     rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
+    images = "more " * any(line["has_images"] for line in of.price) + "images of your task"
     watched = "Which defences or watches the service has is not known here, and none was tried."
     if local:
         watched = "Honest streams were made from your evaluation images; your real traffic is another."
     return [
-        f"The attackers that ran are {rows}; a stronger one, or one with images of your task, may need "
-        "fewer queries.",
+        f"The attackers that ran are {rows}; a stronger one, or one with {images}, may need fewer queries. A "
+        "copy that was not made says that these attacks failed, never that the model is safe.",
         f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, "
         "and stand beside them; below five seeds none is claimed for those.",
         "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and "
         "training longer costs an attacker no query.",
         *([] if of.holds_data or not local else [GATES]),
+        *([DATA_FREE] if of.like and of.defences else []),
         "Every attack was one client: several divide a quota, and what a watch sees, among them.",
         "What an attacker learns elsewhere is not counted, such as an earlier version's answers.",
         "Figures hold for this model and these answers; another, or this one trained again, has others.",

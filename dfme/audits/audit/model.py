@@ -68,13 +68,15 @@ CALIBRATION = maybe({"value": float, "interval": [float]})
 TARGET = each("kind name label_mode", str) | {"local": bool, "defences": [str], "authorised_by": str | None}
 TARGET |= {"shape": list[int] | None, "accuracy": float | None} | each("num_classes levels", int | None)
 TARGET |= {"evaluation": {"name": str | None, "images": int | None, "labelled": bool}}
+HALVES = each("dataset sha256", str) | each("scored held_back", int)
 OPTIONS = each("attackers label_modes defences", [str]) | each("profile transfer", str) | {"seeds": [int]}
 OPTIONS |= {"budget": int, "total": int | None, "price_per_1000": float | None}
 OPTIONS |= {"acceptable": dict[str, float]}
 HEADLINE = PRICE | {"level": float, "mode": str, "sentences": [str]}
-HEADLINE |= {"labels": maybe(PRICE | {"l1_mean": float | None})}
+HEADLINE |= {"labels": maybe(PRICE | {"l1_mean": float | None}), "like": [PRICE | {"mode": str}]}
 VERDICT = each("limit text", str) | {"wanted": float, "value": float | None, "pass": bool | None}
 LINE = PLACE | OVER_SEEDS | {"agreement": [float | None], "interval": INTERVAL, "cells": [str]}
+LINE |= {"has_images": bool, "budget": int}
 LINE |= each("state reason", str) | {"queries_to": dict[str, list[int | None]], "cost_to_90": float | None}
 ADVANTAGE = PLACE | OVER_SEEDS | {"values": [float | None]}
 TWIN = maybe({"agreement": float, "accuracy": float | None, "file": str})
@@ -113,6 +115,7 @@ AUDIT = form(
         "made": each("command started machine directory", str) | {"wall_seconds": float, "finished": bool},
         "options": OPTIONS,
         "target": TARGET,
+        "halves": maybe(HALVES),
         "headline": HEADLINE,
         "advice": [each("text effect from", str)],
         "verdicts": [VERDICT],

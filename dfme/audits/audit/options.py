@@ -1,10 +1,12 @@
 """Options of ``run.py audit``, its profiles, and the limits that an owner states. No torch."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -25,7 +27,8 @@ from dfme.config.fields import (
     parse_count,
 )
 from dfme.config.messages import Problem, unknown_choice
-from dfme.config.settings import Job
+from dfme.config.settings import EvaluationConfig, Job
+from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.files import open_file, write_text
 from dfme.report.facts import LEVELS
@@ -46,8 +49,8 @@ class AuditConfig:
     """limits of yours, KEY=VALUE: queries_to_50, _80, _90 or _95 (at least so many) and agreement (at most);
     where one fails the exit code is 4"""
     attackers: Basic[tuple[str, ...]] = ()
-    """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff where there is a
-    --pool"""
+    """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff, who has images
+    like yours"""
     label_modes: Basic[tuple[LabelModeText, ...]] = ()
     """forms of answers, your model's own first; by default also probabilities:2 and label, where they tell
     less"""
@@ -61,6 +64,9 @@ class AuditConfig:
     """seeds of everything random; by default 1 of quick, 3 of standard and 5 of full"""
     pool: Basic[str | None] = None
     """images of a like kind that an attacker may have (knockoff): a FOLDER, a data set or procedural"""
+    like_images: Basic[Literal["half", "none"]] = "half"
+    """what an attacker with images like yours has without a --pool: half of your evaluation images, while the
+    other half scores all copies; none: nobody has any"""
     twin: Basic[str] = "train"
     """a network trained on your own data, beside which a copy is held: train, none, or its weights"""
     transfer: Basic[Literal["auto", "true", "false"]] = "auto"
@@ -101,6 +107,10 @@ _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
 _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
 _ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme")
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
+LIKE = "knockoff"
+"""The row of an attacker who has images like the owner's."""
+LEAST_HALF = 40
+"""Images in the attacker's half; with fewer there is no such attacker (heuristic)."""
 PROFILES = {
     "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
     "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
@@ -147,8 +157,8 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
         limits(config.acceptable, budget_of(config))
     except UserError as error:
         yield Problem("acceptable", str(error))
-    if "knockoff" in config.attackers and config.pool is None:
-        yield Problem("attackers", "expected --pool as well: the images that knockoff asks")
+    if LIKE in config.attackers and config.pool is None and config.like_images == "none":
+        yield Problem("attackers", f"expected --pool as well: the images that {LIKE} asks")
     if config.defences and away:
         yield Problem("defences", f"expected none: {away}")
     if config.dry_run and config.resume:
@@ -161,12 +171,13 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     """Fill unset options from the profile; and what is left out, for the reason ``away``."""
     profile = PROFILES[config.profile]
     budget = budget_of(config)
+    holds = config.pool is not None or config.like_images != "none"
     (own, *others) = config.label_modes
     settled = replace(
         config,
         budget=budget,
         seeds=config.seeds or tuple(range(profile.seeds)),
-        attackers=config.attackers or profile.attackers + ("knockoff",) * (config.pool is not None),
+        attackers=config.attackers or (*profile.attackers, *([LIKE] if holds else [])),
         label_modes=(own,) if away else config.label_modes,
         student_steps=config.student_steps or min(budget, profile.steps or budget),
         jobs=config.jobs or ((1 if away else 2) if config.engine == "local" else None),
@@ -174,7 +185,40 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     other = "it answers in one form; another one would have to be asked for anew"
     not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
     not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
-    return settled, not_run if away else []
+    return settled, [*_beyond(config, settled), *(not_run if away else [])]
+
+
+def _beyond(asked: AuditConfig, settled: AuditConfig) -> Iterator[dict[str, str]]:
+    """The part of the full profile that this one leaves out, of what nobody asked for."""
+    full = PROFILES["full"]
+    others = [name for name in full.attackers if name not in (*settled.attackers, *asked.attackers)]
+    few = len(PROFILES[asked.profile].defences)
+    parts = {
+        f"attackers {', '.join(others)}": others and not asked.attackers,
+        f"{len(full.defences) - few} more defences": few < len(full.defences) and not asked.defences,
+        f"seeds beyond {len(settled.seeds)}": not asked.seeds and len(settled.seeds) < full.seeds,
+        f"attacks of more than {settled.budget:,} images": settled.budget < asked.budget,
+    }
+    if what := "; ".join(text for text, left in parts.items() if left):
+        yield {"what": what, "why": f"--profile {asked.profile} takes less time; standard and full run more"}
+
+
+def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
+    """Facts of the evaluation images' halves; empty, with the reason, where they cannot be halved."""
+    if on.dataset == "none":
+        return {}, "there are no evaluation images"
+    if on.mean is not None:
+        return {}, "the evaluation images are normalised (--evaluation.mean), which those of a pool are not"
+    load = partial(load_dataset, root=on.root, download=on.download, lazy=True)
+    scored, like = (load(f"{on.dataset}{half}", "test") for half in HALVES)
+    if len(like) < LEAST_HALF:
+        found = f"half of the evaluation images are {len(like)}"
+        return {}, f"{found}, and at least {LEAST_HALF} are needed; give more, or --pool FOLDER"
+    digest = hashlib.sha256()
+    for x_BCHW in like.split(256):
+        digest.update(x_BCHW.numpy().tobytes())
+    told = {"dataset": on.dataset, "held_back": len(like), "scored": len(scored)}
+    return told | {"sha256": digest.hexdigest()}, ""
 
 
 def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
@@ -219,7 +263,8 @@ class AuditPlan:
     """An audit before it begins; ``config`` has what the profile says where the user is silent.
 
     ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options`` is its
-    own file, ``not_run`` what it leaves out and why.
+    own file, ``not_run`` what it leaves out and why. ``halves``: facts of the evaluation images' halves, if
+    an attacker has one.
     """
 
     config: AuditConfig
@@ -228,6 +273,7 @@ class AuditPlan:
     options: dict[str, Any]
     local: bool
     not_run: tuple[dict[str, str], ...]
+    halves: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def out(self) -> Path:
@@ -242,6 +288,12 @@ class AuditPlan:
     def job(self) -> Job:
         """A job whose teacher and evaluation are every cell's, and that nobody watches."""
         return unwatched(self.first.cells[0].job)
+
+    @property
+    def owner_evaluation(self) -> EvaluationConfig:
+        """All evaluation images, which the owner measures on, whatever half an attacker has."""
+        on = self.job.config.evaluation
+        return replace(on, dataset=whole_name(on.dataset))
 
     @property
     def texts(self) -> list[str]:

@@ -195,8 +195,9 @@ def curves(audit: Entry) -> list[tuple[str, str]]:
             _money(axes, audit["options"]["price_per_1000"], lines)
             _legend(figure)
             scored = [line for line in lines if line["mean"] is not None]
-            told = ", ".join(f"{line['row']} {line['mean']:.1%}" for line in scored)
-            text = f"Agreement where the model answers {mode}, after {audit['options']['budget']:,} queries: "
+            form = "{row} {mean:.1%} after {budget:,} queries"
+            told = ", ".join(form.format_map(line) for line in scored)
+            text = f"Agreement where the model answers {mode}: "
             found.append((_address(figure), f"{text}{told or 'not known yet'}."))
     return found
 

@@ -17,7 +17,7 @@ import torch
 
 from dfme import __version__
 from dfme.audits.audit import headline
-from dfme.audits.audit.findings import Findings, joined, strongest, to_copy
+from dfme.audits.audit.findings import Findings, has_images, joined, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, OwnerServices, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits, read_object
@@ -37,6 +37,7 @@ from dfme.report.page import embedded
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import is_local
+from dfme.run.evaluation import SHARED
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
 from dfme.run.lock import DirectoryLock
@@ -58,7 +59,7 @@ def audit(
     command = resume_command(plan.out, plan.job, "audit")
     work.check()
     make_folder(plan.out / "examined")
-    make_folder(plan.out / "cells")
+    make_folder(plan.out / "cells" / SHARED)
     lock = DirectoryLock(plan.out)
     whole = False
     try:
@@ -100,16 +101,22 @@ class Audit:
         self._measured: Entry | None = None
         self._examined: Entry = {}
         self._meter: Metering | None = None
-        before = read_object(plan.out / DATA).get("made")
         self._began = time.time()
-        self._before = before if isinstance(before, dict) else {}
+        self._before, self._halves = (
+            each if isinstance(each, dict) else {}
+            for each in map(read_object(plan.out / DATA).get, ("made", "halves"))
+        )
         self.found: Entry = {}
 
     def check(self, dry: bool = False) -> Forecast:
         """Find problems and forecast the images asked; print them unless ``dry``. UserError for problems."""
         plan = self._plan
         first = self._sessions[0]
-        able = dict.fromkeys(each.cell.row for each in _to_run(first) if each.cell.mode == plan.own)
+        if plan.halves and self._halves and plan.halves != self._halves:
+            wanted = "expected the evaluation images of which a half was held back as the audit began"
+            raise UserError(f"--evaluation.dataset: {wanted}, got others; restore them, or give a new --out")
+        own = [each.cell for each in _to_run(first) if each.cell.mode == plan.own]
+        able = dict.fromkeys(cell.row for cell in [each for each in own if not has_images(each)] or own)
         then = [self._session(plan.second(row, plan.config.defences)) for row in able] if plan.second else []
         known = {each.cell.name: each.cell for each in _to_run(first)}
         defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
@@ -125,6 +132,8 @@ class Audit:
             first.sharing = rehearsal.sharing
         if not dry:
             self._line.note(found.line)
+            for each in self.left_out:
+                self._line.note(f"left out: {each['what']}: {each['why']}")
         return found
 
     @property
@@ -167,7 +176,7 @@ class Audit:
         if not texts:
             return
         stacks = [tuple(text.split("+")) for text in texts]
-        asked = job.teacher, job.teacher_options, stacks, job.config.evaluation, job.config.device
+        asked = job.teacher, job.teacher_options, stacks, self._plan.owner_evaluation, job.config.device
         measure = partial(self._owner.bills, *asked, tell=self._line.note, meter=self._meter)
         # A meter's journal gives answers again in the order in which they came: detection's come after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
@@ -180,7 +189,7 @@ class Audit:
 
     def _defend(self) -> bool | None:
         """defences, and attackers who know them"""
-        best = strongest(self._of().price, self._plan.own)
+        best = strongest(self._of().free, self._plan.own)
         if self._plan.second is None or best is None:
             return None
         least = min((count for count in to_copy(best) if count is not None), default=0)
@@ -195,7 +204,8 @@ class Audit:
         """would one notice?"""
         job = self._plan.job
         file = self._plan.out / "detection.json"
-        asked = job.teacher, job.teacher_options, self._plan.watch, job.config.evaluation, job.config.device
+        images = self._plan.owner_evaluation
+        asked = job.teacher, job.teacher_options, self._plan.watch, images, job.config.device
         if self._plan.watch:
             measure = partial(self._owner.detection, *asked, meter=self._meter)
             self._measured = self._tried("detection", lambda: cached(file, asked[2], measure))
@@ -291,6 +301,7 @@ class Audit:
         return {
             "options": options | {"price_per_1000": price, "acceptable": told},
             "target": target(plan, of.example),
+            "halves": plan.halves or None,
             **{"headline": first, "advice": headline.advice(of, detection)},
             **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},

@@ -41,7 +41,7 @@ WORDS = ["audit", "--teacher", "client:Client", "--evaluation.dataset", "digits"
 WORDS += "--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split()
 WORDS += ["--twin", "none", "--price-per-1000", "2", "--jobs", "1"]
 LOCAL = ["--own-teacher", "local", "--defences", "lattice:n=10", "--label-modes", "probabilities,label"]
-LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits"]
+LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits", "--like-images", "none"]
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +65,15 @@ def asked() -> int:
 
 
 def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
-    done = run(*WORDS, "--total", "160", "--out", "a")
+    done = run(*WORDS, "--total", "320", "--out", "a")
     assert done.returncode == 0, done.stderr
-    line = "1 attack of 160 images may be charged 160 in all; 60 more to score the copies; cost at most 0.44"
+    line = "2 attacks of 160 images may be charged 320 in all; 60 more to score the copies; cost at most 0.76"
     assert line in done.stderr
     told = json.loads(Path("a/audit.json").read_text())
     ledger = told["ledger"]
-    assert asked() == ledger["served"] == 220
-    assert (ledger["images"], ledger["evaluation"], ledger["benign"], ledger["cost"]) == (160, 60, 0, 0.44)
+    assert asked() == ledger["served"] == 380  # both attacks are scored by the same answers
+    assert (ledger["images"], ledger["evaluation"], ledger["benign"], ledger["cost"]) == (320, 60, 0, 0.76)
+    assert [cell["agreement"] is None for cell in told["cells"]] == [False, False]
     why = {each["what"]: each["why"] for each in told["not_run"]}
     assert "--own-teacher local" in why["defences"]
     assert why["detection"] == why["defences"]
@@ -119,8 +120,8 @@ def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
 def test_a_dry_run_asks_nothing_and_writes_nothing() -> None:
     done = run(*WORDS, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "1 attack of 160 images may be charged 160 in all" in done.stdout
-    for text in ("cost at most 0.44", "time        at least", "left out    defences: ", "attackers   frugal"):
+    assert "2 attacks of 160 images may be charged 320 in all" in done.stdout
+    for text in ("cost at most 0.76", "left out    defences: ", "attackers   frugal, knockoff;"):
         assert text in done.stdout
     assert asked() == 0
     assert {path.name for path in Path().iterdir()} <= {"__pycache__", "meter", "client.py"}

@@ -78,6 +78,7 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
 def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SMALL", [*SMALL, "--like-images", "none"])
     assert main([*WORDS, *SMALL, "--total", "100", "--out", "t"]) == 2
     assert "1 attack of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
     assert not Path("t").exists()

@@ -1,6 +1,7 @@
 """The words of an audit, from cells made by hand: reached, not reached, by some seeds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
 from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
+from dfme.methods.configs import KnockoffConfig
 from dfme.report.facts import LEVELS
 
 JOB = Job(ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None)
@@ -34,7 +36,11 @@ REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75
 def outcome(
     row: str, mode: str, seed: int, curve: Curve, defence: str = "none", answers: str = "auto"
 ) -> Outcome:
-    cell = Cell(row, mode, 3000, seed, JOB, attempt(defence, answers, mode))
+    held = row == "knockoff"
+    job = replace(JOB, method_config=KnockoffConfig(pool="digits@like")) if held else JOB
+    cell = Cell(
+        row, mode, curve[-1][0] if held and curve else 3000, seed, job, attempt(defence, answers, mode)
+    )
     if curve is None:
         return Outcome(cell, "failed", "it broke")
     nothing: dict[str, Any] = dict.fromkeys(("kl", "vote_accuracy", "vote_agreement", "teacher_accuracy"))
@@ -68,7 +74,10 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     told = headline(of, (0, 1, 2))
     figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
     assert figures == ["frugal", [850] * 3, 850, 1.275]
-    price, hard = told["sentences"]
+    price, like, hard = told["sentences"]
+    assert (
+        like == "What it costs somebody with images like yours is not known: no such attack ran to its end."
+    )
     assert "on 90% of 359 held-out images costs 850 queries (seeds: 850, 850, 850), 1.27 at your" in price
     assert "none was made within 3,000 queries: the best agree on 75.0%; your users' answers" in hard
     assert "would change by 0.04" in hard
@@ -92,7 +101,51 @@ def test_seeds_that_get_there_and_seeds_that_do_not(
     told = headline(of, range(len(curves)))
     assert told["median"] == median
     assert words in told["sentences"][0]
-    assert len(told["sentences"]) == 2
+    assert len(told["sentences"]) == 3
+
+
+def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_switch() -> None:
+    rows = {"frugal": (REACHED, LOW), "knockoff": (((179, 0.97),), ((60, 0.5), (179, 0.83)))}
+    runs = [
+        outcome(row, mode, 0, curve)
+        for row, curves in rows.items()
+        for mode, curve in zip(("probabilities", "label"), curves, strict=True)
+    ]
+    of = found(*runs, bills=[bill("none", 0.0), bill("label", 0.04)])
+    told = headline(of, (0,))
+    assert (told["attacker"], told["median"], told["labels"]["best_agreement"]["mean"]) == (
+        "frugal",
+        850,
+        0.75,
+    )
+    assert [(each["mode"], each["attacker"], each["median"]) for each in told["like"]] == [
+        ("probabilities", "knockoff", 179),
+        ("label", "knockoff", None),
+    ]
+    assert told["sentences"][1] == (
+        "Somebody with 179 images like yours needs 179 queries for such a copy, 0.27 at your price; from "
+        "labels alone, the same attacker agrees on 83.0% after 179 queries."
+    )
+    (line,) = advice(of, None)
+    assert "agrees on 75.0% in place of 94.0%" in line["text"]
+    assert "somebody with images like yours agrees on 83.0% in place of 97.0%" in line["text"]
+    assert [point["agreement"] for point in of.pareto()] == [0.94, 0.75]
+
+
+def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
+    fail = outcome("frugal", "probabilities", 0, ((3000, 0.115),))
+    first, like, _ = headline(found(fail, outcome("knockoff", "probabilities", 0, ((179, 0.83),))), (0,))[
+        "sentences"
+    ]
+    assert first == (
+        "No attack that we ran without images copied your model: after 3,000 queries the best agrees on "
+        "11.5% of 359 held-out images, where one constant answer agrees on 10.0%. This shows that these "
+        "attacks failed, not that the model is safe."
+    )
+    assert like == "Somebody with 179 images like yours agrees on 83.0% after 179 queries."
+    better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))["sentences"][0]
+    assert "was not made within 3,000 queries" in better, "Wilson: 0.117 to 0.191"
+    assert better.endswith("not that the model is safe.")
 
 
 def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
@@ -159,7 +212,7 @@ def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> 
 
 def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
     gate = "misinform:key_env=DFME_KEY"
-    for row, texts in (("frugal", [NOTHING]), ("knockoff", [])):
+    for row, texts in (("frugal", [NOTHING]), ("knockoff", [])):  # alone, so that it meets the defences
         bare = outcome(row, "probabilities", 0, REACHED)
         of = found(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
         (line,) = advice(of, None)
@@ -200,7 +253,7 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
     failed = [outcome("frugal", "probabilities", 0, LOW), outcome("frugal", "probabilities", 1, None)]
     holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
     assert (holds["pass"], fails["pass"]) == (None, False)  # a failed attack may have been a better one
-    assert holds["text"].endswith("none got there; not known of frugal-probabilities-3k-seed1")
+    assert holds["text"].endswith("that these failed; not known of frugal-probabilities-3k-seed1")
     with pytest.raises(UserError, match="cannot be decided"):
         limits(["queries_to_90=3001"], 3000)
 

@@ -67,11 +67,11 @@ def seeds(counts: list[int | None]) -> str:
 
 def test_prices_are_those_of_the_json_seed_by_seed(page: Page) -> None:
     told = audit()
-    rows = zip(page.table("Agreement after 3,000"), told["price"], told["games"]["advantage"], strict=True)
+    rows = zip(page.table("Agreement at the end"), told["price"], told["games"]["advantage"], strict=True)
     for row, each, way in rows:
         spread = [percent(each["mean"]), span(each["interval"]), percent(each["sd"])]
         values = ", ".join(number(value, 2) for value in way["values"])
-        assert row == [each["row"], each["mode"], *spread, percents(each["agreement"]), values]
+        assert row == [each["row"], each["mode"], "3,000", *spread, percents(each["agreement"]), values]
     for row, each in zip(page.table("Queries until an agreement"), told["price"], strict=True):
         counts = [seeds(each["queries_to"][level]) for level in LEVELS]
         assert row == [each["row"], each["mode"], *counts, number(each["cost_to_90"], 2)]
@@ -200,7 +200,7 @@ def test_tables_have_captions_and_heads_with_a_scope_and_pictures_say_their_mess
     assert [(each["tabindex"], each["role"]) for each in scrolled] == [("0", "region")] * len(page.tables)
     assert {each["aria-label"] for each in scrolled} == page.tables.keys(), "a keyboard reaches what scrolls"
     scores, _, pareto = (attributes["alt"] for tag, attributes in page.tags if tag == "img")
-    assert scores.endswith("answers probabilities, after 3,000 queries: frugal 94.2%, dfme 72.0%.")
+    assert scores.endswith("probabilities: frugal 94.2% after 3,000 queries, dfme 72.0% after 3,000 queries.")
     assert "no other beats none (change 0.000, agreement 94.2%); lattice:n=10 (change 0.013" in pareto
 
 
@@ -251,7 +251,7 @@ def test_a_services_audit_says_what_was_left_out(tmp_path: Path) -> None:
     facts = dict(service.tables["What was audited, and how"])  # type: ignore[arg-type]
     assert facts["Authorised by"] == "the owner, by letter"
     assert facts.keys() & {"Money for these", "Price of 1,000", "Its accuracy"} == set()
-    assert [row[-1] for row in service.table("Agreement after")] == ["-"] * 4, "no twin, no advantage"
+    assert [row[-1] for row in service.table("Agreement at the end")] == ["-"] * 4, "no twin, no advantage"
     assert [tag for tag, _ in service.tags].count("img") == 2
     assert not service.text.count("None")
 
@@ -267,7 +267,7 @@ def test_an_unfinished_audit_says_so_and_shows_what_there_is(tmp_path: Path) -> 
         line |= dict.fromkeys(("mean", "sd", "interval", "cost_to_90"))
     unfinished = page_of(told, tmp_path)
     assert "This audit is not finished." in unfinished.text
-    assert unfinished.table("Agreement after")[3][2:6] == ["- it waits", "-", "-", "-"]
+    assert unfinished.table("Agreement at the end")[3][3:7] == ["- it waits", "-", "-", "-"]
     assert unfinished.table("Queries until")[3][2:] == [", ".join(["not finished"] * 3)] * 4 + ["-"]
 
 
