@@ -13,8 +13,9 @@ from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run.evaluation import Examination, Goal, score_all
+from dfme.run.evaluation import EvaluationSet, Examination, Goal, score_all
 from dfme.run.work import Work
+from dfme.students.trainer import StudentTrainer
 
 LOG_SECONDS = 0.5
 """Least time between two logged training steps; reading metrics makes an accelerator wait."""
@@ -136,9 +137,7 @@ def run(
         if even or early[1] < early[0]:
             deferred.verify()
             with work.doing("scoring"):
-                new = progress.scores[ledger.spent, trainer.steps] = score_all(
-                    examination, trainer.delivered, trainer.vote
-                )
+                new = progress.scores[ledger.spent, trainer.steps] = _scored(examination, trainer, progress)
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
@@ -200,6 +199,14 @@ def _spend(method: Method, oracle: Oracle) -> Metrics | None:
     if answered != planned:
         raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
     return metrics
+
+
+def _scored(examination: Examination, trainer: StudentTrainer, progress: Progress) -> dict[str, float]:
+    """The scores of the student as it is, which on an evaluation set no query changes."""
+    known = [scores for (_, steps), scores in progress.scores.items() if steps == trainer.steps]
+    if known and isinstance(examination, EvaluationSet):
+        return known[-1]
+    return score_all(examination, trainer.delivered, trainer.vote)
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:

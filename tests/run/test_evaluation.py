@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Metered, clone, ctrl_c, student
+from small_runs import Metered, break_down, clone, ctrl_c, student
 from torch import nn
 from toys import LinearTeacher, small_net
 
-from dfme.errors import UserError
+from dfme.errors import RunError, TeacherError, UserError
 from dfme.oracle.ledger import Ledger
+from dfme.oracle.ledger_log import audit
 from dfme.oracle.oracle import Oracle
 from dfme.report.facts import wilson_interval
-from dfme.run.evaluation import EvaluationSet, Examination, Goal, HoldOut, score_all
+from dfme.report.metrics import read_metrics
+from dfme.run.evaluation import SHARED, EvaluationSet, Examination, Goal, HoldOut, score_all
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 
@@ -51,6 +53,61 @@ def test_the_teacher_is_asked_once_and_not_charged():
     assert result["agreement"] == 1.0
     assert result["accuracy"] == pytest.approx(1_000 / 1_203)
     assert result["kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_runs_of_one_teacher_share_its_answers_and_each_other_teacher_is_asked(tmp_path: Path):
+    teacher = LinearTeacher(SPEC)
+    images = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    facts = {"label_mode": "probabilities", "files": {"a": "0"}}
+
+    def shared(facts: dict[str, Any], images=images, mode=teacher.label_mode) -> tuple[bool, EvaluationSet]:
+        on = EvaluationSet("toy", images, None, mode, teacher)
+        return on.share(tmp_path, facts, SPEC, 3), on
+
+    asked, first = shared(facts)
+    again, second = shared(facts | {"defences": ["mad"]})  # asked undefended
+    assert (asked, again, teacher.images) == (True, False, 20)
+    assert torch.equal(first.answers, second.answers)
+    for other in (facts | {"files": {"a": "1"}}, facts | {"label_mode": "logits"}):
+        assert shared(other)[0]
+    assert shared(facts, images=images.flip(0))[0]
+    assert teacher.images == 80
+    for path in tmp_path.glob("*/answers.pt"):
+        path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(RunError, match=r"answers\.pt"):
+        shared(facts)
+
+
+@pytest.mark.integration
+def test_a_run_that_took_its_answers_goes_on_with_them_after_a_stop(tmp_path: Path):
+    (tmp_path / SHARED).mkdir()
+    runs = {name: tmp_path / name for name in ("asks", "takes")}
+    images = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    asking = Metered()
+    clone(runs["asks"], asking, evaluation={"images": images})
+    taking = Metered(at={3: break_down})
+    with pytest.raises(TeacherError):
+        clone(runs["takes"], taking, evaluation={"images": images})
+    taken = Metered()
+    clone(runs["takes"], taken, evaluation={"images": images}, resume=True)
+    ledgers = {name: audit(path / "ledger.jsonl") for name, path in runs.items()}
+    assert [each.evaluation_queries for each in ledgers.values()] == [30, 0]
+    assert asking.images == ledgers["asks"].served
+    assert taking.images + taken.images == ledgers["takes"].served
+    assert student(runs["takes"]) == student(runs["asks"])
+
+
+@pytest.mark.integration
+def test_a_student_that_did_not_change_is_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scored = list[int]()
+    plain = EvaluationSet.score
+    monkeypatch.setattr(EvaluationSet, "score", lambda on, net: scored.append(1) or plain(on, net))
+    student = {"arch": "cnn_small", "steps": 12, "rounds": (0.5, 1.0), "replay_batch": 8}
+    images = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    clone(tmp_path / "a", Metered(), evaluation={"images": images, "points": 10}, student=student)
+    told = [record for record in read_metrics(tmp_path / "a" / "metrics.jsonl") if "agreement" in record]
+    values = [record["agreement"] for record in told]
+    assert len(told) > len(scored) >= len(set(values))
 
 
 def test_scoring_leaves_the_mode_and_the_statistics_as_they_were():
