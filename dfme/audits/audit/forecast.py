@@ -2,30 +2,21 @@
 
 import math
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.model import OwnerServices
 from dfme.audits.audit.options import AuditPlan
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
-from dfme.audits.compare.processes import cores, threads_each
 from dfme.audits.compare.rehearsal import Rehearsal
-from dfme.compute import choose_device
 from dfme.errors import UserError
 from dfme.report.console import duration
 from dfme.run.build import is_local
-from dfme.run.components import build_nets
 from dfme.run.plan import WIDTH
 
-TIMED_STEPS = 6
-MAX_SECONDS = 3.0
-"""After either no further step is timed."""
 STRANGERS = 4
 """Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
 
@@ -34,7 +25,7 @@ STRANGERS = 4
 class Forecast:
     """Images that an audit will ask: ``evaluation`` and those of ``attacks`` exactly, the others at most.
 
-    ``training``: seconds of the students' steps; ``asking``: those of a stated rate, 0 without one.
+    ``seconds``: of the attacks; ``asking``: those of a stated rate, 0 without one.
     """
 
     attacks: int
@@ -44,7 +35,7 @@ class Forecast:
     benign: int
     transfer: int
     price_per_1000: float | None
-    training: float
+    seconds: float
     asking: float
     local: bool
 
@@ -73,18 +64,18 @@ class Forecast:
     @property
     def time(self) -> str:
         """The time of the attacks, in words."""
-        text = f"at least {duration(self.training)} to train the copies"
+        text = f"about {duration(self.seconds)} on this machine for the attacks; examining comes on top"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
-        return text if self.local else f"{text}; to ask comes on top, at a rate that nobody states"
+        return text if self.local else f"{text}; so does asking, at a rate that nobody states"
 
 
 def forecast(
-    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: OwnerServices, timed: bool
+    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: OwnerServices
 ) -> Forecast:
     """Images and time of the audit, in ``cells`` and beside; ``rehearsal`` is None if all are finished.
 
-    ``timed``: steps of each attacker's student are. UserError beyond ``--total``, and for a wrong ``--twin``.
+    UserError beyond ``--total``, and for a wrong ``--twin``.
     """
     config = plan.config
     scored = 0 if rehearsal is None else rehearsal.scored
@@ -101,7 +92,7 @@ def forecast(
         benign=benign,
         transfer=_transfer(plan, scored),
         price_per_1000=plan.job.teacher.price_per_1000,
-        training=_training(plan, cells, rehearsal) if timed and rehearsal else 0.0,
+        seconds=rehearsal.total(cells, plan.first.jobs) if rehearsal else 0.0,
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
         local=plan.local,
     )
@@ -139,28 +130,3 @@ def _transfer(plan: AuditPlan, scored: int) -> int:
     images = min(MAX_IMAGES, scored) * len(ATTACKS) * len(next(iter(EPS.values())))
     copies = sum(cell.seed == plan.config.seeds[0] for cell in plan.first.cells)
     return PROCEDURAL + images * (copies + STRANGERS) if here else images
-
-
-def _training(plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal) -> float:
-    """Seconds of all students' steps, as many cells side by side as the plan has it."""
-    first = {cell.row: cell for cell in reversed(cells)}
-    torch.set_num_threads(threads_each(plan.first.jobs))  # as the cells will have
-    seconds = {row: _step_seconds(cell, rehearsal) for row, cell in first.items()}
-    steps = sum(seconds[cell.row] * cell.job.config.student.steps for cell in cells)
-    return steps / min(plan.first.jobs, cores(), len(cells))
-
-
-def _step_seconds(cell: Cell, rehearsal: Rehearsal) -> float:
-    """Seconds of a step of all students of the cell, on noise: the least of a few, since others may run."""
-    student = cell.job.config.student
-    device = choose_device(cell.job.config.device)
-    nets = build_nets(cell.job, rehearsal.spec, rehearsal.num_classes, device).students
-    x_BCHW = torch.rand(student.batch(cell.job.config.images), *rehearsal.spec.shape, device=device)
-    seconds: list[float] = []
-    while len(seconds) < TIMED_STEPS and sum(seconds) < MAX_SECONDS:
-        began = time.perf_counter()
-        for net in nets:
-            net.zero_grad()
-            net(x_BCHW).square().mean().backward()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)

@@ -25,7 +25,7 @@ from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import NO_DEFENCE, ComparisonPlan
 from dfme.audits.compare.processes import cores
-from dfme.audits.compare.rehearsal import rehearse
+from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.session import Session, not_applicable
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
@@ -101,6 +101,7 @@ class Audit:
         self._measured: Entry | None = None
         self._examined: Entry = {}
         self._meter: Metering | None = None
+        self._rehearsal: Rehearsal | None = None
         self._began = time.time()
         self._before, self._halves = (
             each if isinstance(each, dict) else {}
@@ -125,13 +126,13 @@ class Audit:
         free = is_local(plan.job) and not dry  # any other teacher's count is to be that of the ledgers
         facts: list[str] = []  # a refusal stands alone
         rehearsal = rehearse(plan.first, [*waiting.values()], facts.append, ask=free)
-        found = forecast(plan, [*cells.values()], rehearsal, self._owner, timed=dry)
+        found = forecast(plan, [*cells.values()], rehearsal, self._owner)
         for fact in facts:
             self._line.note(fact)
-        if rehearsal:
-            first.sharing = rehearsal.sharing
+        self._rehearsal = rehearsal
         if not dry:
             self._line.note(found.line)
+            self._line.note(found.time)
             for each in self.left_out:
                 self._line.note(f"left out: {each['what']}: {each['why']}")
         return found
@@ -166,6 +167,7 @@ class Audit:
         return Session(plan, not_applicable(plan.runs), self._line)
 
     def _run(self, session: Session) -> bool:
+        session.take(self._rehearsal)
         with Interrupt(announce=True) as interrupt:
             return not session.run(interrupt.requested)
 

@@ -1,5 +1,7 @@
 """What every cell would find for itself is found once, before the first of them asks anything."""
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -8,8 +10,10 @@ import torch
 
 from dfme.audits.compare.engines import EXTRAS
 from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan, rates_of
+from dfme.audits.compare.processes import cores, threads_each
 from dfme.compute import choose_device
 from dfme.config.settings import Job
+from dfme.data import ImageSet
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -19,16 +23,29 @@ from dfme.run.evaluation import evaluation_images
 from dfme.run.job import document, unwatched
 from dfme.run.parts import build_parts, require_room
 from dfme.run.timing import method_of
+from dfme.run.timing import rehearse as rehearse_run
+from dfme.run.work import END_SECONDS, Work
 from dfme.spec import ImageSpec, Teacher
+
+START_SECONDS = 3.0  # of a process until its first query; heuristic
 
 
 class Rehearsal(NamedTuple):
-    """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation."""
+    """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation.
+
+    ``seconds``: of a cell by row and budget, alone on its share of the cores, where that is known.
+    """
 
     sharing: int
     scored: int
     spec: ImageSpec
     num_classes: int
+    seconds: dict[tuple[str, int], float]
+
+    def total(self, cells: Sequence[Cell], jobs: int) -> float:
+        """Seconds of these cells, as many side by side."""
+        every = [self.seconds.get((cell.row, cell.budget), 0.0) for cell in cells]
+        return max([math.fsum(every) / max(1, min(jobs, cores())), *every])
 
 
 def rehearse(
@@ -42,12 +59,13 @@ def rehearse(
     problems = dict[str, dict[str, None]]()
     sharing = 0
     rehearsal: Rehearsal | None = None
+    timed = dict[tuple[str, int], float]()
     for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job = of_mode[0].job
         named = teacher_name(document(job)["teacher"])
-        local = is_local(job)  # others would be asked by the calibration of a watch
-        teacher = build_teacher(job if local else unwatched(job), None, torch.device("cpu"))
+        # others would be asked by the calibration of a watch
+        teacher = build_teacher(job if is_local(job) else unwatched(job), None, torch.device("cpu"))
         try:
             names = teacher.info.class_names
             service = teacher.info.remote is not None
@@ -56,14 +74,16 @@ def rehearse(
             sharing = min(most, len(cells)) if service else 0
             _require_rates(job, named, sharing)
             data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-            scored = 0 if data is None else len(data)
-            rehearsal = Rehearsal(sharing, scored, teacher.spec, teacher.num_classes)
+            rehearsal = Rehearsal(
+                sharing, 0 if data is None else len(data), teacher.spec, teacher.num_classes, timed
+            )
             alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
             for cell in alike:
                 try:
                     _require_fit(cell, teacher, plan.engine in EXTRAS)
                 except UserError as error:
                     problems.setdefault(str(error), {})[cell.row] = None
+            _time(timed, [] if problems else of_mode, teacher, data, plan, sharing)
             asks = ask and not service
             if asks and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
@@ -104,9 +124,44 @@ def _require_fit(cell: Cell, teacher: Teacher, away: bool) -> None:
     config = cell.job.config
     cpu = torch.device("cpu")
     here = None if away else choose_device(config.device)
-    none = replace(config.evaluation, dataset="none")
-    job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
+    job = _on_cpu(cell)
     _, pool, nets = build_parts(job, teacher, cpu)
     method_of(job, teacher, nets, pool)
     if here == cpu:
         require_room(job, teacher, cpu)
+
+
+def _on_cpu(cell: Cell) -> Job:
+    config = cell.job.config
+    none = replace(config.evaluation, dataset="none")
+    return replace(cell.job, config=replace(config, device="cpu", evaluation=none))
+
+
+def _time(
+    timed: dict[tuple[str, int], float],
+    cells: Sequence[Cell],
+    teacher: Teacher,
+    data: ImageSet | None,
+    plan: ComparisonPlan,
+    sharing: int,
+) -> None:
+    """Add the seconds of a cell's process, by a rehearsal on its share of this machine's CPU.
+
+    Which answers it gets matters little. Cells that share a service wait for one another.
+    """
+    threads = torch.get_num_threads()
+    scored = 0 if data is None else len(data)
+    for cell in {(cell.row, cell.budget): cell for cell in cells}.values():
+        job = _on_cpu(cell)
+        away = plan.engine in EXTRAS or choose_device(cell.job.config.device).type != "cpu"
+        if away or (cell.row, cell.budget) in timed:
+            continue
+        _, pool, nets = build_parts(job, teacher, torch.device("cpu"))
+        torch.set_num_threads(threads_each(plan.jobs))
+        found = rehearse_run(job, teacher, nets, pool, data, free=is_local(job))
+        torch.set_num_threads(threads)
+        left = Work(job, method_of(job, teacher, nets, copy.copy(pool)), found).left
+        if found is not None and left is not None:
+            images = scored + max(0, sharing - 1) * (job.config.images + scored)
+            around = START_SECONDS + END_SECONDS + images * (found.answer or 0.0)
+            timed[cell.row, cell.budget] = left + around

@@ -1,6 +1,7 @@
 """Run a comparison from plan to files: finished cells are kept, others run, tables written."""
 
 import json
+import math
 import shlex
 import signal
 import time
@@ -14,19 +15,20 @@ from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
 from dfme.audits.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.audits.compare.processes import last_line
-from dfme.audits.compare.rehearsal import rehearse
+from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.rows import unequal
 from dfme.audits.compare.table import as_csv, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.methods import find_method
-from dfme.report.console import duration, teacher_name
+from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, consent_flags, document, resume_command
 from dfme.run.lock import DirectoryLock
+from dfme.run.work import TRUST
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -40,8 +42,9 @@ def compare(
     and data are written after every cell. UserError for what cannot work, before any is started.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    if rehearsal := rehearse(plan, session.waiting, line.note):
-        session.sharing = rehearsal.sharing
+    session.take(rehearsal := rehearse(plan, session.waiting, line.note))
+    if rehearsal and (seconds := rehearsal.total(session.waiting, plan.jobs)):
+        line.note(f"about {duration(seconds)} on this machine for {len(session.waiting)} cells")
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.engine_options:  # which no file keeps
         command += f" --engine-options {shlex.quote(plan.engine_words)}"
@@ -87,7 +90,17 @@ class Session:
         engine = resolve_name(ENGINES[plan.engine])
         self._engine: WorkerPool = engine(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
-        self.sharing = 0
+        self._sharing = 0
+        self._seconds: dict[tuple[str, int], float] = {}
+        self._begun: dict[str, float] = {}
+        self._ran: dict[str, float] = {}
+        self._said = 0.0
+
+    def take(self, rehearsal: Rehearsal | None) -> None:
+        """Take up what was found for all cells."""
+        if rehearsal is not None:
+            self._sharing = rehearsal.sharing
+            self._seconds = rehearsal.seconds
 
     @property
     def runs(self) -> list[Outcome]:
@@ -100,7 +113,7 @@ class Session:
         return [each.cell for each in self.runs if each.state == "waiting"]
 
     def run(self, stopped: Callable[[], bool]) -> bool:
-        """Run every waiting cell; True if stopped before the last had finished. ``sharing``: as rehearsed."""
+        """Run every waiting cell; True if stopped before the last had finished."""
         if kept := sum(each.state == "finished" for each in self.runs):
             self._line.note(f"{kept} cells were finished before and are kept")
         self._write()
@@ -123,19 +136,45 @@ class Session:
         return sum((self._asked | known).values())
 
     def _watch(self) -> None:
-        """Draw how far the cells are that were to be run."""
-        if not (self._line.live and self._due):
+        """Show how far the cells are that were to be run: by a bar, or a line now and then."""
+        now = time.monotonic()
+        running = self._engine.running
+        silent = now - self._said < max(LINE_SECONDS, LINE_TIME * (now - self._started))
+        if not (running and self._due) or (silent and not self._line.live):
             return
         images = self._images()
         every = sum(cell.budget for cell in self._due.values())
-        running = self._engine.running
         ended = len(self._due) - len(self.waiting)
         parts = [f"{ended} of {len(self._due)} cells done, {len(running)} running"]
         parts.append(f"{images:,}/{every:,} images")
-        if 0 < images < every:
-            parts.append(f"{duration((time.monotonic() - self._started) * (every - images) / images)} left")
+        share = images / every
+        left = self._left(now)
+        if left is None and 0 < share < 1:
+            left = (now - self._started) * (1 - share) / share
+        if left is not None:
+            parts.append(f"{duration(left)} left")
+            share = (now - self._started) / max(now - self._started + left, 1e-9)
         names = [cell.name for cell in running]
-        self._line.show(lambda: (images / every, parts, names))
+        self._said = now
+        if self._line.live:
+            self._line.show(lambda: (share, parts, names))
+        else:
+            self._line.note("  ".join(parts))
+
+    def _left(self, now: float) -> float | None:
+        """Seconds to come: those foretold of each cell, corrected by what finished ones took."""
+        foretold = {name: self._seconds.get((cell.row, cell.budget)) for name, cell in self._due.items()}
+        known = {name: seconds for name, seconds in foretold.items() if seconds is not None}
+        if len(known) < len(foretold):
+            return None
+        done = math.fsum(known[name] for name in self._ran)
+        slower = (TRUST + math.fsum(self._ran.values())) / (TRUST + done)
+        to_come = []
+        for cell in self.waiting:
+            seconds = known[cell.name] * slower
+            gone = now - self._begun.get(cell.name, now)
+            to_come.append(max(seconds - gone, 0.05 * seconds))
+        return max([math.fsum(to_come) / min(self._plan.jobs, len(to_come)), *to_come]) if to_come else 0.0
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """Facts of a cell before anything runs: it may be finished by an earlier call."""
@@ -154,13 +193,14 @@ class Session:
 
     def _task(self, cell: Cell) -> Task:
         """Task that begins or resumes a cell's run."""
+        self._begun[cell.name] = time.monotonic()
         if not self._line.live and self._plan.engine != "commands":
             self._line.note(f"{cell.name}: {'begun' if self._plan.engine == 'local' else 'queued'}")
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
         log = directory.with_name(f"{cell.name}.log")
-        job = as_asked(cell.job, self.sharing, self._plan.engine in EXTRAS)
+        job = as_asked(cell.job, self._sharing, self._plan.engine in EXTRAS)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
         return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
@@ -173,6 +213,7 @@ class Session:
             self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
             return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
+        self._ran[cell.name] = time.monotonic() - self._begun[cell.name]
         ended = len(self._due) - len(self.waiting)
         self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {_in_a_line(outcome)}")
         self._write()
