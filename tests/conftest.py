@@ -1,5 +1,7 @@
 """The tiers' rules, and runs that several test files start from."""
 
+import atexit
+import gc
 import os
 import re
 import shutil
@@ -15,6 +17,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: two workers are two threads
 for name in [name for name in os.environ if name.startswith("WANDB_")]:
     del os.environ[name]  # they change what a run tracks; a test that wants one sets it
+
+gc.disable()  # until all is imported, which stays to the end
+atexit.register(gc.unfreeze)
 
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
@@ -58,6 +63,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if "not integration" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
     return True if WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at what is loaded by now, again and again."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Once, for what fails while it is deleted; pytest itself then does so five times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,12 +5,13 @@ The cases come from the registries, so that what is added there is tried here.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from accelerator import HostReadError, unreadable
+from small_runs import small_options
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from toys import LinearTeacher, make_method, make_parts
 
@@ -39,11 +40,17 @@ def case(method: str, **options: Any) -> Any:
     return pytest.param(method, options, id=f"{method} {options}")
 
 
-EVERYTHING = {"replay_steps": 2, "average": 0.9, "augment": "both", "optimizer": "adam"}
+def in_turn(number: int, kinds: Iterable[str]) -> list[str]:
+    """Labels, where a method takes them, and one kind of scores, another for each method."""
+    scores = [kind for kind in kinds if kind != "label"]
+    return [scores[number % len(scores)], *({"label"} & {*kinds})]
+
+
+EVERYTHING = {"replay_steps": 1, "average": 0.9, "augment": "both", "optimizer": "adam"}
 METHOD_CASES = [
     case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
-    for name, entry in METHODS.items()
-    for kind in entry.load().label_modes
+    for number, (name, entry) in enumerate(METHODS.items())
+    for kind in in_turn(number, entry.load().label_modes)
 ]
 METHOD_CASES += [
     case("maze", partial_data="procedural", seed_images=4, critic_steps=1),
@@ -58,18 +65,21 @@ METHOD_CASES += [
 ]
 for how in choices(StudentConfig, "augment"):
     METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
+WAYS: list[dict[str, Any]] = [{"kind": kind} for kind in MAKERS if kind != "prior_guided"]
+WAYS += [{"kind": "prior_guided", "prior": prior} for prior in PRIORS]
+# Every way in every space, its forms in turn.
 ESTIMATOR_CASES = [
-    case("dfme", kind=kind, form=form, **(LATTICE if space == "lattice" else {"space": space}), **prior)
-    for kind, form, space in itertools.product(MAKERS, FORMS, SPACES)
-    for prior in ([{"prior": prior} for prior in PRIORS] if kind == "prior_guided" else [{}])
-    if (prior.get("prior"), space) != ("neighbours", "pre_squash")
+    case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
+    for way in WAYS
+    for space, form in zip(SPACES, itertools.cycle(FORMS))
+    if (way.get("prior"), space) != ("neighbours", "pre_squash")
 ]
 ESTIMATOR_CASES += [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
 ESTIMATOR_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
 QUERY_CASES = [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
-DRAWN = [{"procedural": 0.5, "programs": ("leaves", "noise")}, {"base": "procedural"}, {"evolve": 0.5}]
+DRAWN = [{"procedural": 0.5, "programs": ("gradients", "noise")}, {"base": "procedural"}, {"evolve": 0.5}]
 QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
-for by, balance in itertools.product(choices(QueriesConfig, "choose"), (True, False)):
+for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
     chooser = "disguide" if by == "disagreement" else "static"
     QUERY_CASES.append(case(chooser, queries={"pool": 2, "choose": by, "balance": balance}))
 
@@ -77,12 +87,13 @@ for by, balance in itertools.product(choices(QueriesConfig, "choose"), (True, Fa
 def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
     """So many steps of a method around a toy teacher."""
     mode = options.pop("mode", "probabilities")
-    queries, student = QueriesConfig(**options.pop("queries", {})), options.pop("student", {})
+    queries = QueriesConfig(**{"programs": ("noise",), **options.pop("queries", {})})
+    student = options.pop("student", {})
     teacher = LinearTeacher(ImageSpec((3, 8, 8), levels=256), mode=mode)
     parts = make_parts(teacher, 10**6, queries=queries, count=METHODS[name].students, **student)
     parts = dataclasses.replace(parts, hold_out=HoldOut(teacher.label_mode, teacher.spec).hold_out)
-    few = {"dfms": {"gan_steps": 1}}.get(name, {})
-    method = make_method(name, parts, **{"batch_size": BATCH, **few, **options})
+    few = small_options(name, batch_size=BATCH, gan_steps=1, student_steps=1)
+    method = make_method(name, parts, **{**few, **options})
     method.prepare()
     for _ in range(count):
         method.step()

@@ -110,14 +110,14 @@ def rounded(values: np.ndarray[Any, Any], decimals: int) -> np.ndarray[Any, Any]
 
 
 @given(shares, st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_probabilities_are_rounded_as_decimals_are(row: np.ndarray[Any, Any], decimals: int) -> None:
     expected = rounded(row, decimals)
     assert cut([row.tolist()], f"probabilities:{decimals}").tobytes() == expected.tobytes()
 
 
 @given(shares, st.integers(1, 10))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_rounded_already_stays_as_it_is_bit_by_bit(row: np.ndarray[Any, Any], decimals: int) -> None:
     """By us, by NumPy in either precision, and as text."""
     mode, said = LabelMode("probabilities", decimals=decimals), list[str]()
@@ -137,7 +137,7 @@ def test_more_decimals_than_a_number_has_change_nothing(decimals: int) -> None:
 
 
 @given(shares, st.integers(1, 7), st.sampled_from([None, 1, 4]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_top_k_is_chosen_before_rounding(row: np.ndarray[Any, Any], k: int, decimals: int | None) -> None:
     mode = LabelMode("top_k", k=k, decimals=decimals)
     kept = cut(row[None], str(mode))[0]

@@ -116,7 +116,7 @@ kills = st.lists(st.builds(Kill, st.integers(1, 40), st.sampled_from([0.0, 0.1, 
 
 
 @given(plan=plans, kills=kills, budget=st.integers(1, 60), journaled=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_killed_and_resumed_is_as_if_never_killed(
     tmp_path_factory: pytest.TempPathFactory, plan: Plan, kills: list[Kill], budget: int, journaled: bool
 ) -> None:
@@ -145,7 +145,7 @@ def test_killed_and_resumed_is_as_if_never_killed(
 
 
 @given(plan=plans, kill=st.builds(Kill, st.integers(1, 30), st.just(0.5)), budget=st.integers(1, 30))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_a_larger_budget_on_resume_repeats_what_was_and_then_goes_on(
     tmp_path_factory: pytest.TempPathFactory, plan: Plan, kill: Kill, budget: int
 ) -> None:

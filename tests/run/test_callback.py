@@ -89,12 +89,18 @@ WRONG: list[dict[object, object]] = [{name: 0.5} for name in ("agreement", "samp
 WRONG += [{"a": value} for value in ("0.5", True, 10**400, torch.zeros(2, 20))]
 
 
+NO_METRIC = r"^callback: (a: expected a number, got|expected names).*$"
+
+
 @pytest.mark.parametrize("returned", WRONG, ids=str)
-def test_what_can_be_no_metric_is_one_line_and_all_paid_is_kept(
-    returned: dict[object, object], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"^callback: (a: expected a number, got|expected names).*$"):
-        clone(tmp_path / "run", first := Metered(), callback=lambda queries, metrics: returned)
+def test_what_can_be_no_metric_is_one_line(returned: dict[object, object]) -> None:
+    with pytest.raises(UserError, match=NO_METRIC):
+        callback_metrics(returned)
+
+
+def test_what_can_be_no_metric_ends_the_run_and_all_paid_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=NO_METRIC):
+        clone(tmp_path / "run", first := Metered(), callback=lambda queries, metrics: WRONG[-1])
     assert clone(tmp_path / "run", second := Metered(), resume=True).finished
     assert first.served + second.served == BUDGET
 

@@ -83,15 +83,11 @@ MOMENTS: dict[str, list[dict[int, Callable[[], object]]]] = {
     "thrice": [{6: ctrl_c}, {2: break_down}, {3: ctrl_c}],
 }
 FIRST = next(iter(MOMENTS))
-SELDOM = ("labels learnt", "a module of one's own", "defended, parts of batches", "behind noise, top k")
-USUAL = [(name, FIRST) for name in KINDS if name not in SELDOM] + [
-    ("plain", moment) for moment in MOMENTS if moment != FIRST
-]
-USUAL += [
-    ("checked before its first step", "thrice"),
-    ("scored on images", "at the first question, then the second"),
-]
-USUAL += [("defended", "before the first checkpoint"), ("in rounds, enlarged", "thrice")]
+SELDOM = ["labels learnt", "answers averaged", "a module of one's own", "two students of one's own"]
+SELDOM += ["defended, not scored", "defended, parts of batches", "behind noise, top k"]
+USUAL = [(name, FIRST) for name in KINDS if name not in SELDOM]
+USUAL += [("plain", "before the first checkpoint"), ("defended", "before the first checkpoint")]
+USUAL += [("plain", "thrice"), ("scored on images", "at the first question, then the second")]
 OTHERS = [(name, moment) for name in KINDS for moment in MOMENTS if (name, moment) not in USUAL]
 
 

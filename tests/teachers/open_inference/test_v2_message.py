@@ -6,7 +6,7 @@ import struct
 from functools import partial
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import refused
@@ -40,6 +40,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tolist() == other.tolist()
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(NUMBERS | TEXTS, max_size=4), st.sampled_from(["inputs", "outputs"]))
 def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key: str) -> None:
     tensors = [NamedTensor(f"t{i}", array) for i, array in enumerate(arrays)]
@@ -51,6 +52,7 @@ def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key:
     assert [bytes(to_bytes(t.array)) for t in back] == [bytes(to_bytes(t.array)) for t in tensors]
 
 
+@settings(max_examples=40, deadline=None)
 @given(NUMBERS | hnp.arrays(object, SHAPES, elements=st.text(max_size=9).map(str.encode)))
 def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) -> None:
     if array.dtype.kind == "f" and np.isinf(array).any():
