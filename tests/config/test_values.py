@@ -103,7 +103,7 @@ def test_values_are_converted(kind: Any, given_value: Any, expected: Any) -> Non
         (int, True, "expected a whole number, got True"),
         (float | None, "x", "expected a number or none, got 'x'"),
         (SHAPE, "3,32", "expected 3 whole numbers such as 3,32,32 or none, got '3,32'"),
-        (get_type_hints(StudentConfig)["optimizer"], "sdg", "one of sgd, adam, adamw, auto, got 'sdg'; did you"),
+        (get_type_hints(StudentConfig)["optimizer"], "sdg", "sgd, adam, adamw, auto, got 'sdg'; did you"),
     ],
 )
 def test_values_of_a_wrong_type_are_explained(kind: Any, given_value: Any, message: str) -> None:
