@@ -113,7 +113,8 @@ class StudentConfig:
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam", "adamw", "auto"] = "sgd"
-    """sgd, adam, adamw, or auto: sgd for scores; for labels adam with a fiftieth of lr and no weight decay"""
+    """sgd, adam, adamw, or auto: for scores sgd, above 16 pixels a side adamw with a hundredth of lr and, if
+    loss is auto, kl; for labels adam with a fiftieth of lr and no weight decay"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both spread what
     top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of top_k, else that)"""
@@ -129,7 +130,8 @@ class StudentConfig:
     """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first,
     then paid ones again (replay); 0: one step a fresh batch and replay_steps, or passes"""
     passes: Basic[Natural] = 0
-    """with rounds and without steps: passes over all that is held that every round takes"""
+    """with rounds and without steps: passes over all that is held that a round takes with 5,000 images; with
+    n, sqrt(5000 / n) times as many"""
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
@@ -164,8 +166,8 @@ class StudentConfig:
         return min(max(64, held // 64), 256) if self.replay_batch == "auto" else self.replay_batch
 
     def pass_steps(self, held: int) -> int:
-        """Steps of ``passes`` over so many images; 0 without any."""
-        return math.ceil(self.passes * held / self.batch(held))
+        """Steps of the passes over so many images, 0 without any; few images need more (heuristic)."""
+        return math.ceil(self.passes * math.sqrt(5_000 * held) / self.batch(held))
 
     def round_steps(self, images: int, most: int | None = None) -> tuple[int, ...]:
         """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a time."""
@@ -182,10 +184,10 @@ class QueriesConfig:
 
     programs: tuple[str, ...] = ("leaves",)
     """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves), strokes, pen,
-    glyphs, noise (1/f), gradients, generators; a name that stands twice counts twice"""
-    domain: Basic[Literal["handwriting", "signs", "things", "unknown"]] = "unknown"
-    """what the attacker knows that the teacher is for, which sets the programs: handwriting, signs (letters
-    and digits in colour), things (what photographs show), or unknown"""
+    noise (1/f), gradients, generators; a name that stands twice counts twice"""
+    domain: Basic[Literal["handwriting", "things", "unknown"]] = "unknown"
+    """what the attacker knows that the teacher is for, which sets the programs: handwriting (and other
+    writing), things (what photographs show), or unknown"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"

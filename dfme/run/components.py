@@ -152,6 +152,7 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
 def build_trainer(
     config: ExtractConfig,
     students: Sequence[nn.Module],
+    spec: ImageSpec,
     mode: LabelMode,
     replay: Replay | None,
     share: Callable[[], float],
@@ -159,8 +160,8 @@ def build_trainer(
     fresh: Callable[[int], list[nn.Module]] | None = None,
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
+    config = replace(config, student=fitting(config.student, mode, spec.shape))
     distance = make_distance(config.answers.loss(config.student.loss), mode)
-    config = replace(config, student=fitting(config.student, mode))
     return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
 
 
@@ -188,7 +189,7 @@ def build_components(
     def share() -> float:
         return oracle.images_counted / oracle.ledger.budget
 
-    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
+    students = build_trainer(config, nets.students, spec, mode, replay, share, rng, nets.fresh)
     if config.graphs:
         students.use_graphs()
         if nets.generator is not None:

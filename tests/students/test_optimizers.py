@@ -2,12 +2,15 @@
 
 from copy import deepcopy
 
+import pytest
 import torch
 from torch import nn
 
 from dfme.config.settings import StudentConfig
 from dfme.spec import LabelMode
 from dfme.students.optimizers import ScheduledOptimizer, fitting, make_optimizer
+
+SMALL = (1, 8, 8)
 
 
 def scheduled(net: nn.Module, factors: list[float], momentum: float = 0.0) -> ScheduledOptimizer:
@@ -51,7 +54,7 @@ def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
 def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -> None:
     config, net = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1), nn.Linear(1, 1)
     scores, labels = (
-        make_optimizer(net, fitting(config, LabelMode(kind))) for kind in ("probabilities", "label")
+        make_optimizer(net, fitting(config, LabelMode(kind), SMALL)) for kind in ("probabilities", "label")
     )
     assert isinstance(scores, torch.optim.SGD)
     assert isinstance(labels, torch.optim.Adam)
@@ -60,4 +63,24 @@ def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -
         (0.01, 0),
     ]
     said = StudentConfig(lr=0.5, weight_decay=0.1)
-    assert fitting(said, LabelMode("label")) is said
+    assert fitting(said, LabelMode("label"), SMALL) is said
+
+
+@pytest.mark.parametrize(("asked", "loss"), [("auto", "kl"), ("l1", "l1")])
+def test_scores_of_larger_images_are_learnt_by_adamw_on_kl(asked: str, loss: str) -> None:
+    config = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1, loss=asked)
+    taken = fitting(config, LabelMode("probabilities"), (1, 8, 17))
+    assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == ("adamw", 0.005, 0.1, loss)
+    assert fitting(config, LabelMode("label"), (1, 8, 17)).optimizer == "adam"
+
+
+def test_adamw_decays_weights_apart_from_the_gradient() -> None:
+    """With a gradient of zero a step takes lr * decay of each weight, as torch's AdamW does."""
+    ours, theirs = nn.Linear(2, 1), nn.Linear(2, 1)
+    theirs.load_state_dict(ours.state_dict())
+    settings = {"lr": 0.5, "weight_decay": 0.1}
+    mine = make_optimizer(ours, StudentConfig(optimizer="adamw", **settings))
+    for net, optimizer in ((ours, mine), (theirs, torch.optim.AdamW(theirs.parameters(), **settings))):
+        net(torch.ones(1, 2)).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)

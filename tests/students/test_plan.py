@@ -123,26 +123,25 @@ def test_a_budget_that_grows_in_the_midst_keeps_the_rounds_that_were_due():
     assert (again.edges[-1], again.steps_due(0.4, 120), again.steps_due(0.5, 120)) == (180, 0, 30)
 
 
-PASSES = StudentConfig(passes=3, rounds=(0.1, 0.5, 1.0), replay_batch=100)
+PASSES = StudentConfig(passes=2, rounds=(0.16, 0.64, 1.0), replay_batch=100)
 
 
 def test_passes_take_steps_by_what_is_held():
-    """Of 2,000 images 200, 1,000 and 2,000 are held: 6, 30 and 60 steps of 100."""
-    plan = StepPlan.of(PASSES, 2_000)
-    assert plan == StepPlan(0, (6, 30, 60), PASSES.rounds)
-    assert plan.edges == [0, 6, 36, 96]
-    assert StepPlan.of(PASSES, 2_000, most=600).final == (6, 18, 18), "the replay holds no more"
-    assert StepPlan.of(PASSES, 1_999).final == (6, 30, 60), "a last batch that is not full is a step"
-    assert StepPlan.of(StudentConfig(passes=3, rounds=(1.0,), steps=50), 2_000).final == (50,), (
-        "steps go first"
-    )
+    """Of 5,000 images 800, 3,200 and 5,000 are held: 5, 2.5 and 2 passes in steps of 100."""
+    plan = StepPlan.of(PASSES, 5_000)
+    assert plan == StepPlan(0, (40, 80, 100), PASSES.rounds)
+    assert plan.edges == [0, 40, 120, 220]
+    assert StepPlan.of(PASSES, 5_000, most=800).final == (40, 40, 40), "the replay holds no more"
+    assert StepPlan.of(PASSES, 4_999).final == (40, 80, 100), "a last batch that is not full is a step"
+    explicit = StudentConfig(passes=2, rounds=(1.0,), steps=50)
+    assert StepPlan.of(explicit, 5_000).final == (50,), "steps go first"
 
 
 def test_under_a_larger_budget_rounds_that_were_due_keep_their_steps():
-    """Of 2,000 and then of 8,000 images: 4,000 and 8,000 lie beyond the 1,100 that are spent."""
-    grown = StepPlan.of(PASSES, 2_000).goes_on(StepPlan.of(PASSES, 8_000), spent=0.55, since=1_100 / 8_000)
-    assert grown.edges == [0, 6, 36, 156, 396]
-    assert [grown.steps_due(queries / 8_000, 20) for queries in (1_100, 4_000, 8_000)] == [16, 136, 376]
+    """Of 5,000 and then of 20,000 images: 12,800 and 20,000 lie beyond the 3,300 that are spent."""
+    grown = StepPlan.of(PASSES, 5_000).goes_on(StepPlan.of(PASSES, 20_000), spent=0.66, since=0.165)
+    assert grown.edges == [0, 40, 120, 280, 480]
+    assert [grown.steps_due(queries / 20_000, 100) for queries in (3_300, 12_800, 20_000)] == [20, 180, 380]
 
 
 @pytest.mark.parametrize(
@@ -154,10 +153,10 @@ def test_a_replay_batch_of_auto_grows_with_what_is_held(held: int, batch: int):
 
 
 def test_the_trainer_takes_the_steps_that_the_plan_has():
-    _, trainer = fed(160, passes=2, rounds=(0.5, 1.0), replay_capacity=1_000)
-    assert trainer.plan.edges == [0, 20, 60]
+    _, trainer = fed(200, passes=1, rounds=(0.25, 1.0), replay_capacity=1_000)
+    assert trainer.plan.edges == [0, 63, 188]
     trainer.train_pending(1_000)
-    assert (trainer.steps, trainer.steps_left) == (60, 0)
+    assert (trainer.steps, trainer.steps_left) == (188, 0)
 
 
 @pytest.mark.parametrize(
