@@ -106,6 +106,14 @@ def no_pictures() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_rehearsal() -> Iterator[None]:
+    """No steps are timed on noise before the first query, for what no test here looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dfme.run.build.rehearse", lambda *_, **__: None)
+        yield
+
+
 def cut_short(out: Path) -> int:
     """A run stopped by Ctrl-C, then by its teacher: a checkpoint and answers beyond it. The images served."""
     first, second = Metered({7: ctrl_c}), Metered({4: break_down})
