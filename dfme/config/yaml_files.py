@@ -15,7 +15,7 @@ from dfme.errors import UserError
 
 MAX_BYTES = 200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million
 
-RELEASE = "0.13"
+RELEASE = "0.14"
 """The release whose runs and comparisons are resumed; it changes when one of their files changes its form."""
 
 SEAL = f"# dfme {RELEASE}, sha256 of the lines above: "
