@@ -110,7 +110,7 @@ class Work:
         seconds = 0.0
         for kind, units in to_come.items():
             each = self._times[kind].each
-            if each is None and units and (kind != "scoring" or self.found):
+            if each is None and units and kind != "scoring":  # of which the first comes late
                 return None
             seconds += (each or 0.0) * units
         return seconds

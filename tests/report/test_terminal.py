@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from report_runs import SUMMARY
 
 from dfme.cli.extract import parse_extract
-from dfme.report.console import Console, end_table, header, teacher_name
+from dfme.report.console import Console, Standing, end_table, header, teacher_name
 from dfme.report.terminal import columns
 from dfme.run.job import document
 
@@ -78,6 +79,37 @@ def test_messages_stand_above_the_line_broken_between_words_and_commands_stay_wh
     assert f"\n{command}\n" in screen.getvalue(), "to be copied as it is"
     assert screen.lines[-1].endswith("0/1,000 queries"), "the line is below what was said"
     assert "\x1b[33m" in screen.getvalue(), "warnings are yellow"
+
+
+def running() -> Standing:
+    return Standing(4_800, 0.4, 70.0 - time.monotonic() % 60, "round 3 of 6, step 120 of 403")
+
+
+@pytest.mark.parametrize("screen", [80], indirect=True)
+def test_a_bar_moves_while_nothing_is_told(screen: Screen) -> None:
+    console = Console(12_000, screen)
+    console.follow(running)
+    console.evaluation(4_800, {"agreement": 0.7})
+    time.sleep(2.2)
+    console.close()
+    drawn = list(dict.fromkeys(screen.lines))
+    assert len(drawn) >= 2, "a second later it is another line"
+    for part in ("40%  round 3 of 6, step 120 of 403", "agreement 70.00%", " left", "12,000"):
+        assert (part in drawn[-1]) is (part != "12,000")
+
+
+def test_a_plain_line_comes_while_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfme.report.console.LINE_SECONDS", 0.08)
+    stream = io.StringIO()
+    console = Console(12_000, stream)
+    console.follow(running)
+    time.sleep(0.5)
+    console.close()
+    time.sleep(0.1)
+    lines = stream.getvalue().splitlines()
+    assert 2 <= len(lines) <= 7
+    assert "4,800 / 12,000 queries (40%)  round 3 of 6, step 120 of 403" in lines[-1]
+    assert re.search(r"(\d+ s|1:\d\d) left  \d s so far", lines[-1])
 
 
 def test_the_end_table_has_hanging_lines_and_keeps_its_figures(tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""The time of a run: foretold before the first query, fitted to, told on the way, and of no effect on it."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import JOB
+from processes import Bench
+from small_runs import SMALL, lasting
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.cli.main import main
+from dfme.config.yaml_files import load_yaml
+from dfme.nets import build_net
+from dfme.run import build
+from dfme.run.checkpoint import load_checkpoint
+from dfme.run.run import Run
+from dfme.run.student_file import save_student
+from dfme.run.work import TRUST, Rehearsed, UnitTime, Work
+from dfme.spec import ImageSpec
+
+pytestmark = pytest.mark.usefixtures("here")
+
+EMBEDDED = {
+    "digits": "--budget 2k --evaluation.dataset digits",
+    "shapes": "--recipe frugal --budget 150 --evaluation.dataset shapes "
+    "--teacher.checkpoint teachers/checkpoints/shapes.safetensors",
+    "disguide": "--method.name disguide --budget 1k --evaluation.dataset digits",
+    "28x28": "--method.name procedural --budget 300 --student.arch lenet5 --teacher.checkpoint t.safetensors",
+}
+FACTOR = 1.5
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of every run, from its first line about the time on."""
+    taken: list[float] = []
+    go = Run.go
+
+    def timed(self: Run, interrupt: Any) -> Any:
+        began = time.monotonic()
+        result = go(self, interrupt)
+        taken.append(time.monotonic() - began)
+        return result
+
+    monkeypatch.setattr(Run, "go", timed)
+    return taken
+
+
+def foretold(text: str) -> float:
+    """Seconds of the line before the first query."""
+    (told,) = re.findall(
+        r"^about ([\d:]+)(?: s)? on this machine.*: student .* steps of \d+ images", text, re.M
+    )
+    parts = [int(part) for part in told.split(":")]
+    return sum(60**place * part for place, part in enumerate(reversed(parts)))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_time_is_foretold_before_the_first_query(
+    name: str, seconds: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    net = build_net("lenet5", (1, 28, 28), 10)
+    save_student(Path("t.safetensors"), net, "lenet5", ImageSpec((1, 28, 28)), 10)
+    ratios = []
+    for number in range(3):  # others may take the machine while one of them runs
+        assert main([*EMBEDDED[name].split(), "--out", f"run{number}"]) == 0
+        ratios.append(foretold(capsys.readouterr().err) / seconds[-1])
+        if 1 / FACTOR <= ratios[-1] <= FACTOR:
+            return
+    pytest.fail(f"foretold, in units of the true time: {ratios}")
+
+
+@pytest.mark.integration
+def test_minutes_are_kept_and_written_down_as_steps(
+    seconds: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--recipe frugal --budget 1k --evaluation.dataset digits --minutes".split()
+    for number in range(3):
+        assert main([*words, "0.1", "--out", f"run{number}"]) == 0
+        if 6 / FACTOR <= seconds[-1] <= 6 * FACTOR:
+            break
+    else:
+        pytest.fail(f"expected six seconds, took {seconds}")
+    written = load_yaml(Path(f"run{number}/config.yaml"))
+    assert written["minutes"] is None
+    summary = json.loads(Path(f"run{number}/summary.json").read_text())
+    assert written["student"]["steps"] == summary["student_steps"]
+    assert main(["--resume", "--out", f"run{number}", "--minutes", "0.1"]) == 0
+    assert "finished before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_time_in_which_nothing_fits_is_refused(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--minutes", "0.001", "--out", "run", *more]) == 2
+    assert re.fullmatch(
+        r"dfme: --minutes 0.001: expected at least [\d.]+ on this machine, for 10 steps of cnn_small .*\n",
+        capsys.readouterr().err,
+    )
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--method.name dfme --method.learn-from all --student.replay-steps 1",
+        "--method.name disguide --student.count 2",
+        "--recipe frugal --student.steps 12 --student.arch cnn_small --method.batch-size 20",
+        "--method.name maze --method.partial-data procedural --method.seed-images 20",
+        "--method.name knockoff --method.pool digits",
+    ],
+)
+def test_a_rehearsal_changes_nothing(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [word for word in SMALL if "knockoff" not in words or word not in ("--method.latent-size", "16")]
+    flags = [*small, *words.split(), "--budget", "400"]
+    found = []
+    rehearse = build.rehearse
+    monkeypatch.setattr(build, "rehearse", lambda *parts, **how: found.append(rehearse(*parts, **how)))
+    assert main([*flags, "--out", "without"]) == 0
+    assert found[0] is not None
+    assert found[0].image > 0 < found[0].fresh
+    monkeypatch.setattr(build, "rehearse", rehearse)
+    assert main([*flags, "--out", "with"]) == 0
+    assert lasting(Path("without")) == lasting(Path("with"))
+    files = [Path(out, "student.safetensors").read_bytes() for out in ("without", "with")]
+    assert files[0] == files[1]
+
+
+def test_a_pace_is_foretold_and_then_measured() -> None:
+    pace = UnitTime(0.5)
+    assert pace.each == 0.5
+    pace.add(TRUST, 1)  # as much as was foretold, four times as slow
+    assert pace.each == pytest.approx(2 * TRUST / (TRUST / 0.5 + 1))
+    for _ in range(1_000):
+        pace.add(3.0, 1)
+    assert pace.each == pytest.approx(3.0, rel=0.01)
+    assert UnitTime(None).each is None
+
+
+def test_time_left_is_of_the_work_that_is_left() -> None:
+    """Two rounds of 40 steps of 256 images at half and at the whole of 160 images."""
+    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 160, steps=80, rounds=(0.5, 1.0))
+    method = make_method("static", parts)
+    found = Rehearsed(image=0.5, learnt=1 / 16, fresh=9.0, replayed=2.0, score=0.0, answer=None)
+    work = Work(JOB, method, found)
+    assert work.left == pytest.approx(160 * 0.5 + 80 * 2.0)
+    for _ in range(5):
+        method.step()
+    assert work.left == pytest.approx(80 * 0.5 + 80 * 2.0)
+    parts.students.train_pending(15)
+    assert work.left == pytest.approx(80 * 0.5 + 65 * 2.0)
+    assert work.standing(10.0).where == "round 1 of 2, step 15 of 40"
+    assert work.standing(10.0).queries == 80
+
+
+@pytest.mark.integration
+def test_killed_within_a_round_a_run_loses_no_more_than_the_pace_of_checkpoints(tmp_path: Path) -> None:
+    flags = "--method.name static --method.batch-size 20 --budget 200 --student.arch cnn_small "
+    flags += "--evaluation.dataset none --student.steps 800 --student.rounds 0.5,1 --checkpoint-seconds 0.2"
+    whole = Bench(tmp_path / "whole")
+    killed = Bench(tmp_path / "killed")
+    code, _, err = whole.run(whole.flags("run", *flags.split()))
+    assert code == 0, err
+    process = killed.start(killed.flags("run", *flags.split()))
+    checkpoint = killed.folder / "run" / "checkpoint.pt"
+    saved = set[float]()
+    while len(saved) < 4 and process.poll() is None:  # three checkpoints within the first round
+        time.sleep(0.02)
+        last = json.loads(_last(killed.folder / "run/metrics.jsonl"))
+        with contextlib.suppress(FileNotFoundError):  # while it is replaced
+            saved |= {checkpoint.stat().st_mtime} if last["student_steps"] > 20 else set()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert time.time() - max(saved) < 2.0  # at the pace of a busy machine
+    steps = load_checkpoint(checkpoint)["trainer"]["steps"]
+    assert 0 < steps < 400, "it was killed within the first round"
+    code, _, err = killed.run(["--resume", "--out", "run"])
+    assert code == 0, err
+    assert killed.student("run") == whole.student("run")
+    assert lasting(killed.folder / "run") == lasting(whole.folder / "run")
+
+
+def _last(metrics: Path) -> str:
+    lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+    return lines[-1] if lines else '{"student_steps": 0}'
