@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
+from dfme.nets import build_net
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import Shape, Teacher
 from dfme.teachers.build import make_teacher
@@ -56,7 +57,8 @@ def copied(teacher: Teacher, programs: list[str], seed: int, of: argparse.Namesp
     x_NCHW = ProceduralImages(teacher.spec, programs).draw(of.count, torch.Generator().manual_seed(seed))
     x_NCHW = teacher.spec.quantise(x_NCHW)
     scores_NK = answers(teacher, x_NCHW)
-    net = small_net(teacher.spec.shape, teacher.num_classes)
+    sizes = (teacher.spec.shape, teacher.num_classes)
+    net = build_net(of.arch, *sizes) if of.arch else small_net(*sizes)
     train(net, x_NCHW, scores_NK.argmax(1) if of.labels else scores_NK, of.steps)
     return net
 
@@ -71,8 +73,9 @@ def main() -> None:
     parser.add_argument("teacher", type=Path, help="weights as of run.py train-teacher")
     parser.add_argument("data", help="test images: the name of a data set, or an .npz file")
     parser.add_argument("programs", nargs="+", help="program, or several as a+b")
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("-n", "--count", type=int, default=2000)
+    parser.add_argument("-a", "--arch", default="", help="a network of dfme.nets in place of the small one")
+    parser.add_argument("-s", "--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--labels", action="store_true", help="learn from labels alone")
     of = parser.parse_args()

@@ -12,7 +12,6 @@ PROGRAMS: dict[str, str] = {
     "leaves": "dfme.queries.programs.leaves:draw",
     "strokes": "dfme.queries.programs.strokes:draw",
     "pen": "dfme.queries.programs.pen:draw",
-    "glyphs": "dfme.queries.programs.glyphs:draw",
     "textured": "dfme.queries.programs.textured:draw",
     "noise": "dfme.queries.programs.noise:draw",
     "gradients": "dfme.queries.programs.ramps:draw",
@@ -22,8 +21,7 @@ PROGRAMS: dict[str, str] = {
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
 DOMAINS: dict[str, tuple[str, ...]] = {
     "handwriting": ("pen",),
-    "signs": ("glyphs", "pen"),
-    "things": ("textured", "leaves"),
+    "things": ("textured",),
 }
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs

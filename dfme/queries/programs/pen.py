@@ -17,7 +17,6 @@ CURVES = (1, 4)  # of an image
 WIDTHS = (0.05, 0.17)  # half of the pen's width, in halves of the shorter side
 JOINED = 0.65  # share of curves that start where the one before them ended
 BOXES = (0.6, 1.0)  # half of the box's side, in halves of the image's
-LOOPS = 0.0  # share of images whose second curve ends where the first began
 LIGHT = 0.75  # share of grey images whose ink is lighter than the ground
 CONTRASTS = (0.7, 1.0)  # of ink and ground in grey
 
@@ -33,14 +32,8 @@ def _pages(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
         ground_BC11 = (ground_BC11 > LIGHT).float()
         contrast_BC11 = ink_BC11 * (CONTRASTS[1] - CONTRASTS[0]) + CONTRASTS[0]
         ink_BC11 = torch.lerp(ground_BC11, 1 - ground_BC11, contrast_BC11)
-    return torch.lerp(ground_BC11, ink_BC11, written(count, BOXES, LOOPS, spec, rng))
-
-
-def written(
-    count: int, boxes: tuple[float, float], loops: float, spec: ImageSpec, rng: torch.Generator
-) -> Tensor:
-    """Share of each pixel that the curves of one pen cover, (B, 1, H, W) within 0 and 1."""
-    box_B11 = uniform((count, 1, 1), *boxes, rng)
+    box_B11 = uniform((count, 1, 1), *BOXES, rng)
     width_B111 = uniform((count, 1, 1, 1), *WIDTHS, rng)
-    points_SBM2 = curves(count, CURVES[1], spec, rng, JOINED, loops) * box_B11
-    return lines(points_SBM2, width_B111, CURVES, spec, rng).amax(dim=1, keepdim=True)
+    points_SBM2 = curves(count, CURVES[1], spec, rng, JOINED) * box_B11
+    cover_BMHW = lines(points_SBM2, width_B111, CURVES, spec, rng)
+    return torch.lerp(ground_BC11, ink_BC11, cover_BMHW.amax(dim=1, keepdim=True))

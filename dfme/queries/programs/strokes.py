@@ -52,21 +52,16 @@ def lines(
     return squared_BMHW.sqrt_().sub_(width_BM11).mul_(-pixels).add_(0.5).clamp_(0, 1)
 
 
-def curves(
-    count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float, loops: float = 0
-) -> Tensor:
+def curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float) -> Tensor:
     """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere in the image.
 
-    This ``share`` of curves start where the one before them ended; of so many images as ``loops`` says, the
-    second curve ends where the first began.
+    This ``share`` of curves start where the one before them ended.
     """
     _, height, width = spec.shape
     extent_2 = torch.tensor([width, height], device=rng.device) / min(height, width)
     start, middle, end = (uniform((3, count, most, 2), -1, 1, rng) * extent_2).unbind()
     joined = uniform((count, most, 1), 0, 1, rng) < share
     joined[:, 0] = False
-    if loops:
-        end[:, 1] = torch.where(uniform((count, 1), 0, 1, rng) < loops, start[:, 0], end[:, 1])
     start = torch.where(joined, end.roll(1, dims=1), start)
     share_S111 = torch.linspace(0, 1, SEGMENTS + 1, device=rng.device).view(-1, 1, 1, 1)
     return torch.lerp(torch.lerp(start, middle, share_S111), torch.lerp(middle, end, share_S111), share_S111)
