@@ -128,31 +128,32 @@ class EvaluationSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def prepare(self) -> None:
-        """Ask the teacher, if that has not been done."""
-        if self.answers is None:
+    def prepare(self, runs: Path | None = None, facts: Mapping[str, Any] | None = None) -> bool:
+        """Ask the teacher, unless its answers are there; False if they are those that another run asked for.
+
+        ``SHARED`` among the ``runs`` holds them by teacher (``facts`` without defences, which do not touch
+        them), mode and images. One run asks; the others wait for it.
+        """
+        if self.answers is not None:
+            return True
+        if runs is None or facts is None or not (runs / SHARED).is_dir():
             assert self.ask is not None, "every answer is on record"
             self.answers = torch.cat([self.ask(part) for part in batches(self.images)])
-
-    def share(self, folder: Path, facts: Mapping[str, Any], spec: ImageSpec, classes: int) -> bool:
-        """Take the answers that another run left in ``folder``, else ask and leave them; True if it asked.
-
-        One run asks, the others wait for it. ``facts``: of the teacher, which answers these undefended.
-        """
+            return True
         form = {name: fact for name, fact in facts.items() if name != "defences"}
         code = hashlib.sha256(json.dumps([form, str(self.mode)], sort_keys=True).encode())
         for x_BCHW in batches(self.images):
             code.update(x_BCHW.cpu().numpy().tobytes())
-        kept = folder / code.hexdigest()[:16] / "answers.pt"
+        kept = runs / SHARED / code.hexdigest()[:16] / "answers.pt"
         make_folder(kept.parent)
         with closing(wait_for_lock(kept.parent)):
             if not kept.exists():
                 self.prepare()
                 save_checkpoint(kept, {"answers": self.answers})
                 return True
-        self.answers = load_checkpoint(kept)["answers"].to(self.device)
         with explain_load_errors(kept):
-            require_paid(self.paid, spec, classes, self.mode)
+            self.answers = load_checkpoint(kept)["answers"].to(self.device)
+            require_paid(self.paid, ImageSpec(tuple(facts["shape"])), facts["num_classes"], self.mode)
         return False
 
     @property

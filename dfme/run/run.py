@@ -23,16 +23,7 @@ from dfme.report.recorder import Recorder
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import (
-    SHARED,
-    EvaluationSet,
-    Goal,
-    HoldOut,
-    classified,
-    evaluated,
-    score_all,
-    under_defences,
-)
+from dfme.run.evaluation import EvaluationSet, Goal, HoldOut, classified, evaluated, score_all, under_defences
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.student_file import save_student
@@ -102,7 +93,9 @@ class Run:
         if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
-            self._prepare(self.examination)
+            recorded = self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
+            if not self.examination.prepare(None if recorded else self.directory.path.parent, self.facts):
+                self.recorder.note("evaluation: its answers are those that another attack asked for")
             for line in verdict.teacher_warnings(self.classified()):
                 self.recorder.note(f"warning: {line}")
         for line in self.method.prepare():
@@ -142,15 +135,6 @@ class Run:
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
             )
         return self.deliver(finished)
-
-    def _prepare(self, on: EvaluationSet) -> None:
-        """Have the teacher's answers to the evaluation images, as cells of an audit do: from one of them."""
-        shared = self.directory.path.parent / SHARED
-        asked = self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
-        if on.answers is not None or asked or not shared.is_dir():
-            on.prepare()
-        elif not on.share(shared, self.facts, self.oracle.spec, self.oracle.num_classes):
-            self.recorder.note("evaluation: its answers are those that another attack asked for")
 
     def heard(self, callback: Callable[..., object], queries: int, metrics: dict[str, float]) -> object:
         """Call the callback with a record and the student as it is then, in eval mode; what it returns."""

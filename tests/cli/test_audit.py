@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dfme.audits.audit.options import PROFILES
 from dfme.cli.audit import OWN, options, plan_of
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
@@ -38,8 +39,10 @@ def test_quick_on_the_default_teacher() -> None:
     assert plan.first.cells[0].job.teacher.benign == "digits"
     assert plan.job.teacher.watch == ()  # who is not a cell asks unseen
     (left_out,) = plan.not_run
-    for part in ("disguide, dfme", "10 more defences", "seeds beyond 1", "of more than 3,000 images"):
-        assert part in left_out["what"]
+    assert "disguide and dfme; more seeds, queries and student steps; 10 defences" in left_out["what"]
+    full, quick = (PROFILES[name] for name in ("full", "quick"))
+    assert len(set(full.defences) - set(quick.defences)) == 10
+    assert {*full.attackers} - {*quick.attackers} == {"disguide", "dfme"}
     runs = plan.second("frugal", plan.config.defences).runs
     assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {"none", *plan.config.defences}
     assert plan.first.cells[0].name in [cell.name for cell in runs]  # and is run once
@@ -55,7 +58,7 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (standard.halves, knockoff.config.evaluation.dataset) == ({}, "digits")
     beyond, missing = standard.not_run
     assert (beyond["what"], missing["what"]) == (
-        "7 more defences; seeds beyond 3",
+        "more seeds, queries and student steps; 7 defences",
         "defence misinform:key_env=DFME_KEY",
     )
     assert "set the variable DFME_KEY" in missing["why"]

@@ -58,11 +58,13 @@ def test_the_teacher_is_asked_once_and_not_charged():
 def test_runs_of_one_teacher_share_its_answers_and_each_other_teacher_is_asked(tmp_path: Path):
     teacher = LinearTeacher(SPEC)
     images = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    facts = {"label_mode": "probabilities", "files": {"a": "0"}}
+    facts = {"label_mode": "probabilities", "files": {"a": "0"}, "shape": [1, 4, 4], "num_classes": 3}
 
     def shared(facts: dict[str, Any], images=images, mode=teacher.label_mode) -> tuple[bool, EvaluationSet]:
         on = EvaluationSet("toy", images, None, mode, teacher)
-        return on.share(tmp_path, facts, SPEC, 3), on
+        return on.prepare(tmp_path, facts), on
+
+    (tmp_path / SHARED).mkdir()
 
     asked, first = shared(facts)
     again, second = shared(facts | {"defences": ["mad"]})  # asked undefended
@@ -72,7 +74,7 @@ def test_runs_of_one_teacher_share_its_answers_and_each_other_teacher_is_asked(t
         assert shared(other)[0]
     assert shared(facts, images=images.flip(0))[0]
     assert teacher.images == 80
-    for path in tmp_path.glob("*/answers.pt"):
+    for path in tmp_path.glob(f"{SHARED}/*/answers.pt"):
         path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(RunError, match=r"answers\.pt"):
         shared(facts)

@@ -94,13 +94,14 @@ class AuditConfig:
 
 
 class Profile(NamedTuple):
-    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits."""
+    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits; ``without``: left out."""
 
     seeds: int
     budget: int | None
     steps: int | None
     attackers: tuple[str, ...]
     defences: tuple[str, ...]
+    without: str = ""
 
 
 _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
@@ -111,9 +112,10 @@ LIKE = "knockoff"
 """The row of an attacker who has images like the owner's."""
 LEAST_HALF = 40
 """Images in the attacker's half; with fewer there is no such attacker (heuristic)."""
+_MORE = "more seeds, queries and student steps;"
 PROFILES = {
-    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
-    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
+    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW, f"attackers disguide and dfme; {_MORE} 10 defences"),
+    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX, f"{_MORE} 7 defences"),
     "full": Profile(5, None, None, ("frugal", "disguide", "dfme"), _ALL),
 }
 
@@ -185,22 +187,9 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     other = "it answers in one form; another one would have to be asked for anew"
     not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
     not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
-    return settled, [*_beyond(config, settled), *(not_run if away else [])]
-
-
-def _beyond(asked: AuditConfig, settled: AuditConfig) -> Iterator[dict[str, str]]:
-    """The part of the full profile that this one leaves out, of what nobody asked for."""
-    full = PROFILES["full"]
-    others = [name for name in full.attackers if name not in (*settled.attackers, *asked.attackers)]
-    few = len(PROFILES[asked.profile].defences)
-    parts = {
-        f"attackers {', '.join(others)}": others and not asked.attackers,
-        f"{len(full.defences) - few} more defences": few < len(full.defences) and not asked.defences,
-        f"seeds beyond {len(settled.seeds)}": not asked.seeds and len(settled.seeds) < full.seeds,
-        f"attacks of more than {settled.budget:,} images": settled.budget < asked.budget,
-    }
-    if what := "; ".join(text for text, left in parts.items() if left):
-        yield {"what": what, "why": f"--profile {asked.profile} takes less time; standard and full run more"}
+    why = f"--profile {config.profile} takes less time; a larger one runs more"
+    beyond = [{"what": profile.without, "why": why}] if profile.without else []
+    return settled, [*beyond, *(not_run if away else [])]
 
 
 def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
