@@ -110,7 +110,7 @@ _ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", 
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
 LIKE = "knockoff"
 """The row of an attacker who has images like the owner's."""
-LEAST_HALF = 40
+MIN_HALF = 40
 """Images in the attacker's half; with fewer there is no such attacker (heuristic)."""
 _MORE = "more seeds, queries and student steps;"
 PROFILES = {
@@ -200,9 +200,9 @@ def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
         return {}, "the evaluation images are normalised (--evaluation.mean), which those of a pool are not"
     load = partial(load_dataset, root=on.root, download=on.download, lazy=True)
     scored, like = (load(f"{on.dataset}{half}", "test") for half in HALVES)
-    if len(like) < LEAST_HALF:
+    if len(like) < MIN_HALF:
         found = f"half of the evaluation images are {len(like)}"
-        return {}, f"{found}, and at least {LEAST_HALF} are needed; give more, or --pool FOLDER"
+        return {}, f"{found}, and at least {MIN_HALF} are needed; give more, or --pool FOLDER"
     digest = hashlib.sha256()
     for x_BCHW in like.split(256):
         digest.update(x_BCHW.numpy().tobytes())
