@@ -89,8 +89,7 @@ def rehearse(
             copied = replace(nets, students=made[0], generator=made[1])
             method = method_of(own, RandomTeacher(teacher), copied, copy.copy(pool))
             images = len(data) if data is not None else min(2_000, job.config.images // 20) // 2
-            stage = _Stage(job, teacher, method, images, free)
-            return stage.rehearse()
+            return _Stage(job, teacher, method, images, free).rehearse()
     except Exception:  # of a part of one's own, which the run itself will report
         return None
 
@@ -118,22 +117,22 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
         few = max(10, 10 * len(config.student.rounds), once)
         nets = build_nets(taking(few), teacher.spec, teacher.num_classes, device)
         found = rehearse(taking(few), teacher, nets, pool, data, free)
+        if found is None:
+            raise UserError(
+                "--minutes: a part of one's own cannot be rehearsed; give --student.steps instead"
+            )
         times = []
         for steps in (few, 2 * few):
             method = method_of(taking(steps), RandomTeacher(teacher), nets, copy.copy(pool))
-            times.append((Work(taking(steps), method, found).left or 0.0) + _around(found, data))
-        least = times[0]
-        if found is not None and least <= seconds:
-            return taking(few + int(few * (seconds - least) / (times[1] - least)))
+            times.append(Work(taking(steps), method, found).left or 0.0)
+        # the teacher's answers to the evaluation images come before, the last files after
+        least = times[0] + END_SECONDS + (0 if data is None else len(data)) * (found.answer or 0.0)
+        if least <= seconds:
+            return taking(few + int(few * (seconds - least) / (times[1] - times[0])))
     raise UserError(
         f"--minutes {seconds / 60:g}: expected at least {least / 60:.2g} on this machine, for {few:,} steps "
         f"of {arch} beside what the run asks; give more, or a smaller --budget; nothing was asked"
     )
-
-
-def _around(found: Rehearsed | None, data: ImageSet | None) -> float:
-    """Seconds before the loop, for the teacher's answers to the evaluation images, and after it."""
-    return END_SECONDS + (len(data) if data is not None and found else 0) * ((found and found.answer) or 0.0)
 
 
 class _Stage:
