@@ -26,9 +26,9 @@ LOOK_SECONDS = 0.5  # ... and the most time of them, about
 class UnitTime:
     """Seconds of a unit of work: as foretold, if it was, and more and more as measured."""
 
-    def __init__(self, foretold: float | None) -> None:
-        self._seconds = TRUST if foretold else 0.0
-        self._units = TRUST / foretold if foretold else 0.0
+    def __init__(self, foretold: float | None, trust: float = TRUST) -> None:
+        self._seconds = trust if foretold else 0.0
+        self._units = trust / foretold if foretold else 0.0
 
     def add(self, seconds: float, units: float) -> None:
         """Count ``units`` that took so long."""
@@ -82,6 +82,9 @@ class Work:
                 foretold["asking"] += during * found.replayed / self._ledger.budget
         kinds: tuple[Activity, ...] = ("asking", "training", "scoring")
         self._times = {kind: UnitTime(foretold.get(kind)) for kind in kinds}
+        self._answered = found is None or found.answer is not None
+        if not self._answered:  # the teacher's own time is in what is measured alone
+            self._times["asking"] = UnitTime(foretold["asking"], trust=1e-6)
         self._left = self.left
 
     @contextmanager
@@ -92,6 +95,7 @@ class Work:
         yield
         self._at = time.monotonic()
         self._scored += kind == "scoring"
+        self._answered |= kind == "asking"
         self._times[kind].add(self._at - began, self._done(kind) - before)
         self._left = self.left
 
@@ -132,7 +136,8 @@ class Work:
 
     def standing(self, seconds: float) -> Standing:
         """The run's progress now, after so many seconds of it; for another thread, too."""
-        left = None if self._left is None else max(0.0, self._left - (time.monotonic() - self._at))
+        known = self._left if self._answered else None
+        left = None if known is None else max(0.0, known - (time.monotonic() - self._at))
         share = None if left is None else seconds / max(seconds + left, 1e-9)
         where = ""
         if self._trainer.steps_due:

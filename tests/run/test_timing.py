@@ -153,6 +153,7 @@ def test_time_left_is_of_the_work_that_is_left() -> None:
     found = Rehearsed(image=0.5, learnt=1 / 16, fresh=9.0, replayed=2.0, score=0.0, answer=None)
     work = Work(JOB, method, found)
     assert work.left == pytest.approx(160 * 0.5 + 80 * 2.0)
+    assert work.standing(0.0).left is None, "the teacher's own time is not known before it answers"
     for _ in range(5):
         method.step()
     assert work.left == pytest.approx(80 * 0.5 + 80 * 2.0)
