@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ for name in [name for name in os.environ if name.startswith("WANDB_")]:
 gc.disable()  # until all is imported, which stays to the end
 atexit.register(gc.unfreeze)
 
+FORETELLING = {"test_dry_run", "test_loop", "test_own_parts", "test_timing"}
+"""Tests of the time that is foretold, and of what is rehearsed."""
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
 """CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK``
@@ -75,6 +78,15 @@ def pytest_sessionfinish() -> None:
     """Once, for what fails while it is deleted; pytest itself then does so five times."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_rehearsal(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs foretell their time only where a test looks at it."""
+    from small_runs import no_rehearsal
+
+    with nullcontext() if request.module.__name__ in FORETELLING else no_rehearsal():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

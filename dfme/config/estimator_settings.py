@@ -26,7 +26,7 @@ class EstimatorConfig:
     """of the student's part on a GPU: ieee (fp32) or tf32 (faster, and noise unless the step is long)"""
     directions: Count = 1
     """random directions per image of the estimate (m)"""
-    step: Basic[Positive | Literal["auto"]] = 1e-3
+    step: Positive | Literal["auto"] = 1e-3
     """length of a finite difference in units of the perturbed space (of the lattice: whole levels), or auto:
     the pre-flight check measures it"""
     form: Form = "forward"

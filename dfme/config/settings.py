@@ -129,7 +129,7 @@ class StudentConfig:
     steps: Basic[Natural] = 0
     """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first,
     then paid ones again (replay); 0: one step a fresh batch and replay_steps, or passes"""
-    passes: Basic[Natural] = 0
+    passes: Natural = 0
     """with rounds and without steps: passes over all that is held that a round takes with 5,000 images; with
     n, sqrt(5000 / n) times as many"""
     final_share: Share = 0.0
@@ -139,7 +139,7 @@ class StudentConfig:
     on everything paid for, each by a schedule of its own, and none in between; empty: steps are spread"""
     shrink: Share = 0.4
     """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
-    replay_steps: Basic[Natural] = 0
+    replay_steps: Natural = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count | Literal["auto"] = 256
     """images per replay step, or auto: a 64th of those held, but at least 64 and at most 256"""

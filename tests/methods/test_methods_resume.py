@@ -194,7 +194,7 @@ class Conclusion:
             self.at.get(self.times, int)()
             return proper(trainer, most)
 
-        monkeypatch.setattr("dfme.run.work.STEPS_AT_ONCE", 2)
+        monkeypatch.setattr("dfme.run.work.Work.steps_at_once", 2)
         monkeypatch.setattr(StudentTrainer, "train_pending", conclude)
 
     def begin(self, at: dict[int, Callable[[], object]]) -> None:
