@@ -46,8 +46,9 @@ class Nets:
 def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
     """The job with the architecture in its checkpoint in place of ``auto``, which goes by the device."""
     nets = (state.get("trainer") or {}).get("nets") or {}
-    if job.config.student.arch != "auto" or "student.arch" in job.nets or not nets:
-        return job
+    whole = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
+    if job.config.student.arch != "auto" or "student.arch" in job.nets or not (nets and whole):
+        return job  # what is no net is refused as such when it is loaded
     found = infer_net(
         {name.removeprefix("members.0."): nets[name] for name in nets if "members.1." not in name}
     )

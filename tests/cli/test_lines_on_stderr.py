@@ -9,7 +9,8 @@ from processes import PROJECT, Bench
 pytestmark = pytest.mark.integration
 
 OURS = re.compile(
-    r"teacher .*, method |  budget [\d,]+ queries, device |running on .*, recorded in |the budget of "
+    r"about [\d:]+ |\d+ of \d+ cells done|teacher .*, method "
+    r"|  budget [\d,]+ queries, device |running on .*, recorded in |the budget of "
     r"[\d,]+ images "
     r"|[\d,]+ / [\d,]+ queries |epoch \d+/|warning: the |teacher .* it answers |(\[1/1\] )?static-\S+: "
 )
