@@ -223,8 +223,11 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
     assert all(len(line) <= 80 for line in drawn)
     said = [line.lstrip("━╸╺ ").split("  ") for line in drawn]
     assert said[0][:2] == ["0 of 2 cells done, 1 running", "0/4,000 images"]
-    assert any("/4,000 images" in parts[1] and parts[-1].endswith(" left") for parts in said)
-    assert said[-1][0].startswith(("1 of 2", "2 of 2"))
+    assert said[0][2].endswith(" left")
+    assert any(parts[1] == "1,000/4,000 images" and parts[2].endswith(" left") for parts in said), (
+        "half of the first"
+    )
+    assert said[-1] == ["2 of 2 cells done, 0 running", "4,000/4,000 images"]
     assert not any("begun" in line for line in stream.getvalue().splitlines()), "the line says it"
     assert shown[0].startswith("teacher: digits.safetensors (embedded digits)\n")
 

@@ -140,7 +140,7 @@ class Session:
         now = time.monotonic()
         running = self._engine.running
         silent = now - self._said < max(LINE_SECONDS, LINE_TIME * (now - self._started))
-        if not (running and self._due) or (silent and not self._line.live):
+        if not self._due or (not self._line.live and (silent or not running)):
             return
         images = self._images()
         every = sum(cell.budget for cell in self._due.values())
@@ -152,7 +152,7 @@ class Session:
         if left is None and 0 < share < 1:
             left = (now - self._started) * (1 - share) / share
         if left is not None:
-            parts.append(f"{duration(left)} left")
+            parts += [f"{duration(left)} left"] if self.waiting else []
             share = (now - self._started) / max(now - self._started + left, 1e-9)
         names = [cell.name for cell in running]
         self._said = now
