@@ -28,6 +28,7 @@ from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.report.run_files import Series
 from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
+from dfme.spec import LabelMode
 
 SUMMARY = "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
 
@@ -128,7 +129,8 @@ def estimate(
     """The contents of estimate.json: of three numbers the lower end, the expected one and the upper end."""
     points = scores_after_training(records)
     spent = int(summary["spent"])
-    student = job.config.student
+    mode = LabelMode.parse(summary["label_mode"])
+    student = job.config.student.fitting(mode, summary["teacher"]["shape"])
     constant = summary.get("baselines", {}).get("constant_agreement") or 0.0
     start = start_of(points, summary["evaluation"]["images"]) if points and points[-1][1] > constant else None
     (of_query, of_step) = pace(records)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,7 @@ from dfme.config.fields import (
 )
 from dfme.config.messages import listed
 from dfme.errors import UserError
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, LabelMode, Shape
 
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
@@ -47,6 +47,8 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
         raise UserError(f"expected increasing shares of the budget, the last one 1, got {listed(shares)}")
 
 
+SMALL_SIDE = 16
+"""longest side in pixels of images of which a student's step is cheap"""
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
 ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
@@ -142,7 +144,8 @@ class StudentConfig:
     replay_steps: Natural = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count | Literal["auto"] = 256
-    """images per replay step, or auto: a 64th of those held, but at least 64 and at most 256"""
+    """images per replay step, or auto: 256 up to 16 pixels a side, with five thirds of the passes; above
+    that a 64th of those held, but at least 64 and at most 256"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
     replay_bytes: Bytes | None = None
@@ -161,8 +164,29 @@ class StudentConfig:
         """True if steps are spread over the budget for good; rounds go on under a larger one."""
         return bool(self.steps and not self.rounds)
 
+    def fitting(self, mode: LabelMode, shape: Shape) -> "StudentConfig":
+        """The settings with ``auto`` chosen by the teacher's answers and the images.
+
+        Heuristic: with few scores a high rate and decay of SGD give the best clone of small images, with
+        labels they keep a student from fitting what it has paid for (docs/results/comparison.md). Scores of
+        larger images are learnt faster by AdamW, on KL, in steps of few images; a small image is cheap, so a
+        step of many costs little more, and its gradient is less noisy (docs/results/real_size.md).
+        """
+        chosen = self
+        small = max(shape[1:]) <= SMALL_SIDE
+        if self.replay_batch == "auto" and small:
+            chosen = replace(chosen, replay_batch=256, passes=math.ceil(5 * self.passes / 3))
+        if self.optimizer != "auto":
+            return chosen
+        if mode.kind == "label":
+            return replace(chosen, optimizer="adam", lr=self.lr / 50, weight_decay=0.0)
+        if small:
+            return replace(chosen, optimizer="sgd")
+        loss = "kl" if self.loss == "auto" else self.loss
+        return replace(chosen, optimizer="adamw", lr=self.lr / 100, loss=loss)
+
     def batch(self, held: int) -> int:
-        """Images of a replay step while so many are held."""
+        """Images of a replay step while so many are held; of ``auto`` above 16 pixels a side."""
         return min(max(64, held // 64), 256) if self.replay_batch == "auto" else self.replay_batch
 
     def pass_steps(self, held: int) -> int:

@@ -28,7 +28,7 @@ from dfme.randomness import Streams, derived_seed
 from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from dfme.students.optimizers import factor, fitting
+from dfme.students.optimizers import factor
 from dfme.students.replay import Replay, capacity_within
 from dfme.students.trainer import StudentTrainer
 
@@ -161,7 +161,7 @@ def build_trainer(
     fresh: Callable[[int], list[nn.Module]] | None = None,
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
-    config = replace(config, student=fitting(config.student, mode, spec.shape))
+    config = replace(config, student=config.student.fitting(mode, spec.shape))
     distance = make_distance(config.answers.loss(config.student.loss), mode)
     return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
 

@@ -136,13 +136,13 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         examination = recorded_examination(run, settings, paid, device)
         paid = read_again(paid, settings, streams["replay"])
         # All answers are there from the first step on, so every step comes after the spending.
-        student = settings.student
+        mode = paid.answers.mode(paid.label_mode)
+        student = settings.student.fitting(mode, paid.spec.shape)
         steps = student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
         student = replace(student, steps=steps, passes=0, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
         arch, nets = build_students(settings, max(1, student.count), paid.spec, paid.num_classes, device)
         torch.manual_seed(derived_seed(settings.seed, "global"))
-        mode = paid.answers.mode(paid.label_mode)
         trainer = build_trainer(settings, nets, paid.spec, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)

@@ -168,7 +168,7 @@ class _Stage:
         trainer = method.students
         trainer.plan = StepPlan()
         batch = self._job.method_config.batch_size
-        of_replay = self._job.config.student.batch(self._job.config.images)
+        of_replay = trainer.config.batch(self._job.config.images)
         fresh = self._step(batch, most)
         replayed = fresh if trainer.replay is None or of_replay == batch else self._step(of_replay, most)
         # The students have taken a step, so there is choice; those of the iterations are left out.

@@ -189,7 +189,7 @@ class Work:
 
     def _batch(self, share: float) -> int:
         """Images of a step once this share of the budget is spent."""
-        student = self._job.config.student
+        student = self._trainer.config
         held = math.ceil(share * self._ledger.budget / self._asked_times)
         return student.batch(min(held, student.replay_capacity))
 

@@ -14,24 +14,6 @@ from torch import Tensor, nn
 
 from dfme.compute import validate_like
 from dfme.config.settings import ScheduleConfig, StudentConfig
-from dfme.spec import LabelMode, Shape
-
-
-def fitting(config: StudentConfig, mode: LabelMode, shape: Shape) -> StudentConfig:
-    """The student's settings with an optimiser of ``auto`` chosen by the teacher's answers and the images.
-
-    Heuristic: with few scores a high rate and decay of SGD give the best clone of small images, with labels
-    they keep a student from fitting what it has paid for (docs/results/comparison.md). Scores of larger
-    images are learnt faster by AdamW, on KL (docs/results/real_size.md).
-    """
-    if config.optimizer != "auto":
-        return config
-    if mode.kind != "label" and max(shape[1:]) > 16:
-        loss = "kl" if config.loss == "auto" else config.loss
-        return replace(config, optimizer="adamw", lr=config.lr / 100, loss=loss)
-    if mode.kind != "label":
-        return replace(config, optimizer="sgd")
-    return replace(config, optimizer="adam", lr=config.lr / 50, weight_decay=0.0)
 
 
 def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:

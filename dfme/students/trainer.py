@@ -99,7 +99,7 @@ class StudentTrainer:
         self.distance = distance
         self.replay = replay
         self.steps = 0
-        self._config = config.student
+        self.config = config.student
         self.plan = self._plan(config.images)
         self._budget = 0
         self._schedule = config.schedule
@@ -130,12 +130,12 @@ class StudentTrainer:
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all are paid, unless steps are configured."""
-        if self.plan.during is None and not self._config.replay_steps:
-            self.plan = StepPlan(during=0, final=(epochs * math.ceil(images / self._config.batch(images)),))
+        if self.plan.during is None and not self.config.replay_steps:
+            self.plan = StepPlan(during=0, final=(epochs * math.ceil(images / self.config.batch(images)),))
 
     def steps_due_under(self, budget: int, spent: int) -> int:
         """Steps due under the present budget; under a larger one rounds follow those of ``spent``."""
-        if self._config.rounds and self._budget not in (0, budget):
+        if self.config.rounds and self._budget not in (0, budget):
             self.plan = self.plan.goes_on(self._plan(budget), spent / self._budget, spent / budget)
         self._budget = budget
         return self.steps_due
@@ -180,7 +180,7 @@ class StudentTrainer:
         """
         metrics = self._begin()
         if self.plan.during is None:
-            steps = 1 + self._config.replay_steps
+            steps = 1 + self.config.replay_steps
         else:
             steps = round(self.plan.during * self._share()) - self.steps
         if steps > 0:
@@ -199,7 +199,7 @@ class StudentTrainer:
         return metrics | {"student_steps": self.steps}
 
     def _plan(self, images: int) -> StepPlan:
-        return StepPlan.of(self._config, images, None if self.replay is None else self.replay.capacity)
+        return StepPlan.of(self.config, images, None if self.replay is None else self.replay.capacity)
 
     @property
     def _held(self) -> int:
@@ -213,7 +213,7 @@ class StudentTrainer:
         return list(whole.members) if isinstance(whole, Ensemble) else [whole]
 
     def _begin(self) -> Metrics:
-        self._optimizer.set_weight_decay(weight_decay(self._config, self._held))
+        self._optimizer.set_weight_decay(weight_decay(self.config, self._held))
         return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": self._optimizer.lr}
 
     def _lr_factor(self) -> float:
@@ -225,7 +225,7 @@ class StudentTrainer:
             return
         assert self._fresh is not None, "rounds need fresh nets"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
-            shrink_and_perturb(net, fresh, self._config.shrink)
+            shrink_and_perturb(net, fresh, self.config.shrink)
         self._optimizer.forget_moments()
         if self._average is not None:
             self._average.n_averaged.zero_()
@@ -234,8 +234,8 @@ class StudentTrainer:
         loss_B = None
         for _ in range(steps):
             assert self.replay is not None
-            images_BCHW, answers = self.replay.sample(self._config.batch(self._held))
-            loss_B = self._step(augment(images_BCHW, self._config.augment, self._rng), answers)
+            images_BCHW, answers = self.replay.sample(self.config.batch(self._held))
+            loss_B = self._step(augment(images_BCHW, self.config.augment, self._rng), answers)
         return {} if loss_B is None else {"replay_loss": loss_B.mean()}
 
     def _step(self, images_BCHW: Tensor, answers: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class StudentTrainer:
         if not self._whole.training:
             self._whole.train()
         self._optimizer.set_lr()
-        average = self._average if (self.steps + 1) % self._config.average_every == 0 else None
+        average = self._average if (self.steps + 1) % self.config.average_every == 0 else None
         averaged = -1 if average is None else int(average.n_averaged)
         losses_B, *grads = self._update(images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay)
         for parameter, grad in zip(self._optimizer.learning, grads, strict=True):
@@ -277,7 +277,7 @@ class StudentTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         plan = self.plan
-        rounds = self._config.rounds
+        rounds = self.config.rounds
         return {
             "nets": self._whole.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -297,7 +297,7 @@ class StudentTrainer:
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
         self.steps = state["steps"]
-        if self._config.rounds:
+        if self.config.rounds:
             rounds = state["rounds"]
             if (ends := [0, *rounds["ends"]]) != sorted(map(int, ends)):
                 raise ValueError("rounds: expected rising numbers of steps at their ends")

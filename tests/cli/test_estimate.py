@@ -61,6 +61,8 @@ SUMMARY: dict[str, Any] = {
     "wall_seconds": 20.0,
     "evaluation_queries": 359,
     "lost": 1,
+    "label_mode": "probabilities",
+    "teacher": {"shape": [1, 8, 8]},
     "evaluation": {"name": "digits", "images": 359, "held_back": False},
     "baselines": {"constant_agreement": 0.1},
 }

@@ -8,7 +8,7 @@ from torch import nn
 
 from dfme.config.settings import StudentConfig
 from dfme.spec import LabelMode
-from dfme.students.optimizers import ScheduledOptimizer, fitting, make_optimizer
+from dfme.students.optimizers import ScheduledOptimizer, make_optimizer
 
 SMALL = (1, 8, 8)
 
@@ -54,7 +54,7 @@ def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
 def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -> None:
     config, net = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1), nn.Linear(1, 1)
     scores, labels = (
-        make_optimizer(net, fitting(config, LabelMode(kind), SMALL)) for kind in ("probabilities", "label")
+        make_optimizer(net, config.fitting(LabelMode(kind), SMALL)) for kind in ("probabilities", "label")
     )
     assert isinstance(scores, torch.optim.SGD)
     assert isinstance(labels, torch.optim.Adam)
@@ -63,15 +63,24 @@ def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -
         (0.01, 0),
     ]
     said = StudentConfig(lr=0.5, weight_decay=0.1)
-    assert fitting(said, LabelMode("label"), SMALL) is said
+    assert said.fitting(LabelMode("label"), SMALL) is said
 
 
 @pytest.mark.parametrize(("asked", "loss"), [("auto", "kl"), ("l1", "l1")])
 def test_scores_of_larger_images_are_learnt_by_adamw_on_kl(asked: str, loss: str) -> None:
     config = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1, loss=asked)
-    taken = fitting(config, LabelMode("probabilities"), (1, 8, 17))
+    taken = config.fitting(LabelMode("probabilities"), (1, 8, 17))
     assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == ("adamw", 0.005, 0.1, loss)
-    assert fitting(config, LabelMode("label"), (1, 8, 17)).optimizer == "adam"
+    assert config.fitting(LabelMode("label"), (1, 8, 17)).optimizer == "adam"
+
+
+def test_a_replay_batch_of_auto_is_large_for_small_images() -> None:
+    config = StudentConfig(replay_batch="auto", passes=30)
+    small = config.fitting(LabelMode("label"), (3, 16, 16))
+    assert (small.batch(10), small.passes) == (256, 50)
+    assert config.fitting(LabelMode("label"), (3, 16, 17)).batch(10) == 64
+    said = StudentConfig(replay_batch=8, passes=30).fitting(LabelMode("label"), SMALL)
+    assert (said.batch(10), said.passes) == (8, 30)
 
 
 def test_adamw_decays_weights_apart_from_the_gradient() -> None:
