@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dfme.audits.audit.options import (
@@ -21,7 +21,7 @@ from dfme.audits.audit.options import (
     own_problems,
     usual,
 )
-from dfme.audits.compare.plan import AS_IT_IS, NO_DEFENCE, CompareConfig, ComparisonPlan
+from dfme.audits.compare.plan import AS_IT_IS, NO_DEFENCE, CompareConfig, ComparisonPlan, own_options
 from dfme.audits.compare.rows import directory_of, parted
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
@@ -38,7 +38,6 @@ from dfme.spec import LabelMode
 
 SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
 OWN = {option.key: option for option in options_of(AuditConfig)}
-UNKEPT = ("out", "resume", "dry_run", "engine_options")  # which the audit's own file does not have
 Planned = Callable[[CompareConfig], ComparisonPlan]
 ANSWERS = ("auto", "kl", "table", "label")
 """Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
@@ -94,7 +93,9 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         whole = planned(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods
         raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
-    kept = _kept(config, whole)
+    kept = own_options(config) | {
+        name: value for name, value in whole.options.items() if name not in compare.OWN
+    }
     on = replace(whole.cells[0].job.config.evaluation, dataset=dataset)
     settled, halves, lacking = _halved(settled, config, on)
     if halves:
@@ -162,13 +163,6 @@ def _compared_problems(config: AuditConfig) -> Iterator[Problem]:
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
     for key, text in compare_problems(comparison(config, config.attackers, config.label_modes, defences), ()):
         yield Problem({"methods": "attackers"}.get(key, key), text)
-
-
-def _kept(config: AuditConfig, first: ComparisonPlan) -> Content:
-    """Options that the audit's own config file holds, for ``--resume``."""
-    given = {name: value for name, value in asdict(config).items() if name not in UNKEPT}
-    own = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-    return own | {name: value for name, value in first.options.items() if name not in compare.OWN}
 
 
 def _away(kind: str, config: AuditConfig) -> str:

@@ -125,11 +125,11 @@ def planned(
     asked = [(mode, attempt(defence, answers, mode)) for mode, defence, answers in places]
     jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
-    paper = {**own_options(config, list(contents)), "rows": parts.rows, "overrides": overrides} | parts.shared
+    paper = {**own_options(config), "methods": list(contents), "rows": parts.rows, "overrides": overrides}
     cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
     engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
-    each = config.student_steps, at_once, cells, paper, command, *engine
+    each = config.student_steps, at_once, cells, paper | parts.shared, command, *engine
     plan = ComparisonPlan(out, *each, format=config.format)
     require_same(plan)
     return plan

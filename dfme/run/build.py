@@ -41,7 +41,6 @@ from dfme.run.opening import (
     finished_result,
     open_directory,
     recipe,
-    require_same_adapter,
     require_same_run,
     take_up_threads,
     tell_finished,
@@ -52,7 +51,7 @@ from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher, wrap_callable
-from dfme.teachers.facts import ADAPTER_FILE, resolved_adapter, teacher_facts, teacher_files
+from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
 
@@ -189,7 +188,7 @@ def open_run(
     if not resume:
         require_room(job, teacher, device)
     notes += take_threads(job, nets, teacher.spec) if choose_threads else []
-    found = rehearse(job, teacher, nets, pool, data, free=is_local(job))
+    found = rehearse(job, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job))
     directory, state, oracle = record or open_record()
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
@@ -292,10 +291,7 @@ def white_box(job: Job) -> TorchTeacher:
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:
-    """UserError where settings, adapter or the teacher's files are not those of the run on record."""
+    """UserError where settings or the teacher's files are not those of the run on record."""
     kind = job.teacher.kind
-    options = job.teacher_options
-    if (adapter := resolved_adapter(kind, options)) and (run_dir / ADAPTER_FILE).is_file():
-        require_same_adapter(run_dir / ADAPTER_FILE, adapter)
     source = KINDS[kind].file if kind in KINDS else None
-    require_same_run(job, run_dir, teacher_files(kind, options), source.option if source else "")
+    require_same_run(job, run_dir, teacher_files(kind, job.teacher_options), source.option if source else "")

@@ -55,9 +55,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.checkpoint = path / "checkpoint.pt"
         self.previous_checkpoint = path / "checkpoint.previous.pt"
         self.student = path / "student.safetensors"
-        self.samples = path / "samples"
         self.summary = path / "summary.json"
-        self.report = path / "report.html"
         self.lock = DirectoryLock(path)
 
     @classmethod
@@ -80,12 +78,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @classmethod
     def open_for_resume(cls, path: Path) -> RunDirectory:
-        """The directory of an interrupted run. UserError if none, or in use; RunError for missing files."""
-        if not (path / "config.yaml").is_file():
-            raise UserError(
-                f"--out {path}: expected the directory of a run to resume, but it holds no config.yaml; "
-                "check --out, or leave out --resume to start a new run"
-            )
+        """The directory of an interrupted run. UserError if it is in use; RunError for missing files."""
         directory = cls(path)
         if directory.has_checkpoint and not directory.ledger.is_file():
             directory.close()

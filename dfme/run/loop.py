@@ -4,15 +4,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from dfme.compute import DeferredChecks
 from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.report.recorder import Recorder
 from dfme.run.evaluation import EvaluationSet, Examination, Goal, score_all
 from dfme.run.work import Work
 from dfme.students.trainer import StudentTrainer
@@ -35,16 +33,6 @@ SHEET_IMAGES = 64
 
 MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
-
-
-class Listener(Protocol):
-    """Receiver of the loop's progress (``report.recorder.Recorder``)."""
-
-    def step(self, queries: int, metrics: dict[str, float]) -> None: ...
-
-    def evaluation(self, queries: int, metrics: dict[str, float]) -> None: ...
-
-    def samples(self, queries: int, images: NDArray[Any], answers: NDArray[Any]) -> None: ...
 
 
 @dataclass
@@ -96,7 +84,7 @@ def run(
     method: Method,
     oracle: Oracle,
     examination: Examination,
-    listener: Listener,
+    recorder: Recorder,
     progress: Progress,
     deferred: DeferredChecks,
     *,
@@ -139,15 +127,15 @@ def run(
             with work.doing("scoring"):
                 new = progress.scores[ledger.spent, trainer.steps] = _scored(examination, trainer, progress)
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
-            listener.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
+            recorder.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
             if even and (done == 0 or due * SAMPLE_SHEETS % points < SAMPLE_SHEETS):
-                _show_samples(method, oracle, listener)
+                _show_samples(method, oracle, recorder)
             logged = time.monotonic()
         # Log, now and then.
         elif (now := time.monotonic()) - logged >= LOG_SECONDS:
             deferred.verify()
-            listener.step(ledger.spent, read(metrics))
+            recorder.step(ledger.spent, read(metrics))
             logged = time.monotonic()
             progress.logging += logged - now
         # Keep what was done.
@@ -163,12 +151,12 @@ def run(
     return bool(goal and goal.reached and oracle.remaining) or oracle.remaining + trainer.steps_left == 0
 
 
-def _show_samples(method: Method, oracle: Oracle, listener: Listener) -> None:
-    """Give the listener the last queries and answers of the method, if it keeps them."""
+def _show_samples(method: Method, oracle: Oracle, recorder: Recorder) -> None:
+    """Give the recorder the last queries and answers of the method, if it keeps them."""
     if method.recent is not None:
         most = oracle.spec.at_once(SHEET_IMAGES)
         images, answers = (each[:most].cpu().numpy() for each in method.recent)
-        listener.samples(oracle.ledger.spent, images, answers)
+        recorder.samples(oracle.ledger.spent, images, answers)
 
 
 def halvings(spent: int, budget: int, points: int) -> int:

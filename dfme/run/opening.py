@@ -1,6 +1,5 @@
 """Opening the directory of a run: a new one, a finished one, or one to resume, and the checks of that one."""
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,8 +9,7 @@ from typing import Any
 import torch
 
 from dfme.config.settings import Job
-from dfme.config.values import flatten
-from dfme.config.yaml_files import dump_yaml, load_yaml, parse_yaml
+from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
@@ -127,18 +125,3 @@ def changed_source(before: Mapping[str, Any] | None, now: Mapping[str, Any] | No
         return []
     shown = [f"{each['file']!r} (sha256 {each['sha256'][:12]!r})" for each in (old, new)]
     return [f"teacher: {shown[0]} is now {shown[1]}; if its answers are others, start a new run"]
-
-
-def require_same_adapter(kept: Path, text: str) -> None:
-    """UserError, with the first different key, if the adapter in use differs from the run's copy."""
-    before = dict(flatten(load_yaml(kept), ()))
-    after = dict(flatten(parse_yaml(text), ()))
-    for key in {**before, **after}:
-        if before.get(key) != after.get(key):
-            digests = [hashlib.sha256(each).hexdigest()[:12] for each in (kept.read_bytes(), text.encode())]
-            raise UserError(
-                f"--resume: this run was started with another adapter: {key} was "
-                f"{str(before.get(key))[:80]!r} (now {str(after.get(key))[:80]!r}), sha256 as read "
-                f"{digests[0]} (now {digests[1]}); resume with the adapter as it was, or start a new run in "
-                "another --out"
-            )

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -82,7 +82,6 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int) -> Spen
 def plan(job: Job) -> str:
     """The table for a job. UserError for whatever would stop the run before its first query."""
     device = choose_device(job.config.device)
-    shown = list[str]()
     told = list[str]()
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
@@ -94,8 +93,7 @@ def plan(job: Job) -> str:
         spent = spending(job, teacher, method, scored)
         held.callback(torch.set_num_threads, torch.get_num_threads())
         take_threads(job, nets, teacher.spec)
-        found = rehearse(job, teacher, nets, pool, data, free=is_local(job))
-        work = Work(job, method, found)
+        work = Work(job, method, rehearse(job, teacher, nets, pool, scored, free=is_local(job)))
         rows = [
             *_who(job, teacher),
             *_images(job, spent),
@@ -106,9 +104,15 @@ def plan(job: Job) -> str:
             *(("note", line) for line in told),
             ("not in it", "what fails and is asked again"),
         ]
+    return table(rows)
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """What is planned, row by row."""
+    shown = ["plan: the teacher was asked no image, nothing was written"]
     for name, text in rows:
         shown += textwrap.wrap(f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
-    return "\n".join(["plan: the teacher was asked no image, nothing was written", *shown])
+    return "\n".join(shown)
 
 
 def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:

@@ -20,10 +20,10 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.randomness import Streams
-from dfme.run.components import Nets, build_components, build_method, build_nets
+from dfme.run.components import Nets, build_components, build_method
 from dfme.run.parts import build_parts, with_placeholder_step
 from dfme.run.scores import evaluation_batch, scores
-from dfme.run.work import END_SECONDS, Rehearsed, Work
+from dfme.run.work import Rehearsed, Work
 from dfme.spec import Teacher, TeacherInfo
 from dfme.students.optimizers import StepPlan
 from dfme.students.trainer import Metrics
@@ -33,7 +33,6 @@ SHORT_SECONDS = 2.0  # of a run by the first calls alone, which are slow, up to 
 SLOW_SECONDS = 1.5  # of a call, after which there is no second; of a student's step, timed on FEW images then
 FEW = 16
 HELD = 512  # answered images in a rehearsal's replay: some methods breed from so many on
-SMALLER = ("cnn_large", "cnn_medium", "cnn_small")  # students, each faster than the one before
 
 
 class RandomTeacher:
@@ -72,12 +71,13 @@ def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) 
 
 
 def rehearse(
-    job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None, data: ImageSet | None, free: bool
+    job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None, scored: int, free: bool
 ) -> Rehearsed | None:
     """Time a few steps of a copy of the run's parts on noise; nothing of the run's own changes.
 
-    ``free``: the teacher is one of ours in this process, so it is timed, too; any other is not asked, and its
-    stated rate counts. None where a part of one's own cannot be copied or rehearsed.
+    ``scored``: images of the evaluation set, 0 without one. ``free``: the teacher is one of ours in this
+    process, so it is timed, too; any other is not asked, and its stated rate counts. None where a part of
+    one's own cannot be copied or rehearsed.
     """
     device = choose_device(job.config.device)
     student = replace(job.config.student, replay_store="memory")
@@ -88,51 +88,45 @@ def rehearse(
             made = copy.deepcopy((nets.students, nets.generator))
             copied = replace(nets, students=made[0], generator=made[1])
             method = method_of(own, RandomTeacher(teacher), copied, copy.copy(pool))
-            images = len(data) if data is not None else min(2_000, job.config.images // 20) // 2
+            images = scored or min(2_000, job.config.images // 20) // 2
             return _Stage(job, teacher, method, images, free).rehearse()
-    except Exception:  # of a part of one's own, which the run itself will report
-        return None
+    except Exception:
+        # what a part of one's own raises, if it cannot be copied or called so, the run itself will report
+        named = job.method, str(job.config.student.arch), str(getattr(job.method_config, "generator", ""))
+        if job.nets or any(":" in name for name in named):
+            return None
+        raise
 
 
 def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None = None) -> Job:
-    """The job with the student's steps, and of arch ``auto`` the student, that fit its ``minutes``, if any.
+    """The job with the student's steps that fit its ``minutes``, if any.
 
-    UserError where one pass over what is paid for by the smallest such student takes longer.
+    UserError where one pass over what is paid for takes longer.
     """
-    if job.config.minutes is None:
+    config = job.config
+    if config.minutes is None:
         return job
-    seconds = 60 * job.config.minutes
-    device = choose_device(job.config.device)
-    config = replace(job.config, minutes=None)
-    data, pool, nets = build_parts(job, teacher, device, evaluation)
-    smaller = SMALLER[SMALLER.index(nets.arch) + 1 :] if nets.arch in SMALLER else SMALLER
-    least = 0.0
-    for arch in (nets.arch, *(smaller if config.student.arch == "auto" else ())):
+    data, pool, nets = build_parts(job, teacher, choose_device(config.device), evaluation)
+    scored = 0 if data is None else len(data)
 
-        def taking(steps: int, arch: str = arch) -> Job:
-            student = replace(config.student, arch=arch, steps=steps, passes=0, replay_steps=0)
-            return replace(job, config=replace(config, student=student))
+    def taking(steps: int) -> Job:
+        student = replace(config.student, steps=steps, passes=0, replay_steps=0)
+        return replace(job, config=replace(config, minutes=None, student=student))
 
-        once = math.ceil(config.images / config.student.batch(config.images))
-        few = max(10, 10 * len(config.student.rounds), once)
-        nets = build_nets(taking(few), teacher.spec, teacher.num_classes, device)
-        found = rehearse(taking(few), teacher, nets, pool, data, free)
-        if found is None:
-            raise UserError(
-                "--minutes: a part of one's own cannot be rehearsed; give --student.steps instead"
-            )
-        times = []
-        for steps in (few, 2 * few):
-            method = method_of(taking(steps), RandomTeacher(teacher), nets, copy.copy(pool))
-            times.append(Work(taking(steps), method, found).left or 0.0)
-        # the teacher's answers to the evaluation images come before, the last files after
-        least = times[0] + END_SECONDS + (0 if data is None else len(data)) * (found.answer or 0.0)
-        if least <= seconds:
-            return taking(few + int(few * (seconds - least) / (times[1] - times[0])))
-    raise UserError(
-        f"--minutes {seconds / 60:g}: expected at least {least / 60:.2g} on this machine, for {few:,} steps "
-        f"of {arch} beside what the run asks; give more, or a smaller --budget; nothing was asked"
-    )
+    once = math.ceil(config.images / config.student.batch(config.images))
+    few = max(10, 10 * len(config.student.rounds), once)
+    found = rehearse(taking(few), teacher, nets, pool, scored, free)
+    jobs = taking(few), taking(2 * few)
+    least, twice = (Work(each, method_of(each, teacher, nets, pool), found).whole(scored) for each in jobs)
+    if least is None or twice is None:
+        raise UserError("--minutes: a part of one's own cannot be rehearsed; give --student.steps instead")
+    if least > 60 * config.minutes:
+        raise UserError(
+            f"--minutes {config.minutes:g}: expected at least {least / 60:.2g} on this machine, for {few:,} "
+            f"steps of {nets.arch} beside what the run asks; give more, a smaller --budget or a faster "
+            "student (--student.arch cnn_small); nothing was asked"
+        )
+    return taking(few + int(few * (60 * config.minutes - least) / (twice - least)))
 
 
 class _Stage:

@@ -158,18 +158,22 @@ class Work:
         several = f"{len(nets)} of " * (len(nets) > 1)
         return f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of {images} images"
 
-    def foretold(self, evaluated: int) -> tuple[str, str]:
-        """The time of the run in words, and what would shorten it, if it is long.
+    def whole(self, evaluated: int) -> float | None:
+        """Seconds until the run's last file is written; None if a part of them is not known.
 
         ``evaluated``: images that the teacher is still to be asked about, to score on.
         """
-        seconds = self.left
+        if self.found is None or (left := self.left) is None:
+            return None
+        return left + evaluated * (self.found.answer or 0.0) + END_SECONDS
+
+    def foretold(self, evaluated: int) -> tuple[str, str]:
+        """``whole`` in words, and what would shorten it, if it is long."""
+        seconds = self.whole(evaluated)
         if self.found is None or seconds is None:
             return "the time is not known yet", ""
-        answer = self.found.answer
-        seconds += evaluated * (answer or 0.0) + END_SECONDS
         text = f"about {duration(seconds)} on this machine"
-        text += ", the teacher's own time apart" * (answer is None)
+        text += ", the teacher's own time apart" * (self.found.answer is None)
         student = self._job.config.student
         fewer = "passes" if student.passes and not student.steps else "steps"
         gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"

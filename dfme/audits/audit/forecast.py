@@ -1,13 +1,12 @@
 """What an audit will ask, cost and take, known before anybody is asked."""
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
-from dfme.audits.audit.model import OwnerServices
 from dfme.audits.audit.options import AuditPlan
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
@@ -15,7 +14,7 @@ from dfme.audits.compare.rehearsal import Rehearsal
 from dfme.errors import UserError
 from dfme.report.console import duration
 from dfme.run.build import is_local
-from dfme.run.plan import WIDTH
+from dfme.run.plan import table
 
 STRANGERS = 4
 """Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
@@ -28,16 +27,14 @@ class Forecast:
     ``seconds``: of the attacks; ``asking``: those of a stated rate, 0 without one.
     """
 
+    plan: AuditPlan
     attacks: int
-    budget: int
     charged: int
     evaluation: int
     benign: int
     transfer: int
-    price_per_1000: float | None
     seconds: float
     asking: float
-    local: bool
 
     @property
     def total(self) -> int:
@@ -47,8 +44,9 @@ class Forecast:
     @property
     def text(self) -> str:
         """The images that --total counts, in a sentence."""
-        most = "at most " * (self.charged < self.attacks * self.budget)
-        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {most}{self.budget:,} images"
+        each = self.plan.config.budget
+        most = "at most " * (self.charged < self.attacks * each)
+        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {most}{each:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         more = (f", and at most {images:,} more {what}" for what, images in beside.items() if images)
         return f"{attacks} may be charged {self.charged:,} in all{''.join(more)}"
@@ -57,8 +55,8 @@ class Forecast:
     def line(self) -> str:
         """All images and their price, as they are said before the first one is asked."""
         cost = "cost not known: state the price by --price-per-1000"
-        if self.price_per_1000 is not None:
-            cost = f"cost at most {(self.total + self.evaluation) * self.price_per_1000 / 1000:,.2f}"
+        if (price := self.plan.job.teacher.price_per_1000) is not None:
+            cost = f"cost at most {(self.total + self.evaluation) * price / 1000:,.2f}"
         return f"{self.text}; {self.evaluation:,} more to score the copies; {cost}"
 
     @property
@@ -67,11 +65,11 @@ class Forecast:
         text = f"about {duration(self.seconds)} on this machine for the attacks; examining comes on top"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
-        return text if self.local else f"{text}; so does asking, at a rate that nobody states"
+        return text if self.plan.local else f"{text}; so does asking, at a rate that nobody states"
 
 
 def forecast(
-    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: OwnerServices
+    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: ModuleType
 ) -> Forecast:
     """Images and time of the audit, in ``cells`` and beside; ``rehearsal`` is None if all are finished.
 
@@ -85,16 +83,14 @@ def forecast(
     charged = sum(cell.budget for cell in cells)
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     found = Forecast(
+        plan,
         attacks=len(cells),
-        budget=config.budget,
         charged=charged,
         evaluation=evaluation,
         benign=benign,
         transfer=_transfer(plan, scored),
-        price_per_1000=plan.job.teacher.price_per_1000,
         seconds=rehearsal.total(cells, plan.first.jobs) if rehearsal else 0.0,
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
-        local=plan.local,
     )
     if config.total is not None and found.total > config.total:
         remedy = "give a smaller --budget, or fewer attackers, label modes, defences or seeds"
@@ -116,10 +112,7 @@ def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str,
         ("time", found.time),
         *(("left out", f"{each['what']}: {each['why']}") for each in left_out),
     ]
-    lines = ["plan: the teacher was asked no image, nothing was written"]
-    for what, text in rows:
-        lines += textwrap.wrap(f"{what:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
-    return "\n".join(lines)
+    return table(rows)
 
 
 def _transfer(plan: AuditPlan, scored: int) -> int:

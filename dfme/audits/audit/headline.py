@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, strongest_copy, to_copy
+from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, to_copy
 from dfme.audits.audit.model import Entry
 from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
@@ -156,10 +156,6 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             lost = of.paid(name).get("accuracy_drop")
             text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
             text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
-            like = [strongest_copy(of.like, mode) for mode in (of.own, name)]
-            shares = [f"{line['mean']:.1%}" for line in like if line]
-            if len(shares) > 1:
-                text += f"; somebody with images like yours agrees on {shares[1]} in place of {shares[0]}"
             yield before.mean - after.mean, f"{text}.", at
 
 
@@ -179,7 +175,7 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
         streams = [each for each in benign if each["detector"] == name]
         place = name, of.own, NO_DEFENCE
         rung = [
-            (_worth(each), at)
+            (1.0 if (worth := each["agreement_at_alarm"]) is None else worth, at)
             for at, each in enumerate(attacks)
             if (each["detector"], each["mode"], each["defence"]) == place
         ]
@@ -199,12 +195,6 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     text += f"agreed on {share:.1%} in place of {before.mean:.1%}; of honest sessions in {honest} (at most "
     text += f"{most:,.0f} alarms in 10,000 images, as far as yours can tell)."
     yield before.mean - share, text, f"detection.attacks.{at}"
-
-
-def _worth(attack: Entry) -> float:
-    """Agreement of the copy when an alarm was raised; 1 where none was or nobody knows."""
-    known = None not in (attack["first_alarm"], attack["agreement_at_alarm"])
-    return attack["agreement_at_alarm"] if known else 1.0
 
 
 def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:

@@ -1,13 +1,10 @@
-"""The form of audit.json, part by part, and what an audit takes from the owner's side."""
+"""The form of audit.json, part by part."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from dfme.config.settings import Job, TeacherConfig
 from dfme.errors import RunError
 from dfme.spec import Teacher
 
@@ -15,23 +12,6 @@ Entry = dict[str, Any]
 """A part of an audit as a dict."""
 Metering = Callable[[Teacher], Teacher]
 """Puts a teacher behind a ledger."""
-
-
-class OwnerServices(Protocol):
-    """Measurements of the owner's side for an audit; ``dfme.cli.teacher_side`` makes them."""
-
-    def bills(self, *asked: Any, **how: Any) -> list[Entry]: ...
-
-    def detection(self, *asked: Any, **how: Any) -> Entry: ...
-
-    def benign_meter(
-        self, config: TeacherConfig, options: Mapping[str, Any], folder: Path
-    ) -> AbstractContextManager[Metering | None]: ...
-
-    def benign_at_most(self, images: int, stacks: bool, detectors: bool, cells: int) -> int: ...
-
-    def train_twin(self, job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> Path: ...
-
 
 FORM = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 SCHEMA = "dfme.audit/1"

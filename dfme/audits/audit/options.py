@@ -94,14 +94,13 @@ class AuditConfig:
 
 
 class Profile(NamedTuple):
-    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits; ``without``: left out."""
+    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits."""
 
     seeds: int
     budget: int | None
     steps: int | None
     attackers: tuple[str, ...]
     defences: tuple[str, ...]
-    without: str = ""
 
 
 _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
@@ -112,10 +111,9 @@ LIKE = "knockoff"
 """The row of an attacker who has images like the owner's."""
 MIN_HALF = 40
 """Images in the attacker's half; with fewer there is no such attacker (heuristic)."""
-_MORE = "more seeds, queries and student steps;"
 PROFILES = {
-    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW, f"attackers disguide and dfme; {_MORE} 10 defences"),
-    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX, f"{_MORE} 7 defences"),
+    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
+    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
     "full": Profile(5, None, None, ("frugal", "disguide", "dfme"), _ALL),
 }
 
@@ -187,9 +185,8 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     other = "it answers in one form; another one would have to be asked for anew"
     not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
     not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
-    why = f"--profile {config.profile} takes less time; a larger one runs more"
-    beyond = [{"what": profile.without, "why": why}] if profile.without else []
-    return settled, [*beyond, *(not_run if away else [])]
+    larger = {"what": "more attackers, defences, seeds and steps", "why": f"--profile {config.profile}"}
+    return settled, [larger] * (config.profile != "full") + not_run * bool(away)
 
 
 def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:

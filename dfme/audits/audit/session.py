@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from dfme import __version__
 from dfme.audits.audit import headline
 from dfme.audits.audit.findings import Findings, has_images, joined, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
-from dfme.audits.audit.model import SCHEMA, Entry, Metering, OwnerServices, check_audit
+from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits, read_object
+from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import NO_DEFENCE, ComparisonPlan
@@ -43,17 +45,16 @@ from dfme.run.job import PROJECT, document, resume_command
 from dfme.run.lock import DirectoryLock
 
 FAILS = 4
-STOPPED = 130
-"""Exit codes: a stated limit fails; stopped and kept."""
+"""Exit code where a stated limit fails."""
 
 
 def audit(
-    plan: AuditPlan, owner: OwnerServices, line: StatusLine, show: Callable[[str], None], across: int | None
+    plan: AuditPlan, owner: ModuleType, line: StatusLine, show: Callable[[str], None], across: int | None
 ) -> int:
     """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if stopped.
 
-    ``line`` says how far it is, ``show`` what was found. UserError for what cannot work, before anything is
-    asked, or a directory in use.
+    ``owner`` is ``dfme.cli.teacher_side``, which measures the owner's side. ``line`` says how far it is,
+    ``show`` what was found. UserError for what cannot work, before anything is asked, or a directory in use.
     """
     work = Audit(plan, owner, line)
     command = resume_command(plan.out, plan.job, "audit")
@@ -82,7 +83,7 @@ def audit(
     return FAILS if any(each["pass"] is False for each in found["verdicts"]) else int(failed)
 
 
-def dry_run(plan: AuditPlan, owner: OwnerServices) -> str:
+def dry_run(plan: AuditPlan, owner: ModuleType) -> str:
     """Table of what the audit would ask, cost, take and leave out. UserError for what cannot work."""
     work = Audit(plan, owner, StatusLine(io.StringIO()))
     return plan_table(plan, work.check(dry=True), work.left_out)
@@ -91,7 +92,7 @@ def dry_run(plan: AuditPlan, owner: OwnerServices) -> str:
 class Audit:
     """An audit on its way; ``found`` is what its audit.json holds."""
 
-    def __init__(self, plan: AuditPlan, owner: OwnerServices, line: StatusLine) -> None:
+    def __init__(self, plan: AuditPlan, owner: ModuleType, line: StatusLine) -> None:
         self._plan = plan
         self._owner = owner
         self._line = line
@@ -149,16 +150,13 @@ class Audit:
         job = self._plan.job
         folder = self._plan.out / "benign"
         with self._owner.benign_meter(job.teacher, job.teacher_options, folder) as self._meter:
-            return self._run_phases()
-
-    def _run_phases(self) -> bool:
-        for phase in (self._bill, self._attack, self._defend, self._detect, self._examine):
-            began = time.monotonic()
-            self._line.note(f"-- {phase.__doc__}")
-            if phase() is False:
-                return False
-            self._write(finished=phase == self._examine)
-            self._line.note(f"   {time.monotonic() - began:.1f} s")
+            for phase in (self._bill, self._attack, self._defend, self._detect, self._examine):
+                began = time.monotonic()
+                self._line.note(f"-- {phase.__doc__}")
+                if phase() is False:
+                    return False
+                self._write(finished=phase == self._examine)
+                self._line.note(f"   {time.monotonic() - began:.1f} s")
         for plan, session in zip(self._plans, self._sessions, strict=True):
             draw(session.findings(), plan.files[2])
         return True
@@ -167,7 +165,7 @@ class Audit:
         return Session(plan, not_applicable(plan.runs), self._line)
 
     def _run(self, session: Session) -> bool:
-        session.take(self._rehearsal)
+        session.rehearsal = self._rehearsal
         with Interrupt(announce=True) as interrupt:
             return not session.run(interrupt.requested)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -156,6 +156,7 @@ class CompareConfig:
 
 OPTIONS = "comparison.yaml"
 """A comparison's own file of options, in its directory."""
+UNKEPT = ("out", "resume", "dry_run", "engine_options")  # which no file of options has
 
 
 @dataclass(frozen=True)
@@ -257,12 +258,10 @@ def as_asked(job: Job, sharing: int, away: bool) -> Job:
     return replace(job, config=config, teacher_options={**job.teacher_options, **shares})
 
 
-def own_options(config: CompareConfig, rows: Sequence[str]) -> dict[str, Any]:
-    """The comparison's own options in its file."""
-    lists = ("seeds", "budgets", "label_modes", "defences", "answers")
-    single = ("student_steps", "jobs", "engine", "retries", "format")
-    found = {key: list(getattr(config, key)) for key in lists} | {key: getattr(config, key) for key in single}
-    return {"methods": list(rows)} | found
+def own_options(config: Any) -> dict[str, Any]:
+    """The own options of a comparison or an audit as its file has them."""
+    given = {name: value for name, value in asdict(config).items() if name not in UNKEPT}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def count_text(images: int) -> str:

@@ -1,6 +1,5 @@
 """What every cell would find for itself is found once, before the first of them asks anything."""
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +12,6 @@ from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan, rates_of
 from dfme.audits.compare.processes import cores, threads_each
 from dfme.compute import choose_device
 from dfme.config.settings import Job
-from dfme.data import ImageSet
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -24,7 +22,7 @@ from dfme.run.job import document, unwatched
 from dfme.run.parts import build_parts, require_room
 from dfme.run.timing import method_of
 from dfme.run.timing import rehearse as rehearse_run
-from dfme.run.work import END_SECONDS, Work
+from dfme.run.work import Work
 from dfme.spec import ImageSpec, Teacher
 
 START_SECONDS = 3.0  # of a process until its first query; heuristic
@@ -33,18 +31,18 @@ START_SECONDS = 3.0  # of a process until its first query; heuristic
 class Rehearsal(NamedTuple):
     """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation.
 
-    ``seconds``: of a cell by row and budget, alone on its share of the cores, where that is known.
+    ``seconds``: of a cell by row and budget, alone on its share of the cores; None: not known.
     """
 
     sharing: int
     scored: int
     spec: ImageSpec
     num_classes: int
-    seconds: dict[tuple[str, int], float]
+    seconds: dict[tuple[str, int], float | None]
 
     def total(self, cells: Sequence[Cell], jobs: int) -> float:
         """Seconds of these cells, as many side by side."""
-        every = [self.seconds.get((cell.row, cell.budget), 0.0) for cell in cells]
+        every = [self.seconds.get((cell.row, cell.budget)) or 0.0 for cell in cells]
         return max([math.fsum(every) / max(1, min(jobs, cores())), *every])
 
 
@@ -59,7 +57,7 @@ def rehearse(
     problems = dict[str, dict[str, None]]()
     sharing = 0
     rehearsal: Rehearsal | None = None
-    timed = dict[tuple[str, int], float]()
+    timed = dict[tuple[str, int], float | None]()
     for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job = of_mode[0].job
@@ -68,38 +66,38 @@ def rehearse(
         teacher = build_teacher(job if is_local(job) else unwatched(job), None, torch.device("cpu"))
         try:
             names = teacher.info.class_names
-            service = teacher.info.remote is not None
             # whoever runs a list may run it all at once
             most = len(cells) if plan.engine == "commands" else plan.jobs
-            sharing = min(most, len(cells)) if service else 0
+            sharing = 0 if teacher.info.remote is None else min(most, len(cells))
             _require_rates(job, named, sharing)
             data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-            rehearsal = Rehearsal(
-                sharing, 0 if data is None else len(data), teacher.spec, teacher.num_classes, timed
-            )
+            scored = 0 if data is None else len(data)
+            rehearsal = Rehearsal(sharing, scored, teacher.spec, teacher.num_classes, timed)
             alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
-            for cell in alike:
+            measures = dict[tuple[str, int], Callable[[], float | None]]()
+            for cell in alike:  # which answers a cell gets matters little to its time
                 try:
-                    _require_fit(cell, teacher, plan.engine in EXTRAS)
+                    measures.setdefault(
+                        (cell.row, cell.budget), _fitting(cell, teacher, scored, plan, sharing)
+                    )
                 except UserError as error:
                     problems.setdefault(str(error), {})[cell.row] = None
-            _time(timed, [] if problems else of_mode, teacher, data, plan, sharing)
-            asks = ask and not service
+            timed |= {} if problems else {at: find() for at, find in measures.items() if at not in timed}
+            asks = ask and not sharing
             if asks and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
                 Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
         finally:
             teacher.info.close()
-        asked = "a service, " * service
+        asked = "a service, " * bool(sharing)
         asked += "it answers (one image, charged to no run)" if asks else "not asked before the cells"
         if not problems:
             tell(f"teacher {named}: {', '.join(_facts(teacher, defence))}; {asked}")
     if problems:
         raise UserError("; ".join(f"{', '.join(rows)}: {text}" for text, rows in problems.items()))
     if sharing > 1:
-        stated = rates_of(cells[0].job).items()
-        rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in stated)
-        tell(f"{sharing} cells ask the service at once, each at 1/{sharing} of its {rates}")
+        rates = [f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(cells[0].job).items()]
+        tell(f"{sharing} cells ask the service at once, each at 1/{sharing} of its {' and '.join(rates)}")
     return rehearsal
 
 
@@ -119,49 +117,32 @@ def _facts(teacher: Teacher, defence: str) -> list[str]:
     return [*facts, f"defended by {defence}"] if defence != NO_DEFENCE else facts
 
 
-def _require_fit(cell: Cell, teacher: Teacher, away: bool) -> None:
-    """UserError unless the parts of the cell's run fit together, and its replay on this machine's CPU."""
+def _fitting(
+    cell: Cell, teacher: Teacher, scored: int, plan: ComparisonPlan, sharing: int
+) -> Callable[[], float | None]:
+    """UserError unless the parts of the cell's run fit together, and its replay on this machine's CPU.
+
+    What comes back finds the seconds of its process, by a rehearsal on its share of this machine's CPU; None
+    if it runs elsewhere. Cells that share a service wait for one another.
+    """
     config = cell.job.config
     cpu = torch.device("cpu")
-    here = None if away else choose_device(config.device)
-    job = _on_cpu(cell)
+    here = plan.engine not in EXTRAS and choose_device(config.device) == cpu
+    none = replace(config.evaluation, dataset="none")
+    job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
     _, pool, nets = build_parts(job, teacher, cpu)
-    method_of(job, teacher, nets, pool)
-    if here == cpu:
+    method = method_of(job, teacher, nets, pool)
+    if here:
         require_room(job, teacher, cpu)
 
-
-def _on_cpu(cell: Cell) -> Job:
-    config = cell.job.config
-    none = replace(config.evaluation, dataset="none")
-    return replace(cell.job, config=replace(config, device="cpu", evaluation=none))
-
-
-def _time(
-    timed: dict[tuple[str, int], float],
-    cells: Sequence[Cell],
-    teacher: Teacher,
-    data: ImageSet | None,
-    plan: ComparisonPlan,
-    sharing: int,
-) -> None:
-    """Add the seconds of a cell's process, by a rehearsal on its share of this machine's CPU.
-
-    Which answers it gets matters little. Cells that share a service wait for one another.
-    """
-    threads = torch.get_num_threads()
-    scored = 0 if data is None else len(data)
-    for cell in {(cell.row, cell.budget): cell for cell in cells}.values():
-        job = _on_cpu(cell)
-        away = plan.engine in EXTRAS or choose_device(cell.job.config.device).type != "cpu"
-        if away or (cell.row, cell.budget) in timed:
-            continue
-        _, pool, nets = build_parts(job, teacher, torch.device("cpu"))
+    def seconds() -> float | None:
+        if not here:
+            return None
+        threads = torch.get_num_threads()
         torch.set_num_threads(threads_each(plan.jobs))
-        found = rehearse_run(job, teacher, nets, pool, data, free=is_local(job))
+        found = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
         torch.set_num_threads(threads)
-        left = Work(job, method_of(job, teacher, nets, copy.copy(pool)), found).left
-        if found is not None and left is not None:
-            images = scored + max(0, sharing - 1) * (job.config.images + scored)
-            around = START_SECONDS + END_SECONDS + images * (found.answer or 0.0)
-            timed[cell.row, cell.budget] = left + around
+        whole = Work(job, method, found).whole(scored + max(0, sharing - 1) * (config.images + scored))
+        return None if whole is None else START_SECONDS + whole
+
+    return seconds

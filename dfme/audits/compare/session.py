@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pkgutil import resolve_name
 
@@ -28,7 +29,7 @@ from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, consent_flags, document, resume_command
 from dfme.run.lock import DirectoryLock
-from dfme.run.work import TRUST
+from dfme.run.work import UnitTime
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -42,7 +43,7 @@ def compare(
     and data are written after every cell. UserError for what cannot work, before any is started.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    session.take(rehearsal := rehearse(plan, session.waiting, line.note))
+    rehearsal = session.rehearsal = rehearse(plan, session.waiting, line.note)
     if rehearsal and (seconds := rehearsal.total(session.waiting, plan.jobs)):
         line.note(f"about {duration(seconds)} on this machine for {len(session.waiting)} cells")
     command = resume_command(plan.out, plan.cells[0].job, "compare")
@@ -78,29 +79,25 @@ def compare(
 
 
 class Session:
-    """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not run."""
+    """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not run.
+
+    ``rehearsal``: what was found for all cells before they run.
+    """
 
     def __init__(self, plan: ComparisonPlan, reasons: dict[str, str], line: StatusLine) -> None:
         self._plan = plan
         self._line = line
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
-        self._asked: dict[str, int] = {}
         self._again: Counter[str] = Counter()
         self._due: dict[str, Cell] = {}
         engine = resolve_name(ENGINES[plan.engine])
         self._engine: WorkerPool = engine(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
-        self._sharing = 0
-        self._seconds: dict[tuple[str, int], float] = {}
-        self._begun: dict[str, float] = {}
-        self._ran: dict[str, float] = {}
+        self.rehearsal: Rehearsal | None = None
+        self._done = dict.fromkeys(self._outcomes, (0, 0.0))
+        self._begun: dict[str, tuple[float, float]] = {}
+        self._over: dict[str, float] = {}
         self._said = 0.0
-
-    def take(self, rehearsal: Rehearsal | None) -> None:
-        """Take up what was found for all cells."""
-        if rehearsal is not None:
-            self._sharing = rehearsal.sharing
-            self._seconds = rehearsal.seconds
 
     @property
     def runs(self) -> list[Outcome]:
@@ -119,21 +116,12 @@ class Session:
         self._write()
         self._started = time.monotonic()
         self._due = {cell.name: cell for cell in self.waiting}
+        for cell in self.waiting:
+            self._look(cell)
         ended = lambda cell, code: self._ended(cell, code, stopped())  # noqa: E731
         self._engine.run(self.waiting, ended, stopped, self._watch)
         self._watch()
         return bool(self.waiting)
-
-    def _images(self) -> int:
-        """Charged so far, of all cells that were to be run, as far as their records tell."""
-        for cell in self._engine.running:
-            try:
-                record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
-                self._asked[cell.name] = int(record["queries"])
-            except (ValueError, LookupError, TypeError):  # none yet, or half of one
-                continue
-        known = {name: figures.spent for name in self._due if (figures := self._outcomes[name].figures)}
-        return sum((self._asked | known).values())
 
     def _watch(self) -> None:
         """Show how far the cells are that were to be run: by a bar, or a line now and then."""
@@ -142,16 +130,15 @@ class Session:
         silent = now - self._said < max(LINE_SECONDS, LINE_TIME * (now - self._started))
         if not self._due or (not self._line.live and (silent or not running)):
             return
-        images = self._images()
+        for cell in running:
+            self._look(cell)
         every = sum(cell.budget for cell in self._due.values())
+        images = sum(paid for paid, _ in self._done.values())
         ended = len(self._due) - len(self.waiting)
         parts = [f"{ended} of {len(self._due)} cells done, {len(running)} running"]
         parts.append(f"{images:,}/{every:,} images")
         share = images / every
-        left = self._left(now)
-        if left is None and 0 < share < 1:
-            left = (now - self._started) * (1 - share) / share
-        if left is not None:
+        if (left := self._left(now)) is not None:
             parts += [f"{duration(left)} left"] if self.waiting else []
             share = (now - self._started) / max(now - self._started + left, 1e-9)
         names = [cell.name for cell in running]
@@ -161,20 +148,34 @@ class Session:
         else:
             self._line.note("  ".join(parts))
 
+    def _look(self, cell: Cell) -> None:
+        """Note the images that a cell has paid for, and the share of its work that is done.
+
+        By its latest record: of images and of student steps half each (heuristic).
+        """
+        if figures := self._outcomes[cell.name].figures:
+            self._done[cell.name] = figures.spent, 1.0
+            return
+        with suppress(ValueError, LookupError, TypeError):  # no record yet, or half of one
+            record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
+            images = int(record["queries"])
+            steps = int(record.get("student_steps", 0)) / self._plan.student_steps
+            self._done[cell.name] = images, (images / cell.budget + min(1.0, steps)) / 2
+
     def _left(self, now: float) -> float | None:
-        """Seconds to come: those foretold of each cell, corrected by what finished ones took."""
-        foretold = {name: self._seconds.get((cell.row, cell.budget)) for name, cell in self._due.items()}
-        known = {name: seconds for name, seconds in foretold.items() if seconds is not None}
-        if len(known) < len(foretold):
-            return None
-        done = math.fsum(known[name] for name in self._ran)
-        slower = (TRUST + math.fsum(self._ran.values())) / (TRUST + done)
-        to_come = []
-        for cell in self.waiting:
-            seconds = known[cell.name] * slower
-            gone = now - self._begun.get(cell.name, now)
-            to_come.append(max(seconds - gone, 0.05 * seconds))
-        return max([math.fsum(to_come) / min(self._plan.jobs, len(to_come)), *to_come]) if to_come else 0.0
+        """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
+        foretold = self.rehearsal.seconds if self.rehearsal else {}
+        seconds = {name: foretold.get((cell.row, cell.budget)) or 0.0 for name, cell in self._due.items()}
+        known = all(seconds.values())
+        units = seconds if known else {name: float(cell.budget) for name, cell in self._due.items()}
+        # half of a cell counts as much as what was foretold (heuristic): its first record comes late
+        pace = UnitTime(1.0 if known else None, max(units.values()) / 2)
+        for name, (began, before) in self._begun.items():
+            pace.add(self._over.get(name, now) - began, (self._done[name][1] - before) * units[name])
+        left = [units[cell.name] * (1 - self._done[cell.name][1]) for cell in self.waiting]
+        if pace.each is None or not left:
+            return None if left else 0.0
+        return pace.each * max(math.fsum(left) / min(self._plan.jobs, len(left)), *left)
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """Facts of a cell before anything runs: it may be finished by an earlier call."""
@@ -193,14 +194,15 @@ class Session:
 
     def _task(self, cell: Cell) -> Task:
         """Task that begins or resumes a cell's run."""
-        self._begun[cell.name] = time.monotonic()
+        self._begun[cell.name] = time.monotonic(), self._done[cell.name][1]
         if not self._line.live and self._plan.engine != "commands":
             self._line.note(f"{cell.name}: {'begun' if self._plan.engine == 'local' else 'queued'}")
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
         log = directory.with_name(f"{cell.name}.log")
-        job = as_asked(cell.job, self._sharing, self._plan.engine in EXTRAS)
+        sharing = self.rehearsal.sharing if self.rehearsal else 0
+        job = as_asked(cell.job, sharing, self._plan.engine in EXTRAS)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
         return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
@@ -213,7 +215,8 @@ class Session:
             self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
             return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
-        self._ran[cell.name] = time.monotonic() - self._begun[cell.name]
+        self._look(cell)
+        self._over[cell.name] = time.monotonic()
         ended = len(self._due) - len(self.waiting)
         self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {_in_a_line(outcome)}")
         self._write()

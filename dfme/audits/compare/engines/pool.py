@@ -12,9 +12,8 @@ import torch
 
 from dfme.audits.compare.engines import Task
 from dfme.audits.compare.plan import Cell, ComparisonPlan
-from dfme.audits.compare.processes import Shipped, cores, free, start, threads_each
+from dfme.audits.compare.processes import GRACE_SECONDS, Shipped, cores, free, start, threads_each
 
-GRACE_SECONDS = 20.0
 KILL_SECONDS = 5.0
 """For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
 
