@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import CommandInputs, arguments_of
-from dfme.cli.help import aligned
 from dfme.config.fields import CONFIG
 from dfme.run.checks import file_problems
 
@@ -35,6 +34,7 @@ def run(words: Sequence[str]) -> int:
     given = Path(config.student)
     weights = given / "student.safetensors" if given.is_dir() else given
     asked.finish(file_problems("student", str(weights)))
+    from dfme.report.terminal import aligned
     from dfme.run.export import export
 
     out = Path(config.out) if config.out else weights.with_suffix(f".{config.format}")

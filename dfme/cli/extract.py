@@ -56,11 +56,6 @@ def run(words: Sequence[str]) -> int:
     return 130
 
 
-def parse_extract(words: Sequence[str]) -> Job:
-    """The job that the words after ``extract`` describe, checked as far as that goes without torch."""
-    return _job(arguments_of(words, INPUTS))
-
-
 def job_of_cell(flags: Sequence[Flag], recipe: Recipe) -> Job:
     """The job of one cell of a comparison: its complete recipe, and the flags above it."""
     asked = Arguments(flags, INPUTS, recipe)

@@ -33,11 +33,6 @@ class Flag(NamedTuple):
         key = self.name.replace("-", "_")
         return ALIASES.get(key, key)
 
-    @property
-    def word(self) -> str:
-        """The one word that gives this flag."""
-        return f"--{self.name}" if self.text is None else f"--{self.name}={self.text}"
-
 
 def split_flags(words: Sequence[str]) -> list[Flag]:
     """Flags in the order of the words, without those for help; UserError for any other word."""

@@ -51,15 +51,10 @@ def _shown(default: object) -> str:
     return ",".join(map(str, default)) or "empty" if isinstance(default, list | tuple) else str(default)
 
 
-def aligned(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of two columns, as commands print their results."""
-    listed = list(rows)
-    width = max(len(label) for label, _ in listed)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in listed)
-
-
 def overview(commands: Mapping[str, str]) -> str:
     """Text of ``run.py --help``: the commands and the flags most people need."""
+    from dfme.report.terminal import aligned
+
     listed = textwrap.indent(aligned(commands.items()), "  ")
     return f"""usage: run.py [COMMAND] [FLAGS]
 

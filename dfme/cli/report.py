@@ -20,8 +20,6 @@ def run(words: Sequence[str]) -> int:
         given = " ".join(words) or "none"
         raise UserError(f"report: expected one run directory, as in run.py report runs/x, got {given}")
     path = Path(words[0])
-    if not any((path / name).is_file() for name in ("config.yaml", DATA)):
-        raise UserError(f"report: expected a run directory, but {words[0]!r} has no config.yaml or {DATA}")
     if (path / DATA).is_file():
         from dfme.audits.audit.page import write_page
 

@@ -11,13 +11,13 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, last_text
-from dfme.cli.help import aligned
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import narrowed
 from dfme.report.console import constant_answer
+from dfme.report.terminal import aligned
 from dfme.run.checks import answers_problems, evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
 

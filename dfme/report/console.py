@@ -13,7 +13,7 @@ from dfme.config.messages import printable
 from dfme.report.metrics import METRICS
 from dfme.report.notes import Notes
 from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
-from dfme.report.terminal import StatusLine, columns, fitted, wrapped
+from dfme.report.terminal import StatusLine, aligned, columns, fitted, wrapped
 
 LINE_SHARE = 0.05  # of the budget between two plain lines ...
 LINE_SECONDS = 2.0  # ... unless so much time has passed, ...
@@ -158,15 +158,12 @@ class Console:
         spent = queries / self._budget
         share = spent if standing.share is None else standing.share
         rate = (queries - self._start) / seconds if seconds > 0 else 0.0
-        left = standing.left
-        if self._standing is None and rate > 0 and spent < 1:
-            left = (self._budget - queries) / rate
         paid = f"{queries:,} / {self._budget:,} queries ({spent:.0%})"
         if self._line.live:
             paid = f"{share:3.0%}  " + (standing.where or f"{queries:,}/{self._budget:,} queries")
         elif standing.where:
             paid += f"  {standing.where}"
-        told = [] if left is None else [f"{duration(left)} left"]
+        told = [] if standing.left is None else [f"{duration(standing.left)} left"]
         gone = [f"{duration(seconds)} so far"] if self._standing else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
         added = [f"{name} {value:.4g}" for name, value in [*self._latest.items()] if name not in METRICS]
@@ -235,10 +232,7 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(path.stem, str(path)) for name in OUTPUTS if (path := run_dir / name).exists()]
     rows += [("warning", line) for line in summary.get("warnings", ())]
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(
-        wrapped(f"{label:<{width}}  {value}", across, " " * (width + 2)) for label, value in rows
-    )
+    return aligned(rows, across)
 
 
 def _spent(summary: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
 from dfme.files import make_folder, remove, replacing
-from dfme.report.console import Console, Standing
+from dfme.report.console import Console
 from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun
 
@@ -26,7 +26,8 @@ class Recorder(AbstractContextManager["Recorder"]):
     ``resume_at``: charged images at the checkpoint; what was recorded beyond them is dropped, since the
     resumed run records it again. ``bounds``: the lowest and highest pixel value handed to ``samples``.
     ``document``: the effective configuration, for wandb. ``callback`` hears every record, and metrics that it
-    returns join it; the run is asked to stop (``stopped``) once it returns True or raises ``error``.
+    returns join it; the run is asked to stop (``stopped``) once it returns True or raises ``error``. ``note``
+    and ``follow`` are the console's.
     """
 
     callback: Callback | None = None
@@ -47,6 +48,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._run_dir = run_dir
         self._bounds = bounds
         self._console = Console(budget, quiet=quiet)
+        self.note = self._console.note
+        self.follow = self._console.follow
         self._wandb = WandbRun(wandb, run_dir, document, self._console.note)
         self._watch = GradientWatch(checked=(document.get("estimator") or {}).get("kind") == "auto")
         self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_at)
@@ -75,14 +78,6 @@ class Recorder(AbstractContextManager["Recorder"]):
         with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         self._wandb.images(queries, pixels_NCHW[:SHEET_IMAGES])
-
-    def note(self, line: str) -> None:
-        """Say one line to the person in front of the console."""
-        self._console.note(line)
-
-    def follow(self, standing: Callable[[], Standing]) -> None:
-        """Show how far the run is by what ``standing`` says, from now on and at any time."""
-        self._console.follow(standing)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the records of a finished run and show its table; the run's other files exist already."""

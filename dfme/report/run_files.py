@@ -57,7 +57,7 @@ def read_run(run_dir: Path) -> RunFiles:
     config = run_dir / "config.yaml"
     ledger = run_dir / "ledger.jsonl"
     if not config.is_file():
-        raise UserError(f"report: expected a run directory, but {run_dir} has no config.yaml")
+        raise UserError(f"report: expected a run directory, but {str(run_dir)!r} has no config.yaml")
     return RunFiles(
         name=run_dir.resolve().name,
         config=load_yaml(config),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,6 +30,13 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
         width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ).fill
     return "\n".join(line if line.startswith(" ") else fill(line) for line in text.split("\n"))
+
+
+def aligned(rows: Iterable[tuple[str, str]], width: int | None = None) -> str:
+    """A table of two columns, as commands print their results."""
+    listed = list(rows)
+    left = max(len(label) for label, _ in listed)
+    return "\n".join(wrapped(f"{label:<{left}}  {value}", width, " " * (left + 2)) for label, value in listed)
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
@@ -60,16 +67,6 @@ Drawing = Callable[[], tuple[float, Sequence[str], Sequence[str]]]
 """What a ``bar`` shows: its share, parts and extras."""
 
 
-class Drawn:
-    """A bar that is drawn anew, from what is so then, whenever the terminal is: some times a second."""
-
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[RenderableType]:
-        yield bar(*self._drawing(), options.max_width)
-
-
 class StatusLine:
     """The line at the foot of a terminal, above which messages scroll by; plain messages elsewhere."""
 
@@ -80,13 +77,19 @@ class StatusLine:
         self.live = stream.isatty()
         self._stream = stream
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
-        self._display = Live(console=self._console, redirect_stdout=False, redirect_stderr=False)
+        self._drawing: Drawing = lambda: (0.0, [""], [])
+        self._display = Live(
+            console=self._console, redirect_stdout=False, redirect_stderr=False, get_renderable=self._draw
+        )
 
     def show(self, drawing: Drawing) -> None:
         """Draw a ``bar``, again and again at a rate that an eye can follow."""
         if self.live:
-            self._display.update(Drawn(drawing))
+            self._drawing = drawing
             self._display.start(refresh=True)
+
+    def _draw(self) -> RenderableType:
+        return bar(*self._drawing(), self._console.width)
 
     def note(self, text: str) -> None:
         """Say something at once, above the line."""

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import parse_extract
 
 from dfme.audits.compare import rehearsal, session
 from dfme.audits.compare.engines import pool
 from dfme.audits.compare.plan import ComparisonPlan
 from dfme.cli.compare import plan_of
-from dfme.cli.extract import parse_extract
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import TeacherError, UserError
 from dfme.report.terminal import StatusLine

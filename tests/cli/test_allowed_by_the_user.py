@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from clients import described
-from command_line import one_line
+from command_line import one_line, parse_extract
 from tables import all_hold
 
 from dfme.cli import compare, teacher_side
-from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from command_line import parse_extract
 from fuzzing import JSON, LAUGHS, fuzz, mutated, only_ours, repacked, saved, with_header
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dfme.cli.extract import parse_extract
 from dfme.config.settings import TeacherConfig
 from dfme.config.yaml_files import MAX_BYTES, load_yaml
 from dfme.errors import UserError

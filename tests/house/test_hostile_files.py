@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_runs
+from command_line import parse_extract
 from small_runs import Metered, clone
 from tables import all_hold
 from tiers import exhaustive
 
-from dfme.cli.extract import parse_extract
 from dfme.config.settings import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, UserError

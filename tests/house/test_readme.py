@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from command_line import parse_extract
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
-from dfme.cli.extract import parse_extract
 from dfme.cli.flags import ALIASES
 from dfme.cli.main import VERBS, find
 from dfme.config.settings import TeacherConfig

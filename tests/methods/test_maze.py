@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from command_line import parse_extract
 from torch import nn
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
-from dfme.cli.extract import parse_extract
 from dfme.errors import UserError
 from dfme.methods import maze
 from dfme.methods.configs import MazeConfig

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import small_runs
 import torch
+from command_line import parse_extract
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import Metered
 from torch import Tensor, nn
 
-from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.errors import RunError
 from dfme.files import AppendFile

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from command_line import parse_extract
 
-from dfme.cli.extract import parse_extract
 from dfme.config.settings import QueriesConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import parse_extract
 from report_runs import SUMMARY
 
-from dfme.cli.extract import parse_extract
 from dfme.report.console import Console, Standing, end_table, header, teacher_name
 from dfme.report.terminal import columns
 from dfme.run.job import document
@@ -22,6 +22,7 @@ ORDER = [
     "agreement 85.24%",
     "cost 12.30",
     "left",
+    "so far",
     "queries/s",
     "student loss 0.6977",
     "generator loss -0.728",
@@ -50,17 +51,17 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 @pytest.mark.parametrize(
-    ("screen", "shown"), [(40, 0), (60, 2), (79, 3), (80, 3), (100, 4), (200, 6)], indirect=["screen"]
+    ("screen", "shown"), [(40, 0), (60, 2), (79, 3), (80, 3), (100, 4), (200, 7)], indirect=["screen"]
 )
 def test_a_bar_fits_and_leaves_out_what_does_not_whole_and_in_order(screen: Screen, shown: int) -> None:
     console = Console(300_000, screen, clock=iter(range(100)).__next__)
-    console.start(0)
+    console.follow(lambda: Standing(135_040, 0.45, 120.0, ""))
     console.evaluation(135_040, METRICS)
     console.close()
     assert all(len(line) <= columns(screen) for line in screen.lines)
     first, *parts = screen.lines[-1].partition("45%  ")[2].split("  ")
     assert first == "135,040/300,000 queries"
-    named = [re.sub(r"^\S+(?: s)? (left|queries/s)$", r"\1", part) for part in parts]
+    named = [re.sub(r"^\S+(?: s)? (left|so far|queries/s)$", r"\1", part) for part in parts]
     assert named == ORDER[:shown]
 
 

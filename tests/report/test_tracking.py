@@ -100,8 +100,8 @@ def test_plain_lines_come_every_twentieth_of_the_budget_and_at_evaluations() -> 
     assert spent == ["500", "1,000", "1,500", "2,000"]
     console.evaluation(2_050, {"agreement": 0.75})
     last = stream.getvalue().splitlines()[-1]
-    # 2,050 queries in 4 s are 512.5 per second; the 7,950 left take 15.5 s
-    for part in ("2,050 / 10,000", "agreement 75.00%", "student loss 0.25", "512 queries/s", "16 s left"):
+    # 2,050 queries in 4 s are 512.5 per second
+    for part in ("2,050 / 10,000", "agreement 75.00%", "student loss 0.25", "512 queries/s"):
         assert part in last
     assert len(last) <= 100
     assert "\r" not in stream.getvalue()
@@ -117,7 +117,6 @@ def test_a_slow_teacher_gives_a_line_now_and_then_and_a_resumed_run_is_timed_fro
     console, stream, clock = begun(1_000, 500)
     clock.now = 10.0
     console.evaluation(600, {})
-    assert "40 s left" in stream.getvalue()
     assert "10 queries/s" in stream.getvalue()
 
 

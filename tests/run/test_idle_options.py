@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import parse_extract
 from small_runs import Metered, clone, student
 
-from dfme.cli.extract import parse_extract
 from dfme.config.settings import ExtractConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
+from command_line import parse_extract
 
-from dfme.cli.extract import parse_extract
 from dfme.config.messages import members
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, leaves, options_of

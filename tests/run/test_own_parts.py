@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from command_line import parse_extract
 from small_runs import BATCH, Metered, clone
 from torch import Tensor, nn
 
 import dfme
-from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml, sealed
 from dfme.errors import UserError

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import parse_extract
 from small_runs import SMALL, Metered, clone, student
 
-from dfme.cli.extract import parse_extract
 from dfme.cli.main import main
 from dfme.compute import worthwhile_threads
 from dfme.run.build import run_job

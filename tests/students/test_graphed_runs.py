@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import parse_extract
 from fake_graphs import FakeGraph, faked
 from small_runs import SMALL as WORDS
 from small_runs import Metered, break_down, clone, ctrl_c, no_pictures, student
 from tiers import exhaustive
 from torch import Tensor, nn
 
-from dfme.cli.extract import parse_extract
 from dfme.errors import TeacherError
 from dfme.graphs import GraphedForward
 from dfme.run import build

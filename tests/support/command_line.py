@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfme.cli.extract import parse_extract
+from dfme.cli.arguments import arguments_of
+from dfme.cli.extract import INPUTS, checked, settled
 from dfme.cli.main import main
 from dfme.config.settings import Job
 
@@ -143,6 +145,12 @@ def unreachable():
 
 SMALL = "--method.batch-size 8 --method.student-steps 2 --method.latent-size 8 --student.arch cnn_small"
 SMALL += " --student.replay-steps 0"
+
+
+def parse_extract(words: Sequence[str]) -> Job:
+    """The job that the words after ``extract`` describe."""
+    asked = arguments_of(words, INPUTS)
+    return checked(asked, settled(asked), lambda job: ())
 
 
 def parse(line: str) -> Job:

@@ -1,9 +1,9 @@
 """The loop around a toy's parts, and a trainer fed with its whole budget."""
 
 import torch
+from command_line import parse_extract
 from toys import LinearTeacher, make_parts
 
-from dfme.cli.extract import parse_extract
 from dfme.run import loop
 from dfme.run.evaluation import HoldOut
 from dfme.run.work import Work

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import small_runs
 import torch
+from command_line import parse_extract
 from torch import Tensor
 
 from dfme.audits.audit import examine as module
 from dfme.audits.audit.examine import ExaminedCell, examine
 from dfme.audits.audit.transfer import ATTACKS
-from dfme.cli.extract import parse_extract
 from dfme.cli.teacher_side import train_twin
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.errors import RunError, UserError
