@@ -153,7 +153,7 @@ def comparison(
     answers: Sequence[str] = (AS_IT_IS,),
 ) -> CompareConfig:
     """The options of one of an audit's comparisons."""
-    axes = tuple(rows), config.seeds, (str(config.budget),), tuple(modes), tuple(defences), tuple(answers)
+    axes = tuple(rows), config.seeds, (config.budget,), tuple(modes), tuple(defences), tuple(answers)
     names = ("student_steps", "jobs", "engine", "engine_options", "retries")
     return CompareConfig(*axes, **{name: getattr(config, name) for name in names})
 

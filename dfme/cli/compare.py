@@ -32,7 +32,6 @@ from dfme.cli import extract, teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, last_text, read_recipe, resumed, split_flags
 from dfme.cli.teacher_side import check_teacher, price_problems
-from dfme.config.fields import parse_count
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, options_of
@@ -126,7 +125,7 @@ def planned(
     jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     paper = {**own_options(config), "methods": list(contents), "rows": parts.rows, "overrides": overrides}
-    cells = cells_of(jobs, config.seeds, [parse_count(text) for text in config.budgets], out)
+    cells = cells_of(jobs, config.seeds, config.budgets, out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
     engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
     each = config.student_steps, at_once, cells, paper | parts.shared, command, *engine

@@ -53,8 +53,7 @@ def last_text(flags: Sequence[Flag], key: str) -> str | None:
     return next((flag.text for flag in reversed(flags) if flag.key == key), None)
 
 
-Recipe = tuple[str, dict[str, Any]]
-"""The name of a file of options, as messages say it, and its content."""
+Recipe = tuple[str, dict[str, Any]]  # the name of a file of options, as messages say it, and its content
 
 RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from dfme.report.run_files import read_run
 
-__all__ = ["write_report"]
-
 
 def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None) -> Path:
     """Draw curve.png, losses.png and samples.png of a run and write its report.html; its path.

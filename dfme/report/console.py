@@ -15,9 +15,8 @@ from dfme.report.notes import Notes
 from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
 from dfme.report.terminal import StatusLine, aligned, columns, fitted, wrapped
 
-LINE_SHARE = 0.05  # of the budget between two plain lines ...
-LINE_SECONDS = 2.0  # ... unless so much time has passed, ...
-LINE_TIME = 0.02  # ... or this share of the time so far: a long run has hundreds of lines, not thousands
+LINE_SECONDS = 2.0  # between two plain lines at least, ...
+LINE_TIME = 0.02  # ... and this share of the time so far: a long run has hundreds of lines, not thousands
 PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
 HEADER_WIDTH = 80
 FORMS = {
@@ -88,8 +87,7 @@ class Console:
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show training metrics after ``queries`` images; plain lines come at a sensible rate only."""
-        due = (queries - self._last) / self._budget >= LINE_SHARE
-        self._show(queries, metrics, due or self._silent)
+        self._show(queries, metrics, self._silent)
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show how good the student is after ``queries`` images."""
@@ -124,7 +122,7 @@ class Console:
         self._line.close()
 
     def _begin(self, queries: int) -> None:
-        self._start = self._last = queries
+        self._start = queries
         self._start_time = self._last_time = self._clock()
 
     @property
@@ -147,7 +145,7 @@ class Console:
         elif said and not self._quiet:
             with self._lock:
                 _, parts, extras = self._drawing()
-                self._last, self._last_time = queries, self._clock()
+                self._last_time = self._clock()
                 self._line.note(fitted([*parts, *extras], PLAIN_WIDTH))
 
     def _drawing(self) -> tuple[float, list[str], list[str]]:

@@ -40,19 +40,14 @@ class WandbRun:
         if config.mode != "off":
             self._attempt(lambda: self._open(config, document))
 
-    @property
-    def active(self) -> bool:
-        """True if records still reach wandb."""
-        return self._run is not None
-
     def log(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Log numbers against the queries spent."""
-        if self.active:
+        if self._run is not None:
             self._attempt(lambda: self._run.log({**metrics, "queries": queries}, step=queries))
 
     def images(self, queries: int, pixels_NCHW: NDArray[np.uint8]) -> None:
         """Log generated queries."""
-        if self.active:
+        if self._run is not None:
             self._attempt(lambda: self._run.log({"samples": self._pictures(pixels_NCHW)}, step=queries))
 
     def _pictures(self, pixels_NCHW: NDArray[np.uint8]) -> list[Any]:
@@ -60,7 +55,7 @@ class WandbRun:
 
     def finish(self, summary: Mapping[str, Any], student: Path) -> None:
         """Write the final summary, hand over the student's file and the report beside it, and end the run."""
-        if self.active:
+        if self._run is not None:
             self._attempt(lambda: self._deliver(summary, student))
         self.close(exit_code=0)
 

@@ -15,22 +15,13 @@ from dfme.run.evaluation import EvaluationSet, Examination, Goal, score_all
 from dfme.run.work import Work
 from dfme.students.trainer import StudentTrainer
 
-LOG_SECONDS = 0.5
-"""Least time between two logged training steps; reading metrics makes an accelerator wait."""
-
-METRIC_SHARE = 0.01
-"""Most of the time between two readings of a metric that working it out may take."""
-
+LOG_SECONDS = 0.5  # least time between two logged training steps; reading metrics makes an accelerator wait
+METRIC_SHARE = 0.01  # most of the time between two readings of a metric that working it out may take
 EARLY = 8
 """Most evaluations before the first even share, at its half, a quarter and so on; nor are they more than the
 others."""
-
-SAMPLE_SHEETS = 5
-"""Sheets of queries kept over a run, at evaluations, besides the first."""
-
-SHEET_IMAGES = 64
-"""Queries on one sheet; fewer of large ones."""
-
+SAMPLE_SHEETS = 5  # sheets of queries kept over a run, at evaluations, besides the first
+SHEET_IMAGES = 64  # queries on one sheet; fewer of large ones
 MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 """Metrics that are NaN or infinite only when the student's weights are lost."""
 

@@ -49,7 +49,10 @@ def build_parts(
         tell(line)
     answers = job.config.answers
     if estimates:
-        _require_estimator(job, spec)
+        settled = with_placeholder_step(job.estimator, spec)
+        make_estimator(settled, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
+        if needs_preflight(job.estimator):
+            require_budget(job.config.images, preflight_images(job.estimator, spec))
     make_distance(answers.loss(job.config.student.loss), answers.mode(teacher.label_mode))
     names = teacher.info.class_names
     data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
@@ -103,13 +106,6 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
 def runs_preflight(job: Job) -> bool:
     """True if the pre-flight check runs before the first step and completes the estimator."""
     return "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
-
-
-def _require_estimator(job: Job, spec: ImageSpec) -> None:
-    """UserError if the estimator does not fit the images, or the budget the check that completes it."""
-    make_estimator(with_placeholder_step(job.estimator, spec), spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
-    if runs_preflight(job):
-        require_budget(job.config.images, preflight_images(job.estimator, spec))
 
 
 def with_placeholder_step(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:

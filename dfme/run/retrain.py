@@ -75,11 +75,9 @@ class PaidAnswers:
 def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
     """Load what the run in ``run_dir`` kept, on the device of ``rng`` (or on disk, if the run kept it there).
 
-    Raises UserError where the run kept nothing, or is no run; RunError for files damaged or missing.
+    Raises UserError where the run kept nothing; RunError for files damaged or missing.
     """
     checkpoint = run_dir / "checkpoint.pt"
-    if not (run_dir / "config.yaml").is_file():
-        raise UserError(f"{run_dir}: expected the directory of a run, but it holds no config.yaml")
     state = load_checkpoint(checkpoint)
     with explain_load_errors(checkpoint):
         own = {"trainer": {"steps": 0, "replay": None}, "oracle": {"ledger": Ledger(1).state_dict()}}

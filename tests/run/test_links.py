@@ -98,7 +98,7 @@ def test_wandb_is_not_let_into_a_folder_elsewhere(tmp_path: Path) -> None:
     (run / "wandb").symlink_to(elsewhere)
     (run / "wandb.json").symlink_to(elsewhere / "file")
     tracked = WandbRun(WandbConfig(mode="offline"), run, {}, told.append)
-    assert not tracked.active
+    assert tracked._run is None
     assert "wandb: it is a link" in told[0]
     assert os.listdir(elsewhere) == []
 

@@ -87,7 +87,7 @@ def test_what_served_other_ends_is_counted(whole: Path) -> None:
 
 
 def test_what_is_no_run_or_kept_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"holds no config\.yaml"):
+    with pytest.raises(UserError, match=r"expected a whole checkpoint, but there is none"):
         paid_answers(tmp_path)
     finished(tmp_path / "run", replay_steps=0, replay_batch=256)  # the default, which says nothing
     with pytest.raises(UserError, match=r"kept none of its paid answers.*--student.replay-steps 1"):

@@ -42,8 +42,7 @@ from dfme.run.student_file import load_student_of_run, student_facts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities
 
-PROCEDURAL = 2_000
-"""Images that are in no evaluation set."""
+PROCEDURAL = 2_000  # images that are in no evaluation set
 MAX_IMAGES = 500
 """That are perturbed for each eps and attack, and for each source too, unless a service is asked."""
 NOT_ASKED = "a service, or a teacher of one's own, is asked only with --transfer true"

@@ -16,8 +16,7 @@ from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
 from dfme.report.facts import LEVELS, wilson_interval
 
-COPY = 0.9
-"""The agreement at which a student counts as a copy."""
+COPY = 0.9  # the agreement at which a student counts as a copy
 
 
 @dataclass
@@ -125,10 +124,11 @@ class Findings:
 
     def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
         """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
-        modes = dict.fromkeys(line["mode"] for line in self.free)
-        best = {mode: strongest_copy(self.free, mode) for mode in modes}
-        places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items() if line}
-        spreads = {mode: _spread(line) for mode, line in best.items() if line}
+        best: dict[str, Entry] = {}
+        for line in (line for line in self.free if line["mean"] is not None):
+            best[line["mode"]] = max(best.get(line["mode"], line), line, key=lambda line: float(line["mean"]))
+        places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items()}
+        spreads = {mode: _spread(line) for mode, line in best.items()}
         tried = [
             (line["defence"], Spread(*line["best_score"].values()), f"defences.{at}")
             for at, line in enumerate(self.defences)
@@ -245,12 +245,6 @@ def strongest(lines: Iterable[Entry], mode: str) -> Entry | None:
     """The attacker that made a copy with the fewest queries, else the one whose students agree most."""
     scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
     return min(scored, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None)
-
-
-def strongest_copy(lines: Iterable[Entry], mode: str) -> Entry | None:
-    """The attacker whose students agree most."""
-    scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
-    return max(scored, key=lambda line: float(line["mean"]), default=None)
 
 
 def _dominates(one: Entry, other: Entry) -> bool:

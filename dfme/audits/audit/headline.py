@@ -11,10 +11,8 @@ from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.audits.compare.table import gains
 from dfme.report.facts import wilson_interval
 
-JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}
-"""Words of a verdict."""
-ADVICE = 3
-"""Lines what to do."""
+JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}  # words of a verdict
+ADVICE = 3  # lines what to do
 FAILED = "This shows that these attacks failed, not that the model is safe"
 NOTHING = "Nothing here helps: no switch takes more from the best attacker we ran than chance explains."
 GATES = "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked it."

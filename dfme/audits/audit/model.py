@@ -8,10 +8,8 @@ from pydantic import ConfigDict, ValidationError, create_model
 from dfme.errors import RunError
 from dfme.spec import Teacher
 
-Entry = dict[str, Any]
-"""A part of an audit as a dict."""
-Metering = Callable[[Teacher], Teacher]
-"""Puts a teacher behind a ledger."""
+Entry = dict[str, Any]  # a part of an audit as a dict
+Metering = Callable[[Teacher], Teacher]  # puts a teacher behind a ledger
 
 FORM = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 SCHEMA = "dfme.audit/1"

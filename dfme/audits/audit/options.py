@@ -107,10 +107,8 @@ _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
 _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
 _ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme")
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
-LIKE = "knockoff"
-"""The row of an attacker who has images like the owner's."""
-MIN_HALF = 40
-"""Images in the attacker's half; with fewer there is no such attacker (heuristic)."""
+LIKE = "knockoff"  # the row of an attacker who has images like the owner's
+MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 PROFILES = {
     "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
     "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
@@ -157,8 +155,6 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
         limits(config.acceptable, budget_of(config))
     except UserError as error:
         yield Problem("acceptable", str(error))
-    if LIKE in config.attackers and config.pool is None and config.like_images == "none":
-        yield Problem("attackers", f"expected --pool as well: the images that {LIKE} asks")
     if config.defences and away:
         yield Problem("defences", f"expected none: {away}")
     if config.dry_run and config.resume:

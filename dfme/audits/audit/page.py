@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from dfme.audits.audit.headline import seeds_text
 from dfme.audits.audit.model import Entry, check_audit
-from dfme.audits.compare.picture import COLOURS, DASHES, MARKS, mean_and_band
+from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
 from dfme.report.page import MAX_SHOWN, render
 
@@ -179,12 +179,7 @@ def curves(audit: Entry) -> list[tuple[str, str]]:
             curves = [cells[name]["curve"] for name in line["cells"] if name in cells]
             known = [[(int(at), share) for at, share in curve if at] for curve in curves]
             if known := [curve for curve in known if curve]:  # a logarithmic axis has no place for no query
-                at_N, mean_N, low_N, high_N = mean_and_band(known)
-                place = attackers.index(line["row"])
-                colour = COLOURS[place % len(COLOURS)]
-                look = {"linestyle": DASHES[place % len(DASHES)], "label": line["row"][:LONGEST]}
-                axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.18, linewidth=0)
-                axes.plot(at_N, mean_N, color=colour, linewidth=1.8, **look)
+                draw_row(axes, line["row"][:LONGEST], known, attackers.index(line["row"]))
         if axes.lines:
             alarms = (audit["detection"] or {"attacks": []})["attacks"]
             _references(axes, audit["games"], [each for each in alarms if each["cell"] in names])

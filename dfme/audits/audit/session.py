@@ -44,8 +44,7 @@ from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
 from dfme.run.lock import DirectoryLock
 
-FAILS = 4
-"""Exit code where a stated limit fails."""
+FAILS = 4  # exit code where a stated limit fails
 
 
 def audit(

@@ -14,11 +14,9 @@ from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
 
-OF_THE_TEACHER = 0.9
-"""Share of the teacher's accuracy whose price in queries is reported."""
+OF_THE_TEACHER = 0.9  # share of the teacher's accuracy whose price in queries is reported
 
-LOST = 0.8
-"""A run has collapsed whose last agreement is below this share of its own best on the way."""
+LOST = 0.8  # a run has collapsed whose last agreement is below this share of its own best on the way
 
 SCORES = "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled"
 """Entries of a summary that are figures as they are."""

@@ -79,20 +79,22 @@ def _last_of_each(curve: Series) -> Series:
     return [here for here, after in pairwise(curve) if here[0] != after[0]] + [curve[-1]]
 
 
+def draw_row(axes: Axes, label: str, curves: Sequence[Series], place: int, band: bool = True) -> None:
+    """The mean of a row's curves, in the look of its place, and the band from the least to the greatest."""
+    again = place // len(COLOURS)  # a colour that comes again has other dashes and another mark
+    colour = COLOURS[place % len(COLOURS)]
+    at_N, mean_N, low_N, high_N = mean_and_band(curves)
+    if band:
+        axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
+    look: dict[str, Any] = {"linestyle": DASHES[(place + again) % len(DASHES)], "linewidth": 1.5}
+    look |= {"marker": MARKS[(place + again) % len(MARKS)], "markersize": 3.5}
+    axes.plot(at_N, mean_N, label=label, color=colour, markevery=max(1, len(at_N) // 8), **look)
+
+
 def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> None:
     for row, outcomes in table.items():
-        curves = _curves(outcomes)
-        if not curves:
-            continue
-        place = rows.index(row)
-        again = place // len(COLOURS)  # a colour that comes again has other dashes and another mark
-        colour = COLOURS[place % len(COLOURS)]
-        at_N, mean_N, low_N, high_N = mean_and_band(curves)
-        if len(rows) <= len(COLOURS):  # of more lines nobody tells the bands apart
-            axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
-        look: dict[str, Any] = {"linestyle": DASHES[(place + again) % len(DASHES)], "linewidth": 1.5}
-        look |= {"marker": MARKS[(place + again) % len(MARKS)], "markersize": 3.5}
-        axes.plot(at_N, mean_N, label=row, color=colour, markevery=max(1, len(at_N) // 8), **look)
+        if curves := _curves(outcomes):  # of more lines than colours nobody tells the bands apart
+            draw_row(axes, row, curves, rows.index(row), band=len(rows) <= len(COLOURS))
     every = [outcome.figures for each in table.values() for outcome in each]
     teacher = {figures.teacher_accuracy for figures in every if figures}
     for accuracy in (value for value in teacher if value is not None):

@@ -7,13 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass as as_model
 
 from dfme.audits.compare.engines import require_engine
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import Quota, parse_defences, stated
-from dfme.config.fields import CONFIG, Basic, Count, LabelModeText, Natural, Seed, accepted_by, parse_count
+from dfme.config.fields import CONFIG, Basic, Count, Images, LabelModeText, Natural, Seed, accepted_by
 from dfme.config.settings import Job
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
@@ -25,8 +24,7 @@ AS_IT_IS = "auto"
 
 WORDS = {**dict.fromkeys((AS_IT_IS, "scores", "kl", "label"), "learn"), "table": "recover", "net": "recover"}
 """Words of an attacker, and the option of the section answers that each sets."""
-ANSWERS_UNTOUCHED = ("quota", "pow")
-"""Defences that change no answer."""
+ANSWERS_UNTOUCHED = ("quota", "pow")  # defences that change no answer
 WITHOUT_MAP = ("watermark", "misinform", "modelguard_s")
 """Defences whose answers cannot be worked out from their name and options."""
 
@@ -104,15 +102,6 @@ def parse_attacker(text: str) -> dict[str, str]:
     return found
 
 
-def _require_count(text: str) -> str:
-    if parse_count(text) < 1:
-        raise ValueError(f"expected at least 1 each, got {text}")
-    return text
-
-
-Budget = Annotated[str, AfterValidator(_require_count)]
-
-
 @as_model(frozen=True, config=CONFIG)
 class CompareConfig:
     """One comparison: rows x seeds x budgets x label modes x defences x attackers; cells may share a run."""
@@ -122,7 +111,7 @@ class CompareConfig:
     have their defaults then; none: all rows"""
     seeds: Basic[tuple[Seed, ...]] = (0, 1, 2)
     """seeds of everything random, such as 0,1,2"""
-    budgets: Basic[tuple[Budget, ...]] = ("30k",)
+    budgets: Basic[tuple[Images, ...]] = (30_000,)
     """images that may be charged, such as 30k,100k"""
     label_modes: Basic[tuple[LabelModeText, ...]] = ("probabilities",)
     """forms of the teacher's answers, such as probabilities,label"""
@@ -154,8 +143,7 @@ class CompareConfig:
     """go on with the comparison in --out: what is finished is kept, what was interrupted is resumed"""
 
 
-OPTIONS = "comparison.yaml"
-"""A comparison's own file of options, in its directory."""
+OPTIONS = "comparison.yaml"  # a comparison's own file of options, in its directory
 UNKEPT = ("out", "resume", "dry_run", "engine_options")  # which no file of options has
 
 

@@ -19,11 +19,9 @@ from dfme.files import disk_error, remove, write_text
 from dfme.run.job import PROJECT
 from dfme.run.lock import DirectoryLock
 
-GRACE_SECONDS = 20.0
-"""How long a run of a killed comparison may take to end its step."""
+GRACE_SECONDS = 20.0  # how long a run of a killed comparison may take to end its step
 
-PR_SET_PDEATHSIG = 1
-"""Of prctl(2): which signal a process gets when the one that started it ends."""
+PR_SET_PDEATHSIG = 1  # of prctl(2): which signal a process gets when the one that started it ends
 
 
 def cores() -> int:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, parse_attacker
 from dfme.config.defences import parse_defences
-from dfme.config.fields import parse_count
 from dfme.config.messages import Problem, did_you_mean, unknown_choice
 from dfme.config.settings import Job
 from dfme.config.values import flatten
@@ -181,7 +180,7 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
         if config.engine == "local" or not all(text.partition("=")):
             yield Problem("engine_options", f"expected {wanted}, got {text!r}")
     yield from _list_problems("seeds", config.seeds)
-    yield from _list_problems("budgets", config.budgets, parse_count)
+    yield from _list_problems("budgets", config.budgets)
     yield from _list_problems("label_modes", config.label_modes, LabelMode.parse)
     for key, parse in (("defences", parse_defences), ("answers", parse_attacker)):
         try:

@@ -14,8 +14,7 @@ from dfme.audits.compare.plan import Cell
 from dfme.audits.compare.processes import Call, Shipped, surroundings, threads_each
 from dfme.errors import UserError
 
-STORE_BYTES = 100_000_000
-"""Of Ray's store of objects on this machine; cells have none."""
+STORE_BYTES = 100_000_000  # of Ray's store of objects on this machine; cells have none
 
 
 class OnRay(WorkerPool):

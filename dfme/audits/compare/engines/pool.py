@@ -17,8 +17,7 @@ from dfme.audits.compare.processes import GRACE_SECONDS, Shipped, cores, free, s
 KILL_SECONDS = 5.0
 """For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
 
-Worker = subprocess.Popen[bytes] | Shipped
-"""A cell that was begun."""
+Worker = subprocess.Popen[bytes] | Shipped  # a cell that was begun
 
 
 class WorkerPool:
