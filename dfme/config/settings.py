@@ -208,10 +208,10 @@ class QueriesConfig:
 
     programs: tuple[str, ...] = ("leaves",)
     """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves), strokes, pen,
-    noise (1/f), gradients, generators; a name that stands twice counts twice"""
-    domain: Basic[Literal["handwriting", "things", "unknown"]] = "unknown"
+    text, noise (1/f), gradients, generators; a name that stands twice counts twice"""
+    domain: Basic[Literal["handwriting", "things", "text", "unknown"]] = "unknown"
     """what the attacker knows that the teacher is for, which sets the programs: handwriting (and other
-    writing), things (what photographs show), or unknown"""
+    writing), text (printed, in a picture), things (what photographs show), or unknown"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"

@@ -12,6 +12,7 @@ PROGRAMS: dict[str, str] = {
     "leaves": "dfme.queries.programs.leaves:draw",
     "strokes": "dfme.queries.programs.strokes:draw",
     "pen": "dfme.queries.programs.pen:draw",
+    "text": "dfme.queries.programs.text:draw",
     "textured": "dfme.queries.programs.textured:draw",
     "noise": "dfme.queries.programs.noise:draw",
     "gradients": "dfme.queries.programs.ramps:draw",
@@ -22,6 +23,7 @@ PROGRAMS: dict[str, str] = {
 DOMAINS: dict[str, tuple[str, ...]] = {
     "handwriting": ("pen",),
     "things": ("textured",),
+    "text": ("text",),
 }
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs

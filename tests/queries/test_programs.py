@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.nets.generators import Generator
-from dfme.queries.programs import PROGRAMS, ProceduralImages, heaps, leaves, pen, strokes, textured
+from dfme.queries.programs import PROGRAMS, ProceduralImages, heaps, leaves, pen, strokes, text, textured
 from dfme.queries.programs import random_generators as generators
 from dfme.queries.programs.noise import power_law_fields
 from dfme.spec import ImageSpec
@@ -155,6 +155,28 @@ def test_a_page_is_an_empty_ground_with_one_ink(channels: int) -> None:
         light = (images.mean(2) < 0.5).float().mean()  # ink on dark ground
         assert float(light) == pytest.approx(pen.LIGHT, abs=0.08)
         assert set(commonest.flatten().tolist()) == {0.0, 1.0}
+
+
+def test_characters_have_the_size_that_is_said_and_stay_themselves_when_coarser() -> None:
+    cells = torch.tensor(text._cells(1)).view(len(text.WEIGHTS), len(text.CHARACTERS), text.SIDE, text.SIDE)
+    rows = (cells[0, text.CHARACTERS.index("H")] > 0.5).any(1).nonzero()
+    assert float(rows.max() - rows.min() + 1) / text.SIDE == pytest.approx(text.CAPITAL, abs=0.03)
+    ink = cells.mean((2, 3))
+    assert bool((ink[1:] > ink[:-1]).all()), "each weight is heavier than the one before"
+    assert len({character.numpy().tobytes() for character in cells[0]}) == len(text.CHARACTERS)
+    assert text._cells(6).mean((1, 2)) == pytest.approx(ink.flatten().numpy(), abs=0.005)
+
+
+def test_a_line_of_text_is_one_ink_on_its_ground(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "grounds", lambda count, *_: torch.full((count, 3, 24, 72), 0.5))
+    monkeypatch.setattr(text, "PLAIN", 1.0)
+    ink = list[float]()
+    for image in drawn("text", (3, 24, 72), 200).flatten(2).unbind():
+        off = image - 0.5
+        assert torch.linalg.svdvals(off)[1:].sum() < 1e-3, "between two colours: of one line"
+        ink.append(float((off.abs().amax(0) > 0.02).float().mean()))
+    assert 0.03 < np.mean(ink) < 0.4
+    assert np.mean([share > 0 for share in ink]) > 0.98, "an empty image says nothing"
 
 
 def test_curves_join() -> None:
