@@ -95,7 +95,10 @@ class Findings:
         queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
         ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
         line = {"row": row, "mode": mode, "agreement": agreement, **over_seeds(agreement)}
-        line |= {"has_images": has_images(outcomes[0].cell), "budget": outcomes[0].cell.budget}
+        first = outcomes[0].cell
+        domain = first.job.queries.domain
+        line |= {"has_images": has_images(first), "budget": first.budget}
+        line |= {"knows": None if domain == "unknown" else domain}
         line |= {"interval": self.interval(line["mean"]), "queries_to": queries, "state": ended.state}
         ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
         return line | {"reason": ended.reason, "cells": ran, "cost_to_90": self.cost(median_to_copy(line))}

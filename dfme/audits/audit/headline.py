@@ -48,13 +48,13 @@ def headline(of: Findings, seeds: Sequence[int]) -> Entry:
 def _price(of: Findings, lines: Sequence[Entry], mode: str) -> Entry:
     line = strongest(lines, mode)
     if line is None:
-        unknown = dict.fromkeys(("attacker", "median", "cost", "best_agreement"))
+        unknown = dict.fromkeys(("attacker", "knows", "median", "cost", "best_agreement"))
         return {**unknown, "queries": [], "by_seed": []}
     middle = median_to_copy(line)
     told = {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
     queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
     queries |= {"by_seed": seeds_text(line, f"{COPY:g}")}
-    return {"attacker": line["row"], **queries, "best_agreement": told}
+    return {"attacker": line["row"], "knows": line["knows"], **queries, "best_agreement": told}
 
 
 def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
@@ -65,7 +65,8 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
         return f"What a copy costs is not known: no attack on {of.own} has finished."
     texts = best["by_seed"]
     told = f"seeds: {', '.join(texts)}" if len(texts) > 1 else f"seed {seeds[0]} alone"
-    by = f"{best['attacker']}, the best attacker we ran"
+    knowing = f", who knows that it is for {best['knows']}" if best["knows"] else ""
+    by = f"{best['attacker']}, the best attacker we ran{knowing}"
     if best["median"] is not None:
         return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
     mean = best["best_agreement"]["mean"]

@@ -71,9 +71,9 @@ def row_contents(
 def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     """Complete recipe of a row, its method named; ``rows`` and ``shared`` come from the file.
 
-    A row of a file has that file's student, schedule, method and its sections, with the comparison's
-    architecture and steps; a row written out departs from the shared recipe key by key; a method has its
-    defaults. UserError for a row that is none, or that would make the comparison unfair.
+    A row of a file, or with a ``recipe``, has that recipe's student, schedule, method and its sections, with
+    the comparison's architecture and steps; a row written out departs from the shared recipe key by key; a
+    method has its defaults. UserError for a row that is none, or that would make the comparison unfair.
     """
     given = rows.get(row)
     named_alone = given is None
@@ -85,9 +85,11 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
                 raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
             choices = dict.fromkeys([*rows, *METHODS, *names()])
             raise UserError(f"methods: {unknown_choice('row, method or recipe', given, choices)}")
-        return _by_file(row, str(shipped().get(given, given)), shared)
+        return _of_recipe(row, load_yaml(locate(str(shipped().get(given, given)))), shared)
     if not isinstance(given, Mapping):
         raise UserError(f"rows.{row}: expected sections such as method, or a recipe, got {given!r}")
+    if "recipe" in given:
+        return _of_recipe(row, given, shared)
     own = tidy(given)
     _require_fair(row, own, shared)
     own["method"] = _named(row, own.get("method", {}))
@@ -109,8 +111,8 @@ def unequal(jobs: Mapping[str, Job]) -> str:
     return "; ".join(found)
 
 
-def _by_file(row: str, file: str, shared: Content) -> Content:
-    recipe = whole(tidy(load_yaml(locate(file))))
+def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
+    recipe = whole(tidy(given))
     student = recipe.get("student", {})
     if isinstance(student, dict):
         fixed = {name: value for name, value in _section(shared, "student").items() if name in EQUAL}
