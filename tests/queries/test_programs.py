@@ -168,8 +168,9 @@ def test_characters_have_the_size_that_is_said_and_stay_themselves_when_coarser(
 
 
 def test_a_line_of_text_is_one_ink_on_its_ground(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "grounds", lambda count, *_: torch.full((count, 3, 24, 72), 0.5))
-    monkeypatch.setattr(text, "PLAIN", 1.0)
+    grey = lambda count, *_: torch.full((count, 3, 24, 72), 0.5)  # noqa: E731
+    monkeypatch.setattr(text, "grounds", grey)
+    monkeypatch.setattr(text.textured, "draw", grey)
     ink = list[float]()
     for image in drawn("text", (3, 24, 72), 200).flatten(2).unbind():
         off = image - 0.5

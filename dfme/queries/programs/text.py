@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from dfme.queries.programs import textured
-from dfme.queries.programs.canvas import in_chunks, pixel_grid, uniform
+from dfme.queries.programs.canvas import in_chunks, pixel_grid, shuffled, uniform
 from dfme.queries.programs.heaps import absent, grounds
 from dfme.spec import ImageSpec
 
@@ -33,7 +33,6 @@ PITCHES = (0.45, 0.6)  # from one character to the next, in cells
 TURN = 0.3  # radians, at most; of the slant its tangent
 SHIFT = 0.25  # of the line's middle, in halves of the shorter side, at most
 SINGLE = 0.5  # share of images with one character
-PLAIN = 0.5  # share of images whose ground has no texture
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
@@ -43,8 +42,9 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 def _lines(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     unit = ImageSpec(spec.shape)
-    plain_B111 = uniform((count, 1, 1, 1), 0, 1, rng) < PLAIN
-    ground_BCHW = torch.where(plain_B111, grounds(count, unit, rng), textured.draw(count, unit, rng))
+    half = -(-count // 2)
+    both_NCHW = torch.cat([grounds(half, unit, rng), textured.draw(half, unit, rng)])
+    ground_BCHW = shuffled(both_NCHW, count, rng)
     inks_2BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng)
     # Of two inks the one that can be read better.
     apart_2B111 = (inks_2BC11 - ground_BCHW.mean((2, 3), keepdim=True)).square().mean(2, keepdim=True)
