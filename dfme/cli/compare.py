@@ -127,9 +127,7 @@ def planned(
     paper = {**own_options(config), "methods": list(contents), "rows": parts.rows, "overrides": overrides}
     cells = cells_of(jobs, config.seeds, config.budgets, out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
-    engine = config.engine, dict(text.split("=", 1) for text in config.engine_options), config.retries
-    each = config.student_steps, at_once, cells, paper | parts.shared, command, *engine
-    plan = ComparisonPlan(out, *each, format=config.format)
+    plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command)
     require_same(plan)
     return plan
 

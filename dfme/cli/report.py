@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.audits.audit.options import DATA, PAGE, read_object
+from dfme.audits.audit.options import DATA, PAGE
 from dfme.errors import UserError
+from dfme.report.summary_file import read_object
 
 SUMMARY = "draw the curves and the report of a run again, or the page of an audit"
 

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Self
+from contextlib import AbstractContextManager
 
 EVERY_SECONDS = 300.0  # between two counts, while lines come again
 MAX_LINES = 100  # lines that are remembered
 
 
-class Notes:
+class Notes(AbstractContextManager["Notes"]):
     """Pass lines to ``say``; of a repeated line, the count before the next new line or the end."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,9 +36,6 @@ class Notes:
                 self._say(f"the same {times:,} more time{'s' * (times > 1)}: {line}")
                 self._again[line] = 0
         self._counted_at = self._clock()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.count()

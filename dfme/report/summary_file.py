@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 25
 AGREEMENTS = ("agreement_served", "agreement_relabelled")
 
 NO_LABELS = "not known: the evaluation images have no labels"
@@ -54,17 +55,20 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; nothing where it holds none."""
+    with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
+        found = json.loads(file.read(MAX_BYTES))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def read_summary(path: Path) -> dict[str, Any] | None:
     """Entries of a summary.json; None without one. Raises ``RunError`` for other content."""
     if not path.is_file():
         return None
-    try:
-        with open_file(path) as file:
-            summary = json.loads(file.read(MAX_BYTES))
-        if not isinstance(summary, dict) or "budget" not in summary or "spent" not in summary:
-            raise ValueError("no budget and spent in it")
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path}: expected the JSON of a finished run: {error}; resume the run to write it"
-        ) from error
+    summary = read_object(path)
+    if "budget" not in summary or "spent" not in summary:
+        what = "expected the JSON of a finished run, with budget and spent"
+        raise RunError(f"{path}: {what}; resume the run to write it")
     return summary

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
-from dfme.files import make_folder, open_file, replacing
+from dfme.files import make_folder, replacing
 from dfme.report.run_files import to_picture
+from dfme.report.summary_file import read_object
 
 
 class WandbRun:
@@ -130,13 +131,9 @@ class WandbRun:
     def _identity(self) -> str:
         """The run's id in wandb: the one in wandb.json, or a new one that is kept there."""
         path = self._run_dir / "wandb.json"
-        try:
-            with open_file(path) as file:
-                identity = str(json.loads(file.read(1_000))["id"])
-            if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", identity):  # wandb makes file names of it
-                return identity
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
+        identity = str(read_object(path).get("id", ""))
+        if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", identity):  # wandb makes file names of it
+            return identity
         identity = uuid.uuid4().hex[:12]
         with replacing(path) as file:
             file.write(json.dumps({"id": identity}).encode() + b"\n")

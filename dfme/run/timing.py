@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import Reader
+from dfme.answers.reading import cut_to
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
 from dfme.data import ImageSet
@@ -49,15 +50,9 @@ class RandomTeacher:
         mode = self.label_mode
         size = (len(images), self.num_classes)
         scores_BK = torch.randn(size, generator=self._rng, device=self.info.device)
-        if mode.kind in ("logits", "label"):
-            return scores_BK if mode.kind == "logits" else scores_BK.argmax(dim=1)
-        answers_BK = scores_BK.softmax(dim=1)
-        if mode.decimals is not None:
-            answers_BK = answers_BK.round(decimals=mode.decimals)
-        if mode.k is None:
-            return answers_BK
-        least_B1 = scores_BK.topk(min(mode.k, self.num_classes), dim=1).values[:, -1:]
-        return answers_BK.masked_fill(scores_BK < least_B1, math.nan)
+        if mode.kind == "label":
+            return scores_BK.argmax(dim=1)
+        return scores_BK if mode.kind == "logits" else cut_to(scores_BK.softmax(dim=1), mode)
 
 
 def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
@@ -80,8 +75,8 @@ def rehearse(
     one's own cannot be copied or rehearsed.
     """
     device = choose_device(job.config.device)
-    student = replace(job.config.student, replay_store="memory")
-    student = replace(student, replay_capacity=min(student.replay_capacity, 8 * HELD))
+    most = min(job.config.student.replay_capacity, 8 * HELD)
+    student = replace(job.config.student, replay_store="memory", replay_capacity=most)
     own = replace(job, config=replace(job.config, student=student, graphs=False))
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

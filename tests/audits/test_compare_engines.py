@@ -54,7 +54,8 @@ def engine(kind: type[Any], jobs: int, device: str = "cpu", **options: str) -> t
     def task(cell: str) -> Task:
         return Task(("extract", "--out", cell), Path(f"{cell}.log"), Path(cell), device)
 
-    plan = SimpleNamespace(jobs=jobs, retries=0, engine_options=options, out=Path())
+    config = SimpleNamespace(retries=0, engine_options=[f"{name}={text}" for name, text in options.items()])
+    plan = SimpleNamespace(jobs=jobs, config=config, engine_options=options, out=Path())
     return kind(plan, task, told.append), told
 
 
@@ -171,7 +172,7 @@ def test_a_file_does_not_say_which_host_runs_it(tmp_path: Path, monkeypatch: pyt
     Path("out").mkdir()
     Path("out/comparison.yaml").write_text(sealed(content + "engine: commands\n"))
     plan = plan_of(["--resume", "--out", "out"])
-    assert (plan.engine, plan.retries, plan.jobs) == ("commands", 3, 1)
+    assert (plan.config.engine, plan.config.retries, plan.jobs) == ("commands", 3, 1)
     Path("out/comparison.yaml").write_text(sealed(content + "engine_options: [address=evil:6379]\n"))
     assert "say --engine-options" in refused("", ["--resume", "--out", "out"])
 

@@ -207,7 +207,7 @@ def test_the_comparison_s_own_file_gives_it_again_with_its_flags() -> None:
     (made.out / "comparison.yaml").write_text(sealed(dump_yaml(made.options)))
     again = plan_of(["--resume", "--out", "out"])
     assert again.cells == made.cells
-    assert (again.jobs, again.student_steps) == (3, 40)
+    assert (again.jobs, again.config.student_steps) == (3, 40)
     assert json.dumps(again.options) == json.dumps(made.options)
     narrower = plan_of(["--resume", "--out", "out", "--methods", "wild", "--student.lr", ".4"])
     assert [each.job.config.student.lr for each in narrower.cells] == [0.4]

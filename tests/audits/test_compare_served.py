@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -61,7 +62,8 @@ def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: py
         for name in ("slurm", "ray", "local"):
             out = tmp_path / name
             plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
-            session.compare(replace(plan, engine=name), StatusLine(io.StringIO()), lambda text: None)
+            named = replace(plan, config=SimpleNamespace(**vars(plan.config) | {"engine": name}))
+            session.compare(named, StatusLine(io.StringIO()), lambda text: None)
             recipes = [load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken]
             assert [recipe["fsync"] for recipe in recipes] == [name != "local"] * 2
             Taking.taken.clear()

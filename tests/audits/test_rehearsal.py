@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,7 +73,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 def planned(words: str, **changes: object) -> ComparisonPlan:
     shared = "--methods static,dfme --seeds 0,1 --budgets 2k --student-steps 4 --out out"
     shared += " --label-modes probabilities --evaluation.dataset none"
-    return replace(plan_of([*shared.split(), *words.split()]), **changes)  # type: ignore[arg-type]
+    plan = plan_of([*shared.split(), *words.split()])
+    return replace(plan, config=SimpleNamespace(**vars(plan.config) | changes))  # installed or not
 
 
 def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,8 +118,7 @@ def _set_aside(folder: Path, of: str) -> list[Totals]:
     known = folder / "of.json"
     same = known.exists() and known.read_text(encoding="utf-8") == of
     if (folder / "ledger.jsonl").exists() and not same:
-        places = (folder.with_name(f"examined-{number}") for number in count(1))
-        folder.rename(next(place for place in places if not place.exists()))
+        folder.rename(RunDirectory.free_name(folder.with_name("examined-1")))
     make_folder(folder)
     write_text(known, of)
     return [audit(path) for path in sorted(folder.parent.glob("examined-*/ledger.jsonl"))]

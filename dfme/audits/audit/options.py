@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +29,9 @@ from dfme.config.messages import Problem, unknown_choice
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import UserError
-from dfme.files import open_file, write_text
+from dfme.files import write_text
 from dfme.report.facts import LEVELS
+from dfme.report.summary_file import read_object
 from dfme.run.job import unwatched
 from dfme.spec import LabelMode
 
@@ -217,14 +217,6 @@ DATA = "audit.json"
 PAGE = "audit.html"
 CARD = "model_card.md"
 """The audit's own file of options, and what it leaves, in the order in which it is written."""
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file of an audit holds; nothing where it holds none."""
-    with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
-        found = json.loads(file.read(1 << 25))
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def cached(path: Path, of: Sequence[str], make: Callable[[], Any], anew: bool = False) -> Any:

@@ -21,7 +21,7 @@ from dfme.audits.audit import headline
 from dfme.audits.audit.findings import Findings, has_images, joined, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
-from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits, read_object
+from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
@@ -36,7 +36,7 @@ from dfme.oracle.ledger_log import Totals
 from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
-from dfme.report.summary_file import read_summary
+from dfme.report.summary_file import read_object, read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import is_local
 from dfme.run.evaluation import SHARED

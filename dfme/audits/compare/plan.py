@@ -181,27 +181,24 @@ class ComparisonPlan:
     """
 
     out: Path
-    student_steps: int
+    config: CompareConfig
     jobs: int
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
-    engine: str = "local"
-    engine_options: Mapping[str, str] = field(default_factory=dict)
-    retries: int = 3
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
-    format: str = "png"
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Its report, data, picture and cells."""
-        return tuple(self.out / f"{self.stem}.{suffix}" for suffix in ("md", "json", self.format, "csv"))
+        kinds = "md", "json", self.config.format, "csv"
+        return tuple(self.out / f"{self.stem}.{kind}" for kind in kinds)
 
     @property
-    def engine_words(self) -> str:
-        """The engine's options as they are typed."""
-        return ",".join(f"{name}={text}" for name, text in self.engine_options.items())
+    def engine_options(self) -> dict[str, str]:
+        """The engine's options by name."""
+        return dict(text.split("=", 1) for text in self.config.engine_options)
 
     @property
     def runs(self) -> tuple[Cell, ...]:

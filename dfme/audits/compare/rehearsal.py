@@ -67,7 +67,7 @@ def rehearse(
         try:
             names = teacher.info.class_names
             # whoever runs a list may run it all at once
-            most = len(cells) if plan.engine == "commands" else plan.jobs
+            most = len(cells) if plan.config.engine == "commands" else plan.jobs
             sharing = 0 if teacher.info.remote is None else min(most, len(cells))
             _require_rates(job, named, sharing)
             data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
@@ -127,7 +127,7 @@ def _fitting(
     """
     config = cell.job.config
     cpu = torch.device("cpu")
-    here = plan.engine not in EXTRAS and choose_device(config.device) == cpu
+    here = plan.config.engine not in EXTRAS and choose_device(config.device) == cpu
     none = replace(config.evaluation, dataset="none")
     job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
     _, pool, nets = build_parts(job, teacher, cpu)

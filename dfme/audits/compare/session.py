@@ -47,8 +47,8 @@ def compare(
     if rehearsal and (seconds := rehearsal.total(session.waiting, plan.jobs)):
         line.note(f"about {duration(seconds)} on this machine for {len(session.waiting)} cells")
     command = resume_command(plan.out, plan.cells[0].job, "compare")
-    if plan.engine_options:  # which no file keeps
-        command += f" --engine-options {shlex.quote(plan.engine_words)}"
+    if plan.config.engine_options:  # which no file keeps
+        command += f" --engine-options {shlex.quote(','.join(plan.config.engine_options))}"
     again = f"stopped; all that was paid is kept; go on with:\n  {command}"
     make_folder(plan.out / "cells")
     lock = DirectoryLock(plan.out)
@@ -70,7 +70,7 @@ def compare(
     draw(findings, plan.files[2])
     text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
     show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in plan.files if file.exists()))
-    if stopped and plan.engine == "commands":
+    if stopped and plan.config.engine == "commands":
         line.note(f"when they have run, make the table with:\n  {command}")
     elif stopped:
         line.note(again)
@@ -90,7 +90,7 @@ class Session:
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._again: Counter[str] = Counter()
         self._due: dict[str, Cell] = {}
-        engine = resolve_name(ENGINES[plan.engine])
+        engine = resolve_name(ENGINES[plan.config.engine])
         self._engine: WorkerPool = engine(plan, self._task, line.note)
         self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
         self.rehearsal: Rehearsal | None = None
@@ -159,7 +159,7 @@ class Session:
         with suppress(ValueError, LookupError, TypeError):  # no record yet, or half of one
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
-            steps = int(record.get("student_steps", 0)) / self._plan.student_steps
+            steps = int(record.get("student_steps", 0)) / self._plan.config.student_steps
             self._done[cell.name] = images, (images / cell.budget + min(1.0, steps)) / 2
 
     def _left(self, now: float) -> float | None:
@@ -195,21 +195,21 @@ class Session:
     def _task(self, cell: Cell) -> Task:
         """Task that begins or resumes a cell's run."""
         self._begun[cell.name] = time.monotonic(), self._done[cell.name][1]
-        if not self._line.live and self._plan.engine != "commands":
-            self._line.note(f"{cell.name}: {'begun' if self._plan.engine == 'local' else 'queued'}")
+        if not self._line.live and self._plan.config.engine != "commands":
+            self._line.note(f"{cell.name}: {'begun' if self._plan.config.engine == 'local' else 'queued'}")
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
         log = directory.with_name(f"{cell.name}.log")
         sharing = self.rehearsal.sharing if self.rehearsal else 0
-        job = as_asked(cell.job, sharing, self._plan.engine in EXTRAS)
+        job = as_asked(cell.job, sharing, self._plan.config.engine in EXTRAS)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
         return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was killed."""
-        if code < 0 and not stopping and self._again[cell.name] < self._plan.retries:
+        if code < 0 and not stopping and self._again[cell.name] < self._plan.config.retries:
             self._again[cell.name] += 1
             retry = f"and is gone on with (retry {self._again[cell.name]})"
             self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
@@ -243,7 +243,7 @@ class Session:
             "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
             "command": shlex.join(plan.command),
             "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
-            "student steps": f"{plan.student_steps:,} of each student",
+            "student steps": f"{plan.config.student_steps:,} of each student",
             "machine": self._engine.manner,
             "made with": "; ".join(made_with) or "nothing yet",
         }

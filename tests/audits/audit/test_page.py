@@ -13,10 +13,10 @@ from audit_pages import Page, audit, page_of
 
 from dfme.audits.audit import page as page_module
 from dfme.audits.audit.model import json_schema
-from dfme.audits.audit.options import read_object
 from dfme.audits.audit.page import write_page
 from dfme.cli import report
 from dfme.errors import RunError, UserError
+from dfme.report.summary_file import read_object
 
 LEGEND = {"95", "50", "80", "90", "100", "10000", "1000", "20"}
 """Numbers of the page's own words: 95% intervals, levels, 10,000 queries."""

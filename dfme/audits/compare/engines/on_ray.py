@@ -34,7 +34,8 @@ class OnRay(WorkerPool):
             self._call = remote(lambda call: call())
         except ValueError as error:
             expected = "expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
-            raise UserError(f"--engine-options: {expected}, got {self._plan.engine_words!r}") from error
+            given = ",".join(self._plan.config.engine_options)
+            raise UserError(f"--engine-options: {expected}, got {given!r}") from error
         return f"Ray, each run of {self._threads} threads"
 
     @contextmanager

@@ -48,7 +48,7 @@ class Slurm(WorkerPool):
 
     def _begin(self, cell: Cell, slot: int) -> Shipped:
         task = self._task(cell)
-        tries = self._plan.retries
+        tries = self._plan.config.retries
         given = {"cpus_per_task": self._threads, "gpus_per_node": int(task.device != "cpu"), **self._options}
         options = {"timeout_min": given.pop("time"), **{name: given.pop(name) or None for name in GENERAL}}
         options |= {f"slurm_{name}": value for name, value in given.items()}
