@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,15 @@ def test_a_row_of_a_file_has_that_file_s_method_student_and_schedule_alone() -> 
     assert (student.arch, student.steps, student.momentum, student.lr) == ("cnn_small", 40, 0.7, 0.1)
     assert (job.config.budget, job.config.seed, job.config.evaluation.dataset) == (2000, 3, "digits")
     assert job.teacher_options["checkpoint"].endswith("digits.safetensors")
+
+
+def test_a_row_departs_from_the_recipe_that_it_names() -> None:
+    rows = {"plain": "frugal", "told": {"recipe": "frugal", "queries": {"domain": "text"}}}
+    made = plan(methods="plain,told", rows=rows)
+    plain, told = (cell(made, name).job for name in rows)
+    assert (plain.queries.domain, told.queries.domain) == ("unknown", "text")
+    assert told.queries.programs == ("text",)
+    assert replace(told, queries=plain.queries) == plain
 
 
 def test_a_flag_of_a_section_is_for_the_rows_that_heed_it_and_wandb_groups_the_cells() -> None:

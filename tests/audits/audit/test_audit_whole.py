@@ -6,17 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import HERE, Here
 from stranger import work_out_again
 
 from dfme.audits.compare.engines import ENGINES
-from dfme.audits.compare.engines.pool import WorkerPool
-from dfme.audits.compare.plan import Cell
-from dfme.audits.compare.processes import free
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
 
@@ -27,21 +24,9 @@ WORDS += ["--teacher.watch", "labels"]
 SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none", "--transfer", "false"]
 
 
-class Here(WorkerPool):
-    """An engine that runs its cells one after the other in this process; where one is to fail, it does."""
-
-    failing = ""
-
-    def run(self, cells: Iterable[Cell], ended: Callable[[Cell, int], bool], *_: object) -> None:
-        for cell in cells:
-            task = self._task(cell)
-            free(task.directory)  # of one that a kill has left
-            ended(cell, 1 if self.failing and self.failing in cell.name else main(list(task.words)))
-
-
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(ENGINES, "local", f"{__name__}:Here")
+    monkeypatch.setitem(ENGINES, "local", HERE)
     monkeypatch.setattr(Here, "failing", "")
     monkeypatch.chdir(tmp_path)
 

@@ -19,7 +19,7 @@ from dfme.audits.audit.headline import (
 from dfme.audits.audit.options import limits
 from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
 from dfme.audits.compare.plan import Cell, attempt
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.report.facts import LEVELS
@@ -60,6 +60,15 @@ def found(
     return Findings(
         "probabilities", 3000, price, ComparisonResult("a", {}, runs), second, every, summaries, bills
     )
+
+
+def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
+    job = replace(JOB, queries=QueriesConfig(domain="text"))
+    told = outcome("frugal_text", "probabilities", 0, REACHED)
+    usual = outcome("frugal", "probabilities", 0, LOW)
+    first = headline(found(usual, replace(told, cell=replace(told.cell, job=job))), (0,))
+    assert (first["attacker"], first["knows"]) == ("frugal_text", "text")
+    assert first["sentences"][0].endswith("the best attacker we ran, who knows that it is for text.")
 
 
 def bill(row: str, l1: float) -> dict[str, Any]:
