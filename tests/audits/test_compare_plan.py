@@ -117,7 +117,8 @@ def test_a_row_departs_from_the_recipe_that_it_names() -> None:
     plain, told = (cell(made, name).job for name in rows)
     assert (plain.queries.domain, told.queries.domain) == ("unknown", "text")
     assert told.queries.programs == ("text",)
-    assert replace(told, queries=plain.queries) == plain
+    assert replace(told.queries, domain="unknown", programs=plain.queries.programs) == plain.queries
+    assert (told.method_config, told.config.student) == (plain.method_config, plain.config.student)
 
 
 def test_a_flag_of_a_section_is_for_the_rows_that_heed_it_and_wandb_groups_the_cells() -> None:
