@@ -24,6 +24,7 @@ from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import TeacherError, UserError
 from dfme.report.terminal import StatusLine
 from dfme.run.job import PACKAGE, config_hash
+from dfme.spec import ImageSpec
 
 pytestmark = pytest.mark.integration
 
@@ -230,6 +231,19 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
     assert said[-1] == ["2 of 2 cells done, 0 running", "4,000/4,000 images"]
     assert not any("begun" in line for line in stream.getvalue().splitlines()), "the line says it"
     assert shown[0].startswith("teacher: digits.safetensors (embedded digits)\n")
+
+
+def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_end_at_nothing() -> None:
+    made = plan("--seeds 0", a=FINE, b=FINE)
+    told = session.Session(made, {}, StatusLine(io.StringIO()))
+    seconds: dict[tuple[str, int], float | None] = {(cell.row, cell.budget): 10.0 for cell in made.cells}
+    told.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds)
+    told._due = {cell.name: cell for cell in made.cells}
+    assert told._left(0.0) == pytest.approx(20.0)
+    first = made.cells[0].name
+    told._begun[first] = (0.0, 0.0)
+    told._done[first] = (1_000, 0.5)  # after three times as long as the whole of it was to take
+    assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))
 
 
 def interrupt_after(name: str) -> None:
