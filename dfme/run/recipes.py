@@ -85,7 +85,8 @@ def whole(content: Content, file: Path | None = None) -> Content:
     """A tidy recipe with what lies below it; nothing lies below the ``file`` of the method's own."""
     written = content.get("method")
     named = plain_name(content.get("recipe"))
-    method = str(written.get("name", GENERAL)) if isinstance(written, dict) else GENERAL
+    usual = by_name(named)["method"]["name"] if named else GENERAL
+    method = str(written.get("name", usual)) if isinstance(written, dict) else usual
     if not named and shipped().get(method) == file:
         return content
     return merged(below(named, method)[1], _less(content, "recipe"))
