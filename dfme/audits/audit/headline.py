@@ -155,6 +155,13 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             lost = of.paid(name).get("accuracy_drop")
             text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
             text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
+            means = [
+                [line["mean"] or 0.0 for line in of.like if line["mode"] == mode] for mode in (of.own, name)
+            ]
+            if all(shares := [max(each, default=0.0) for each in means]):
+                text += (
+                    f"; somebody with images like yours agrees on {shares[1]:.1%} in place of {shares[0]:.1%}"
+                )
             yield before.mean - after.mean, f"{text}.", at
 
 

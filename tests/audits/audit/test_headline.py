@@ -137,6 +137,7 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
     )
     (line,) = advice(of, None)
     assert "agrees on 75.0% in place of 94.0%" in line["text"]
+    assert "somebody with images like yours agrees on 83.0% in place of 97.0%" in line["text"]
     assert [point["agreement"] for point in of.pareto()] == [0.94, 0.75]
 
 
