@@ -21,6 +21,8 @@ from dfme.config.defences import DEFENCES
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.report.terminal import StatusLine
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SHARED: dict[str, Any] = {
     "methods": ["procedural"],
     "seeds": [3],
@@ -29,12 +31,6 @@ SHARED: dict[str, Any] = {
     "teacher": {"checkpoint": "teachers/checkpoints/digits.safetensors"},
     "evaluation": {"dataset": "digits", "points": 4},
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def plan(defences: str = "none", answers: str = "auto", **changes: Any) -> ComparisonPlan:

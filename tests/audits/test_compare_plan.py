@@ -19,6 +19,8 @@ from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
 from dfme.errors import UserError
 from dfme.run.job import PROJECT, document
 
+pytestmark = pytest.mark.usefixtures("here")
+
 SHARED: dict[str, Any] = {
     "methods": ["static", "dfme"],
     "seeds": [3],
@@ -29,12 +31,6 @@ SHARED: dict[str, Any] = {
     "student": {"arch": "cnn_small", "lr": 0.05},
     "evaluation": {"dataset": "digits", "points": 4},
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def plan(flags: str = "", **changes: Any) -> ComparisonPlan:

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import HERE
-from small_runs import no_pictures
+from compared import cells_here
 
-from dfme.audits.compare.engines import ENGINES
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
 
@@ -28,13 +26,10 @@ def price(row: dict[str, Any]) -> float:
 
 
 @pytest.mark.exhaustive
-def test_the_small_comparison_shows_the_ordering_that_is_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ENGINES, "local", HERE)
+def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path) -> None:
     words = f"compare --config {PROJECT}/configs/compare_small.yaml --seeds 0 --budgets {BUDGET}"
     words += " --student-steps 1000 --methods procedural,disguide,frugal --out"
-    with no_pictures():
+    with cells_here():
         assert main([*words.split(), str(tmp_path / "small")]) == 0
     rows = by_mode(tmp_path / "small")
     soft, hard = rows["probabilities"], rows["label"]

@@ -14,13 +14,6 @@ SERVICE = ["--teacher", "v2", "--teacher.url", "http://127.0.0.1:9", "--teacher.
 SERVICE += ["--teacher.shape", "1,8,8", "--teacher.num-classes", "10"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DFME_KEY", raising=False)
-    return tmp_path
-
-
 def test_quick_on_the_default_teacher() -> None:
     plan = plan_of(["--price-per-1000", "1.5"])
     assert [cell.name for cell in plan.first.cells] == [

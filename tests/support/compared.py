@@ -1,9 +1,14 @@
 """Comparisons whose cells run in this process; outcomes made by hand; the rows of tables."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from small_runs import no_pictures
+
+from dfme.audits.compare.engines import ENGINES
 from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.figures import Figures, Outcome
 from dfme.audits.compare.plan import Attempt, Cell, attempt
@@ -29,7 +34,13 @@ class Here(WorkerPool):
             ended(cell, 1 if self.failing and self.failing in cell.name else main(list(task.words)))
 
 
-HERE = "compared:Here"
+@contextmanager
+def cells_here() -> Iterator[None]:
+    """The cells of comparisons and audits run in this process, and draw nothing."""
+    with no_pictures(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENGINES, "local", "compared:Here")
+        patch.setattr(Here, "failing", "")
+        yield
 
 
 def cell_of(row: str, mode: str, budget: int, seed: int, made: Attempt | None = None) -> Cell:

@@ -1,13 +1,19 @@
 """A teacher of one's own counts what it is asked, in a file of its own."""
 
+import contextlib
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from compared import cells_here
 
+from dfme.cli.main import main
 from dfme.oracle.ledger_log import audit
 from dfme.run.job import PROJECT
 
@@ -19,7 +25,6 @@ import signal
 
 import torch
 
-METER = os.open("meter", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 KILL_AT = int(os.environ.get("KILL_AT", "0"))
 
 
@@ -30,12 +35,24 @@ class Client:
         self.weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
 
     def __call__(self, images):
-        os.write(METER, f"{len(images)}\\n".encode())
-        if KILL_AT and os.lseek(METER, 0, os.SEEK_CUR) > KILL_AT:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with open("meter", "a") as meter:
+            meter.write(f"{len(images)}\\n")
+            meter.flush()
+            if KILL_AT and meter.tell() > KILL_AT:
+                os.kill(os.getpid(), signal.SIGKILL)
         if os.path.exists("broken") and len(images) < 20:
             raise RuntimeError("gone")
         return (3 * (images - 0.5).flatten(1) @ self.weight).softmax(1)
+"""
+KILLED = """
+import sys
+
+from compared import cells_here
+
+from dfme.cli.main import main
+
+with cells_here():
+    main(sys.argv[1:])
 """
 WORDS = ["audit", "--teacher", "client:Client", "--evaluation.dataset", "digits", "--evaluation.limit", "60"]
 WORDS += "--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split()
@@ -45,17 +62,29 @@ LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits", "--like-ima
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "client.py").write_text(CLIENT)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "client", raising=False)
+    with cells_here():
+        yield
 
 
-def run(*words: str, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
-    """A command line in a process of its own."""
-    path = os.pathsep.join([str(PROJECT), str(Path.cwd())])
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*words])
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def run_and_kill(kill_at: int, *words: str) -> None:
+    """A command line in a process that is killed when the teacher's meter has so many bytes."""
+    path = os.pathsep.join([str(PROJECT), str(PROJECT / "tests/support"), str(Path.cwd())])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KILL_AT": str(kill_at)}
-    command = [sys.executable, "-m", "dfme", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def asked() -> int:
@@ -96,7 +125,7 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
     assert asked() == before
 
     Path("meter").unlink()
-    assert run(*WORDS, *LOCAL, "--out", "cut", kill_at=kill_at).returncode < 0
+    run_and_kill(kill_at, *WORDS, *LOCAL, "--out", "cut")
     done = run("audit", "--resume", "--out", "cut")
     assert done.returncode == 0, done.stderr
     cut = json.loads(Path("cut/audit.json").read_text())

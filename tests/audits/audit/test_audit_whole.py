@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import HERE, Here
+from compared import Here, cells_here
 from stranger import work_out_again
 
-from dfme.audits.compare.engines import ENGINES
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
 
@@ -25,10 +25,9 @@ SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none
 
 
 @pytest.fixture(autouse=True)
-def in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(ENGINES, "local", HERE)
-    monkeypatch.setattr(Here, "failing", "")
-    monkeypatch.chdir(tmp_path)
+def in_this_process(here: Path) -> Iterator[None]:
+    with cells_here():
+        yield
 
 
 def told(out: str = "a") -> dict[str, Any]:
