@@ -108,11 +108,13 @@ _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
 _ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme")
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
 LIKE = "knockoff"  # the row of an attacker who has images like the owner's
+KNOWING = ("frugal_handwriting", "frugal_text", "frugal_things")
+"""The rows of attackers who know what the model is for."""
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 PROFILES = {
     "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
-    "standard": Profile(3, None, 2_400, ("frugal", "disguide", "dfme"), _SIX),
-    "full": Profile(5, None, None, ("frugal", "disguide", "dfme"), _ALL),
+    "standard": Profile(3, None, 2_400, ("frugal", *KNOWING, "disguide", "dfme"), _SIX),
+    "full": Profile(5, None, None, ("frugal", *KNOWING, "disguide", "dfme"), _ALL),
 }
 
 SERVICE = "the teacher is behind a service, which its owner alone can change or watch"
