@@ -193,14 +193,14 @@ PRINTED = {
 }
 """Section -> parts of what its blocks print."""
 SUMMARIES: dict[str, dict[str, dict[str, Any]]] = {
-    "python": {"ask": {"spent": 10_000, "budget": 10_000, "agreement": 0.5}},
+    "python": {"ask": {"spent": 2_000, "budget": 2_000, "agreement": 0.5}},
     "own-parts": {
         "stripes": {"method": "my_images:Stripes", "spent": 1_000},
         "entropy": {"method": "my_method:Entropy", "spent": 5_000},
-        "nets": {"student_arch": "my_nets:Net", "spent": 4_000},
+        "nets": {"student_arch": "my_nets:Net", "spent": 1_000},
     },
     "gradients": {"auto": {"method": "dfme"}},
-    "checkpoint": {"shapes": {"spent": 5_000, "agreement": 0.4}},  # chance is a tenth
+    "checkpoint": {"shapes": {"spent": 3_000, "agreement": 0.4}},  # chance is a tenth
     "defences": {"recovered": {"agreement": 0.6}},  # with the answers as they came it is below half
 }
 """Section -> run -> entries of its summary; of an agreement what it is above."""
@@ -261,7 +261,7 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
             server.terminate()
         ended = server.stdout.read()
     summary = read_summary(tmp_path, "rehearsal")
-    assert summary["spent"] == 20_000
+    assert summary["spent"] == 5_000
     assert summary["agreement"] > 0.5
     assert f"{summary['spent'] + summary['evaluation_queries']:,} images" in ended, ended
     assert server.returncode == 0
