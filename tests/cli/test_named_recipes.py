@@ -86,7 +86,7 @@ def test_a_file_lies_above_the_recipe_and_a_flag_above_both(here: Path) -> None:
     student = parse("--config mine.yaml --recipe frugal --student.steps 700").config.student
     assert (student.lr, student.steps, student.decay_images) == (0.3, 700, 5000)
     mixed = parse("--recipe frugal --method disguide --teacher.checkpoint weights.pt")
-    assert (mixed.method, mixed.queries.pool, mixed.config.student.passes) == ("disguide", 4, 30)
+    assert (mixed.method, mixed.queries.evolve, mixed.config.student.passes) == ("disguide", 1, 30)
 
 
 def test_a_resumed_run_keeps_its_recipe_and_its_batch(here: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_comparison_asks_for_the_budgets_of_a_service_too() -> None:
 def test_a_comparison_has_rows_by_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     cells = plan_of(["--methods", "static,frugal,paper", "--budgets", "5k", "--out", "c"]).cells
     jobs = {cell.row: cell.job for cell in cells}
-    assert (jobs["frugal"].method, jobs["frugal"].queries.pool) == ("procedural", 4)
+    assert (jobs["frugal"].method, jobs["frugal"].queries.evolve) == ("procedural", 1)
     assert (jobs["paper"].config.schedule.kind, jobs["paper"].method_config.batch_size) == ("steps", 256)
     assert {row: job.config.recipe for row, job in jobs.items()} == {row: row for row in jobs}
     assert run("compare --recipe frugal") == 2
