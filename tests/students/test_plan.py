@@ -93,7 +93,7 @@ def test_the_final_share_is_taken_after_the_budget():
 
 
 def test_rounds_take_parts_of_the_steps_by_the_root_of_what_they_hold():
-    """Of 10,000 images 400, 3,600 and all: 1 to 3 to 5; a replay that holds 3,600 makes the last two equal."""
+    """Of 10,000 images 400, 3,600 and all: 1 to 3 to 5; if 3,600 are held the last two are equal."""
     config = StudentConfig(steps=90, rounds=(0.04, 0.36, 1.0))
     assert StepPlan.of(config, 10_000).edges == [0, 10, 40, 90]
     assert StepPlan.of(config, 10_000, most=3_600).edges == [0, 13, 51, 90]
