@@ -137,8 +137,8 @@ class StudentConfig:
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
-    """shares of the budget, up to 1, at which the students take their passes, or their steps in parts that grow
-    with the root of what is held, each on everything paid for and by a schedule of its own, and none in between;
+    """shares of the budget, up to 1, at which students take their passes, or parts of their steps that grow
+    with the root of what is held: on everything paid for, each by a schedule of its own, none in between;
     empty: steps are spread"""
     shrink: Share = 0.4
     """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
