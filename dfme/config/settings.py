@@ -145,7 +145,7 @@ class StudentConfig:
     replay_steps: Natural = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count | Literal["auto"] = 256
-    """images per replay step, or auto: 256 up to 16 pixels a side, with five thirds of the passes; above
+    """images per replay step, or auto: 256 up to 16 pixels a side, with twice the passes; above
     that a 64th of those held, but at least 64 and at most 256"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
@@ -176,7 +176,7 @@ class StudentConfig:
         chosen = self
         small = max(shape[1:]) <= SMALL_SIDE
         if self.replay_batch == "auto" and small:
-            chosen = replace(chosen, replay_batch=256, passes=math.ceil(5 * self.passes / 3))
+            chosen = replace(chosen, replay_batch=256, passes=2 * self.passes)
         if self.optimizer != "auto":
             return chosen
         if mode.kind == "label":

@@ -86,7 +86,7 @@ def test_a_file_lies_above_the_recipe_and_a_flag_above_both(here: Path) -> None:
     student = parse("--config mine.yaml --recipe frugal --student.steps 700").config.student
     assert (student.lr, student.steps, student.decay_images) == (0.3, 700, 5000)
     mixed = parse("--recipe frugal --method disguide --teacher.checkpoint weights.pt")
-    assert (mixed.method, mixed.queries.evolve, mixed.config.student.passes) == ("disguide", 1, 30)
+    assert (mixed.method, mixed.queries.evolve, mixed.config.student.passes) == ("disguide", 1, 25)
 
 
 def test_a_resumed_run_keeps_its_recipe_and_its_batch(here: Path) -> None:

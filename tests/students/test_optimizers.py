@@ -77,7 +77,7 @@ def test_scores_of_larger_images_are_learnt_by_adamw_on_kl(asked: str, loss: str
 def test_a_replay_batch_of_auto_is_large_for_small_images() -> None:
     config = StudentConfig(replay_batch="auto", passes=30)
     small = config.fitting(LabelMode("label"), (3, 16, 16))
-    assert (small.batch(10), small.passes) == (256, 50)
+    assert (small.batch(10), small.passes) == (256, 60)
     assert config.fitting(LabelMode("label"), (3, 16, 17)).batch(10) == 64
     said = StudentConfig(replay_batch=8, passes=30).fitting(LabelMode("label"), SMALL)
     assert (said.batch(10), said.passes) == (8, 30)
