@@ -183,7 +183,8 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     other = "it answers in one form; another one would have to be asked for anew"
     not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
     not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
-    larger = {"what": "more attackers, defences, seeds and steps", "why": f"--profile {config.profile}"}
+    knowing = "attackers who know what the model is for, " * (config.profile == "quick")
+    larger = {"what": f"{knowing}more defences, seeds and steps", "why": f"--profile {config.profile}"}
     return settled, [larger] * (config.profile != "full") + not_run * bool(away)
 
 
