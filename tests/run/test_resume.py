@@ -280,7 +280,7 @@ SIGNALLED = "--method.name dfme --method.batch-size 64 --budget 2500 --evaluatio
 @pytest.mark.exhaustive
 def test_a_signal_keeps_a_run_for_the_command(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    assert bench.run(bench.flags("whole", *SIGNALLED))[0] == 0
+    bench.here(bench.flags("whole", *SIGNALLED))
     for number in (signal.SIGINT, signal.SIGTERM):
         out = f"a run {number}"
         process = bench.start(bench.flags(out, *SIGNALLED))
@@ -293,8 +293,7 @@ def test_a_signal_keeps_a_run_for_the_command(tmp_path: Path) -> None:
         assert "stopping after the step in progress" in err
         assert "Traceback" not in err
         command = shlex.split(said.strip().splitlines()[-1])
-        code, _, err = bench.run(command[command.index("--resume") :])
-        assert code == 0, err
+        bench.here(command[command.index("--resume") :])
         assert bench.student(out) == bench.student("whole")
         assert bench.served(out) == bench.served("whole") == 2_500 + 359
 
@@ -314,11 +313,9 @@ def test_two_at_once_run_once_and_a_killed_one_ends_as_if_never_killed(tmp_path:
     said = [process.communicate()[1] for process in pair]
     assert sorted(process.returncode for process in pair) == [-signal.SIGKILL, 2], said
     assert sum("in use by process" in text for text in said) == 1
-    for _ in range(2):
-        code, _, err = bench.run(words)
-        assert code == 0, err
-    assert "nothing was asked now" in err
-    assert whole.run(whole.flags("run", *small))[0] == 0
+    bench.here(words)
+    assert "nothing was asked now" in bench.here(words)
+    whole.here(whole.flags("run", *small))
     record = audit(bench.folder / "run/ledger.jsonl")
     assert record.spent + record.lost == bench.served("run")
     assert bench.student("run") == whole.student("run")

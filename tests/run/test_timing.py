@@ -167,15 +167,14 @@ def test_time_left_is_of_the_work_that_is_left() -> None:
 @pytest.mark.integration
 def test_killed_within_a_round_a_run_loses_no_more_than_the_pace_of_checkpoints(tmp_path: Path) -> None:
     flags = "--method.name static --method.batch-size 20 --budget 200 --student.arch cnn_small "
-    flags += "--evaluation.dataset none --student.steps 2400 --student.rounds 0.5,1 --checkpoint-seconds 0.2"
+    flags += "--evaluation.dataset none --student.steps 1600 --student.rounds 0.9,1 --checkpoint-seconds 0.2"
     whole = Bench(tmp_path / "whole")
     killed = Bench(tmp_path / "killed")
-    code, _, err = whole.run(whole.flags("run", *flags.split()))
-    assert code == 0, err
+    whole.here(whole.flags("run", *flags.split()))
     process = killed.start(killed.flags("run", *flags.split()))
     checkpoint = killed.folder / "run" / "checkpoint.pt"
     saved = set[float]()
-    while len(saved) < 4 and process.poll() is None:  # three checkpoints within the first round
+    while len(saved) < 3 and process.poll() is None:  # two checkpoints within the first round
         time.sleep(0.02)
         last = json.loads(_last(killed.folder / "run/metrics.jsonl"))
         with contextlib.suppress(FileNotFoundError):  # while it is replaced
@@ -184,9 +183,8 @@ def test_killed_within_a_round_a_run_loses_no_more_than_the_pace_of_checkpoints(
     process.communicate()
     assert time.time() - max(saved) < 2.0  # at the pace of a busy machine
     steps = load_checkpoint(checkpoint)["trainer"]["steps"]
-    assert 0 < steps < 1200, "it was killed within the first round"
-    code, _, err = killed.run(["--resume", "--out", "run"])
-    assert code == 0, err
+    assert 0 < steps < 750, "it was killed within the first round"
+    killed.here(["--resume", "--out", "run"])
     assert killed.student("run") == whole.student("run")
     assert lasting(killed.folder / "run") == lasting(whole.folder / "run")
 

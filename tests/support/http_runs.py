@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy as np
 import pytest
 from hostile import Hostile, Served
 from numpy.typing import NDArray
+from processes import in_this_process
 from protocols import code, truth
 from small_runs import student as student
 from torch import Tensor
 
-from dfme.cli.main import main
 from dfme.oracle.ledger import Totals, audit
 from dfme.oracle.oracle import Oracle
 from dfme.oracle.retry import Pace, RateLimiter
@@ -52,10 +51,8 @@ def words(url: str, out: Path | str, *more: str, budget: int = 400) -> list[str]
 
 def command(argv: list[str]) -> Ended:
     """What ``python run.py`` does with these words."""
-    err = io.StringIO()
-    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
-        ended = main(argv)
-    return Ended(ended, err.getvalue())
+    code, _, err = in_this_process(argv)
+    return Ended(code, err)
 
 
 def extract(server: Hostile, out: Path, *more: str, budget: int = 400) -> Ended:

@@ -1,5 +1,7 @@
-"""Real runs in processes of their own, and a teacher that meters them by means independent of ours."""
+"""Whole runs, most in processes of their own, and a teacher that meters them by means independent of ours."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -7,6 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
+from small_runs import no_pictures
+
+from dfme.cli.main import main
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +41,14 @@ class Meter:
 '''
 
 
+def in_this_process(words: Sequence[str]) -> tuple[int, str, str]:
+    """``python run.py words`` without a process of its own: exit code, standard output, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*words])
+    return code, out.getvalue(), err.getvalue()
+
+
 class Bench:
     """A folder with a metering teacher in it, where runs are started as a person would start them."""
 
@@ -59,6 +74,15 @@ class Bench:
         process = self.start(words, **options)
         out, err = process.communicate(timeout=220)
         return process.returncode, out, err
+
+    def here(self, words: Sequence[str]) -> str:
+        """The same in this process, drawing nothing; it ends well. Its standard error."""
+        with contextlib.chdir(self.folder), no_pictures(), pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(self.folder))
+            patch.delitem(sys.modules, "meter", raising=False)
+            code, _, err = in_this_process(words)
+        assert code == 0, err
+        return err
 
     def served(self, out: str) -> int:
         """Images that the teacher of the run in ``out`` answered, by its own meter."""

@@ -1,7 +1,5 @@
 """A teacher of one's own counts what it is asked, in a file of its own."""
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -12,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from compared import cells_here
+from processes import in_this_process
 
-from dfme.cli.main import main
 from dfme.oracle.ledger_log import audit
 from dfme.run.job import PROJECT
 
@@ -51,6 +49,7 @@ from compared import cells_here
 
 from dfme.cli.main import main
 
+
 with cells_here():
     main(sys.argv[1:])
 """
@@ -73,10 +72,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """A command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([*words])
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(words, *in_this_process(words))
 
 
 def run_and_kill(kill_at: int, *words: str) -> None:

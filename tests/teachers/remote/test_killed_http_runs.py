@@ -53,8 +53,7 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     budget = IMAGES_PER_KILL * KILLS + 1  # the last batch is a lone image
     whole, killed = Bench(tmp_path / "whole"), Bench(tmp_path / "killed")
     with Hostile(slowly) as server:
-        code, _, err = whole.run(flags(server, method, in_flight, budget))
-        assert code == 0, err
+        whole.here(flags(server, method, in_flight, budget))
         undisturbed = audit(whole.folder / "run" / "ledger.jsonl")
         assert server.images == undisturbed.served
         assert undisturbed.spent == budget
@@ -93,8 +92,7 @@ def kill_and_resume(
         kills += strike(bench.start(resume if born else first), run, when, started)
         if (run / "ledger.jsonl").exists():
             assert audit(run / "ledger.jsonl").spent <= budget
-    code, _, err = bench.run(resume)
-    assert code == 0, err
+    bench.here(resume)
     assert kills >= KILLS * 3 // 4
     return kills, audit(run / "ledger.jsonl")
 
