@@ -122,10 +122,10 @@ def test_the_command_line_shows_baselines_and_warnings(
 
 
 RECIPES = {
-    **{"digits": (10_000, 1_500), "digits_dfms": (15_000, 500), "digits_disguide": (5_000, 600)},
-    **{"digits_dni": (20_000, None), "digits_dual_students": (5_000, 600), "digits_frugal": (3_000, 1_500)},
-    **{"digits_knockoff": (10_000, None), "digits_maze": (20_000, 600), "digits_paper": (40_000, None)},
-    **{"digits_procedural": (10_000, None), "digits_static": (20_000, None)},
+    **{"digits": (5_000, 750), "digits_dfms": (6_000, 250), "digits_disguide": (2_500, 300)},
+    **{"digits_dni": (10_000, None), "digits_dual_students": (2_500, 300), "digits_frugal": (1_500, 750)},
+    **{"digits_knockoff": (5_000, None), "digits_maze": (20_000, 600), "digits_paper": (20_000, None)},
+    **{"digits_procedural": (5_000, None), "digits_static": (8_000, None)},
 }
 """Our recipes, and fewer queries than their own, and fewer student steps where those are many."""
 
