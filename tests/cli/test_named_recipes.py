@@ -185,20 +185,6 @@ def test_python_resumes_with_what_the_run_has(here: Path, fake_build: list[tuple
         dfme.extract(ask, out="runs/x", seed=3, resume=True, recipe="paper")
 
 
-def test_a_row_is_a_recipe_by_its_name(tmp_path: Path) -> None:
-    content = {"methods": ["cheap"], "rows": {"cheap": "frugal"}, "student": {"arch": "cnn_small"}}
-    content |= {"teacher": {"checkpoint": "teachers/checkpoints/digits.safetensors"}}
-    jobs = []
-    for recipe in ("frugal", "configs/frugal.yaml"):
-        Path("c.yaml").write_text(dump_yaml(content | {"rows": {"cheap": recipe}}))
-        jobs.append(plan_of(["--config", "c.yaml", "--out", "out"]).cells[0].job)
-    assert jobs[0] == jobs[1]
-    assert jobs[0].method == "procedural"
-    Path("c.yaml").write_text(dump_yaml(content | {"rows": {"cheap": "frugle"}}))
-    with pytest.raises(UserError, match=r"rows\.cheap: expected a recipe, .*; did you mean frugal"):
-        plan_of(["--config", "c.yaml"])
-
-
 def test_a_file_without_a_teacher_takes_the_digits_as_flags_do() -> None:
     Path("mine.yaml").write_text("evaluation: {points: 7}\n")
     job = parse("--config mine.yaml --budget 5k")

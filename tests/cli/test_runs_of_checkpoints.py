@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from small_runs import no_pictures
 from torch import nn
 
-import dfme
-from dfme.nets import build_net, builder
+from dfme.nets import build_net
 
 
 @pytest.fixture(autouse=True)
@@ -38,36 +37,6 @@ def test_published_forms_of_a_checkpoint_give_the_same_run(capsys: pytest.Captur
         assert summary(f"{file}.run")["spent"] == 40
     assert len(students) == 1
     assert "held-back" not in capsys.readouterr().out  # so few batches that none was
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("arch", "shape", "flags"),
-    [
-        ("resnet34_8x", (3, 32, 32), ""),
-        ("resnet50_8x", (3, 32, 32), ""),
-        ("lenet5", (1, 28, 28), "--teacher.shape 1,28,28"),
-        ("resnet18", (3, 64, 64), "--teacher.shape 3,64,64"),
-        (
-            "mobilenet_v2",
-            (3, 32, 32),
-            "--teacher.arch mobilenet_v2 --teacher.num-classes 6 --teacher.shape 3,32,32",
-        ),
-    ],
-)
-def test_architectures(arch: str, shape: tuple[int, int, int], flags: str) -> None:
-    if not arch.endswith(("8x", "lenet5")):
-        pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    torch.save(state(arch, shape, 6), "weights.pt")
-    assert run(f"--teacher.checkpoint weights.pt {flags} --budget 30 --out run {SMALL}") == 0
-    assert summary()["spent"] == 30
-
-
-def test_one_output_is_a_binary_classifier() -> None:
-    net = builder("cnn_small")((1, 8, 8), 1)
-    torch.save(net.state_dict(), "weights.pt")
-    assert run(f"--teacher.checkpoint weights.pt --teacher.shape 1,8,8 --budget 40 --out run {SMALL}") == 0
-    assert dfme.load_student("run").num_classes == 2
 
 
 def write_weights() -> None:

@@ -65,17 +65,6 @@ def test_a_jumping_clock_changes_nothing(
     assert 0 <= summary(out)["wall_seconds"] < 100
 
 
-def test_evaluation_images_are_on_both_meters(tmp_path: Path) -> None:
-    options = ("--evaluation.dataset", "digits", "--evaluation.limit", "30")
-    with Hostile(every(3, ["status:429/0", "failed"])) as server:
-        finished(extract(server, tmp_path / "run", *options))
-        totals = meters_agree(server, tmp_path / "run")
-    assert totals.spent == 400
-    assert totals.evaluation_queries >= 30
-    assert totals.refused
-    assert totals.failed
-
-
 def test_refusals_on_every_third_request_change_nothing(quiet: Path, tmp_path: Path) -> None:
     third = every(3, [*REFUSED, "die:0.03"])
     with Hostile(lambda number: "status:429/0" if 10 <= number < 110 else third(number)) as server:

@@ -5,7 +5,6 @@ the answers of an uninterrupted one, bitwise, for the same budget; what the teac
 called lost.
 """
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,23 +141,3 @@ def test_killed_and_resumed_is_as_if_never_killed(
     assert server.served + server.unserved == ledger.spent + ledger.evaluation_queries + ledger.lost
     if journaled:
         assert ledger.lost <= strikes * MAX_BATCH
-
-
-@given(plan=plans, kill=st.builds(Kill, st.integers(1, 30), st.just(0.5)), budget=st.integers(1, 30))
-@settings(max_examples=8, deadline=None)
-def test_a_larger_budget_on_resume_repeats_what_was_and_then_goes_on(
-    tmp_path_factory: pytest.TempPathFactory, plan: Plan, kill: Kill, budget: int
-) -> None:
-    expected, reference = session(tmp_path_factory.mktemp("whole"), Server(), plan, 100, True)
-    folder, server = tmp_path_factory.mktemp("killed"), Server()
-    server.kill = kill
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dfme.files.AppendFile, "append", lambda *args: kill.write(server, *args))
-        with contextlib.suppress(Killed):
-            session(folder, server, plan, budget, True)
-    server.kill = None
-    learnt, oracle = session(folder, server, plan, 100, True)
-    assert torch.equal(learnt, expected)
-    assert oracle.ledger.spent == reference.ledger.spent
-    assert (oracle.ledger.budget, oracle.ledger.remaining) == (100, 100 - oracle.ledger.spent)
-    assert audit(folder / "ledger.jsonl") == oracle.ledger.totals()

@@ -27,20 +27,6 @@ from dfme.run.directory import RunDirectory
 # Stops
 
 
-def test_ctrl_c_ends_the_step_in_progress_and_the_rest_comes_later(tmp_path: Path, whole: Path) -> None:
-    out, first, second = tmp_path / "run", Metered({3: ctrl_c}), Metered()
-    result = clone(out, first)
-    assert not result.finished
-    assert first.served == result.summary["spent"] == 100
-    assert (out / "checkpoint.pt").exists()
-    assert not (out / "summary.json").exists()
-    result = clone(out, second, resume=True)
-    assert result.finished
-    assert first.served + second.served == result.summary["spent"] == BUDGET
-    assert student(out) == student(whole)
-    assert queries(out) == queries(whole) == [100, 200, 300, 400]
-
-
 def test_a_second_ctrl_c_stops_at_once_and_the_batch_in_flight_stays_charged(tmp_path: Path) -> None:
     out, first, second = tmp_path / "run", Metered({8: lambda: (ctrl_c(), ctrl_c())}), Metered()
     with pytest.raises(KeyboardInterrupt):

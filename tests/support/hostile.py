@@ -11,11 +11,8 @@ it: a name of ``FAULTS``, with ``:argument`` for those that take one; nothing: i
 import io
 import json
 import ssl
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,8 +117,8 @@ class Hostile(Service):
     """The service.
 
     ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language. ``max_batch``: larger
-    questions get a 400, as from Triton. ``need``: a header that every request must have, else 401. ``log``: a
-    file for the meter. ``when_served`` gets each question's number before the answer is sent.
+    questions get a 400, as from Triton. ``when_served`` gets each question's
+    number before the answer is sent.
     """
 
     def __init__(
@@ -130,18 +127,13 @@ class Hostile(Service):
         *,
         pages: dict[str, object] | None = None,
         max_batch: int | None = None,
-        need: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        log: Path | None = None,
-        port: int = 0,
         dialect: Dialect = V2_,
     ) -> None:
-        super().__init__(dialect.pages(pages or {}), tls, port)
+        super().__init__(dialect.pages(pages or {}), tls)
         self.dialect = dialect
         self.plan: Plan = plan or {}
-        self.max_batch, self.need, self.log = max_batch, need, log
-        if log is not None:
-            log.touch()  # an empty meter before the first question
+        self.max_batch = max_batch
         self.served: list[Served] = []
         self.dropped = self.questions = self.most_at_once = self._at_once = 0
         self.when_served: Callable[[int], object] = int
@@ -152,9 +144,6 @@ class Hostile(Service):
         return sum(entry.images for entry in self.served)
 
     def reply(self, request: Request) -> Reply:
-        name, value = self.need or ("", "")
-        if name and request.headers.get(name.lower()) != value:
-            return http({"error": "who are you?"}, 401)
         return self._infer(request) if request.method == "POST" else super().reply(request)
 
     def _infer(self, request: Request) -> Iterator[Step]:
@@ -171,11 +160,8 @@ class Hostile(Service):
                 self._at_once -= 1
 
     def meter(self, entry: Served) -> None:
-        """Count a question as served: on file first, where there is one."""
+        """Count a question as served."""
         with self._lock:
-            if self.log is not None:
-                with self.log.open("a") as file:
-                    file.write(json.dumps(entry._asdict()) + "\n")
             self.served.append(entry)
         self.when_served(entry.number)
 
@@ -231,15 +217,3 @@ class Call:
     def go(self) -> None:
         """Nobody is at home from here on; back after ``argument`` seconds, or never."""
         self.server.down(float(self.argument) if self.argument else None)
-
-
-def read_log(path: Path) -> list[Served]:
-    """The meter of a service that was a process."""
-    entries: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Served(**entry) for entry in entries]
-
-
-if __name__ == "__main__":  # serves until killed; the port is the first line of the output
-    with Hostile(every(1, sys.argv[3:]), port=int(sys.argv[1]), log=Path(sys.argv[2])) as hostile:
-        print(hostile.port, flush=True)
-        threading.Event().wait()

@@ -85,9 +85,9 @@ class Service:
     """Up from ``__enter__`` to ``__exit__``. ``tls``: a context, for https."""
 
     def __init__(
-        self, what: Reply | Callable[[Request], Reply] = b"", tls: ssl.SSLContext | None = None, port: int = 0
+        self, what: Reply | Callable[[Request], Reply] = b"", tls: ssl.SSLContext | None = None
     ) -> None:
-        self.what, self.tls, self.port = what, tls, port
+        self.what, self.tls, self.port = what, tls, 0
         self.requests: list[Request] = []
         self.connections = 0
         self._lock = threading.Lock()

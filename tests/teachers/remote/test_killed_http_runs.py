@@ -1,4 +1,4 @@
-"""Runs over HTTP, and their services, killed with SIGKILL or stopped with SIGSTOP at any moment.
+"""Runs over HTTP killed with SIGKILL or stopped with SIGSTOP at any moment.
 
 ``DFME_KILLS`` is the number of kills planned in all (6 by default; the long proof: DFME_KILLS=50).
 """
@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile import Hostile, Served, read_log
+from hostile import Hostile, Served
 from http_runs import words
 from kills import KILLS as PLANNED
 from kills import plan, scores, strike
-from processes import PROJECT, Bench
+from processes import Bench
 
 from dfme.oracle.ledger import Totals, audit
 
@@ -107,90 +104,23 @@ def served_twice_is_lost(served: list[Served], lost: int) -> None:
     assert all(len(each) == 1 for each in keys.values())
 
 
-class Victim:
-    """A hostile server in a process of its own, to be killed and started again on the same port."""
-
-    def __init__(self, log: Path, fault: str) -> None:
-        self.log, self.port, self.fault = log, 0, fault
-
-    def __enter__(self) -> Victim:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def images(self) -> int:
-        return sum(entry.images for entry in read_log(self.log))
-
-    def start(self) -> None:
-        script = PROJECT / "tests" / "support" / "hostile.py"
-        words = [sys.executable, str(script), str(self.port), str(self.log), self.fault]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        self.port = int(self.process.stdout.readline())
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-
-def stop_and_go(run: subprocess.Popen[str], stop: Callable[[], None], ledger: Path) -> Totals:
-    """Stop something now and then; the ledger at the end."""
-    for number in (1, 2, 3):
-        until = time.monotonic() + 60
-        while not ledger.exists() or ledger.read_bytes().count(b'"charge"') < 4 * number:
-            assert time.monotonic() < until
-            time.sleep(0.002)
-        stop()
-    _, err = run.communicate(timeout=100)
+def test_a_run_that_is_stopped_in_the_middle_of_requests_goes_on(tmp_path: Path) -> None:
+    """Three times, each for twice as long as a request may take."""
+    impatient, ledger = ("--teacher.timeout", "0.5", "--teacher.attempts", "9"), tmp_path / "run/ledger.jsonl"
+    with Hostile(lambda number: "slow:0.02") as server:
+        run = Bench(tmp_path).start(words(server.url, "run", *impatient, budget=800))
+        for number in (1, 2, 3):
+            while not ledger.exists() or ledger.read_bytes().count(b'"charge"') < 4 * number:
+                assert run.poll() is None
+                time.sleep(0.002)
+            run.send_signal(signal.SIGSTOP)
+            time.sleep(1)
+            run.send_signal(signal.SIGCONT)
+        _, err = run.communicate(timeout=100)
     assert run.returncode == 0, err
     assert "Traceback" not in err
-    return audit(ledger)
-
-
-def freeze(process: subprocess.Popen[str]) -> None:
-    """Stop a process for twice as long as a request may take."""
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(1)
-    process.send_signal(signal.SIGCONT)
-
-
-IMPATIENT = ("--teacher.timeout", "0.5", "--teacher.attempts", "9")
-
-
-def test_a_run_that_is_stopped_in_the_middle_of_requests_goes_on(tmp_path: Path) -> None:
-    with Hostile(lambda number: "slow:0.02") as server:
-        run = Bench(tmp_path).start(words(server.url, "run", *IMPATIENT, budget=800))
-        totals = stop_and_go(run, lambda: freeze(run), tmp_path / "run" / "ledger.jsonl")
+    totals = audit(ledger)
     # Stopped between head and body of a request, it cannot know that nobody could serve it: it stays charged.
     assert totals.spent == 800
     assert server.images <= totals.spent <= server.images + totals.failed
     assert server.questions <= totals.requests
-
-
-@pytest.mark.parametrize(
-    ("killed", "in_flight"), [(False, 4), *(pytest.param(True, most, marks=EXHAUSTIVE) for most in (1, 4))]
-)
-def test_a_service_that_is_stopped_or_killed_in_the_middle_of_requests_is_asked_again(
-    killed: bool, in_flight: int, tmp_path: Path
-) -> None:
-    """What may have been served is charged."""
-    with Victim(tmp_path / "served.jsonl", "slow:0.02") as victim:
-        argv = words(victim.url, "run", *IMPATIENT, "--teacher.in-flight", str(in_flight), budget=800)
-        stop = victim.restart if killed else lambda: freeze(victim.process)
-        totals = stop_and_go(Bench(tmp_path).start(argv), stop, tmp_path / "run" / "ledger.jsonl")
-        assert (totals.spent, totals.lost) == (800, 0)
-        assert totals.failed + totals.refused * killed > 0
-        until = time.monotonic() + 10  # what was sent while it was stopped is served, too
-        while not totals.spent - totals.failed * killed <= victim.images <= totals.spent:
-            assert time.monotonic() < until
-            time.sleep(0.05)
