@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from dataclasses import field, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -137,9 +137,8 @@ class StudentConfig:
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
-    """shares of the budget, up to 1, at which students take their passes, or parts of their steps that grow
-    with the root of what is held: on everything paid for, each by a schedule of its own, none in between;
-    empty: steps are spread"""
+    """shares of the budget, up to 1, at which the students take their passes, or equal parts of their steps,
+    on everything paid for, each by a schedule of its own, and none in between; empty: steps are spread"""
     shrink: Share = 0.4
     """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
     replay_steps: Natural = 0
@@ -196,12 +195,10 @@ class StudentConfig:
 
     def round_steps(self, images: int, most: int | None = None) -> tuple[int, ...]:
         """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a time."""
-        most = self.replay_capacity if most is None else most
-        held = [min(most, math.ceil(share * images)) for share in self.rounds]
         if not self.steps:
-            return tuple(map(self.pass_steps, held))
-        done = [0.0, *accumulate(math.sqrt(count) for count in held)]
-        edges = [round(self.steps * part / done[-1]) for part in done]
+            most = self.replay_capacity if most is None else most
+            return tuple(self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds)
+        edges = [round(self.steps * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
         return tuple(end - begin for begin, end in pairwise(edges))
 
 

@@ -39,7 +39,7 @@ def test_quick_on_the_default_teacher() -> None:
 
 def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     standard = plan_of(["--profile", "standard", "--pool", "procedural", "--budget", "5k"])
-    assert standard.config.attackers == ("frugal", "disguide", "dfme", "knockoff")
+    assert standard.config.attackers == ("frugal", *KNOWING, "disguide", "dfme", "knockoff")
     assert standard.config.seeds == (0, 1, 2)
     assert {cell.budget for cell in standard.first.cells} == {5_000}
     knockoff = next(cell.job for cell in standard.first.cells if cell.row == "knockoff")

@@ -56,7 +56,6 @@ def test_the_help_names_the_pilot_and_the_recipe(capsys: pytest.CaptureFixture[s
 
 
 ROUNDS = ".07,.14,.25,.4,1"
-SHARES = (0.07, 0.14, 0.25, 0.4, 1.0)
 SUMMARY: dict[str, Any] = {
     "spent": 1_200,
     "wall_seconds": 20.0,
@@ -95,12 +94,11 @@ def test_queries_time_and_money_belong_together() -> None:
     ):
         assert queries is None if asked is None else asked <= queries < asked + 1
         if queries is not None:
-            rounds = [share**0.5 for share in SHARES if share * queries > 1_200]
-            steps = 50 * sum(rounds) / sum(share**0.5 for share in SHARES)
-            assert seconds == pytest.approx(20 + 0.001 * (queries - 1_200) + 0.01 * steps, abs=0.07)
+            rounds = sum(share * queries > 1_200 for share in (0.07, 0.14, 0.25, 0.4, 1))
+            assert seconds == pytest.approx(20 + 0.001 * (queries - 1_200) + 0.01 * 10 * rounds, abs=0.06)
             assert cost == pytest.approx((queries + 360) / 100)
-    # Of 12,000 queries: 10,800 to go, and all rounds but the first, which takes 5 steps of the 50.
-    assert told["training_share"] == pytest.approx(0.45 / (10.8 + 0.45), abs=1e-3)
+    # Of 12,000 queries: 10,800 to go, and the rounds at 1,680, 3,000, 4,800 and 12,000.
+    assert told["training_share"] == pytest.approx(0.4 / (10.8 + 0.4), abs=1e-3)
 
 
 def test_a_stated_rate_is_not_exceeded() -> None:

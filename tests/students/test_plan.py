@@ -92,11 +92,9 @@ def test_the_final_share_is_taken_after_the_budget():
     assert (trainer.steps, trainer.steps_left, trainer.progress) == (40, 0, 1.0)
 
 
-def test_rounds_take_parts_of_the_steps_by_the_root_of_what_they_hold():
-    """Of 10,000 images 400, 3,600 and all: 1 to 3 to 5; if 3,600 are held the last two are equal."""
-    config = StudentConfig(steps=90, rounds=(0.04, 0.36, 1.0))
-    assert StepPlan.of(config, 10_000).edges == [0, 10, 40, 90]
-    assert StepPlan.of(config, 10_000, most=3_600).edges == [0, 13, 51, 90]
+def test_rounds_take_equal_parts_of_the_steps():
+    assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0)), 1_000) == QUARTERS
+    assert QUARTERS.edges == [0, 30, 60, 90]
 
 
 def test_what_is_owed_follows_the_share_of_the_budget_spent():
@@ -180,8 +178,7 @@ def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
     finished, listener = run(make_method("static", parts), parts, points=2, stopped=watched)
     assert finished
     between = [{steps for spent, steps in taken if low < spent < high} for low, high in ((0, 48), (48, 112))]
-    # The toy's replay holds 64: 300 by the roots of 48, 64 and 64.
-    assert between == [{0}, {91}], "no step is taken between rounds"
+    assert between == [{0}, {100}], "no step is taken between rounds"
     assert (parts.students.steps, parts.students.steps_left) == (300, 0)
     # In steps of 16 images: a quarter and an eighth, the rounds' ends (48, 112, 160), and the two halves.
     assert listener.evaluated == [32, 48, 48, 80, 112, 160, 160]
@@ -201,7 +198,7 @@ def test_every_method_may_train_in_rounds(name: str):
 @pytest.mark.parametrize("shrink", [0.0, 0.4, 1.0])
 def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float):
     _, trainer = fed(80, steps=20, rounds=(0.5, 1.0), shrink=shrink, lr=1e-9, weight_decay=0.0, average=0.5)
-    trainer.train_pending(trainer.plan.edges[1])
+    trainer.train_pending(10)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     buffers = [buffer.clone() for buffer in trainer.net.buffers()]
     fresh = trainer._fresh(1)[0]

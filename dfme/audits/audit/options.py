@@ -75,8 +75,8 @@ class AuditConfig:
     """most images that may be asked in all, but those that score the copies; more is refused before the first
     one"""
     student_steps: Basic[Natural] = 0
-    """optimiser steps of each student; 0: one for each image of the budget, at most 2,400 of quick
-    and 6,000 of standard; fewer make a copy look dearer"""
+    """optimiser steps of each student; 0: one for each image of the budget, of standard at most
+    6,000; fewer make a copy look dearer"""
     jobs: Basic[Count | None] = None
     """attacks side by side; none: 2, of a service 1, or all that slurm or ray has room for"""
     engine: Basic[Annotated[str, accepted_by(require_engine)]] = "local"
@@ -112,7 +112,7 @@ KNOWING = ("frugal_handwriting", "frugal_text", "frugal_things")
 """The rows of attackers who know what the model is for."""
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 PROFILES = {
-    "quick": Profile(1, 3_000, 2_400, ("frugal",), _FEW),
+    "quick": Profile(1, 3_000, 3_000, ("frugal",), _FEW),
     "standard": Profile(3, None, 6_000, ("frugal", *KNOWING, "disguide", "dfme"), _SIX),
     "full": Profile(5, None, None, ("frugal", *KNOWING, "disguide", "dfme"), _ALL),
 }
