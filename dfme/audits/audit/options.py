@@ -157,6 +157,8 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
         limits(config.acceptable, budget_of(config))
     except UserError as error:
         yield Problem("acceptable", str(error))
+    if LIKE in config.attackers and config.pool is None and config.like_images == "none":
+        yield Problem("attackers", f"expected --pool as well: the images that {LIKE} asks")
     if config.defences and away:
         yield Problem("defences", f"expected none: {away}")
     if config.dry_run and config.resume:
