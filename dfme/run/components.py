@@ -199,7 +199,7 @@ def build_components(
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
     queries = QuerySampler(
-        job.queries,
+        job.queries.fitting(mode),
         spec,
         nets.generator,
         draw,

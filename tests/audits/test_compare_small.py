@@ -35,8 +35,8 @@ def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path)
     soft, hard = rows["probabilities"], rows["label"]
     # Scores: a program's images are worth more than those of a generator that is trained from nothing.
     assert price(soft["procedural"]) < price(soft["disguide"])
-    # Ours needs a fraction of DisGUIDE's queries: 0.17 at 8k and 2,000 steps, seeds 0 and 1. Here, with half of both,
-    # DisGUIDE does not get there, and only frugal's rounds at 680 and 1,600 can be seen.
+    # Ours needs a fraction of DisGUIDE's queries: 0.17 at 8k and 2,000 steps, seeds 0 and 1. With half of
+    # both, here, DisGUIDE does not get there, and only frugal's rounds at 680 and 1,600 can be seen.
     assert price(soft["frugal"]) < price(soft["disguide"]) / 2
     # Labels: children of what was paid for are worth more than both.
     accuracy = {name: row["accuracy"]["mean"] for name, row in hard.items()}

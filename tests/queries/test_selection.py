@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dfme.config.settings import QueriesConfig
 from dfme.queries import sampler as choice
+from dfme.spec import LabelMode
 
 
 def usefulness(scores_ENK: Tensor, by: choice.By) -> Tensor:
@@ -63,6 +65,14 @@ def test_balance_gives_every_class_its_turn_and_a_rare_one_all_it_has():
 def test_equal_candidates_are_still_chosen_once_each(balance):
     chosen = choose(torch.zeros(2, 50, 4), 20, "disagreement", balance=balance)
     assert len(set(chosen.tolist())) == 20
+
+
+def test_a_choice_of_auto_is_by_margin_of_labels_and_none_of_scores():
+    config = QueriesConfig(choose="auto", pool=4)
+    assert config.fitting(LabelMode("label")) == QueriesConfig(choose="margin", pool=4)
+    assert config.fitting(LabelMode("probabilities")).pool == 1
+    said = QueriesConfig(choose="random", pool=4)
+    assert said.fitting(LabelMode("probabilities")) is said
 
 
 def test_without_a_measure_only_balance_chooses():
