@@ -223,20 +223,20 @@ class QueriesConfig:
     """candidates for each image that is paid for"""
     choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
     """of a pool, by the students' vote: entropy, margin (between its two likeliest classes), disagreement (of
-    two students or more), random, for balance alone to decide, or auto: margin of labels alone, no choice of
-    scores; their first step comes before any"""
+    two students or more), random, for balance alone to decide, or auto: margin of labels alone; with scores
+    nothing is chosen or bred; their first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 
     def fitting(self, mode: LabelMode) -> "QueriesConfig":
         """The settings with a choice of ``auto`` made by the form of the answers.
 
-        Heuristic: with labels a choice by margin is worth points of agreement, with scores it costs some on
-        images of real size (docs/results/real_size.md).
+        Heuristic: with labels a choice by margin and breeding are worth points of agreement, with scores they
+        cost some on images of real size (docs/results/real_size.md).
         """
         if self.choose != "auto":
             return self
-        return replace(self, choose="margin", pool=self.pool if mode.kind == "label" else 1)
+        return replace(self, choose="margin") if mode.kind == "label" else replace(self, pool=1, evolve=0.0)
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -196,10 +196,11 @@ def build_components(
         if nets.generator is not None:
             GraphedForward(nets.generator, "the generator", with_gradient=True)
     evolution = None
-    if job.queries.evolve and replay is not None:
+    drawn = job.queries.fitting(mode)
+    if drawn.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
     queries = QuerySampler(
-        job.queries.fitting(mode),
+        drawn,
         spec,
         nets.generator,
         draw,

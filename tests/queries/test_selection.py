@@ -68,9 +68,9 @@ def test_equal_candidates_are_still_chosen_once_each(balance):
 
 
 def test_a_choice_of_auto_is_by_margin_of_labels_and_none_of_scores():
-    config = QueriesConfig(choose="auto", pool=4)
-    assert config.fitting(LabelMode("label")) == QueriesConfig(choose="margin", pool=4)
-    assert config.fitting(LabelMode("probabilities")).pool == 1
+    config = QueriesConfig(choose="auto", pool=4, evolve=0.5)
+    assert config.fitting(LabelMode("label")) == QueriesConfig(choose="margin", pool=4, evolve=0.5)
+    assert config.fitting(LabelMode("probabilities")) == QueriesConfig(choose="auto")
     said = QueriesConfig(choose="random", pool=4)
     assert said.fitting(LabelMode("probabilities")) is said
 
