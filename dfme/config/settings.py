@@ -223,20 +223,22 @@ class QueriesConfig:
     """candidates for each image that is paid for"""
     choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
     """of a pool, by the students' vote: entropy, margin (between its two likeliest classes), disagreement (of
-    two students or more), random, for balance alone to decide, or auto: margin of labels alone; with scores
-    nothing is chosen or bred; their first step comes before any"""
+    two students or more), random, for balance alone to decide, or auto: margin, but with scores above
+    16 pixels a side nothing is chosen or bred; their first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 
-    def fitting(self, mode: LabelMode) -> "QueriesConfig":
-        """The settings with a choice of ``auto`` made by the form of the answers.
+    def fitting(self, mode: LabelMode, shape: Shape) -> "QueriesConfig":
+        """The settings with a choice of ``auto`` made by the form of the answers and the size of the images.
 
-        Heuristic: with labels a choice by margin and breeding are worth points of agreement, with scores they
-        cost some on images of real size (docs/results/real_size.md).
+        Heuristic: choice by margin and breeding are worth points with labels and on small images; with scores
+        they cost some on images of real size (docs/results/real_size.md).
         """
         if self.choose != "auto":
             return self
-        return replace(self, choose="margin") if mode.kind == "label" else replace(self, pool=1, evolve=0.0)
+        if mode.kind == "label" or max(shape[1:]) <= SMALL_SIDE:
+            return replace(self, choose="margin")
+        return replace(self, pool=1, evolve=0.0)
 
 
 @dataclass(frozen=True, config=CONFIG)

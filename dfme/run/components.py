@@ -196,7 +196,7 @@ def build_components(
         if nets.generator is not None:
             GraphedForward(nets.generator, "the generator", with_gradient=True)
     evolution = None
-    drawn = job.queries.fitting(mode)
+    drawn = job.queries.fitting(mode, spec.shape)
     if drawn.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
     queries = QuerySampler(

@@ -67,12 +67,14 @@ def test_equal_candidates_are_still_chosen_once_each(balance):
     assert len(set(chosen.tolist())) == 20
 
 
-def test_a_choice_of_auto_is_by_margin_of_labels_and_none_of_scores():
+def test_a_choice_of_auto_is_by_margin_but_none_of_scores_of_larger_images():
     config = QueriesConfig(choose="auto", pool=4, evolve=0.5)
-    assert config.fitting(LabelMode("label")) == QueriesConfig(choose="margin", pool=4, evolve=0.5)
-    assert config.fitting(LabelMode("probabilities")) == QueriesConfig(choose="auto")
+    chosen = QueriesConfig(choose="margin", pool=4, evolve=0.5)
+    assert config.fitting(LabelMode("label"), (1, 28, 28)) == chosen
+    assert config.fitting(LabelMode("probabilities"), (1, 8, 16)) == chosen
+    assert config.fitting(LabelMode("probabilities"), (1, 8, 17)) == QueriesConfig(choose="auto")
     said = QueriesConfig(choose="random", pool=4)
-    assert said.fitting(LabelMode("probabilities")) is said
+    assert said.fitting(LabelMode("probabilities"), (1, 28, 28)) is said
 
 
 def test_without_a_measure_only_balance_chooses():
