@@ -6,7 +6,7 @@ import pytest
 from small_runs import no_pictures
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_pictures() -> Iterator[None]:
     with no_pictures():
         yield
