@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
+SMALL_SIDE = 16
+"""Longest side in pixels of small images, for which students have a net and a training of their own."""
+
 AT_ONCE = 25_000_000
 """Numbers in a batch of images larger than 64x64, at most: 100 MB, and some GB within a network."""
 

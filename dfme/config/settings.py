@@ -33,7 +33,7 @@ from dfme.config.fields import (
 )
 from dfme.config.messages import listed
 from dfme.errors import UserError
-from dfme.spec import ImageSpec, LabelMode, Shape
+from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
@@ -47,8 +47,6 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
         raise UserError(f"expected increasing shares of the budget, the last one 1, got {listed(shares)}")
 
 
-SMALL_SIDE = 16
-"""longest side in pixels of images of which a student's step is cheap"""
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
 ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.nets.torchvision_nets import TIMM, registered_names, timm_net, torchvision_net
-from dfme.spec import Shape
+from dfme.spec import SMALL_SIDE, Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,7 @@ def auto_net(shape: Shape, accelerated: bool = True) -> str:
     longest = max(shape[1:])
     if longest <= 8:
         return "cnn_small"
-    if longest <= 16:
+    if longest <= SMALL_SIDE:
         return "cnn_medium"
     if not accelerated:
         return "cnn_large"

@@ -22,8 +22,8 @@ PROGRAMS: dict[str, str] = {
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
 DOMAINS: dict[str, tuple[str, ...]] = {
     "handwriting": ("pen",),
-    "things": ("textured",),
     "text": ("text",),
+    "things": ("textured",),
 }
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs

@@ -35,9 +35,9 @@ def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path)
     soft, hard = rows["probabilities"], rows["label"]
     # Scores: a program's images are worth more than those of a generator that is trained from nothing.
     assert price(soft["procedural"]) < price(soft["disguide"])
-    # Ours needs a fraction of DisGUIDE's queries: 0.19 at 8k, 1,133 of seeds 0 to 2. With half of them, here,
+    # Ours needs a fraction of DisGUIDE's queries: 867 of 4,885 at 8k, seeds 0 to 2. With half of 8k, here,
     # DisGUIDE does not get there.
-    assert price(soft["frugal"]) < price(soft["disguide"]) / 2
+    assert price(soft["frugal"]) < price(soft["disguide"]) / 3
     # Labels: children of what was paid for are worth more than both.
     accuracy = {name: row["accuracy"]["mean"] for name, row in hard.items()}
     assert accuracy["frugal"] > max(accuracy["procedural"], accuracy["disguide"]) + 0.03, accuracy
