@@ -22,14 +22,14 @@ from dfme.audits.audit.options import (
     usual,
 )
 from dfme.audits.compare.plan import AS_IT_IS, NO_DEFENCE, CompareConfig, ComparisonPlan, own_options
-from dfme.audits.compare.rows import directory_of, parted
+from dfme.audits.compare.rows import EQUAL, directory_of, parted
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig
-from dfme.config.values import Option, options_of
+from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
@@ -77,7 +77,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     own_mode = compare.said(flags, parts, "teacher.label_mode")
     config = replace(config, label_modes=tuple(modes_of(config, own_mode)))
     settled, not_run = usual(config, away)
-    asked.finish(_compared_problems(settled))
+    asked.finish(_compared_problems(settled, parts.shared))
     _give_pool(parts.rows, config.pool)
     typed = [flag for flag in flags if flag.key not in (*OWN, "config", "teacher.label_mode")]
     dataset = whole_name(compare.said(flags, parts, "evaluation.dataset") or "none")
@@ -158,8 +158,11 @@ def comparison(
     return CompareConfig(*axes, **{name: getattr(config, name) for name in names})
 
 
-def _compared_problems(config: AuditConfig) -> Iterator[Problem]:
-    """Problems that a comparison would find in an audit's options; its rows are an audit's attackers."""
+def _compared_problems(config: AuditConfig, shared: Content) -> Iterator[Problem]:
+    """Problems that a comparison would find in an audit's options, and what recipes do not heed of a file."""
+    for key, _ in flatten(shared, ()):
+        if key.startswith(("student.", "schedule.")) and key.partition(".")[2] not in EQUAL:
+            yield Problem(key, "expected this flag: attackers that are recipes do not heed a file's section")
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
     for key, text in compare_problems(comparison(config, config.attackers, config.label_modes, defences), ()):
         yield Problem({"methods": "attackers"}.get(key, key), text)

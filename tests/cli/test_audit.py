@@ -138,6 +138,21 @@ def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
         plan_of(["--out", "a"])
 
 
+@pytest.mark.parametrize("section", ["student: {lr: 0.3, arch: cnn_small}", "schedule: {kind: constant}"])
+def test_what_a_file_says_of_students_is_refused_where_recipes_would_not_heed_it(
+    section: str, here: Path
+) -> None:
+    Path("a.yaml").write_text(f"{section}\nteacher: {{kind: torch}}\n")
+    key = "student.lr" if "lr" in section else "schedule.kind"
+    with pytest.raises(UserError, match=rf"^--{key}: expected this flag: attackers that are recipes") as told:
+        plan_of(["--config", "a.yaml"])
+    assert "arch" not in str(told.value)
+    jobs = [
+        cell.job.config for cell in plan_of(["--student.lr", "0.3", "--student.arch", "lenet5"]).first.cells
+    ]
+    assert {(job.student.lr, job.student.arch) for job in jobs} == {(0.3, "lenet5")}
+
+
 def test_a_file_names_no_hosts(here: Path) -> None:
     Path("a.yaml").write_text("engine_options: [address=evil:1]\n")
     with pytest.raises(UserError, match="say --engine-options on the command line"):
