@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.audits.audit.options import DATA, PAGE
+from dfme.audits.audit.options import DATA, OPTIONS, PAGE
 from dfme.errors import UserError
 from dfme.report.summary_file import read_object
 
@@ -26,6 +26,8 @@ def run(words: Sequence[str]) -> int:
 
         print(write_page(read_object(path / DATA), path / PAGE))
         return 0
+    if (path / OPTIONS).is_file():
+        raise UserError(f"report: {words[0]} is an audit without {DATA} yet; go on with it by audit --resume")
     from dfme.report import write_report
 
     print(write_report(path))

@@ -307,4 +307,9 @@ def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
     (tmp_path / "audit.json").unlink()
     with pytest.raises(UserError, match="expected a run directory"):
         report.run([str(tmp_path)])
+    (tmp_path / "audit.yaml").touch()
+    with pytest.raises(
+        UserError, match=r"is an audit without audit\.json yet; go on with it by audit --resume"
+    ):
+        report.run([str(tmp_path)])
     assert read_object(tmp_path) == {}, "a folder is no file"
