@@ -37,6 +37,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"evaluation": "mnist"}, 'or fetch them with evaluation={"download": True}'),
     ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
     ({"shape": None}, "known: say shape=..."),
+    ({"minutes": 0.001}, "minutes=0.001: expected at least"),
     ({"student": [1]}, "expected a configuration or a mapping of options, got [1]"),
 ]
 
