@@ -98,6 +98,7 @@ def _method(box: TorchTeacher, job: Job, deferred: DeferredChecks) -> Method:
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     ledger = Ledger(int(job.config.budget))
     oracle = Oracle(as_seen(box, job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
+    job = job.fitting(mode, oracle.spec.shape)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
     return build_method(
         job, build_components(job, nets, oracle, streams, deferred, pool=open_pool(job, oracle.spec))

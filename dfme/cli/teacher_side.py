@@ -10,6 +10,7 @@ from typing import Any
 
 from dfme import teachers
 from dfme.audits.audit.model import Metering
+from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.config.defences import NEED_FEATURES, Facts, parse_defences, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
@@ -100,7 +101,7 @@ def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> 
     arch = "auto" if is_own(arch) else arch
     own: dict[str, Any] = {"seed": job.config.seed, "device": job.config.device, "out": str(path)}
     if not path.exists():
-        done = train(TrainTeacherConfig(data, arch, 10, 64, lr=0.05, **own), lambda metrics: None)
+        done = train(TrainTeacherConfig(data, arch, TWIN_EPOCHS, 64, lr=0.05, **own), lambda metrics: None)
         tell(f"a twin, trained in {done.seconds:.1f} s")
     return path
 

@@ -350,6 +350,11 @@ class Job:
     queries: QueriesConfig = field(default_factory=QueriesConfig)
     nets: dict[str, Any] = field(default_factory=dict)
 
+    def fitting(self, mode: LabelMode, shape: Shape) -> "Job":
+        """The job with what students and queries leave to the teacher's answers and images."""
+        config = replace(self.config, student=self.config.student.fitting(mode, shape))
+        return replace(self, config=config, queries=self.queries.fitting(mode, shape))
+
 
 def wandb_environment(mode: object = "off") -> dict[str, str]:
     """Read wandb's own variables. They change a file's ``mode`` and never turn tracking on."""

@@ -182,13 +182,13 @@ def open_run(
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    data, pool, nets = build_parts(
+    settled, data, pool, nets = build_parts(
         with_recorded_net(job, record[1] if record else {}), teacher, device, evaluation, notes.append
     )
     if not resume:
         require_room(job, teacher, device)
-    notes += take_threads(job, nets, teacher.spec) if choose_threads else []
-    found = rehearse(job, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job))
+    notes += take_threads(settled, nets, teacher.spec) if choose_threads else []
+    found = rehearse(settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job))
     directory, state, oracle = record or open_record()
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
@@ -197,7 +197,7 @@ def open_run(
     method = build_method(
         job,
         build_components(
-            job, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
+            settled, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
         ),
     )
     if (replay := method.students.replay) is not None:

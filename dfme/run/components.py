@@ -161,7 +161,6 @@ def build_trainer(
     fresh: Callable[[int], list[nn.Module]] | None = None,
 ) -> StudentTrainer:
     """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
-    config = replace(config, student=config.student.fitting(mode, spec.shape))
     distance = make_distance(config.answers.loss(config.student.loss), mode)
     return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
 
@@ -177,8 +176,9 @@ def build_components(
     directory: Path | None = None,
     hold_out: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Components:
-    """All that a job's method works with. Leaves global random state at the ``global`` seed.
+    """All that the method of a job works with, which fits the teacher (``Job.fitting``).
 
+    Leaves global random state at the ``global`` seed.
     ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk.
     """
     config = job.config
@@ -196,11 +196,10 @@ def build_components(
         if nets.generator is not None:
             GraphedForward(nets.generator, "the generator", with_gradient=True)
     evolution = None
-    drawn = job.queries.fitting(mode, spec.shape)
-    if drawn.evolve and replay is not None:
+    if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
     queries = QuerySampler(
-        drawn,
+        job.queries,
         spec,
         nets.generator,
         draw,

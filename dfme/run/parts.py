@@ -37,8 +37,8 @@ def build_parts(
     device: torch.device,
     evaluation: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> tuple[ImageSet | None, ImageSource | None, Nets]:
-    """Images of evaluation and of the method's pool, and networks. UserError for what does not fit together.
+) -> tuple[Job, ImageSet | None, ImageSource | None, Nets]:
+    """The job as it fits the teacher, images of evaluation and pool, networks. UserError where nothing fits.
 
     ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
     """
@@ -48,6 +48,7 @@ def build_parts(
     for line in (*unfit(job, spec.shape), *(weak_differences(job.estimator, spec) if estimates else ())):
         tell(line)
     answers = job.config.answers
+    job = job.fitting(answers.mode(teacher.label_mode), spec.shape)
     if estimates:
         settled = with_placeholder_step(job.estimator, spec)
         make_estimator(settled, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
@@ -57,7 +58,7 @@ def build_parts(
     names = teacher.info.class_names
     data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
     pool = open_pool(job, spec)
-    return data, pool, build_nets(job, spec, teacher.num_classes, device)
+    return job, data, pool, build_nets(job, spec, teacher.num_classes, device)
 
 
 def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:

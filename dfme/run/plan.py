@@ -87,7 +87,7 @@ def plan(job: Job) -> str:
         teacher = build_teacher(job, None, device)
         held.callback(teacher.info.close)
         job = within_minutes(job, teacher, is_local(job))
-        data, pool, nets = build_parts(job, teacher, device, tell=told.append)
+        job, data, pool, nets = build_parts(job, teacher, device, tell=told.append)
         method = method_of(job, teacher, nets, pool)
         scored = 0 if data is None else len(data)
         spent = spending(job, teacher, method, scored)

@@ -101,14 +101,14 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
     config = job.config
     if config.minutes is None:
         return job
-    data, pool, nets = build_parts(job, teacher, choose_device(config.device), evaluation)
+    settled, data, pool, nets = build_parts(job, teacher, choose_device(config.device), evaluation)
     scored = 0 if data is None else len(data)
 
-    def taking(steps: int) -> Job:
-        student = replace(config.student, steps=steps, passes=0, replay_steps=0)
-        return replace(job, config=replace(config, minutes=None, student=student))
+    def taking(steps: int, own: Job = settled) -> Job:
+        student = replace(own.config.student, steps=steps, passes=0, replay_steps=0)
+        return replace(own, config=replace(own.config, minutes=None, student=student))
 
-    once = math.ceil(config.images / config.student.batch(config.images))
+    once = math.ceil(config.images / settled.config.student.batch(config.images))
     few = max(10, 10 * len(config.student.rounds), once)
     found = rehearse(taking(few), teacher, nets, pool, scored, free)
     jobs = taking(few), taking(2 * few)
@@ -116,12 +116,13 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
     if least is None or twice is None:
         raise UserError("--minutes: a part of one's own cannot be rehearsed; give --student.steps instead")
     if least > 60 * config.minutes:
+        faster = ", a faster student (--student.arch cnn_small)" * (nets.arch not in ("cnn_small", "lenet5"))
         raise UserError(
             f"--minutes {config.minutes:g}: expected at least {least / 60:.2g} on this machine, for {few:,} "
-            f"steps of {nets.arch} beside what the run asks; give more, a smaller --budget or a faster "
-            "student (--student.arch cnn_small); nothing was asked"
+            f"steps of {nets.arch} beside what the run asks; give more{faster} or a smaller --budget; "
+            "nothing was asked"
         )
-    return taking(few + int(few * (60 * config.minutes - least) / (twice - least)))
+    return taking(few + int(few * (60 * config.minutes - least) / (twice - least)), job)
 
 
 class _Stage:

@@ -237,7 +237,7 @@ def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_en
     made = plan("--seeds 0", a=FINE, b=FINE)
     told = session.Session(made, {}, StatusLine(io.StringIO()))
     seconds: dict[tuple[str, int], float | None] = {(cell.row, cell.budget): 10.0 for cell in made.cells}
-    told.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds)
+    told.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds, [])
     told._due = {cell.name: cell for cell in made.cells}
     assert told._left(0.0) == pytest.approx(20.0)
     first = made.cells[0].name

@@ -95,7 +95,7 @@ def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], lis
     own = "teacher owned:Local: 1x8x8, 10 classes, probabilities; "
     assert rehearsed("--teacher owned:Local", ask=False) == (0, f"{own}not asked before the cells")
     assert calls() == []
-    assert rehearsed("--teacher owned:Local") == (0, f"{own}it answers (one image, charged to no run)")
+    assert rehearsed("--teacher owned:Local") == (0, f"{own}it answers (an image each, charged to no run)")
     assert calls() == [1]
     assert not Path("out").exists()
 
@@ -163,7 +163,7 @@ def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, sh
     words += f" --jobs {jobs}"
     sharing, told = rehearsed(words)
     assert sharing == share
-    line = f"{share} cells ask the service at once, each at 1/{share} of its "
+    line = f"{share} cells ask at once, each at 1/{share} of its "
     assert (f"{line}60 images per second and 6 requests per second" in told) == (share > 1)
     job = planned(words).cells[0].job
     asked = as_asked(job, sharing, away=False)
@@ -198,7 +198,7 @@ def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go
         assert (serving.meter.images, out.exists()) == (0, False)
         ended = command([*words, "--jobs", "2", "--teacher.images-per-second", str(rate)])
         assert ended.code == 0, ended.err
-        assert "2 cells ask the service at once, each at 1/2 of its 40 images per second" in ended.err
+        assert "2 cells ask at once, each at 1/2 of its 40 images per second" in ended.err
         assert (serving.meter.images, serving.meter.refused.total()) == (240, 0)  # by the server's own clock
         cells = sorted(out.glob("cells/*/config.yaml"))
         assert [load_yaml(path)["teacher"]["images_per_second"] for path in cells] == [20.0, 20.0]

@@ -99,15 +99,22 @@ def test_minutes_are_kept_and_written_down_as_steps(
     assert "finished before" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_time_in_which_nothing_fits_is_refused(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--minutes", "0.001", "--out", "run", *more]) == 2
+@pytest.mark.parametrize("more", ["", "--dry-run", "--student.arch cnn_medium"])
+def test_a_time_in_which_nothing_fits_is_refused(more: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--minutes", "0.001", "--out", "run", *more.split()]) == 2
+    faster = r", a faster student \(--student.arch cnn_small\)" * ("medium" in more)
     assert re.fullmatch(
-        r"dfme: --minutes 0.001: expected at least [\d.]+ on this machine, for 10 steps of cnn_small .*"
-        r" or a faster student \(--student.arch cnn_small\); nothing was asked\n",
+        r"dfme: --minutes 0.001: expected at least [\d.]+ on this machine, for 10 steps of cnn_\w+ .*"
+        rf"; give more{faster} or a smaller --budget; nothing was asked\n",
         capsys.readouterr().err,
     )
     assert not list(Path().iterdir())
+
+
+def test_minutes_go_by_the_batch_that_the_students_will_have(capsys: pytest.CaptureFixture[str]) -> None:
+    # of auto: 256 of the 12,000 images of 8x8 pixels; above 16 pixels a side it is 187
+    assert main("--recipe frugal --budget 12k --minutes 0.001 --out run --dry-run".split()) == 2
+    assert "for 50 steps of cnn_small" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,17 @@ from pathlib import Path
 from types import ModuleType
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
-from dfme.audits.audit.options import AuditPlan
+from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
 from dfme.audits.compare.rehearsal import Rehearsal
+from dfme.data import has_train_part, load_dataset
 from dfme.errors import UserError
 from dfme.report.console import duration
 from dfme.run.build import is_local
 from dfme.run.plan import table
 
+BACKWARD = 3  # answers that a step on the teacher itself takes as long as; heuristic
 STRANGERS = 4
 """Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
 
@@ -24,7 +26,7 @@ STRANGERS = 4
 class Forecast:
     """Images that an audit will ask: ``evaluation`` and those of ``attacks`` exactly, the others at most.
 
-    ``seconds``: of the attacks; ``asking``: those of a stated rate, 0 without one.
+    ``seconds``: of its parts, in words; ``asking``: those of a stated rate, 0 without one.
     """
 
     plan: AuditPlan
@@ -33,7 +35,7 @@ class Forecast:
     evaluation: int
     benign: int
     transfer: int
-    seconds: float
+    seconds: dict[str, float]
     asking: float
 
     @property
@@ -61,11 +63,12 @@ class Forecast:
 
     @property
     def time(self) -> str:
-        """The time of the attacks, in words."""
-        text = f"about {duration(self.seconds)} on this machine for the attacks; examining comes on top"
+        """The time of the whole audit and of its parts, in words."""
+        parts = ", ".join(f"{duration(each)} {what}" for what, each in self.seconds.items() if each >= 1)
+        text = f"about {duration(sum(self.seconds.values()))} on this machine: {parts or 'attacks not known'}"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
-        return text if self.plan.local else f"{text}; so does asking, at a rate that nobody states"
+        return text if self.plan.local else f"{text}; asking comes on top, at a rate that nobody states"
 
 
 def forecast(
@@ -88,8 +91,8 @@ def forecast(
         charged=charged,
         evaluation=evaluation,
         benign=benign,
-        transfer=_transfer(plan, scored),
-        seconds=rehearsal.total(cells, plan.first.jobs) if rehearsal else 0.0,
+        transfer=(asked := _transfer(plan, scored))[0],
+        seconds=_seconds(plan, cells, rehearsal, asked, owner) if rehearsal else {},
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
     )
     if config.total is not None and found.total > config.total:
@@ -115,11 +118,30 @@ def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str,
     return table(rows)
 
 
-def _transfer(plan: AuditPlan, scored: int) -> int:
-    """Most images of an examination."""
+def _transfer(plan: AuditPlan, scored: int) -> tuple[int, int]:
+    """Most images of an examination, and of each source if they have images of their own."""
     here = is_local(plan.job)
     if plan.config.transfer == "false" or (plan.config.transfer == "auto" and not here):
-        return 0
+        return 0, 0
     images = min(MAX_IMAGES, scored) * len(ATTACKS) * len(next(iter(EPS.values())))
     copies = sum(cell.seed == plan.config.seeds[0] for cell in plan.first.cells)
-    return PROCEDURAL + images * (copies + STRANGERS) if here else images
+    return (PROCEDURAL + images * (copies + STRANGERS), images) if here else (images, 0)
+
+
+def _seconds(
+    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal, asked: tuple[int, int], owner: ModuleType
+) -> dict[str, float]:
+    """Seconds of the parts. A step of an adversarial image takes about as long as one of training on it."""
+    step, answer = rehearsal.of_image[0] if rehearsal.of_image else (0.0, 0.0)
+    transfer, each = asked
+    steps = sum(steps for steps, *_ in ATTACKS.values()) / len(ATTACKS)
+    by_students = steps * (transfer - 2 * each)  # of the sources these are no students: signs and teacher
+    on = plan.owner_evaluation
+    if plan.config.twin == "train" and has_train_part(on.dataset):
+        by_students += TWIN_EPOCHS * len(load_dataset(on.dataset, "train", root=on.root, lazy=True))
+    by_teacher = transfer + BACKWARD * steps * each * (plan.job.teacher.kind == "torch")
+    return {
+        "for the attacks": rehearsal.total(cells, plan.first.jobs),
+        "to watch four honest streams": 4 * owner.benign_at_most(0, False, bool(plan.watch), 0) * answer,
+        "to examine the copies": by_students * step + by_teacher * answer,
+    }

@@ -25,13 +25,13 @@ from dfme.run.timing import rehearse as rehearse_run
 from dfme.run.work import Work
 from dfme.spec import ImageSpec, Teacher
 
-START_SECONDS = 3.0  # of a process until its first query; heuristic
+START_SECONDS = 5.5  # of a process until its first query, for what it imports above all; heuristic
 
 
 class Rehearsal(NamedTuple):
     """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation.
 
-    ``seconds``: of a cell by row and budget, alone on its share of the cores; None: not known.
+    ``seconds``: of a cell by row and budget, on its share of cores; ``of_image``: of a step and an answer.
     """
 
     sharing: int
@@ -39,6 +39,7 @@ class Rehearsal(NamedTuple):
     spec: ImageSpec
     num_classes: int
     seconds: dict[tuple[str, int], float | None]
+    of_image: list[tuple[float, float]]
 
     def total(self, cells: Sequence[Cell], jobs: int) -> float:
         """Seconds of these cells, as many side by side."""
@@ -58,6 +59,8 @@ def rehearse(
     sharing = 0
     rehearsal: Rehearsal | None = None
     timed = dict[tuple[str, int], float | None]()
+    of_image = list[tuple[float, float]]()
+    facts = dict[str, None]()
     for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job = of_mode[0].job
@@ -65,16 +68,15 @@ def rehearse(
         # others would be asked by the calibration of a watch
         teacher = build_teacher(job if is_local(job) else unwatched(job), None, torch.device("cpu"))
         try:
-            names = teacher.info.class_names
             # whoever runs a list may run it all at once
-            most = len(cells) if plan.config.engine == "commands" else plan.jobs
-            sharing = 0 if teacher.info.remote is None else min(most, len(cells))
+            most = len(cells) if plan.config.engine == "commands" else min(plan.jobs, len(cells))
+            sharing = most * (teacher.info.remote is not None)
             _require_rates(job, named, sharing)
-            data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names)
-            scored = 0 if data is None else len(data)
-            rehearsal = Rehearsal(sharing, scored, teacher.spec, teacher.num_classes, timed)
+            of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
+            scored = len(evaluation_images(job.config.evaluation, *of_teacher) or ())
+            rehearsal = Rehearsal(sharing, scored, teacher.spec, teacher.num_classes, timed, of_image)
             alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
-            measures = dict[tuple[str, int], Callable[[], float | None]]()
+            measures = dict[tuple[str, int], Callable[[Rehearsal], float | None]]()
             for cell in alike:  # which answers a cell gets matters little to its time
                 try:
                     measures.setdefault(
@@ -82,22 +84,21 @@ def rehearse(
                     )
                 except UserError as error:
                     problems.setdefault(str(error), {})[cell.row] = None
-            timed |= {} if problems else {at: find() for at, find in measures.items() if at not in timed}
+            timed |= {at: find(rehearsal) for at, find in measures.items() if not (problems or at in timed)}
             asks = ask and not sharing
             if asks and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
                 Oracle(teacher, Ledger(1))(grey_BCHW, purpose="check")
         finally:
             teacher.info.close()
-        asked = "a service, " * bool(sharing)
-        asked += "it answers (one image, charged to no run)" if asks else "not asked before the cells"
-        if not problems:
-            tell(f"teacher {named}: {', '.join(_facts(teacher, defence))}; {asked}")
+        facts |= dict.fromkeys(_facts(teacher, defence))
     if problems:
         raise UserError("; ".join(f"{', '.join(rows)}: {text}" for text, rows in problems.items()))
-    if sharing > 1:
-        rates = [f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(cells[0].job).items()]
-        tell(f"{sharing} cells ask the service at once, each at 1/{sharing} of its {' and '.join(rates)}")
+    if rehearsal:
+        asked = "it answers (an image each, charged to no run)" if asks else "not asked before the cells"
+        rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items())
+        share = f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}" * (sharing > 1)
+        tell(f"teacher {named}: {', '.join(facts)}; {'a service, ' * bool(sharing)}{asked}{share}")
     return rehearsal
 
 
@@ -112,14 +113,13 @@ def _require_rates(job: Job, service: str, sharing: int) -> None:
 def _facts(teacher: Teacher, defence: str) -> list[str]:
     """A teacher's shape, classes, label mode and defence, and what was inferred of it."""
     shape = "x".join(map(str, teacher.spec.shape))
-    facts = [shape, f"{teacher.num_classes} classes", str(teacher.label_mode)]
-    facts += teacher.info.inferred  # from the weights or the evaluation, where nobody says
+    facts = [shape, f"{teacher.num_classes} classes", str(teacher.label_mode), *teacher.info.inferred]
     return [*facts, f"defended by {defence}"] if defence != NO_DEFENCE else facts
 
 
 def _fitting(
     cell: Cell, teacher: Teacher, scored: int, plan: ComparisonPlan, sharing: int
-) -> Callable[[], float | None]:
+) -> Callable[[Rehearsal], float | None]:
     """UserError unless the parts of the cell's run fit together, and its replay on this machine's CPU.
 
     What comes back finds the seconds of its process, by a rehearsal on its share of this machine's CPU; None
@@ -130,12 +130,12 @@ def _fitting(
     here = plan.config.engine not in EXTRAS and choose_device(config.device) == cpu
     none = replace(config.evaluation, dataset="none")
     job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
-    _, pool, nets = build_parts(job, teacher, cpu)
+    job, _, pool, nets = build_parts(job, teacher, cpu)
     method = method_of(job, teacher, nets, pool)
     if here:
         require_room(job, teacher, cpu)
 
-    def seconds() -> float | None:
+    def seconds(into: Rehearsal) -> float | None:
         if not here:
             return None
         threads = torch.get_num_threads()
@@ -143,6 +143,9 @@ def _fitting(
         found = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
         torch.set_num_threads(threads)
         whole = Work(job, method, found).whole(scored + max(0, sharing - 1) * (config.images + scored))
+        if found is not None:
+            step = found.replayed / method.students.config.batch(config.images)
+            into.of_image.append((step, found.answer or 0.0))
         return None if whole is None else START_SECONDS + whole
 
     return seconds

@@ -1,0 +1,98 @@
+"""The time of an audit: what it says of examining, against the images that are counted in its own parts."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dfme.audits.audit.examine import PROCEDURAL
+from dfme.audits.audit.forecast import BACKWARD, Forecast, forecast
+from dfme.audits.audit.transfer import Surrogate, measure
+from dfme.audits.compare.rehearsal import Rehearsal
+from dfme.cli import teacher_side
+from dfme.cli.audit import plan_of
+from dfme.spec import ImageSpec
+from dfme.teachers.training import train
+
+SPEC = ImageSpec((1, 8, 8))
+SCORED = 20
+OWNER = SimpleNamespace(benign_at_most=lambda images, stacks, detectors, cells: 1_000 * detectors)
+
+
+def foretold(words: str, step: float = 0.0, answer: float = 0.0, attack: float = 60.0) -> Forecast:
+    """The forecast for two copies, whose attacks take a minute each on one core."""
+    plan = plan_of(f"--budget 200 --label-modes probabilities --defences none {words}".split())
+    cells = plan.first.cells
+    seconds = {(cell.row, cell.budget): attack for cell in cells}
+    assert len(cells) == 2
+    plan = replace(plan, first=replace(plan.first, jobs=1))
+    return forecast(plan, cells, Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)]), OWNER)
+
+
+def examining(words: str, step: float = 0.0, answer: float = 0.0) -> float:
+    return foretold(words, step, answer).seconds["to examine the copies"]
+
+
+def counted() -> Counter[str]:
+    """Images that go through students, through the teacher for its gradient, and that are asked."""
+    seen = Counter[str]()
+
+    def logits(name: str) -> Any:
+        def through(x_BCHW: Tensor) -> Tensor:
+            seen[name] += len(x_BCHW)
+            return x_BCHW.flatten(1)[:, :10]
+
+        return through
+
+    def ask(source: Surrogate, eps: float, x_BCHW: Tensor) -> Tensor:
+        seen["asked"] += len(x_BCHW)
+        return torch.zeros(len(x_BCHW), dtype=torch.int64)
+
+    sources = [Surrogate("random signs", "stranger", None)]
+    sources += [Surrogate(name, "stranger", logits("student")) for name in ("untrained", "twin")]
+    sources += [Surrogate("teacher", "ceiling", logits("teacher"))]
+    sources += [Surrogate(f"clone {number}", "clone", logits("student")) for number in range(2)]
+    labels_N = torch.zeros(SCORED, dtype=torch.int64)
+    measure(sources, torch.rand(SCORED, *SPEC.shape), labels_N, SPEC, 0, ask)
+    return seen
+
+
+def test_images_through_students_the_teacher_and_its_answers_are_those_that_are_counted() -> None:
+    seen = counted()
+    by_students = examining("--twin none", step=1.0)
+    # what is asked beside the adversarial images, and random signs for all attacks, are at most some more
+    assert seen["student"] <= by_students <= seen["student"] + 11 * PROCEDURAL
+    by_teacher = examining("--twin none", answer=1.0)
+    assert by_teacher == pytest.approx(seen["asked"] + PROCEDURAL + BACKWARD * seen["teacher"], rel=0.05)
+    assert examining("--transfer false --twin none", step=1.0, answer=1.0) == 0
+
+
+def test_a_twin_takes_the_images_of_its_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = Counter[str]()
+
+    def counted(self: Any, x_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        trained["images"] += len(x_BCHW)
+        return torch.zeros(()), torch.zeros(len(x_BCHW), 10)
+
+    monkeypatch.setattr(train._Training, "_step", counted)
+    monkeypatch.setattr("dfme.run.student_file.student_facts", lambda run: ("cnn_small", SPEC, 10))
+    job = plan_of(["--defences", "none"]).job
+    teacher_side.train_twin(job, tmp_path, tmp_path / "twin.safetensors", print)
+    with_twin, without = (
+        examining(f"--transfer false --twin {twin}", step=1.0) for twin in ("train", "none")
+    )
+    assert with_twin - without == pytest.approx(trained["images"], rel=0.05)
+
+
+def test_the_line_has_the_whole_and_its_parts() -> None:
+    assert foretold("--twin none --transfer false").time == "about 2:00 on this machine: 2:00 for the attacks"
+    told = foretold("--twin none --transfer false", answer=0.03)
+    assert told.time == (
+        "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch four honest streams"
+    )
+    assert "attacks not known" in foretold("--twin none --transfer false", attack=0.0).time
