@@ -150,8 +150,9 @@ class StudentConfig:
     """most that they may take, such as 500MB or 20GB; none: replay_capacity alone decides"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
-    augment: Literal["none", "flip", "shift", "both"] = "none"
-    """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel) or both"""
+    augment: Literal["none", "flip", "shift", "both", "affine", "auto"] = "none"
+    """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel), both, affine
+    (turned, sheared, stretched and moved a little), or auto: affine above 16 pixels a side"""
     average: ShareBelowOne = 0.0
     """decay of the weights' moving average (EMA), which is delivered; 0 delivers the last weights"""
     average_every: Count = 1
@@ -174,6 +175,8 @@ class StudentConfig:
         small = max(shape[1:]) <= SMALL_SIDE
         if self.replay_batch == "auto" and small:
             chosen = replace(chosen, replay_batch=256, passes=2 * self.passes)
+        if self.augment == "auto":
+            chosen = replace(chosen, augment="none" if small else "affine")
         if self.optimizer != "auto":
             return chosen
         if mode.kind == "label":

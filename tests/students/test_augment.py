@@ -52,7 +52,7 @@ def test_all_it_may_become_happens_equally_often_and_nothing_else(how, possible,
     assert max(times) < 150
 
 
-@pytest.mark.parametrize("how", ["flip", "shift", "both"])
+@pytest.mark.parametrize("how", ["flip", "shift", "both", "affine"])
 def test_the_same_for_the_same_chance_and_the_input_stays(how):
     x_BCHW = torch.randint(256, (20, 1, 4, 4), generator=rng(1), dtype=torch.uint8)
     before = x_BCHW.clone()
@@ -60,3 +60,26 @@ def test_the_same_for_the_same_chance_and_the_input_stays(how):
     assert not torch.equal(augment(x_BCHW, how, rng(3)), augment(x_BCHW, how, rng(4)))
     assert augment(x_BCHW, how, rng(3)).dtype == torch.uint8
     assert torch.equal(x_BCHW, before)
+
+
+def test_affine_maps_stay_within_their_bounds_in_pixels():
+    """The least-squares map of three channels that hold each pixel's place, scaled, is read off the result."""
+    height, width = 24, 48
+    places = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
+    x_1CHW = torch.stack([places[0], places[1], torch.ones(height, width)])[None] / 100
+    out_BCHW = 100 * augment(x_1CHW.expand(300, -1, -1, -1), "affine", rng())
+    centre = (slice(None), slice(None), slice(9, 15), slice(18, 30))  # nothing moves in from outside there
+    here_N3 = torch.stack([each[centre[2:]].flatten() for each in (*places, torch.ones(height, width))], 1)
+    middle = torch.tensor([height / 2, width / 2])
+    found_B32 = torch.linalg.lstsq(
+        here_N3.expand(300, -1, -1), out_BCHW[centre][:, :2].flatten(2).mT
+    ).solution
+    down_B, right_B = ((middle @ found_B32[:, :2]) + found_B32[:, 2] - middle).unbind(1)
+    stretches_B2 = found_B32[:, :2].norm(dim=2)
+    assert down_B.abs().max() <= 0.075 * height + 1e-3
+    assert right_B.abs().max() <= 0.075 * width + 1e-3
+    assert down_B.abs().max() > 0.06 * height
+    assert right_B.abs().max() > 0.06 * width
+    turn_B = torch.atan2(found_B32[:, 1, 0], found_B32[:, 1, 1])  # of the horizontal axis, without the shear
+    assert 0.15 < turn_B.abs().max() <= 0.2 + 1e-3
+    assert 0.8 < stretches_B2[:, 1].min() < stretches_B2[:, 1].max() <= 1.15 + 1e-3
