@@ -25,7 +25,6 @@ from dfme.students.optimizers import (
 )
 from dfme.students.replay import Replay
 
-
 Augmentation = Literal["none", "flip", "shift", "both", "affine", "auto"]
 TURN = 0.2  # most radians that an affine map turns an image by; the other bounds of such a map follow
 SHEAR = 0.2
