@@ -63,7 +63,7 @@ def test_the_same_for_the_same_chance_and_the_input_stays(how):
 
 
 def test_affine_maps_stay_within_their_bounds_in_pixels():
-    """The least-squares map of three channels that hold each pixel's place, scaled, is read off the result."""
+    """Channels hold each pixel's place, so a least-squares fit to the result is the map."""
     height, width = 24, 48
     places = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     x_1CHW = torch.stack([places[0], places[1], torch.ones(height, width)])[None] / 100
