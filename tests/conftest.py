@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,8 +22,12 @@ for name in [name for name in os.environ if name.startswith("WANDB_")]:
 gc.disable()  # until all is imported, which stays to the end
 atexit.register(gc.unfreeze)
 
-FORETELLING = {"test_dry_run", "test_loop", "test_own_parts", "test_timing"}
+FORETELLING = {"test_own_parts", "test_timing"}
 """Tests of the time that is foretold, and of what is rehearsed."""
+DRAWING = {"report", "test_every_size", "test_recipes"}
+"""Rooms and files that look at the pictures."""
+GENERATORS = {"estimators", "nets", "queries", "test_dry_run", "test_evaluation", "test_timing"}
+"""Rooms and files with the paper's generator: they look at what it makes, or how large it is."""
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
 """CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK``
@@ -81,11 +85,22 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_rehearsal(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs foretell their time only where a test looks at it."""
-    from small_runs import no_rehearsal
+def _quick_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs of this process foretell and draw nothing, and have a small generator, but where a test looks.
 
-    with nullcontext() if request.module.__name__ in FORETELLING else no_rehearsal():
+    A file whose runs go on in other processes has them as they are.
+    """
+    import small_runs
+
+    names = {request.path.relative_to(Path(__file__).parent).parts[0], request.path.stem}
+    apart = any(request.node.get_closest_marker(tier) for tier in OTHER_TIERS)
+    with ExitStack() as stack:
+        if not names & FORETELLING:
+            stack.enter_context(small_runs.no_rehearsal())
+        if not (apart or names & GENERATORS):
+            stack.enter_context(small_runs.narrow_generators())
+        if not (apart or names & DRAWING):
+            stack.enter_context(small_runs.no_pictures())
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from command_line import parse
-from small_runs import ctrl_c, no_pictures
+from small_runs import ctrl_c
 
 from dfme.cli.estimate import LAW, estimate, start_of
 from dfme.cli.main import main
@@ -30,8 +30,7 @@ def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 
 @pytest.mark.integration
 def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    with no_pictures():
-        code, out, _ = said(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
+    code, out, _ = said(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
     assert code == 0
     assert "no estimate: its learning curve has 1 scores" in out
     assert out.endswith("  python run.py estimate --resume --out run --pilot 0.1 --budget 1500\n")
@@ -148,21 +147,20 @@ def stop_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recommended(
     capsys: pytest.CaptureFixture[str], stop_once: list[int]
 ) -> None:
-    with no_pictures():
-        code, out, _ = said(f"{DIGITS} {SMALL} --budget 4k --price-per-1000 2 --out run", capsys)
-        assert (code, len(stop_once)) == (130, 4)
-        assert not Path("run", "estimate.json").exists()
-        again = out.rstrip().splitlines()[-1]
-        assert again == "  python run.py estimate --resume --out run --pilot 0.1 --budget 4000"
-        code, out, _ = said(again.partition("estimate ")[2], capsys)
-        assert (code, audit(Path("run/ledger.jsonl")).spent) == (0, 400)
-        told = json.loads(Path("run", "estimate.json").read_text())
-        table = out[out.index("the pilot's agreement") :]
-        assert (told["pilot"], told["budget"], told["scores"][-1][0]) == (400, 4_000, 400)
-        assert said("--resume --out run", capsys)[1].endswith(table), "of a finished pilot, without asking"
-        command = table.rstrip().splitlines()[-1].split()
-        assert command[:5] == ["python", "run.py", "--resume", "--out", "run"]
-        assert main(command[2:]) == 0
+    code, out, _ = said(f"{DIGITS} {SMALL} --budget 4k --price-per-1000 2 --out run", capsys)
+    assert (code, len(stop_once)) == (130, 4)
+    assert not Path("run", "estimate.json").exists()
+    again = out.rstrip().splitlines()[-1]
+    assert again == "  python run.py estimate --resume --out run --pilot 0.1 --budget 4000"
+    code, out, _ = said(again.partition("estimate ")[2], capsys)
+    assert (code, audit(Path("run/ledger.jsonl")).spent) == (0, 400)
+    told = json.loads(Path("run", "estimate.json").read_text())
+    table = out[out.index("the pilot's agreement") :]
+    assert (told["pilot"], told["budget"], told["scores"][-1][0]) == (400, 4_000, 400)
+    assert said("--resume --out run", capsys)[1].endswith(table), "of a finished pilot, without asking"
+    command = table.rstrip().splitlines()[-1].split()
+    assert command[:5] == ["python", "run.py", "--resume", "--out", "run"]
+    assert main(command[2:]) == 0
     summary = json.loads(Path("run", "summary.json").read_text())
     assert summary["spent"] == audit(Path("run/ledger.jsonl")).spent == int(command[-1]) > 400
     assert (summary["lost"], json.loads(Path("run", "estimate.json").read_text())) == (0, told)
@@ -173,8 +171,7 @@ def test_without_an_evaluation_set_it_says_that_queries_are_no_images_of_the_own
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = f"{DIGITS} {SMALL} --evaluation.dataset none --budget 8k --pilot .5 --out run"
-    with no_pictures():
-        code, out, _ = said(words, capsys)
+    code, out, _ = said(words, capsys)
     assert code == 0
     assert "paid queries that were held back, not of images of yours" in out
     told = json.loads(Path("run", "estimate.json").read_text())

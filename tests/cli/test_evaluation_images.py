@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import one_line, run
-from small_runs import BUDGET, Metered, clone, no_pictures
+from small_runs import BUDGET, Metered, clone
 
 from dfme.data import load_dataset
 from dfme.errors import UserError
@@ -18,8 +18,7 @@ OTHERS = load_dataset("digits", "train").subset(60)
 
 
 def cloned(out: Path, evaluation: Any, **changes: Any) -> dict[str, Any]:
-    with no_pictures():
-        return clone(out, Metered(), evaluation=evaluation, **changes).summary
+    return clone(out, Metered(), evaluation=evaluation, **changes).summary
 
 
 @pytest.fixture
@@ -104,8 +103,7 @@ def test_a_folder_is_put_in_the_order_that_the_teacher_announces(class_folders: 
     """Its own order made a teacher of 11 % of it, without a word."""
     exact = cloned(tmp_path / "a", DIGITS.images.mul(255).round().byte(), budget=20)
     right = cloned(tmp_path / "b", (DIGITS.images.mul(255).round().byte(), DIGITS.labels), budget=20)
-    with no_pictures():
-        named = clone(tmp_path / "c", Named(), evaluation=str(class_folders), budget=20).summary
+    named = clone(tmp_path / "c", Named(), evaluation=str(class_folders), budget=20).summary
     told = {"dataset": str(class_folders), "classes": list(Named.class_names)}
     given = cloned(tmp_path / "d", told, budget=20)
     alone = cloned(tmp_path / "e", str(class_folders), budget=20)
@@ -121,8 +119,7 @@ def test_a_folder_is_put_in_the_order_that_the_teacher_announces(class_folders: 
 
 def test_a_retrained_student_is_scored_on_the_labels_of_the_run(class_folders: Path, tmp_path: Path) -> None:
     """The teacher's order of classes is in the checkpoint: nobody else announces it there."""
-    with no_pictures():
-        paid = clone(tmp_path / "a", Named(), evaluation=str(class_folders), budget=40).summary
+    paid = clone(tmp_path / "a", Named(), evaluation=str(class_folders), budget=40).summary
     assert run(f"retrain --run {tmp_path / 'a'} --out {tmp_path / 'b'} --student.steps 2") == 0
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert summary["teacher_accuracy"] == paid["teacher_accuracy"]

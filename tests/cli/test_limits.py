@@ -1,22 +1,14 @@
 """What a machine or an estimator does not allow is one line, and leaves nothing."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import SMALL, one_line, run
-from small_runs import no_pictures
 
 from dfme.compute import within_memory
 from dfme.errors import DfmeError
 from dfme.run import parts
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with no_pictures():
-        yield
 
 
 def test_a_missing_compiler_is_one_line(

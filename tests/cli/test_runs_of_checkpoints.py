@@ -1,6 +1,5 @@
 """Whole runs by the command line, of teachers that are files of weights: what they leave."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,9 @@ import pytest
 import torch
 from command_line import SMALL, one_line, run, summary
 from safetensors.torch import save_file
-from small_runs import no_pictures
 from torch import nn
 
 from dfme.nets import build_net
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with no_pictures():
-        yield
 
 
 def state(arch: str, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:

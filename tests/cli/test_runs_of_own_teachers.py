@@ -1,18 +1,10 @@
 """Whole runs by the command line, of teachers of one's own, which may fail on the way."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import SMALL, one_line, run, summary
-from small_runs import no_pictures
 from tiers import exhaustive_rows
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with no_pictures():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import small_runs
 from command_line import parse_extract
 from small_runs import Metered, clone
 from tables import all_hold
@@ -28,12 +27,6 @@ from dfme.run.student_file import load_student
 from dfme.teachers.local.weights import read_weights
 
 SECRET = b"a file of somebody else's, without a newline at its end"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with small_runs.no_pictures():
-        yield
 
 
 STRANGE: dict[str, Callable[[Path], None]] = {

@@ -67,12 +67,19 @@ for how in choices(StudentConfig, "augment"):
     METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
 WAYS: list[dict[str, Any]] = [{"kind": kind} for kind in MAKERS if kind != "prior_guided"]
 WAYS += [{"kind": "prior_guided", "prior": prior} for prior in PRIORS]
-# Every way in every space, its forms in turn.
-ESTIMATOR_CASES = [
-    case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
+# Every way, the spaces and forms in turn; and in every space.
+IN_SPACES = [
+    [
+        case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
+        for space, form in zip(SPACES, itertools.cycle(FORMS))
+        if (way.get("prior"), space) != ("neighbours", "pre_squash")
+    ]
     for way in WAYS
-    for space, form in zip(SPACES, itertools.cycle(FORMS))
-    if (way.get("prior"), space) != ("neighbours", "pre_squash")
+]
+ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate(IN_SPACES)]
+ESTIMATOR_CASES += [
+    pytest.param(*each.values, marks=pytest.mark.exhaustive, id=each.id)
+    for each in itertools.chain(*IN_SPACES)
 ]
 ESTIMATOR_CASES += [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
 ESTIMATOR_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]

@@ -13,7 +13,7 @@ import torch
 import yaml
 from fuzzing import repacked, saved, sealed
 from refusals import Harm
-from small_runs import Metered, clone, no_pictures
+from small_runs import Metered, clone
 
 import dfme.config.yaml_files
 from dfme.config.settings import TeacherConfig
@@ -72,7 +72,7 @@ def test_a_run_is_not_taken_up_from_an_evil_checkpoint(cut_short: tuple[Path, in
     out, _ = cut_short
     (out / "checkpoint.pt").write_bytes(sealed(saved(Harm(trap), True)))
     teacher = Metered()
-    with no_pictures(), pytest.raises(RunError, match=r"Python objects beside tensors, .* never loaded"):
+    with pytest.raises(RunError, match=r"Python objects beside tensors, .* never loaded"):
         clone(out, teacher, resume=True)
     assert teacher.calls == 0
 

@@ -4,12 +4,11 @@ Each run is stopped twice: by Ctrl-C, which leaves a checkpoint at the end of it
 breaks down beyond it, which leaves answers in the journal.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 from small_runs import Metered, break_down, ctrl_c, small_options, student
 from tiers import exhaustive, exhaustive_rows
@@ -29,6 +28,8 @@ BATCH, BUDGET = 8, 93
 
 SIZES = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6, "gan_steps": 3, "proxy_share": 0.4}
 STUDENT = {"arch": "cnn_small", "lr": 0.02, "replay_steps": 1, "replay_batch": BATCH}
+DRAWING = ("dfme", "procedural")
+QUICK = {"programs": ("noise", "gradients")}
 PLANNED = {"arch": "cnn_small", "lr": 0.02, "replay_batch": BATCH, "steps": 30}
 
 # What else a run keeps or draws from, once each: method, its options, the student's, and those of queries.
@@ -71,12 +72,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with small_runs.no_pictures():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def bred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Images bred, call by call: these runs are too small to breed any unless they may begin early."""
@@ -117,7 +112,7 @@ def cloning(
             label_mode="label" if hard else None,
             method_options={**small_options(method, **SIZES), **(options or {})},
             estimator={"directions": 2} if "estimator" in METHODS[method].sections else None,
-            queries=queries or None,
+            queries={**(QUICK if method in DRAWING else {}), **(queries or {})} or None,
             student={**planned, **student},
             evaluation={"dataset": "none", "points": 4},
             out=out,

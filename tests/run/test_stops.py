@@ -29,6 +29,7 @@ CHECKED = {
     "method": "dfme",
     "method_options": {"batch_size": 20, "latent_size": 16},
     "estimator": {"kind": "auto", "directions": 2},
+    "queries": {"programs": ("noise",)},
     "levels": 256,
 }
 """The check asks eight times."""
@@ -46,16 +47,16 @@ class Kind:
     enlarged: int = 0
 
 
-def answers(**ways: Any) -> Kind:
+def answers(budget: int = BUDGET + 3, **ways: Any) -> Kind:
     """Of the budget a rest is too little for an image."""
-    return Kind({"answers": ways, "method_options": SMALLER}, budget=BUDGET + 3)
+    return Kind({"answers": ways, "method_options": SMALLER}, budget=budget)
 
 
 KINDS: dict[str, Kind] = {
     "plain": Kind(),
     "scored on images": Kind(DIGITS),
     "answers averaged": answers(repeat=2, vote=2),
-    "answers recovered": answers(repeat=2, recover="table", knows="reverse_sigmoid:beta=0.7"),
+    "answers recovered": answers(203, repeat=2, recover="table", knows="reverse_sigmoid:beta=0.7"),
     "labels learnt": answers(vote=2, learn="label"),
     "kept on disk": Kind(
         {"student": {"lr": 0.01, "replay_steps": 1, "replay_batch": 8, "replay_store": "disk"}}
@@ -188,13 +189,13 @@ def test_the_rounds_beyond_what_is_spent_are_taken(
     assert set(taken.values()) == {*expected.values()}
 
 
-PASSES: dict[str, Any] = {"student": {**STUDENT, "steps": 0, "passes": 1, "rounds": (0.25, 0.5, 1.0)}}
-"""Of 400 images, 8 in a step: 89 steps at 100 (7 passes), 125 at 200 and 177 at 400."""
+PASSES: dict[str, Any] = {"student": {**PILOT["student"], "steps": 0, "passes": 1, "replay_batch": 40}}
+"""Of 400 images, 40 in a step: 18 steps at 100 (7 passes), 25 at 200 and 36 at 400."""
 
 
 def test_under_a_larger_budget_passes_are_over_what_is_held_then(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert clone(out, Metered(), **PASSES).summary["student_steps"] == 391
-    assert clone(out, Metered(), 800, resume=True, **PASSES).summary["student_steps"] == 641
+    assert clone(out, Metered(), **PASSES).summary["student_steps"] == 79
+    assert clone(out, Metered(), 800, resume=True, **PASSES).summary["student_steps"] == 129
     taken = dict(steps(out))
-    assert [taken[queries] for queries in (100, 200, 400, 800)] == [89, 214, 391, 641]
+    assert [taken[queries] for queries in (100, 200, 400, 800)] == [18, 43, 79, 129]

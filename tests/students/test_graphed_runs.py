@@ -11,7 +11,7 @@ import torch
 from command_line import parse_extract
 from fake_graphs import FakeGraph, faked
 from small_runs import SMALL as WORDS
-from small_runs import Metered, break_down, clone, ctrl_c, no_pictures, student
+from small_runs import Metered, break_down, clone, ctrl_c, student
 from tiers import exhaustive
 from torch import Tensor, nn
 
@@ -48,11 +48,11 @@ def with_graphs(graph: type[FakeGraph] = FakeGraph) -> Iterator[None]:
 
 
 def cloned(out: Path, teacher: Metered | None = None, resume: bool = False, **changes: Any) -> bytes:
-    settings = {"method": "dfme", "method_options": SMALL} | changes
+    quick = {} if "method" in changes else {"queries": {"programs": ("noise",)}}
+    settings = {"method": "dfme", "method_options": SMALL} | quick | changes
     plain = {"lr": 0.01, "replay_steps": 1, "average": 0.9}
     settings["student"] = {"arch": small_net, **settings.get("student", plain)}
-    with no_pictures():
-        clone(out, teacher or Metered(), BUDGET, resume, **settings)
+    clone(out, teacher or Metered(), BUDGET, resume, **settings)
     return student(out)
 
 
@@ -135,7 +135,7 @@ def test_a_capture_that_fails_leaves_everything_as_it_was(
 def test_a_local_teacher_is_replayed_too_and_all_nets_are_given_back(tmp_path: Path) -> None:
     digits = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--budget", "200"]
     teachers: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch, no_pictures():
+    with pytest.MonkeyPatch.context() as patch:
         made = build.build_teacher
         patch.setattr(build, "build_teacher", lambda *given: teachers.append(made(*given)) or teachers[-1])
         build.run_job(parse_extract([*WORDS, *digits, "--out", str(tmp_path / "without")]), console=False)

@@ -6,6 +6,7 @@
 ``record`` runs ``run.py`` of a checkout in OUT, two runs at a time. ``compare`` names every difference
 between two recorded folders in students, ledgers and JSON figures; times, dates, versions, paths and file
 digests are left out. Both folders must come from the same machine, since other processors round otherwise.
+That a run resumed or served ends as any other is proven in tests/run and tests/teachers/serve.
 """
 
 import argparse
@@ -13,11 +14,8 @@ import hashlib
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +54,6 @@ RUNS |= {
     "--seeds 0",
     "audit": "audit --budget 400 --total 40k",
 }
-RESUMED = f"--method dfme {SMALL} --budget 6k --checkpoint-seconds 1"
 CHANGING = re.compile(
     r"second|time|_at$|^at$|date|version|started|finished|elapsed|hours|rate|path|directory|host|process|pid|memory"
     r"|check$|threads|commit|command|torch|python|platform|machine|device|digest|sha|size|run_dir|config_hash|^out$|url|port|^ended$|^run$|^ms|_ms$"
@@ -64,54 +61,20 @@ CHANGING = re.compile(
 """Keys of JSON whose values differ from run to run, or from checkout to checkout."""
 
 
-def start(line: str, name: str, out: Path, tree: Path) -> subprocess.Popen[bytes]:
-    """``run.py`` of a checkout in the folder ``out``, with ``--out name``."""
-    words = line.format(tree=tree).split()
+def start(name: str, out: Path, tree: Path) -> int:
+    """``run.py`` of a checkout in the folder ``out``, with ``--out name``; its exit code."""
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
-    where = [] if words[0] == "serve" else ["--out", name]
-    command = [sys.executable, str(tree / "run.py"), *words, *where]
+    command = [sys.executable, str(tree / "run.py"), *RUNS[name].format(tree=tree).split(), "--out", name]
     with (out / f"{name}.txt").open("ab") as log:
-        return subprocess.Popen(command, cwd=out, env=environment, stdout=log, stderr=log)
-
-
-def resumed(out: Path, tree: Path) -> None:
-    """A run killed after a checkpoint and resumed; it is compared with nothing but itself in another
-    checkout."""
-    process = start(RESUMED, "resumed", out, tree)
-    while not (out / "resumed/checkpoint.pt").exists() and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    start(f"{RESUMED} --resume", "resumed", out, tree).wait()
-
-
-def served(out: Path, tree: Path) -> None:
-    """A run whose teacher ``run.py serve`` answers for, as 8-bit labels and as scores."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = start(f"serve --port {port}", "server", out, tree)
-    try:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        line = f"{FRUGAL} --teacher v2 --teacher.url http://127.0.0.1:{port} --teacher.model digits"
-        start(f"{line} --evaluation.dataset digits", "served", out, tree).wait()
-    finally:
-        server.terminate()
-        server.wait()
+        return subprocess.call(command, cwd=out, env=environment, stdout=log, stderr=log)
 
 
 def record(out: Path, tree: Path, only: set[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    jobs: dict[str, Any] = {name: (lambda n=name: start(RUNS[n], n, out, tree).wait()) for name in RUNS}
-    jobs |= {"resumed": lambda: resumed(out, tree), "served": lambda: served(out, tree)}
+    names = [name for name in RUNS if not only or name in only]
     with ThreadPoolExecutor(2) as pool:
-        chosen = {name: pool.submit(job) for name, job in jobs.items() if not only or name in only}
-    for name, future in chosen.items():
-        print(f"{name}: {future.result() or 'done'}")
+        for name, code in zip(names, pool.map(lambda name: start(name, out, tree), names), strict=True):
+            print(f"{name}: {code or 'done'}")
 
 
 def figures(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -127,20 +90,14 @@ def figures(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def tensors(path: Path) -> Iterator[tuple[str, Any]]:
-    with safe_open(path, framework="np") as file:
-        for name in sorted(file.keys()):
-            yield name, hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest()
-
-
 def facts(path: Path) -> dict[str, Any]:
     """What one recorded file says: digests of tensors, or leaves of its JSON."""
     if path.suffix == ".safetensors":
-        return dict(tensors(path))
-    text = path.read_text()
-    if path.suffix == ".jsonl":
-        return dict(figures([json.loads(line) for line in text.splitlines()]))
-    return dict(figures(json.loads(text)))
+        with safe_open(path, framework="np") as file:
+            names = sorted(file.keys())
+            return {name: hashlib.sha256(file.get_tensor(name).tobytes()).hexdigest() for name in names}
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    return dict(figures([json.loads(line) for line in lines]))
 
 
 def files(out: Path) -> set[Path]:
@@ -153,12 +110,7 @@ def files(out: Path) -> set[Path]:
 def compare(before: Path, after: Path) -> int:
     differences = 0
     for file in sorted(files(before) | files(after)):
-        if not (before / file).exists() or not (after / file).exists():
-            print(f"{file}: only in {before if (before / file).exists() else after}")
-            differences += 1
-            continue
-        one = facts(before / file)
-        other = facts(after / file)
+        one, other = (facts(out / file) if (out / file).exists() else {} for out in (before, after))
         for key in sorted(one.keys() | other.keys()):
             if one.get(key) != other.get(key):
                 print(f"{file}: {key}: {one.get(key)!r} -> {other.get(key)!r}")

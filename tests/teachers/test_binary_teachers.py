@@ -1,11 +1,10 @@
 """Binary teachers with one score an image: its two classes, whatever kind of teacher, form of answer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small_runs
 import torch
 from torch import Tensor, nn
 
@@ -19,12 +18,6 @@ from dfme.teachers.build import make_teacher, wrap_callable
 
 SHAPE = (1, 8, 8)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures() -> Iterator[None]:
-    with small_runs.no_pictures():
-        yield
 
 
 def logit(images: Tensor) -> Tensor:
