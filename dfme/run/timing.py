@@ -119,8 +119,7 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
         faster = ", a faster student (--student.arch cnn_small)" * (nets.arch not in ("cnn_small", "lenet5"))
         raise UserError(
             f"--minutes {config.minutes:g}: expected at least {least / 60:.2g} on this machine, for {few:,} "
-            f"steps of {nets.arch} beside what the run asks; give more{faster} or a smaller --budget; "
-            "nothing was asked"
+            f"steps of {nets.arch}; give more{faster} or a smaller --budget; nothing was asked"
         )
     return taking(few + int(few * (60 * config.minutes - least) / (twice - least)), job)
 

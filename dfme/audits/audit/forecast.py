@@ -65,7 +65,8 @@ class Forecast:
     def time(self) -> str:
         """The time of the whole audit and of its parts, in words."""
         parts = ", ".join(f"{duration(each)} {what}" for what, each in self.seconds.items() if each >= 1)
-        text = f"about {duration(sum(self.seconds.values()))} on this machine: {parts or 'attacks not known'}"
+        text = f"about {duration(sum(self.seconds.values()))} on this machine: {parts}"
+        text = text if parts else "the time is not known: no attack is left here to be rehearsed"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
         return text if self.plan.local else f"{text}; asking comes on top, at a rate that nobody states"

@@ -95,4 +95,5 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
     assert told.time == (
         "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch four honest streams"
     )
-    assert "attacks not known" in foretold("--twin none --transfer false", attack=0.0).time
+    unknown = foretold("--twin none --transfer false", attack=0.0).time
+    assert unknown == "the time is not known: no attack is left here to be rehearsed"
