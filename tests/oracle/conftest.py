@@ -10,9 +10,11 @@ from dfme.oracle.retry import RateLimiter
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """How often a service is asked stays as it is."""
     monkeypatch.setattr(RateLimiter, "pause", lambda self, seconds: None)
+    with small_runs.no_pictures():
+        yield
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from http_runs import extract, finished, meters_agree
 
     out = tmp_path_factory.mktemp("quiet") / "run"
-    with small_runs.no_pictures(), small_runs.narrow_generators(), Hostile() as server:
+    with small_runs.no_pictures(), Hostile() as server:
         finished(extract(server, out))
         totals = meters_agree(server, out)
     assert (totals.spent, totals.requests, totals.refused, totals.failed, totals.lost) == (400, 60, 0, 0, 0)
