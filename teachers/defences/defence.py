@@ -21,6 +21,8 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 
 RIDGE = 1e-3  # of the identity, in a covariance of features
+MAX_TRAIN = 5_000  # images of a train part that means and covariance of features are taken from (heuristic)
+MIN_OF_CLASS = 20  # of each class, whatever that comes to
 TIED = 1 + 1e-4  # ratio of distances taken for equal
 MAX_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
@@ -124,7 +126,8 @@ class Mahalanobis:
     """Squared distances of images' features to those of their nearest class.
 
     Features are what the last linear layer reads. Classes have their means, and share a covariance, of the
-    data's train part. UserError, which begins with ``what``, for data and networks that do not fit.
+    data's train part, of which each class gives at most its share of ``MAX_TRAIN`` images, drawn by seed 0.
+    UserError, which begins with ``what``, for data and networks that do not fit.
     """
 
     def __init__(self, teacher: Teacher, data: str, what: str) -> None:
@@ -138,7 +141,13 @@ class Mahalanobis:
             raise UserError(f"{what} {data}: {expected}")
         self._teacher = teacher
         self._last = layers[-1]
-        features_NF = self._rows(self._listened(taken(train.batch(slice(None)), teacher)))
+        rng = torch.Generator().manual_seed(0)
+        most = max(MAX_TRAIN // len(classes), MIN_OF_CLASS)
+        of_class = [(labels_N == label).nonzero()[:, 0] for label in classes]
+        few = [rows_N[torch.randperm(len(rows_N), generator=rng)[:most]] for rows_N in of_class]
+        few_N = torch.cat(few).sort().values
+        labels_N = labels_N[few_N]
+        features_NF = self._rows(self._listened(taken(train.batch(few_N), teacher)))
         self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
         cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
         self._inverse_FF = (cov_FF + RIDGE * torch.eye(len(cov_FF)).double()).inverse()

@@ -1,6 +1,7 @@
 """What every cell would find for itself is found once, before the first of them asks anything."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,7 +32,8 @@ START_SECONDS = 5.5  # of a process until its first query, for what it imports a
 class Rehearsal(NamedTuple):
     """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation.
 
-    ``seconds``: of a cell by row and budget, on its share of cores; ``of_image``: of a step and an answer.
+    ``seconds``: of a cell by row and budget, on its share of cores; ``of_image``: of a step and an answer;
+    ``building``: until a teacher is there and its watch calibrated.
     """
 
     sharing: int
@@ -40,6 +42,7 @@ class Rehearsal(NamedTuple):
     num_classes: int
     seconds: dict[tuple[str, int], float | None]
     of_image: list[tuple[float, float]]
+    building: float = 0.0
 
     def total(self, cells: Sequence[Cell], jobs: int) -> float:
         """Seconds of these cells, as many side by side."""
@@ -56,7 +59,8 @@ def rehearse(
     ledgers must be equal. None where no cell waits. UserError: everything that cannot work, in one line.
     """
     problems = dict[str, dict[str, None]]()
-    sharing = 0
+    sharing = scored = 0
+    building = 0.0
     rehearsal: Rehearsal | None = None
     timed = dict[tuple[str, int], float | None]()
     of_image = list[tuple[float, float]]()
@@ -65,25 +69,21 @@ def rehearse(
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job = of_mode[0].job
         named = teacher_name(document(job)["teacher"])
-        # others would be asked by the calibration of a watch
-        teacher = build_teacher(job if is_local(job) else unwatched(job), None, torch.device("cpu"))
+        # A watch, the same for all, is calibrated once; others than ours would be asked by that.
+        began = time.perf_counter()
+        watched = is_local(job) and rehearsal is None
+        teacher = build_teacher(job if watched else unwatched(job), None, torch.device("cpu"))
+        building = building or time.perf_counter() - began
         try:
             # whoever runs a list may run it all at once
             most = len(cells) if plan.config.engine == "commands" else min(plan.jobs, len(cells))
             sharing = most * (teacher.info.remote is not None)
             _require_rates(job, named, sharing)
             of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
-            scored = len(evaluation_images(job.config.evaluation, *of_teacher) or ())
-            rehearsal = Rehearsal(sharing, scored, teacher.spec, teacher.num_classes, timed, of_image)
-            alike = {(cell.row, cell.budget, cell.attempt.answers): cell for cell in of_mode}.values()
-            measures = dict[tuple[str, int], Callable[[Rehearsal], float | None]]()
-            for cell in alike:  # which answers a cell gets matters little to its time
-                try:
-                    measures.setdefault(
-                        (cell.row, cell.budget), _fitting(cell, teacher, scored, plan, sharing)
-                    )
-                except UserError as error:
-                    problems.setdefault(str(error), {})[cell.row] = None
+            if rehearsal is None:
+                scored = len(evaluation_images(job.config.evaluation, *of_teacher) or ())
+            rehearsal = Rehearsal(sharing, scored, *of_teacher[:2], timed, of_image, building)
+            measures = _measures(of_mode, teacher, scored, plan, sharing, problems)
             timed |= {at: find(rehearsal) for at, find in measures.items() if not (problems or at in timed)}
             asks = ask and not sharing
             if asks and not problems:
@@ -100,6 +100,26 @@ def rehearse(
         share = f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}" * (sharing > 1)
         tell(f"teacher {named}: {', '.join(facts)}; {'a service, ' * bool(sharing)}{asked}{share}")
     return rehearsal
+
+
+def _measures(
+    cells: Sequence[Cell],
+    teacher: Teacher,
+    scored: int,
+    plan: ComparisonPlan,
+    sharing: int,
+    problems: dict[str, dict[str, None]],
+) -> dict[tuple[str, int], Callable[[Rehearsal], float | None]]:
+    """What ``_fitting`` gives for each row and budget; ``problems`` gets what does not fit, with its rows."""
+    measures = dict[tuple[str, int], Callable[[Rehearsal], float | None]]()
+    # which answers a cell gets matters little to its time
+    for cell in {(cell.row, cell.budget, cell.attempt.answers): cell for cell in cells}.values():
+        try:
+            fitting = _fitting(cell, teacher, scored, plan, sharing)
+            measures.setdefault((cell.row, cell.budget), fitting)
+        except UserError as error:
+            problems.setdefault(str(error), {})[cell.row] = None
+    return measures
 
 
 def _require_rates(job: Job, service: str, sharing: int) -> None:
@@ -146,6 +166,6 @@ def _fitting(
         if found is not None:
             step = found.replayed / method.students.config.batch(config.images)
             into.of_image.append((step, found.answer or 0.0))
-        return None if whole is None else START_SECONDS + whole
+        return None if whole is None else START_SECONDS + into.building + whole
 
     return seconds

@@ -5,8 +5,10 @@ import random
 
 import pytest
 import torch
-from watched import benign, detector, seen
+from watched import benign, detector, seen, teacher
 
+from dfme.data import load_dataset
+from dfme.teachers.defences import defence
 from dfme.teachers.watch.detector import Observation
 from dfme.teachers.watch.detectors import shapiro_wilk, staircase
 
@@ -94,3 +96,29 @@ def test_the_sequential_tests_are_their_formulae() -> None:
         assert found[1][place] == pytest.approx(ratio, abs=1e-9)
     assert seen_low, "the test began anew at least once"
     assert detector("sprt").threshold == pytest.approx(math.log(0.99 / 1e-4))
+
+
+def test_features_are_calibrated_on_a_share_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many of each class are asked, and distances are by their means and covariance."""
+    train = load_dataset("digits", "train", shape=(1, 8, 8))
+    digits = teacher()
+    asked = []
+    with monkeypatch.context() as patch:
+        patch.setattr(defence, "MAX_TRAIN", 300)
+        taken = defence.taken
+        patch.setattr(defence, "taken", lambda images, of: asked.append(taken(images, of)) or asked[-1])
+        few = defence.Mahalanobis(digits, "digits", "benign")
+    every_ND = taken(train.batch(slice(None)), digits).flatten(1)
+    places = [(every_ND == image_D).all(1).nonzero()[0, 0] for image_D in asked[0].flatten(1)]
+    classes_N = train.required_labels[torch.stack(places)]
+    assert classes_N.bincount().tolist() == [30] * 10
+    last = [each for each in digits.info.network.modules() if isinstance(each, torch.nn.Linear)][-1]
+    read = []
+    with last.register_forward_hook(lambda layer, given, out: read.append(given[0].detach().double())):
+        digits(asked[0])
+        digits(every_ND[:5].view(-1, 1, 8, 8))
+    centred = read[0] - torch.stack([read[0][classes_N == label].mean(0) for label in classes_N])
+    cov = centred.T @ centred / 300 + defence.RIDGE * torch.eye(centred.shape[1])
+    apart = [read[1] - read[0][classes_N == label].mean(0) for label in range(10)]
+    expected = torch.stack([(each * torch.linalg.solve(cov, each.T).T).sum(1) for each in apart]).amin(0)
+    assert few(every_ND[:5].view(-1, 1, 8, 8)).tolist() == pytest.approx(expected.tolist(), rel=1e-4)
