@@ -10,7 +10,6 @@ from typing import Any
 
 from dfme import teachers
 from dfme.audits.audit.model import Metering
-from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.config.defences import NEED_FEATURES, Facts, parse_defences, stated
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
@@ -92,6 +91,7 @@ def serve(
 
 def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> Path:
     """Train a net like the student of ``run`` on the data's train part; UserError without one."""
+    from dfme.audits.audit.options import TWIN_EPOCHS
     from dfme.nets import is_own
     from dfme.run.student_file import student_facts
 
