@@ -26,18 +26,9 @@ FORETELLING = {"test_own_parts", "test_timing"}
 """Tests of the time that is foretold, and of what is rehearsed."""
 DRAWING = {"report", "test_every_size", "test_recipes"}
 """Rooms and files that look at the pictures."""
-GENERATORS = {
-    "estimators",
-    "nets",
-    "queries",
-    "test_dry_run",
-    "test_evaluation",
-    "test_resume",
-    "test_timing",
-}
-GENERATORS |= {"test_warnings"}
-"""Rooms and files with the generator as published: they look at it or at what it comes to, or share a run with
-another process."""
+GENERATORS = {"estimators", "nets", "queries", "test_dry_run", "test_evaluation", "test_resume"}
+GENERATORS |= {"test_timing", "test_warnings"}
+"""Rooms and files with the generator as published: they look at it, or share a run with another process."""
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
 """CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK``
