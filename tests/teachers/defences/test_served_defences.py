@@ -69,7 +69,7 @@ def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: P
     run = bench.start([*line.split(), "--evaluation.dataset", "none", "--budget", "2k", "--out", "kept"])
     out, err = run.communicate(timeout=120)
     assert run.returncode == 3, err
-    (last,) = [line for line in err.splitlines() if "403" in line]
+    (last,) = [line for line in err.splitlines() if "answered 403" in line]
     assert re.search(r'answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last)
     assert "Traceback" not in out + err
     ledger = [json.loads(line) for line in (tmp_path / "kept/ledger.jsonl").read_text().splitlines()]
