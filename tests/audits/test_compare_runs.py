@@ -233,6 +233,7 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
     assert shown[0].startswith("teacher: digits.safetensors (embedded digits)\n")
 
 
+@pytest.mark.usefixtures("here")
 def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_end_at_nothing() -> None:
     made = plan("--seeds 0", a=FINE, b=FINE)
     told = session.Session(made, {}, StatusLine(io.StringIO()))
