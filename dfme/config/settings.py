@@ -47,6 +47,7 @@ def _require_rounds(shares: tuple[float, ...]) -> None:
         raise UserError(f"expected increasing shares of the budget, the last one 1, got {listed(shares)}")
 
 
+Augmentation = Literal["none", "flip", "shift", "both", "affine"]
 UpTo64 = Annotated[int, Field(ge=0, le=64)]
 ShapeOption = Annotated[tuple[int, int, int], accepted_by(ImageSpec)]
 Bounds = Annotated[tuple[float, float], accepted_by(lambda bounds: ImageSpec((1, 1, 1), bounds))]
@@ -150,7 +151,7 @@ class StudentConfig:
     """most that they may take, such as 500MB or 20GB; none: replay_capacity alone decides"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
-    augment: Literal["none", "flip", "shift", "both", "affine", "auto"] = "none"
+    augment: Literal[Augmentation, "auto"] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel), both, affine
     (turned, sheared, stretched and moved a little), or auto: affine above 16 pixels a side"""
     average: ShareBelowOne = 0.0

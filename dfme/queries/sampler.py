@@ -109,8 +109,9 @@ class QuerySampler:
     def images(self, count: int) -> Tensor:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
         config = self._config
-        if config.pool == 1 or config.choose == "auto" or not self._trained():
+        if config.pool == 1 or not self._trained():
             return self._spec.quantise(torch.cat(self._parts(count)))
+        assert config.choose != "auto", "the job was not fitted to a teacher"
         # The last, smaller batch is chosen from as many candidates as any other.
         x_NCHW = self._spec.quantise(torch.cat(self._parts(self._batch_size * config.pool)))
         scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self._students])

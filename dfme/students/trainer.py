@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, grid_sample
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dfme.config.settings import ExtractConfig
+from dfme.config.settings import Augmentation, ExtractConfig
 from dfme.graphs import Captured, GraphedForward, warn_not_captured
 from dfme.precision import autocast
 from dfme.students.losses import Distance
@@ -25,7 +25,6 @@ from dfme.students.optimizers import (
 )
 from dfme.students.replay import Replay
 
-Augmentation = Literal["none", "flip", "shift", "both", "affine", "auto"]
 TURN = 0.2  # most radians that an affine map turns an image by; the other bounds of such a map follow
 SHEAR = 0.2
 STRETCH = 0.15  # of each axis by itself
@@ -35,11 +34,10 @@ MOVE = 0.075  # of the image's side
 def augment(x_BCHW: Tensor, how: Augmentation, rng: torch.Generator) -> Tensor:
     """Images mirrored with probability 1/2, moved by -1, 0 or 1 pixel per axis, both, or affinely mapped.
 
-    What moves in from outside repeats the edge. ``none`` gives the same tensor and draws nothing (and so does
-    an ``auto`` that nobody settled); else it is a new one, of any dtype, with the draws made on the device of
-    ``rng``.
+    What moves in from outside repeats the edge. ``none`` gives the same tensor and draws nothing; else it is
+    a new one, of any dtype, with the draws made on the device of ``rng``.
     """
-    if how in ("none", "auto"):
+    if how == "none":
         return x_BCHW
     if how == "affine":
         return _affine(x_BCHW, rng)
@@ -261,6 +259,7 @@ class StudentTrainer:
         for _ in range(steps):
             assert self.replay is not None
             images_BCHW, answers = self.replay.sample(self.config.batch(self._held))
+            assert self.config.augment != "auto", "the job was not fitted to a teacher"
             loss_B = self._step(augment(images_BCHW, self.config.augment, self._rng), answers)
         return {} if loss_B is None else {"replay_loss": loss_B.mean()}
 

@@ -96,6 +96,7 @@ def make_parts(
     oracle = Oracle(
         teacher, Ledger(budget), None, deferred, reader=Reader(reading, teacher.label_mode, classes, seed)
     )
+    job = job.fitting(oracle.label_mode, teacher.spec.shape)
 
     def nets(first: int) -> list[nn.Module]:
         count = settings.count or 1

@@ -26,7 +26,7 @@ STRANGERS = 4
 class Forecast:
     """Images that an audit will ask: ``evaluation`` and those of ``attacks`` exactly, the others at most.
 
-    ``seconds``: of its parts, in words; ``asking``: those of a stated rate, 0 without one.
+    ``seconds``: of each part, by its name; ``asking``: those of a stated rate, 0 without one.
     """
 
     plan: AuditPlan
@@ -86,14 +86,16 @@ def forecast(
     benign = owner.benign_at_most(images, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
     charged = sum(cell.budget for cell in cells)
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
+    transfer, of_source = _transfer(plan, scored)
+    seconds = _seconds(plan, cells, rehearsal, transfer, of_source, owner) if rehearsal else {}
     found = Forecast(
         plan,
         attacks=len(cells),
         charged=charged,
         evaluation=evaluation,
         benign=benign,
-        transfer=(asked := _transfer(plan, scored))[0],
-        seconds=_seconds(plan, cells, rehearsal, asked, owner) if rehearsal else {},
+        transfer=transfer,
+        seconds=seconds,
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
     )
     if config.total is not None and found.total > config.total:
@@ -130,17 +132,25 @@ def _transfer(plan: AuditPlan, scored: int) -> tuple[int, int]:
 
 
 def _seconds(
-    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal, asked: tuple[int, int], owner: ModuleType
+    plan: AuditPlan,
+    cells: Sequence[Cell],
+    rehearsal: Rehearsal,
+    transfer: int,
+    of_source: int,
+    owner: ModuleType,
 ) -> dict[str, float]:
-    """Seconds of the parts. A step of an adversarial image takes about as long as one of training on it."""
+    """Seconds of each part, by its name; ``transfer`` and ``of_source`` are those of ``_transfer``.
+
+    A step of an adversarial image takes about as long as one of training on it.
+    """
     step, answer = rehearsal.of_image[0] if rehearsal.of_image else (0.0, 0.0)
-    transfer, each = asked
     steps = sum(steps for steps, *_ in ATTACKS.values()) / len(ATTACKS)
-    by_students = steps * (transfer - 2 * each)  # of the sources these are no students: signs and teacher
+    # two of the sources are no students: random signs and the teacher
+    by_students = steps * (transfer - 2 * of_source)
     on = plan.owner_evaluation
     if plan.config.twin == "train" and has_train_part(on.dataset):
         by_students += TWIN_EPOCHS * len(load_dataset(on.dataset, "train", root=on.root, lazy=True))
-    by_teacher = transfer + BACKWARD * steps * each * (plan.job.teacher.kind == "torch")
+    by_teacher = transfer + BACKWARD * steps * of_source * (plan.job.teacher.kind == "torch")
     return {
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
         "to watch four honest streams": 4 * owner.benign_at_most(0, False, bool(plan.watch), 0) * answer,

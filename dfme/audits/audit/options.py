@@ -111,7 +111,7 @@ _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:ke
 LIKE = "knockoff"  # the row of an attacker who has images like the owner's
 KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS)  # rows of attackers who know what the model is for
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
-TWIN_EPOCHS = 10
+TWIN_EPOCHS = 10  # passes over the owner's data that a twin is trained for (heuristic)
 PROFILES = {
     "quick": Profile(1, 3_000, 3_000, ("frugal",), _FEW),
     "standard": Profile(3, None, 6_000, ("frugal", *KNOWING, "disguide", "dfme"), _SIX),
