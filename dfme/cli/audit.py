@@ -110,7 +110,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
     left_out = *not_run, *lacking, *blind, *unfit
-    return AuditPlan(settled, first, second if tried else None, kept, not away, left_out, halves)
+    return AuditPlan(settled, first, second if tried else None, kept, not away, left_out, planned, halves)
 
 
 def _halved(

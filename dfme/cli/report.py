@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.audits.audit.options import DATA, OPTIONS, PAGE
-from dfme.errors import UserError
+from dfme.audits.audit.options import DATA, OPTIONS
+from dfme.config.messages import printable
+from dfme.errors import RunError, UserError
 from dfme.report.summary_file import read_object
 
-SUMMARY = "draw the curves and the report of a run again, or the page of an audit"
+SUMMARY = "draw the curves and the report of a run again, or the page and the files of an audit"
 
 
 def options(words: Sequence[str]) -> tuple[()]:
@@ -16,15 +17,19 @@ def options(words: Sequence[str]) -> tuple[()]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Redraw curves, sample sheets and report.html from the run's files; the page of an audit."""
+    """Redraw curves, sample sheets and report.html from the run's files; the page and files of an audit."""
     if len(words) != 1 or words[0].startswith("-"):
         given = " ".join(words) or "none"
         raise UserError(f"report: expected one run directory, as in run.py report runs/x, got {given}")
     path = Path(words[0])
     if (path / DATA).is_file():
-        from dfme.audits.audit.page import write_page
+        from dfme.audits.audit.exports import write_all
 
-        print(write_page(read_object(path / DATA), path / PAGE))
+        try:
+            print(*write_all(read_object(path / DATA), path), sep="\n")
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            fault = printable(repr(error))
+            raise RunError(f"{path / DATA}: expected parts that fit one another, got {fault:.200}") from None
         return 0
     if (path / OPTIONS).is_file():
         raise UserError(f"report: {words[0]} is an audit without {DATA} yet; go on with it by audit --resume")

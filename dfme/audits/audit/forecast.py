@@ -84,13 +84,13 @@ def forecast(
     own = plan.local and not is_local(plan.job)
     images = scored + plan.halves.get("held_back", 0)
     benign = owner.benign_at_most(images, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
-    charged = sum(cell.budget for cell in cells)
+    charged = sum(cell.budget for cell in cells) + config.budget * (config.keep_below is not None)
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     transfer, of_source = _transfer(plan, scored)
     seconds = _seconds(plan, cells, rehearsal, transfer, of_source, owner) if rehearsal else {}
     found = Forecast(
         plan,
-        attacks=len(cells),
+        attacks=len(cells) + (config.keep_below is not None),
         charged=charged,
         evaluation=evaluation,
         benign=benign,

@@ -1,5 +1,6 @@
 """The form of audit.json, part by part."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from dfme.spec import Teacher
 Entry = dict[str, Any]  # a part of an audit as a dict
 Metering = Callable[[Teacher], Teacher]  # puts a teacher behind a ledger
 
-FORM = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 SCHEMA = "dfme.audit/1"
 """The name of the form."""
 
@@ -45,11 +46,15 @@ CALIBRATION = maybe({"value": float, "interval": [float]})
 
 TARGET = each("kind name label_mode", str) | {"local": bool, "defences": [str], "authorised_by": str | None}
 TARGET |= {"shape": list[int] | None, "accuracy": float | None} | each("num_classes levels", int | None)
-TARGET |= {"evaluation": {"name": str | None, "images": int | None, "labelled": bool}}
+TARGET |= {"place": str, "evaluation": {"name": str | None, "images": int | None, "labelled": bool}}
 HALVES = each("dataset sha256", str) | each("scored held_back", int)
 OPTIONS = each("attackers label_modes defences", [str]) | each("profile transfer", str) | {"seeds": [int]}
 OPTIONS |= {"budget": int, "total": int | None, "price_per_1000": float | None}
-OPTIONS |= {"acceptable": dict[str, float]}
+OPTIONS |= {"acceptable": dict[str, float], "keep_below": float | None, "per": str}
+QUOTA = each("keep_below best", float) | each("per attacker cell", str) | {"images": int, "open": bool}
+QUOTA |= {"checked": maybe({"cell": str, "agreement": float, "holds": bool})}
+QUOTA |= {"lines": dict[str, str], "text": [str]}
+CONTROL = each("source version date control asks", str) | each("figure dir", str | None)
 HEADLINE = PRICE | {"level": float, "mode": str, "sentences": [str]}
 HEADLINE |= {"labels": maybe(PRICE | {"l1_mean": float | None}), "like": [PRICE | {"mode": str}]}
 VERDICT = each("limit text", str) | {"wanted": float, "value": float | None, "pass": bool | None}
@@ -108,6 +113,8 @@ AUDIT = form(
         "fidelity_seeds": [ADVANTAGE | {"figure": str}],
         "transfer": maybe(TRANSFER),
         "ledger": each("images evaluation transfer benign served cells", int) | {"cost": float | None},
+        "quota": maybe(QUOTA),
+        "controls": [CONTROL],
         "taxonomy": {"atlas": [each("id name", str)], "owasp": [str]},
         "not_run": [each("what why", str)],
         "limits": [str],
@@ -128,7 +135,8 @@ def check_audit(audit: Mapping[str, Any]) -> None:
     if (schema := audit.get("schema")) != SCHEMA:
         raise RunError(f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again")
     try:
-        AUDIT.model_validate({name: part for name, part in audit.items() if name != "schema"})
+        parts = {name: part for name, part in audit.items() if name != "schema"}
+        AUDIT.model_validate_json(json.dumps(parts))  # where a text is no number
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         what = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"

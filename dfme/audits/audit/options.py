@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from dfme.audits.compare.engines import require_engine
-from dfme.audits.compare.plan import ComparisonPlan
+from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
 from dfme.config.fields import (
     CONFIG,
     Basic,
@@ -22,6 +22,7 @@ from dfme.config.fields import (
     Natural,
     OwnTeacher,
     Seed,
+    ShareAboveZero,
     accepted_by,
     parse_count,
 )
@@ -49,6 +50,11 @@ class AuditConfig:
     acceptable: Basic[tuple[str, ...]] = ()
     """limits of yours, KEY=VALUE: queries_to_50, _80, _90 or _95 (at least so many) and agreement (at most);
     where one fails the exit code is 4"""
+    keep_below: Basic[ShareAboveZero | None] = None
+    """an agreement, such as 0.8: find the largest quota of a key that keeps every attacker below it, and try
+    the worst attacker under it"""
+    per: Basic[Literal["minute", "hour", "day", "month"]] = "day"
+    """the term of that quota, in which a key has so many images"""
     attackers: Basic[tuple[str, ...]] = ()
     """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff, who has images
     like yours"""
@@ -244,7 +250,7 @@ class AuditPlan:
 
     ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options`` is its
     own file, ``not_run`` what it leaves out and why. ``halves``: facts of the evaluation images' halves, if
-    an attacker has one.
+    an attacker has one. ``planned``: makes one more comparison of the same teacher.
     """
 
     config: AuditConfig
@@ -253,6 +259,7 @@ class AuditPlan:
     options: dict[str, Any]
     local: bool
     not_run: tuple[dict[str, str], ...]
+    planned: Callable[[CompareConfig], ComparisonPlan]
     halves: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import platform
 import subprocess
 import time
@@ -18,10 +19,12 @@ import torch
 
 from dfme import __version__
 from dfme.audits.audit import headline
+from dfme.audits.audit.controls import controls
 from dfme.audits.audit.findings import Findings, has_images, joined, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits
+from dfme.audits.audit.quota import sheet
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
@@ -96,6 +99,7 @@ class Audit:
         self._owner = owner
         self._line = line
         self._plans, self._sessions = [plan.first], [self._session(plan.first)]
+        self._under = list[Session]()  # of an attack under the quota
         self._not_run = [*plan.not_run]
         self._utility = list[Entry]()
         self._measured: Entry | None = None
@@ -149,7 +153,7 @@ class Audit:
         job = self._plan.job
         folder = self._plan.out / "benign"
         with self._owner.benign_meter(job.teacher, job.teacher_options, folder) as self._meter:
-            for phase in (self._bill, self._attack, self._defend, self._detect, self._examine):
+            for phase in (self._bill, self._attack, self._defend, self._check, self._detect, self._examine):
                 began = time.monotonic()
                 self._line.note(f"-- {phase.__doc__}")
                 if phase() is False:
@@ -199,6 +203,21 @@ class Audit:
         self._sessions.append(self._session(self._plans[1]))
         return self._run(self._sessions[1])
 
+    def _check(self) -> bool | None:
+        """does the quota hold?"""
+        quota = self.found["quota"]
+        plan = self._plan
+        if quota is None or quota["open"] or not quota["images"]:
+            return None
+        cell = next(each for each in self.found["cells"] if each["name"] == quota["cell"])
+        of: Entry = {"methods": (cell["row"],), "seeds": (cell["seed"],), "answers": (cell["answers"],)}
+        of |= {"label_modes": (plan.own,), "budgets": (quota["images"],)}
+        asked = replace(plan.first.config, **of)
+        make = lambda: self._session(replace(plan.planned(asked), stem="quota"))  # noqa: E731
+        session = self._tried("the quota, by an attack under it", make)
+        self._under = [session] if session else []
+        return self._run(session) if session else None
+
     def _detect(self) -> None:
         """would one notice?"""
         job = self._plan.job
@@ -244,7 +263,7 @@ class Audit:
     def _of(self) -> Findings:
         plan = self._plan
         told = [session.findings() for session in self._sessions]
-        runs = [each for session in self._sessions for each in session.runs]
+        runs = [each for session in (*self._sessions, *self._under) for each in session.runs]
         done = {each.cell.name: plan.first.directory(each.cell) for each in runs if each.state == "finished"}
         summaries = {name: read_summary(folder / "summary.json") or {} for name, folder in done.items()}
         known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
@@ -271,9 +290,9 @@ class Audit:
         check_audit(self.found)
         write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")
         if finished:
-            from dfme.audits.audit.page import write_page
+            from dfme.audits.audit.exports import write_all
 
-            write_page(self.found, plan.out / PAGE)
+            write_all(self.found, plan.out)
             write_text(plan.out / CARD, headline.model_card(self.found))
 
     def _findings(self) -> Entry:
@@ -285,19 +304,21 @@ class Audit:
         beside = [totals for place in ("benign", "examined*") for _, totals in self._ledgers(place)]
         cells = of.cells()
         games = of.games(examined.get("twin"))
+        under = next((each.cell.name for session in self._under for each in session.runs), None)
         detection = None
         if self._measured is not None:
-            watches = {name: summary.get("watch") for name, summary in of.summaries.items()}
+            watches = {name: each.get("watch") for name, each in of.summaries.items() if name != under}
             known = [{"constant": games["constant"], "watch": watches.get(cell["name"])} for cell in cells]
             joint = [cell | more for cell, more in zip(cells, known, strict=True)]
             detection = joined(self._measured, joint)
-        names = ("profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer")
+        names = ["profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer"]
+        names += ["keep_below", "per"]
         price = plan.job.teacher.price_per_1000
         first = headline.headline(of, config.seeds)
         options = {name: getattr(config, name) for name in names}
         not_run = [*self._not_run, *examined.get("not_run", ()), *of.not_run()]
         told_not = headline.what_it_does_not_tell(of, len(config.seeds), plan.local)
-        return {
+        found = {
             "options": options | {"price_per_1000": price, "acceptable": told},
             "target": target(plan, of.example),
             "halves": plan.halves or None,
@@ -309,6 +330,8 @@ class Audit:
             **{"taxonomy": headline.TAXONOMY, "not_run": not_run, "limits": told_not},
             "pictures": pictures(plan, first["attacker"]),
         }
+        found["quota"] = sheet(found, under)
+        return found | {"controls": controls(found)}
 
 
 def _to_run(session: Session) -> list[Outcome]:
@@ -327,11 +350,14 @@ def target(plan: AuditPlan, example: Entry) -> Entry:
     scored = example.get("evaluation") or {}
     accuracy = example.get("teacher_accuracy")
     name = teacher_name(document(plan.job)["teacher"])
+    files = (plan.job.teacher_options.get(option) for option in teacher.get("files") or ())
+    places = [os.path.relpath(str(file)) for file in (*files, plan.out / OPTIONS) if file]
+    place = next((place for place in places if not place.startswith("..")), OPTIONS)
     told = {"kind": plan.job.teacher.kind, "name": name, "local": plan.local, "label_mode": plan.own}
     told |= {key: teacher.get(key) for key in ("shape", "num_classes", "levels")}
     told |= {"defences": [*plan.job.teacher.defences], "authorised_by": example.get("authorised_by")}
     on = {"name": scored.get("name"), "images": scored.get("images"), "labelled": accuracy is not None}
-    return told | {"accuracy": accuracy, "evaluation": on}
+    return told | {"accuracy": accuracy, "evaluation": on, "place": Path(place).as_posix()}
 
 
 def tool() -> Entry:
