@@ -38,18 +38,19 @@ def make_teacher(
     device: torch.device,
     recorded: bool = False,
     meter: Callable[[Teacher], Teacher] | None = None,
+    own: Callable[..., Any] | None = None,
 ) -> Teacher:
     """The teacher of a configuration, in its label mode; ``options`` are those of its kind.
 
     A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a watch, maybe
-    without detectors, that can record what it sees. ``meter`` wraps a custom teacher,
-    below its defences. UserError for an unknown kind, options that do not fit, and a label mode
-    that tells more than the teacher gives.
+    without detectors, that can record what it sees. ``meter`` wraps a custom teacher, below its defences;
+    ``own`` is one that was handed over. UserError for an unknown kind, options that do not fit, and a label
+    mode that tells more than the teacher gives.
     """
-    if config.kind in KINDS:
+    if own is None and config.kind in KINDS:
         return _built_in(config, options, device, recorded)
-    if ":" in config.kind:
-        return _custom(config, options, recorded, meter)
+    if own is not None or ":" in config.kind:
+        return _custom(config, options, recorded, meter, own)
     hint = did_you_mean(config.kind, KINDS)
     raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
 
@@ -86,17 +87,19 @@ def _custom(
     options: Mapping[str, Any],
     recorded: bool,
     meter: Callable[[Teacher], Teacher] | None,
+    own: Callable[..., Any] | None,
 ) -> Teacher:
-    """A teacher from ``module:name``. Parameters named like a common key receive its value, and give it."""
+    """A teacher from ``module:name``, or ``own``. Parameters named like a common key receive and give it."""
     common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
     known = {name: value for name, value in common.items() if value is not None}
-    given = {**{name: value for name, value in known.items() if accepts(config.kind, name)}, **options}
+    passed = {name: known[name] for name in known if own is None and accepts(config.kind, name)}
+    given = {**passed, **options}
     described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
     wrapped = bool(config.defences or config.watch or recorded or meter)
     if wrapped:  # the label mode is cut after them
         check_teacher(config, options)
         described["label_mode"] = "logits" if config.label_mode == "logits" else None
-    teacher = wrap_callable(make_custom(config.kind, given), **described)
+    teacher = wrap_callable(own or make_custom(config.kind, given), **described)
     if (config.mean, config.std) != (None, None) and "mean" not in given:
         teacher = _Normalised(teacher, config)
     teacher = meter(teacher) if meter else teacher

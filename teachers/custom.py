@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
-from dfme.config.imports import find_target, what_and_where
-from dfme.errors import DfmeError, TeacherError, UserError
+from dfme.config.imports import blaming, find_target
+from dfme.errors import TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.label_modes import as_classes, restrict
 
@@ -213,12 +213,8 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
         hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
         raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
-    try:
+    with blaming(f"--teacher {target}: could not be made", UserError):
         return make(**options)
-    except DfmeError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UserError(f"--teacher {target}: could not be made: {what_and_where(error)}") from error
 
 
 def accepts(target: str, name: str) -> bool:

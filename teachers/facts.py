@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import urlsplit
 
+from dfme.config.defences import name_and_options
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import open_file
@@ -63,6 +64,10 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
         "files": teacher_files(kind, options),
         **_source(kind),
     }
+    watching = teacher.info.watch.names if teacher.info.watch else ()
+    own = [name for text in (*defences, *watching) if ":" in (name := name_and_options(text)[0])]
+    if sources := {name: found["source"] for name in own if (found := _source(name))}:
+        facts["sources"] = sources
     if text := resolved_adapter(kind, options):
         facts["adapter"] = {"file": ADAPTER_FILE, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     return facts | {"target": _target(facts, options)}

@@ -5,13 +5,17 @@ zero strength every map returns p bit for bit. A row's answer does not depend on
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from dfme.answers.reading import read_own
 from dfme.config import defences
+from dfme.config.imports import blaming
+from dfme.errors import UserError
 
 LEAD = 2e-7  # of a top score that is kept, at least: float32 tells so much apart everywhere below 1
 ALL_SETS = 10  # classes up to which MAD tries every set that holds the top class
@@ -139,6 +143,8 @@ def map_of(options: defences.DefenceOptions, rng: torch.Generator) -> Callable[[
             return lambda p_BK: grad2(p_BK, uniform(p_BK), epsilon, options.margin_kept)
         case defences.Noise(sigma=sigma, keep_top=keep_top):
             return lambda p_BK: noise(p_BK, _normal(p_BK, rng), sigma, keep_top)
+        case defences.OwnDefence(has_map=True):
+            return blaming(f"the map of {options.name}", UserError)(partial(read_own, options.make().map))
     return None
 
 

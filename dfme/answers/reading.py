@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,15 @@ def as_tensor(raw: object) -> Tensor:
             f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}{kind}; "
             "return the scores or labels alone"
         ) from error
+
+
+def read_own(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
+    """Probabilities, float64, that code of the user's own makes of others. ValueError for anything else."""
+    y_BK = torch.as_tensor(call(p_BK.clone(), *more)).detach().cpu().double()
+    if y_BK.shape != p_BK.shape or not bool(_probabilities(y_BK, SUM)[0]):
+        expected = f"expected probabilities {tuple(p_BK.shape)}, none negative, with a sum of one each"
+        raise ValueError(f"{expected}; got {tuple(y_BK.shape)} with sums {y_BK.sum(-1).tolist()!s:.80}")
+    return y_BK
 
 
 def largest(scores_BK: Tensor, k: int) -> Tensor:

@@ -38,15 +38,16 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
 
     ``rng`` draws the noise of random ones. UserError for a defence that is no map of probabilities.
     """
-    maps = {str(options): map_of(options, rng) for options in parse_defences(config.knows)}
-    for text, each in maps.items():
+    stack = parse_defences(config.knows)
+    maps = [map_of(options, rng) for options in stack]
+    for options, each in zip(stack, maps, strict=True):
         if each is None:
-            raise UserError(
-                f"--answers.knows {text}: expected a defence whose answers follow from p; leave it out"
-            )
+            hint = ", or give the class a method map(p_BK) for attackers who know it" if options.kind else ""
+            expected = "expected a defence whose answers follow from p; leave it out"
+            raise UserError(f"--answers.knows {options}: {expected}{hint}")
 
     def defended(p_NK: Tensor) -> Tensor:
-        for each in filter(None, maps.values()):
+        for each in filter(None, maps):
             p_NK = each(p_NK)
         return p_NK if raw_mode.decimals is None else cut_to(p_NK, raw_mode)
 

@@ -1,6 +1,7 @@
 """Defences of a teacher's answers and the watch over its clients: names, options, facts. No torch.
 
-A defence is written ``modelguard_w:epsilon=1``; several work one after the other, joined by ``+``.
+A defence is written ``modelguard_w:epsilon=1``, one of the user's own ``module:Class:beta=0.7``; several work
+one after the other, joined by ``+``.
 """
 
 import dataclasses
@@ -8,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
+from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share, accepted_by
+from dfme.config.imports import as_mapping, blaming, find_target, own_model, top_name
 from dfme.config.messages import unknown_choice
 from dfme.config.values import from_mapping, leaves
 from dfme.errors import UserError
@@ -40,6 +42,8 @@ class DefenceOptions(ABC):
     """Common options of defences; ``facts`` may depend on them and on the number of classes."""
 
     name: ClassVar[str]
+    kind: ClassVar[Any] = None
+    has_map: ClassVar[bool] = True
 
     @abstractmethod
     def facts(self, classes: int) -> Facts: ...
@@ -52,6 +56,30 @@ class DefenceOptions(ABC):
     def __str__(self) -> str:
         """The defence with all its options, as it is typed; equal for what is equal."""
         return ":".join([self.name, *(f"{key}={_text(value)}" for key, value in leaves(self).items())])
+
+
+class OwnDefence(DefenceOptions):
+    """Those of a class of the user's own, ``kind``; ``has_map``: an attacker may know it."""
+
+    def facts(self, classes: int) -> Facts:
+        """What the class states of itself; by default nothing is promised."""
+        stated: Facts = getattr(self.kind, "facts", Facts("no", stateful=True, random=True))
+        return stated
+
+    def make(self) -> Any:
+        """A new object. UserError for whatever it raises."""
+        with blaming(f"defence {self.name}", UserError):
+            return self.kind(**leaves(self))
+
+
+def own_defence(name: str) -> type[OwnDefence]:
+    """The options of ``module:Class``. UserError unless it is a class with ``answer``."""
+    kind: Any = find_target(name, "defence")
+    if not isinstance(kind, type) or not hasattr(kind, "answer"):
+        expected = "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
+        raise UserError(f"defence {name}: {expected}; got {kind!r:.80}")
+    body = (("name", name), ("kind", kind), ("has_map", hasattr(kind, "map")))
+    return own_model(OwnDefence, kind, body)
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -286,7 +314,7 @@ def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
         if "," in given:
             raise UserError(f"expected defences joined by +, such as temperature:t=2+lattice, got {given!r}")
         given = [] if given.strip().lower() in ("", "none") else given.split("+")
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping | type) or hasattr(given, "answer"):
         given = [given]
     if not isinstance(given, list | tuple):
         raise UserError(f"expected a list of defences, got {given!r}")
@@ -296,8 +324,10 @@ def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
 def _one_or_several(given: object) -> tuple[DefenceOptions, ...]:
     if isinstance(given, str) and "+" in given:
         return parse_defences(given)
+    if isinstance(given, type) or hasattr(given, "answer"):
+        given = as_mapping(given, "defence")
     if isinstance(given, str):
-        name, *pairs = (part.strip() for part in given.split(":"))
+        name, *pairs = name_and_options(given)
         options: dict[str, Any] = {}
         for pair in pairs:
             key, equals, text = pair.partition("=")
@@ -309,9 +339,19 @@ def _one_or_several(given: object) -> tuple[DefenceOptions, ...]:
         name = str(options.pop("name", None))
     else:
         raise UserError(f"expected a mapping such as {{name: lattice, n: 10}}, got {given!r}")
-    if name not in DEFENCES:
-        raise UserError(unknown_choice("defence", name, [*DEFENCES]))
-    return (from_mapping(DEFENCES[name], options, prefix=f"{name}:"),)
+    if name not in DEFENCES and ":" not in name:
+        raise UserError(unknown_choice("defence", name, [*DEFENCES, "module:Class of your own"]))
+    made = from_mapping(DEFENCES.get(name) or own_defence(name), options, prefix=f"{name}:")
+    if not isinstance(given, str) and repr(parse_defences(str(made))) != repr((made,)):
+        raise UserError(f"{name}: expected options that can be written as text, got {made}")
+    return (made,)
+
+
+def name_and_options(text: str) -> list[str]:
+    """The name of a defence as it is written, ``module:Class`` of one's own, and its options."""
+    parts = [part.strip() for part in text.split(":")]
+    own = len(parts) > 1 and "=" not in parts[1] and parts[0] not in DEFENCES
+    return [":".join(parts[:2]), *parts[2:]] if own else parts
 
 
 def _canonical(given: object) -> tuple[str, ...]:
@@ -335,17 +375,22 @@ OnAlarm = Literal["log", "refuse", "label"]
 
 
 def _names(given: object) -> object:
-    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
+    if isinstance(given, str):
+        return [name.strip() for name in given.split(",") if name.strip()]
+    several = given if isinstance(given, list | tuple) else [given]
+    return [each if isinstance(each, str) else top_name(each, "detector") for each in several]
 
 
 def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        if name not in DETECTORS:
-            raise ValueError(unknown_choice("detector", name, DETECTORS))
+        if ":" in name:
+            find_target(name, "detector")
+        elif name not in DETECTORS:
+            raise UserError(unknown_choice("detector", name, [*DETECTORS, "module:Class of your own"]))
     if len(set(names)) < len(names):
-        raise ValueError(f"expected every detector once, got {', '.join(names)}")
+        raise UserError(f"expected every detector once, got {', '.join(names)}")
     return names
 
 
-WatchText = Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_known_detectors)]
+WatchText = Annotated[tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors)]
 """Detectors, given as ``pairs,sequential``."""

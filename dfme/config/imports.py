@@ -1,5 +1,6 @@
 """Find ``module:Class`` and ``module:function`` of users; a teacher's signature gives options. No torch."""
 
+import functools
 import importlib
 import inspect
 import os
@@ -8,14 +9,20 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field, make_dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import PydanticUserError
+from pydantic.dataclasses import dataclass as as_model
 
+from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
 from dfme.config.values import REQUIRED, Option, reader
-from dfme.errors import UserError
+from dfme.errors import DfmeError, UserError
+
+T = TypeVar("T")
 
 
 def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
@@ -39,6 +46,25 @@ def name_of(thing: object) -> str:
     """``module:name`` of a class or a function, or of what an object is."""
     named: Any = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def top_name(given: object, flag: str) -> str:
+    """``module:Class`` of a class, by which it is found again. UserError where that names another object."""
+    name = name_of(given)
+    if "<" in name or not isinstance(given, type) or find_target(name, flag) is not given:
+        raise UserError(f"{flag}: expected a name, or a class at the top of a module, got {name}")
+    return name
+
+
+@contextmanager
+def blaming(subject: str, error: type[DfmeError]) -> Iterator[None]:
+    """What code of the user's own raises inside, as one line about it; errors of ours pass."""
+    try:
+        yield
+    except DfmeError:
+        raise
+    except (Exception, SystemExit) as found:
+        raise error(f"{subject}: {what_and_where(found)}") from found
 
 
 def what_and_where(error: BaseException) -> str:
@@ -105,6 +131,33 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         default = REQUIRED if default is parameter.empty else default
         options.append(Option(f"teacher.{name}", kind, default, text))
     return options
+
+
+@functools.cache
+def own_model(base: type[T], kind: type[Any], body: tuple[tuple[str, Any], ...]) -> type[T]:
+    """A checked model under ``base`` with the options of a user's class; ``body``: its attributes."""
+    options = own_options(kind, {})
+    if taken := {each.name for each in options} & {*dir(base), *dict(body)}:
+        raise UserError(f"{kind.__name__}: expected other names of options than {', '.join(taken)}")
+    # without a type, none is a value too
+    types = [each.type | None if each.default is None else each.type for each in options]
+    fields = [
+        (each.name, kind, field(default=each.default)) for each, kind in zip(options, types, strict=True)
+    ]
+    made = make_dataclass(
+        kind.__name__, fields, bases=(base,), namespace=dict(body), frozen=True, kw_only=True
+    )
+    model: Any = as_model(config=CONFIG, frozen=True)(made)
+    return model  # type: ignore[no-any-return]
+
+
+def as_mapping(given: object, flag: str) -> dict[str, Any]:
+    """Name and options of a class of the user's own, or of an object, whose attributes they are."""
+    kind = given if isinstance(given, type) else type(given)
+    name = top_name(kind, flag)
+    known = [] if kind is given else inspect.signature(kind).parameters
+    with blaming(f"{flag} {name}: expected every option as an attribute of the object", UserError):
+        return {"name": name, **{key: getattr(given, key) for key in known}}
 
 
 def _readable(hint: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.config.imports import name_of, what_and_where
+from dfme.config.imports import blaming, name_of
 from dfme.errors import UserError
 from dfme.nets.generators import GeneratorNet
 from dfme.spec import ImageSpec, Shape
@@ -61,12 +61,8 @@ def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
         raise UserError(
             f"{what} {name}: expected a parameter named {' or '.join(arguments)}, got none of them"
         )
-    try:
+    with blaming(f"{what} {name}: called with {', '.join(taken)}, it failed", UserError):
         net = make(**taken)
-    except Exception as error:
-        raise UserError(
-            f"{what} {name}: called with {', '.join(taken)}, it failed: {_said(error)}"
-        ) from error
     if not isinstance(net, nn.Module):
         raise UserError(f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}")
     return net
@@ -77,21 +73,12 @@ def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) 
     expected = (
         f"{what} {type(getattr(net, 'net', net)).__name__}: expected floats {shape} for {tuple(inputs.shape)}"
     )
-    try:
-        with torch.enable_grad():
-            made = net.eval()(inputs)
-        net.train()
-    except Exception as error:
-        raise UserError(f"{expected}, but it failed: {_said(error)}") from error
+    with blaming(f"{expected}, but it failed", UserError), torch.enable_grad():
+        made = net.eval()(inputs)
+    net.train()
     if not isinstance(made, Tensor) or not made.is_floating_point() or made.shape != shape:
         raise UserError(
             f"{expected}, got {tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__}"
         )
     if not made.requires_grad:
         raise UserError(f"{expected} by parameters to train, got none that its output depends on")
-
-
-def _said(error: Exception) -> str:
-    """Text of an error in a user's code, and its place."""
-    assert error.__traceback__ is not None
-    return what_and_where(error.with_traceback(error.__traceback__.tb_next))

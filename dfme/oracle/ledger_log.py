@@ -30,7 +30,7 @@ Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transf
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = ("generator", "student", "seed", "check")
-TOLD_ONLY = ("target", "adapter", "source")  # facts that follow from others, or that may change
+TOLD_ONLY = ("target", "adapter", "source", "sources")  # facts that follow from others, or that may change
 MAX_SHOWN = 200  # letters of what is wrong with a line
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.imports import find_target, name_of
+from dfme.config.imports import name_of, top_name
 from dfme.config.messages import members, printable
 from dfme.config.settings import (
     EvaluationConfig,
@@ -73,6 +73,10 @@ def extract(
     levels: int | None = None,
     label_mode: str | LabelMode | None = None,
     max_batch: int | None = None,
+    defences: str | Sequence[Any] | Any = None,
+    watch: str | Sequence[Any] | Any = None,
+    benign: str | None = None,
+    on_alarm: Literal["log", "refuse", "label"] = "log",
     method_options: Mapping[str, Any] | None = None,
     estimator: EstimatorConfig | Mapping[str, Any] | None = None,
     queries: QueriesConfig | Mapping[str, Any] | None = None,
@@ -93,6 +97,8 @@ def extract(
 
     Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
     tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
+    ``defences`` are names, classes or objects, joined by + in a text or in a list, ``watch`` names or classes
+    of detectors, calibrated on ``benign``: of dfme's and of one's own, in front of the teacher.
     ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and
     1, alone or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration.
     ``method`` may be a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]``
@@ -108,7 +114,7 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    name = _name_of_method(method)
+    name = method if method is None or isinstance(method, str) else top_name(method, "--method.name")
     described = _mapping(student, "arch")
     own = _mapping(method_options)
     nets = {
@@ -137,6 +143,7 @@ def extract(
         **{"kind": name_of(teacher), "shape": shape, "num_classes": num_classes},
         **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
+        **{"defences": defences or (), "watch": watch or (), "benign": benign, "on_alarm": on_alarm},
     }
     parts = {"estimator": estimator, "queries": queries}
     settings |= {name: _mapping(part) for name, part in parts.items() if part is not None}
@@ -159,16 +166,6 @@ def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
         return lambda *heard: callback(*heard[:taken])
     expected = "a function of (queries, metrics) or of (queries, metrics, student)"
     raise UserError(printable(f"callback: expected {expected}, got {callback!r:.80}"))
-
-
-def _name_of_method(method: object) -> str | None:
-    """A class as ``module:Class``, for resuming. UserError where that names another object."""
-    if method is None or isinstance(method, str):
-        return method
-    name = name_of(method)
-    if "<" in name or not isinstance(method, type) or find_target(name, "--method.name") is not method:
-        raise UserError(f"--method.name: expected a name, or a class at the top of a module, got {name}")
-    return name
 
 
 def _handed_over(options: dict[str, Any], name: str, key: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ from dfme.run.run import Result, Run
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
-from dfme.teachers.build import make_teacher, wrap_callable
+from dfme.teachers.build import make_teacher
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
@@ -142,8 +142,7 @@ def build_teacher(
         line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
         made.info = replace(made.info, inferred=(line, *made.info.inferred))
         return made
-    names = ("shape", "num_classes", "label_mode", "bounds", "levels", "max_batch")
-    return wrap_callable(teacher, **{name: getattr(job.teacher, name) for name in names})
+    return make_teacher(job.teacher, {}, device, own=teacher)
 
 
 def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class EvaluationSet:
             assert self.ask is not None, "every answer is on record"
             self.answers = torch.cat([self.ask(part) for part in batches(self.images)])
             return True
-        form = {name: fact for name, fact in facts.items() if name != "defences"}
+        form = {name: fact for name, fact in facts.items() if name not in ("defences", "sources")}
         code = hashlib.sha256(json.dumps([form, str(self.mode)], sort_keys=True).encode())
         for x_BCHW in batches(self.images):
             code.update(x_BCHW.cpu().numpy().tobytes())

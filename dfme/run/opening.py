@@ -119,9 +119,10 @@ def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
 
 
 def changed_source(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
-    """A line where the module of a user's own teacher is not the one that the run began with."""
-    old, new = ((facts or {}).get("source") for facts in (before, now))
-    if not old or not new or old == new:
-        return []
-    shown = [f"{each['file']!r} (sha256 {each['sha256'][:12]!r})" for each in (old, new)]
-    return [f"teacher: {shown[0]} is now {shown[1]}; if its answers are others, start a new run"]
+    """A line for each module of the user's own that is not the one that the run began with."""
+    had, has = ({"teacher": of.get("source"), **of.get("sources", {})} for of in (before or {}, now or {}))
+    lines = []
+    for name in (name for name in has if has[name] and had.get(name) not in (None, has[name])):
+        old, new = (f"{of[name]['file']!r} (sha256 {of[name]['sha256'][:12]!r})" for of in (had, has))
+        lines.append(f"{name}: {old} is now {new}; if its answers are others, start a new run")
+    return lines

@@ -18,6 +18,7 @@ _CLASSES |= {"quota": "Quota", "pow": "Work"}
 DEFENCES = {
     name: f"dfme.teachers.defences.defence:{_CLASSES.get(name, 'Map')}Defence" for name in config.DEFENCES
 }
+OWN = "dfme.teachers.defences.defence:AdaptedDefence"
 
 
 def check_defences(teacher: TeacherConfig, local: bool) -> None:

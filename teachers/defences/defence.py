@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers import maps
+from dfme.answers.reading import read_own
 from dfme.compute import copied
+from dfme.config.imports import blaming
 from dfme.data import load_dataset
-from dfme.errors import Refused, UserError
+from dfme.errors import Refused, TeacherError, UserError
 from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
@@ -74,7 +76,7 @@ class Defence(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave."""
-        self.state = copied(state)
+        self.state.update(copied(state))
 
 
 class MapDefence(Defence):
@@ -182,6 +184,29 @@ def taken(x_BCHW: Tensor, teacher: Teacher) -> Tensor:
     """Images within 0 and 1 as the teacher takes them, where it wants them."""
     low, high = teacher.spec.bounds
     return teacher.spec.quantise(x_BCHW * (high - low) + low).to(teacher.info.device)
+
+
+class AdaptedDefence(Defence):
+    """An object of the user's own, once another has been tried; its ``state``, if any, is what is kept."""
+
+    def __init__(self, options: Any, teacher: Teacher) -> None:
+        self.name = options.name
+        self._own = options.make()
+        x_2CHW = torch.full((2, *teacher.spec.shape), teacher.spec.bounds[0])
+        with blaming(f"defence {self.name}", UserError):
+            read_own(options.make().answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
+
+    @property
+    def state(self) -> dict[str, Any]:  # type: ignore[override]
+        return getattr(self._own, "state", {})
+
+    def admit(self, images: int) -> None:
+        with blaming(f"defence {self.name}", TeacherError):
+            getattr(self._own, "admit", super().admit)(images)
+
+    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
+        with blaming(f"defence {self.name}", TeacherError):
+            return read_own(self._own.answer, p_BK, images_BCHW.clone())
 
 
 class CentroidDefence(Defence):

@@ -13,7 +13,7 @@ from dfme.config.defences import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
-from dfme.teachers.defences import DEFENCES
+from dfme.teachers.defences import DEFENCES, OWN
 from dfme.teachers.defences.defence import Defence
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
 from dfme.teachers.watch.watch import LOGITS, PROBABILITIES, Watch, asked
@@ -58,7 +58,7 @@ class Defended(Wrapper):
             preview=self.preview,
             watch=self.watch,
         )
-        self._stack: list[Defence] = [find_target(DEFENCES[each.name])(each, teacher) for each in defences]
+        self._stack: list[Defence] = [find_target(DEFENCES.get(it.name, OWN))(it, teacher) for it in defences]
         self._fresh = {each.name: each.state_dict() for each in self._stack}
 
     def __call__(self, images: Tensor, /) -> Tensor:

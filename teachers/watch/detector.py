@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,8 +98,8 @@ class Detector(ABC):
     words, for a report.
     """
 
-    name: ClassVar[str]
-    statistic: ClassVar[str]
+    name: str
+    statistic = "of the owner's own"
     threshold: float
 
     def __init__(self, benign: Benign) -> None:
@@ -120,12 +120,17 @@ class Detector(ABC):
             starts = range(0, len(seen), MAX_TOGETHER)
             readings = [self.see(seen[start : start + MAX_TOGETHER]) for start in starts]
             return Reading(*map(torch.cat, zip(*readings, strict=True)))
-        statistic_B1 = torch.cat([self.state["last"], self._statistics(seen, float(self.state["last"]))])
+        statistic_B = torch.as_tensor(self.measure(seen, float(self.state["last"]))).double()
+        if statistic_B.shape != (len(seen),) or not bool(statistic_B.isfinite().all()):
+            raise ValueError(
+                f"expected a finite number for each of {len(seen)} images, got {statistic_B!s:.60}"
+            )
+        statistic_B1 = torch.cat([self.state["last"], statistic_B])
         self.state["last"] = statistic_B1[-1:]
         return Reading(statistic_B1[1:], self._new_alarms(statistic_B1))
 
     @abstractmethod
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         """The statistic after each image (B,), float64; B may be 0. ``last``: what it was before them."""
 
     def _new_alarms(self, statistic_B1: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class DuplicatesDetector(Detector):
         self.state |= {"repeats": 0, "earlier": benign.plain.rows_BR[:0]}
         self.rows = {"earlier": 20_000}
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.rows["earlier"])
         self._keep("earlier", seen.rows_BR)
         self.state["repeats"] += int(repeat_B.sum())
@@ -57,7 +57,7 @@ class PairsDetector(Detector):
         self.state |= {"earlier": benign.plain.rows_BR[:0], "near": torch.empty(0, dtype=torch.bool)}
         self.rows = {"earlier": 1_024, "near": 512}
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.rows["earlier"])
         self._keep("earlier", seen.rows_BR)
         return self._share("near", (near_B < self.benign.nearest / 3) & ~repeat_B, self.MIN_SHARE_OF)
@@ -88,7 +88,7 @@ class PradaDetector(Detector):
         limits_K4 = torch.tensor([[1.0, 0, 0, 0]]).double().repeat(benign.classes, 1)
         self.state |= {"distances": torch.empty(0, 2).double(), "images": 0, "limits": limits_K4}
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         top_B = seen.p_BK.argmax(1)
         distance_B = torch.empty(len(seen)).double()
         statistics = list[float]()
@@ -172,7 +172,7 @@ class LabelsDetector(Detector):
         self.threshold = expected + math.sqrt(-math.log(LEVEL) / 2 * spread)
         self.state["shares"] = self.usual_K.clone()
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         share_K = self.state["shares"]
         apart = [torch.empty(0).double()]
         for top in seen.p_BK.argmax(1).tolist():
@@ -196,7 +196,7 @@ class ScoresDetector(Detector):
         self._usual_2M = staircase(self._places_M, self._places_M)
         self.state["scores"], self.rows = torch.empty(0).double(), {"scores": 256}
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         statistics = list[float]()
         m = len(self._places_M)
         had = len(self.state["scores"])
@@ -229,7 +229,7 @@ class MahalanobisDetector(Detector):
         self.limit = float(torch.tensor(benign.plain.log_distances, dtype=torch.float64).quantile(0.99))
         self.state["far"], self.rows = torch.empty(0, dtype=torch.bool), {"far": self.WINDOW}
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         log_B = torch.tensor(seen.log_distances, dtype=torch.float64)
         return self._share("far", log_B > self.limit, self.WINDOW)
 
@@ -248,7 +248,7 @@ class SequentialDetector(Detector):
     def step(self, last: float, z: float) -> float:
         return max(0.0, last + z - 0.5)
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         mean, sd = self.benign.log_distance
         statistics = list[float]()
         for each in seen.log_distances:

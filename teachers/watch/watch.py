@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks, validate_like
 from dfme.config.defences import NEED_FEATURES, OnAlarm
-from dfme.config.imports import find_target
-from dfme.errors import Refused
+from dfme.config.imports import blaming, find_target
+from dfme.errors import Refused, TeacherError, UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.utility import corrupted
@@ -102,7 +102,9 @@ class Watch:
             rng = torch.Generator().manual_seed(0)
             plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1)))
             self._benign = Benign(plain, worse, teacher.num_classes)
-            self._own()  # so that a detector that cannot be made is known before anybody asks
+            for name, each in self._made().items():  # what cannot read is known before anybody asks
+                with blaming(f"detector {name}", UserError):
+                    each.see(self._benign.plain[:2])
 
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account over which an alarm was raised."""
@@ -138,7 +140,10 @@ class Watch:
         own = self._own()
         if self.record is not None:
             self.record(self.account, own.images + 1, seen)
-        readings = {name: each.see(seen) for name, each in own.detectors.items()}
+        readings = {
+            name: blaming(f"detector {name}", TeacherError)(each.see)(seen)
+            for name, each in own.detectors.items()
+        }
         start = 0
         while start < len(seen):
             part = slice(start, start + WINDOW - own.images % WINDOW)
@@ -201,7 +206,15 @@ class Watch:
         return own
 
     def _made(self) -> dict[str, Detector]:
-        return {name: find_target(DETECTORS[name])(self._benign) for name in self.names}
+        made = dict[str, Detector]()
+        for name in self.names:
+            make = find_target(DETECTORS.get(name, name), "detector")
+            made[name] = blaming(f"detector {name}", UserError)(make)(self._benign)
+            if not isinstance(made[name], Detector):
+                expected = "expected a class derived from Detector, as docs/extending.md has one"
+                raise UserError(f"detector {name}: {expected}; got {made[name]!r:.80}")
+            made[name].name = name
+        return made
 
     def _seen(self, x_BCHW: Tensor) -> Observation:
         """Images within 0 and 1 as the teacher would see them."""

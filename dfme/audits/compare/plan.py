@@ -67,7 +67,7 @@ def attempt(defence: str, answers: str, mode: str) -> Attempt:
     # of any number of classes: what is asked does not depend on it
     facts = stated([each for _, each in at_work], 10)
     undoes = "recover" in given
-    secret = " and ".join(each.name for _, each in at_work if each.name in WITHOUT_MAP)
+    secret = " and ".join(each.name for _, each in at_work if each.name in WITHOUT_MAP or not each.has_map)
     reasons = {
         "answers are labels": form.kind == "label" and (undoes or given.get("learn") in ("scores", "kl")),
         "there is nothing to undo": undoes and not at_work,

@@ -32,7 +32,7 @@ class Bright(Detector):
     name, statistic = "bright", "the mean of the image"
     threshold: ClassVar[float] = 0.33
 
-    def _statistics(self, seen: Observation, last: float) -> Tensor:
+    def measure(self, seen: Observation, last: float) -> Tensor:
         return seen.images_BCHW.mean((1, 2, 3)).double()
 
 
