@@ -99,7 +99,7 @@ def _custom(
     if wrapped:  # the label mode is cut after them
         check_teacher(config, options)
         described["label_mode"] = "logits" if config.label_mode == "logits" else None
-    teacher = wrap_callable(own or make_custom(config.kind, given), **described)
+    teacher = wrap_callable(make_custom(config.kind, given) if own is None else own, **described)
     if (config.mean, config.std) != (None, None) and "mean" not in given:
         teacher = _Normalised(teacher, config)
     teacher = meter(teacher) if meter else teacher

@@ -63,8 +63,7 @@ class OwnDefence(DefenceOptions):
 
     def facts(self, classes: int) -> Facts:
         """What the class states of itself; by default nothing is promised."""
-        stated: Facts = getattr(self.kind, "facts", Facts("no", stateful=True, random=True))
-        return stated
+        return getattr(self.kind, "facts", Facts("no", stateful=True, random=True))
 
     def make(self) -> Any:
         """A new object. UserError for whatever it raises."""
@@ -79,7 +78,7 @@ def own_defence(name: str) -> type[OwnDefence]:
         expected = "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
         raise UserError(f"defence {name}: {expected}; got {kind!r:.80}")
     body = (("name", name), ("kind", kind), ("has_map", hasattr(kind, "map")))
-    return own_model(OwnDefence, kind, body)
+    return own_model(OwnDefence, kind, body)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -314,10 +313,8 @@ def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
         if "," in given:
             raise UserError(f"expected defences joined by +, such as temperature:t=2+lattice, got {given!r}")
         given = [] if given.strip().lower() in ("", "none") else given.split("+")
-    if isinstance(given, Mapping | type) or hasattr(given, "answer"):
-        given = [given]
     if not isinstance(given, list | tuple):
-        raise UserError(f"expected a list of defences, got {given!r}")
+        given = [given]
     return tuple(each for one in given for each in _one_or_several(one))
 
 
@@ -365,11 +362,11 @@ DefencesText = Annotated[str | tuple[str, ...], Expected("defences joined by +")
 """A stack of defences as an option: a text or a list, kept as texts with every option written out."""
 
 
-DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "mahalanobis", "sequential", "sprt")
-"""Names of detectors; ``dfme.teachers.watch`` has them."""
-
 NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
-"""Those that look into the network, and need one of kind torch."""
+"""Detectors that look into the network, and need one of kind torch."""
+
+DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "coverage", *NEED_FEATURES)
+"""Names of detectors; ``dfme.teachers.watch`` has them."""
 
 OnAlarm = Literal["log", "refuse", "label"]
 

@@ -10,19 +10,16 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, make_dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import PydanticUserError
+from pydantic import Field, PydanticUserError
 from pydantic.dataclasses import dataclass as as_model
 
 from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
 from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import DfmeError, UserError
-
-T = TypeVar("T")
 
 
 def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
@@ -126,7 +123,7 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         known = common.get(f"teacher.{name}")
         kind = _readable(hint) if hint is not None else known.type if known else Any
         # `token: str = None`, as people write it
-        kind = kind | None if default is None and kind is not Any else kind
+        kind = kind | None if default is None else kind
         text = texts.get(name) or (known.help if known else undescribed)
         default = REQUIRED if default is parameter.empty else default
         options.append(Option(f"teacher.{name}", kind, default, text))
@@ -134,21 +131,15 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
 
 
 @functools.cache
-def own_model(base: type[T], kind: type[Any], body: tuple[tuple[str, Any], ...]) -> type[T]:
+def own_model(base: type[Any], kind: type[Any], body: tuple[tuple[str, Any], ...]) -> Any:
     """A checked model under ``base`` with the options of a user's class; ``body``: its attributes."""
     options = own_options(kind, {})
     if taken := {each.name for each in options} & {*dir(base), *dict(body)}:
         raise UserError(f"{kind.__name__}: expected other names of options than {', '.join(taken)}")
-    # without a type, none is a value too
-    types = [each.type | None if each.default is None else each.type for each in options]
-    fields = [
-        (each.name, kind, field(default=each.default)) for each, kind in zip(options, types, strict=True)
-    ]
-    made = make_dataclass(
-        kind.__name__, fields, bases=(base,), namespace=dict(body), frozen=True, kw_only=True
-    )
-    model: Any = as_model(config=CONFIG, frozen=True)(made)
-    return model  # type: ignore[no-any-return]
+    fields = {each.name: Field(... if each.required else each.default) for each in options}
+    types = {"__annotations__": {each.name: each.type for each in options}}
+    made: Any = type(kind.__name__, (base,), {**dict(body), **fields, **types})
+    return as_model(config=CONFIG, frozen=True, kw_only=True)(made)
 
 
 def as_mapping(given: object, flag: str) -> dict[str, Any]:

@@ -122,9 +122,7 @@ class Detector(ABC):
             return Reading(*map(torch.cat, zip(*readings, strict=True)))
         statistic_B = torch.as_tensor(self.measure(seen, float(self.state["last"]))).double()
         if statistic_B.shape != (len(seen),) or not bool(statistic_B.isfinite().all()):
-            raise ValueError(
-                f"expected a finite number for each of {len(seen)} images, got {statistic_B!s:.60}"
-            )
+            raise ValueError(f"expected {len(seen)} finite numbers, one per image, got {statistic_B!s:.60}")
         statistic_B1 = torch.cat([self.state["last"], statistic_B])
         self.state["last"] = statistic_B1[-1:]
         return Reading(statistic_B1[1:], self._new_alarms(statistic_B1))

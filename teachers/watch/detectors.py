@@ -1,4 +1,4 @@
-"""The detectors: three for images near earlier ones, as differences are; five for foreign ones."""
+"""The detectors: three for images near earlier ones, as differences are; six for foreign ones."""
 
 import math
 from functools import lru_cache
@@ -214,6 +214,45 @@ def staircase(values_N: Tensor, places_M: Tensor) -> Tensor:
     ordered_N = values_N.sort().values
     counts = [torch.searchsorted(ordered_N, places_M, right=right) for right in (False, True)]
     return torch.stack(counts).double() / len(values_N)
+
+
+class CoverageDetector(Detector):
+    """Occupied cells of the scores in a random projection, as B4B counts buckets (Dubinski et al. 2023).
+
+    The threshold: how many a window of benign images, plain and corrupted together, is expected to occupy
+    (rarefaction, Hurlbert 1971), and Chernoff's bound on what goes beyond it at ``LEVEL``.
+    """
+
+    name = "coverage"
+    statistic = "cells that the scores of the last 256 images occupy, .2 wide, on 4 axes drawn at random"
+    WINDOW = 256
+    WIDTH = 0.2
+
+    def __init__(self, benign: Benign) -> None:
+        super().__init__(benign)
+        draw = torch.Generator().manual_seed(0)
+        self._axes_4K = torch.randn(4, benign.classes, generator=draw, dtype=torch.float64)
+        cell_N = self._cells(torch.cat([benign.plain.p_BK, benign.corrupted.p_BK]))
+        count_C = cell_N.unique(return_counts=True)[1]
+        left_W = torch.arange(len(cell_N), 0, -1)[: self.WINDOW].double()
+        # a cell is empty if every image of the window is one of the others
+        expected = float((1 - ((left_W - count_C[:, None]).clamp(min=0) / left_W).prod(1)).sum())
+        third = -math.log(LEVEL) / 3
+        self.threshold = expected + third + math.sqrt(third * third + 6 * third * expected)
+        self.state["cells"] = cell_N[:0]
+        self.rows = {"cells": len(left_W)}
+
+    def measure(self, seen: Observation, last: float) -> Tensor:
+        had = len(self.state["cells"])
+        cell_N = torch.cat([self.state["cells"], self._cells(seen.p_BK)])
+        self._keep("cells", cell_N[had:])
+        ends = range(had + 1, len(cell_N) + 1)
+        return torch.tensor([len({*cell_N[max(0, end - self.rows["cells"]) : end].tolist()}) for end in ends])
+
+    def _cells(self, p_BK: Tensor) -> Tensor:
+        """A number for each cell; the sums are in one order, whatever the batch."""
+        place_B4 = ((p_BK[:, None] * self._axes_4K).cumsum(2)[..., -1] / self.WIDTH).floor().long()
+        return (place_B4 + 512) @ 1_024 ** torch.arange(4)
 
 
 class MahalanobisDetector(Detector):

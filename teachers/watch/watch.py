@@ -17,7 +17,7 @@ from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
-from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Observation
+from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Observation, Reading
 from dfme.teachers.watch.streams import SESSION, UNIT, held_out
 
 MAX_ACCOUNTS = 256  # of more, the one longest silent is forgotten, of those without an alarm first
@@ -140,10 +140,9 @@ class Watch:
         own = self._own()
         if self.record is not None:
             self.record(self.account, own.images + 1, seen)
-        readings = {
-            name: blaming(f"detector {name}", TeacherError)(each.see)(seen)
-            for name, each in own.detectors.items()
-        }
+        readings = dict[str, Reading]()
+        for name, each in own.detectors.items():
+            readings[name] = blaming(f"detector {name}", TeacherError)(each.see)(seen)
         start = 0
         while start < len(seen):
             part = slice(start, start + WINDOW - own.images % WINDOW)

@@ -28,7 +28,7 @@ def test_quick_on_the_default_teacher() -> None:
     assert plan.owner_evaluation.dataset == "digits"
     assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 3_000, 2)
     assert plan.job.teacher.price_per_1000 == 1.5
-    assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (8, plan.watch)
+    assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (9, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"
     assert plan.job.teacher.watch == ()  # who is not a cell asks unseen
     (left_out,) = plan.not_run
@@ -116,7 +116,7 @@ def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path
 def test_a_detector_that_the_data_cannot_feed_is_left_out(here: Path) -> None:
     np.savez("own.npz", images=np.random.default_rng(0).random((90, 8, 8)), labels=np.arange(90) % 10)
     plan = plan_of(["--evaluation.dataset", "own.npz"])
-    assert (len(plan.watch), "mahalanobis" in plan.watch) == (5, False)
+    assert (len(plan.watch), "mahalanobis" in plan.watch) == (6, False)
     (told,) = [each for each in plan.not_run if each["what"] == "detectors mahalanobis, sequential, sprt"]
     assert "train_labels" in told["why"]
     assert (plan.halves["scored"], plan.halves["held_back"]) == (45, 45)

@@ -39,7 +39,7 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
     assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS} --out found") == 0
     shown, told = capsys.readouterr().out, json.loads(Path("found/detection.json").read_text())
     assert shown.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
-    names = ["prada", "duplicates", "pairs", "labels", "scores"]
+    names = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
     assert [each["name"] for each in told["detectors"]] == names
     assert [*told["left_out"]] == ["mahalanobis", "sequential", "sprt"]
     assert shown.count("since the log has not all distances of features.") == 3
@@ -121,6 +121,7 @@ def test_a_teacher_without_a_network_of_ours_is_watched_by_the_others(
     config = TeacherConfig(kind="own:Linear", label_mode="label", defences=("lattice:n=10",))
     given = {"shape": (1, 8, 8)}
     found = teacher_side.detection(config, given, DETECTORS, EvaluationConfig(dataset="digits"), "cpu")
-    assert [each["name"] for each in found["detectors"]] == "prada duplicates pairs labels scores".split()
+    fed = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
+    assert [each["name"] for each in found["detectors"]] == fed
     assert [*found["left_out"]] == ["mahalanobis", "sequential", "sprt"]
     assert all(each["per_10000_upper"] > 0 for each in found["benign"])

@@ -32,7 +32,7 @@ def defended(defences: str, mode: str | None = None) -> Defended:
     return teacher
 
 
-ALL = "prada,duplicates,pairs,labels,scores,mahalanobis,sequential,sprt"
+ALL = "prada,duplicates,pairs,labels,scores,coverage,mahalanobis,sequential,sprt"
 DETECTORS = ("pairs", "labels", "sequential")
 logging_watch = partial(Watch, names=DETECTORS, data="digits", on_alarm="log")
 

@@ -23,9 +23,13 @@ def test_data_free_queries_ring(program: str) -> None:
 
 def test_held_out_images_ring_nothing() -> None:
     asked = seen(held_out(True))
-    for name in ("labels", "scores", "mahalanobis", "sequential", "sprt"):
+    for name in ("labels", "scores", "coverage", "mahalanobis", "sequential", "sprt"):
         assert not detector(name).see(asked).alarm_B.any(), name
-    assert not detector("mahalanobis").see(seen(worn(held_out(True)))).alarm_B.any()
+    for name in ("mahalanobis", "coverage"):
+        assert not detector(name).see(seen(worn(held_out(True)))).alarm_B.any()
+    # many doubtful answers of many kinds, and few
+    assert 100 < int(detector("coverage").see(drawn("pen")[:300]).alarm_B.nonzero()[0]) < 150
+    assert not detector("coverage").see(drawn("text")).alarm_B.any()
 
 
 def test_worn_images_belong_to_what_the_sequential_tests_are_calibrated_on() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from watched import benign, detector, seen, teacher
 
 from dfme.data import load_dataset
 from dfme.teachers.defences import defence
-from dfme.teachers.watch.detector import Observation
+from dfme.teachers.watch.detector import Benign, Observation
 from dfme.teachers.watch.detectors import shapiro_wilk, staircase
 
 # W as SciPy 1.17.1 gives it for ``values``, by kind: of 12, 13, 20, 1,000 and 4,999 values
@@ -44,6 +45,35 @@ def test_the_ks_distance_is_that_of_two_staircases(seed: int) -> None:
     one_N, other_M = (torch.tensor(each, dtype=torch.float64) for each in (one, other))
     found = (staircase(one_N, other_M) - staircase(other_M, other_M)).abs().max()
     assert float(found) == pytest.approx(max(map(abs, apart)), abs=1e-12)
+
+
+def cell(p_K: list[float]) -> tuple[int, ...]:
+    axes = torch.randn(4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
+    return tuple(math.floor(sum(x * y for x, y in zip(axis, p_K, strict=True)) / 0.2) for axis in axes)
+
+
+def test_coverage_counts_the_cells_of_a_window_and_its_threshold_is_that_of_rarefaction() -> None:
+    p_BK = (6 * torch.randn((400, 10), generator=torch.Generator().manual_seed(4))).double().softmax(1)
+    cells = [cell(p_K) for p_K in p_BK.tolist()]
+    own = detector("coverage")
+    reading = own.see(Observation(torch.zeros(400, 1, 8, 8), p_BK))
+    counts = [len({*cells[max(0, end - 256) : end]}) for end in range(1, 401)]
+    assert reading.statistic_B.tolist() == counts
+    honest = Counter(map(cell, [*benign().plain.p_BK.tolist(), *benign().corrupted.p_BK.tolist()]))
+    images = honest.total()
+    missed = [math.comb(images - count, 256) / math.comb(images, 256) for count in honest.values()]
+    expected = sum(1 - each for each in missed)
+    # P(more than t above the mean) <= exp(-t^2 / (2 (mean + t / 3)))
+    above = own.threshold - expected
+    assert math.exp(-above * above / (2 * (expected + above / 3))) == pytest.approx(1e-4)
+    assert reading.alarm_B.nonzero().flatten().tolist() == [
+        at for at, count in enumerate(counts) if count > own.threshold >= [0, *counts][at]
+    ]
+
+
+def test_a_few_honest_images_make_a_shorter_window() -> None:
+    few = Benign(benign().plain[:20], benign().corrupted[:20], 10)
+    assert detector("coverage", few).rows == {"cells": 40}
 
 
 def test_scores_are_held_against_the_critical_value_of_every_size() -> None:
