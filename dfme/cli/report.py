@@ -23,13 +23,14 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"report: expected one run directory, as in run.py report runs/x, got {given}")
     path = Path(words[0])
     if (path / DATA).is_file():
+        from jinja2 import TemplateError
+
         from dfme.audits.audit.exports import write_all
 
         try:
             print(*write_all(read_object(path / DATA), path), sep="\n")
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            fault = printable(repr(error))
-            raise RunError(f"{path / DATA}: expected parts that fit one another, got {fault:.200}") from None
+        except (ArithmeticError, LookupError, TypeError, ValueError, TemplateError) as error:
+            raise RunError(f"{DATA}: expected parts that fit, got {printable(repr(error)):.200}") from None
         return 0
     if (path / OPTIONS).is_file():
         raise UserError(f"report: {words[0]} is an audit without {DATA} yet; go on with it by audit --resume")

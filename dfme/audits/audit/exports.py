@@ -133,7 +133,7 @@ def _limits(audit: Entry) -> Iterator[tuple[str, str, str, str]]:
                 worst = min(values, default=wanted)
                 exceeded = worst < wanted
             kind = "failure" if exceeded else "skipped" if open_still or not cells else ""
-            why = f"the worst attack: {worst:g}" if exceeded else f"not known of {', '.join(open_still)}"
+            why = f"the worst attack: {worst:g}" if exceeded else f"not finished: {', '.join(open_still)}"
             yield each["limit"], f"{each['limit']}={wanted:g}, seed {seed}", kind, why
 
 

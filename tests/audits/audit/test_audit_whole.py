@@ -37,6 +37,7 @@ def told(out: str = "a") -> dict[str, Any]:
 def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--label-modes", "probabilities,label", "--defences", "lattice:n=10,quota:images=100"]
     limits = "--acceptable queries_to_50=200,queries_to_95=200,agreement=0.999 --price-per-1000 1.5".split()
+    words += ["--keep-below", "0.8"]
     code = main([*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"])
     audit = work_out_again(Path("a"))
     assert code == (0 if all(each["pass"] for each in audit["verdicts"]) else 4)
@@ -44,6 +45,13 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     # it learns, so that there is something to count
     assert audit["price"][0]["queries_to"]["0.5"][0] is not None
     assert [each["defence"] for each in audit["defences"]][:3] == ["none", "lattice:n=10", "quota:images=100"]
+    quota = audit["quota"]
+    (under,) = [cell for cell in audit["cells"] if cell["name"] == quota["checked"]["cell"]]
+    assert (under["budget"], under["row"]) == (quota["images"], quota["attacker"])
+    assert under["spent"] <= quota["images"] < audit["options"]["budget"]
+    judged = {"cell": under["name"], "agreement": under["agreement"], "holds": under["agreement"] < 0.8}
+    assert quota["checked"] == judged
+    assert all(each["cell"] != under["name"] for each in audit["detection"]["attacks"])
     out = capsys.readouterr().out
     assert all(sentence.split()[-1] in out for sentence in audit["headline"]["sentences"])
     card = Path("a/model_card.md").read_text()

