@@ -76,9 +76,9 @@ def _text(found: Entry) -> list[str]:
     more = f"{found['attacker']} is the first to get there with more"
     if found["open"]:
         more = "none that ran got there, and what more images buy is not known"
-    first = f"{found['images']:,} images a {found['per']} for each key keep all that ran below {level}"
+    first = f"{found['images']:,} images a {found['per']} for a key keep every attacker below {level}"
     under = "This was not checked by an attack under it."
     if (seen := found["checked"]) is not None:
         judged = "the quota holds" if seen["holds"] else "the quota DOES NOT HOLD: take a smaller one"
-        under = f"Checked: {found['attacker']} with no more agrees on {seen['agreement']:.1%}; {judged}."
+        under = f"Checked: with no more {found['attacker']} agrees on {seen['agreement']:.1%}; {judged}."
     return [f"{first} by their curves (the best: {found['best']:.1%}); {more}.", under, WARNING]
