@@ -190,6 +190,7 @@ PRINTED = {
     ],
     "checkpoint": ["teacher accuracy    0.98"],
     "defences": [],
+    "own-defences": ["['my_defence:Blend:share=0.3', 'lattice:n=10'] ['my_detector:Contrast']\n"],
 }
 """Section -> parts of what its blocks print."""
 SUMMARIES: dict[str, dict[str, dict[str, Any]]] = {
@@ -198,6 +199,10 @@ SUMMARIES: dict[str, dict[str, dict[str, Any]]] = {
         "stripes": {"method": "my_images:Stripes", "spent": 1_000},
         "entropy": {"method": "my_method:Entropy", "spent": 5_000},
         "nets": {"student_arch": "my_nets:Net", "spent": 1_000},
+    },
+    "own-defences": {
+        "blended": {"defences": ["my_defence:Blend:share=0.3", "lattice:n=10"], "spent": 1_000},
+        "watched": {"spent": 1_000},
     },
     "gradients": {"auto": {"method": "dfme"}},
     "checkpoint": {"shapes": {"spent": 3_000, "agreement": 0.4}},  # chance is a tenth

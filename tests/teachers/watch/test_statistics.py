@@ -69,11 +69,8 @@ def test_coverage_counts_the_cells_of_a_window_and_its_threshold_is_that_of_rare
     assert reading.alarm_B.nonzero().flatten().tolist() == [
         at for at, count in enumerate(counts) if count > own.threshold >= [0, *counts][at]
     ]
-
-
-def test_a_few_honest_images_make_a_shorter_window() -> None:
     few = Benign(benign().plain[:20], benign().corrupted[:20], 10)
-    assert detector("coverage", few).rows == {"cells": 40}
+    assert detector("coverage", few).rows == {"cells": 40}  # a shorter window
 
 
 def test_scores_are_held_against_the_critical_value_of_every_size() -> None:
