@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dfme.cli.teacher_side import Guard as Guard
     from dfme.errors import DfmeError as DfmeError
     from dfme.errors import TeacherError as TeacherError
     from dfme.errors import UserError as UserError
@@ -27,6 +28,7 @@ _LAZY = {
     **{"extract": "dfme.run.api", "load_student": "dfme.run.student_file", "Result": "dfme.run.run"},
     **{"Method": "dfme.methods.base", "MethodEntry": "dfme.methods", "METHODS": "dfme.methods"},
     **dict.fromkeys(("ImageSpec", "LabelMode"), "dfme.spec"),
+    "Guard": "dfme.cli.teacher_side",
     **dict.fromkeys(("DfmeError", "UserError", "TeacherError"), "dfme.errors"),
 }
 __all__ = ["__version__", *_LAZY]

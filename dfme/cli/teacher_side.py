@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dfme import teachers
 from dfme.audits.audit.model import Metering
@@ -24,6 +24,18 @@ from dfme.teachers.options import TrainDataConfig
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
 from dfme.teachers.options import check_training as check_training
 from dfme.teachers.remote.options import ServiceOptions
+
+if TYPE_CHECKING:
+    from dfme.teachers.serve.guard import Guard as Guard
+
+
+def __getattr__(name: str) -> Any:
+    """``Guard``, which loads torch, only where it is asked for."""
+    if name != "Guard":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dfme.teachers.serve.guard import Guard
+
+    return Guard
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:

@@ -1,45 +1,36 @@
-"""The web application around a model: routes, keys, limits, messages of refusals, and connections."""
+"""The web application around a model: routes, keys, messages of refusals, connections, and its guard."""
 
 import asyncio
 import hmac
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dfme.errors import Refused
+from dfme.spec import Teacher
+from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference import server as protocol
-from dfme.teachers.open_inference.message import HEADER_LENGTH, read_header_length
-from dfme.teachers.open_inference.tensors import short
-from dfme.teachers.serve.model import Meter, Model
-from dfme.teachers.serve.record import account_tag
+from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length
+from dfme.teachers.open_inference.tensors import NamedTensor, short
+from dfme.teachers.serve.forms import Content, V2Form
+from dfme.teachers.serve.guard import ASKED, FAILED, PROMETHEUS, Guard
+from dfme.teachers.serve.model import Meter, Model, Rejected, refuse, rejected
 
 REQUEST_SECONDS = 60.0  # a client may take to send a request's head, to send its body, and to read the answer
 MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
 PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
-NO_KEY = account_tag("")  # the one account of all who ask a service without keys
 
 logger = logging.getLogger(__name__)
-
-
-class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
-    """A request refused before the model is asked: status, text, reason on the meter."""
-
-    def __init__(self, status: int, text: str, reason: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(text)
-        self.status = status
-        self.reason = reason
-        self.headers = headers
 
 
 class Endpoints:
@@ -70,37 +61,18 @@ class Endpoints:
         ]
 
     async def infer(self, request: Request) -> Response:
-        """One batch: refused in words, or the model's answers."""
+        """One batch that passed the gate, which reads these scores and sees to what is made of them."""
         self._require(request)
+        images = request.scope[ASKED].question.images
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
-                body = await _body(request, self._service.most_bytes, self._service.max_batch)
-        except TimeoutError:
-            text = f"expected the request's body within {REQUEST_SECONDS:g} s"
-            raise Rejected(408, text, "too slow", {"Connection": "close"}) from None
-        except (ClientDisconnect, asyncio.CancelledError):  # nobody reads it, or the server is to end
-            self._meter.refused["broken off"] += 1
-            return _error(503, "not served: the request broke off")
-        question = self._question(request, body)
-        seconds = self._meter.admit(len(question.images))
-        if seconds:
-            text = f"over the rate limit: expected the next request in {seconds} s at the earliest"
-            raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
-        try:
-            answers = await self._model.ask(question.images, request.scope.get("account", NO_KEY))
-            content, length = protocol.write_answer(self._service, question, answers)
+            answers = await self._model.ask(images)
         except Refused as refused:
-            reason = refused.reason if refused.reason in ("quota", "watch") else "by the teacher"
-            headers = {"Retry-After": str(math.ceil(refused.retry_after or 0))} if refused.retry else None
-            raise Rejected(429 if refused.retry else 403, f"refused: {reason}", reason, headers) from None
+            raise rejected(refused) from None
         except Exception:  # whatever it is, it is the owner's and not for those who ask
-            logger.exception("the teacher failed on a batch of %d images", len(question.images))
-            self._meter.failed += 1
-            return _error(500, "the model failed on this request; it has been counted")
-        self._meter.answered += 1
-        if length is None:
-            return Response(content, media_type="application/json")
-        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(length)})
+            logger.exception("the teacher failed on a batch of %d images", len(images))
+            return _error(500, FAILED)
+        content, length = pack({}, [NamedTensor("scores", answers)], "outputs", binary=True)
+        return Response(content, headers={HEADER_LENGTH: str(length)})
 
     def _always(self, content: Any) -> Any:
         """An endpoint that always answers the same, where a model is named about this one alone."""
@@ -113,13 +85,12 @@ class Endpoints:
         return answer
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._meter.exposition(self._service.name), media_type="text/plain; version=0.0.4")
+        return Response(self._meter.exposition(self._service.name), media_type=PROMETHEUS)
 
     async def refuse(self, request: Request, error: Exception) -> Response:
         """The response to a request that was rejected, here or by the router."""
         if isinstance(error, Rejected):
-            self._meter.refused[error.reason] += 1
-            return _error(error.status, str(error), error.headers)
+            return refuse(self._meter, error)
         assert isinstance(error, HTTPException)
         self._meter.refused["not found"] += 1
         what = f"{request.method} {short(request.url.path)}"
@@ -136,24 +107,41 @@ class Endpoints:
         if (model, version) != (self._service.name, protocol.VERSION):
             raise Rejected(404, expected, "not found")
 
-    def _question(self, request: Request, body: bytes) -> protocol.Question:
+
+class ServedForm(V2Form):
+    """Requests that are read strictly, and answers in whatever form was asked for."""
+
+    def __init__(self, service: protocol.Service) -> None:
+        super().__init__(service.spec, service.num_classes)
+        self._service = service
+
+    def images(self, body: Content) -> Array:
         try:
-            encoding = request.headers.get("content-encoding", "identity")
+            encoding = body.headers.get("content-encoding", "identity")
             if encoding != "identity":
                 raise ValueError(f"Content-Encoding: expected none, got {encoding!r}")
-            return protocol.read_question(self._service, body, read_header_length(request.headers))
+            question = protocol.read_question(self._service, body, read_header_length(body.headers))
         except protocol.BatchTooLargeError as error:
             raise Rejected(400, str(error), "batch too large") from None
         except ValueError as error:
             raise Rejected(400, str(error), "malformed") from None
+        body.question = question
+        return question.images
+
+    def replace(self, body: Content, answers: Array) -> Content:
+        content, length = protocol.write_answer(self._service, body.request.question, answers)
+        if length is None:
+            return Content.of(content, Headers({"Content-Type": "application/json"}))
+        told = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
+        return Content.of(content, Headers(told))
 
 
-class Guard:
+class Keys:
     """Require a key, ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``: each is an account."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], meter: Meter) -> None:
         self._app = app
-        self._keys = {account_tag(key): key.encode() for key in keys}
+        self._keys = {key: key.encode() for key in keys}
         self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,7 +157,7 @@ class Guard:
         """The account whose key is sent, if it is one's; all are compared, so that the time tells nothing."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        return [tag for tag, key in self._keys.items() if hmac.compare_digest(given.strip(), key)]
+        return [name for name, key in self._keys.items() if hmac.compare_digest(given.strip(), key)]
 
 
 class Connection(H11Protocol):
@@ -213,33 +201,26 @@ class Connection(H11Protocol):
         return bool(waits) and not self.transport.is_closing()
 
 
-def make_app(service: protocol.Service, model: Model, meter: Meter, keys: Sequence[str] = ()) -> Starlette:
-    """The application; with ``keys``, everything but the server's health needs one of them."""
-    endpoints = Endpoints(service, model, meter)
-    guards = [Middleware(Guard, keys=keys, meter=meter)] if keys else []
+def make_app(service: protocol.Service, model: Model, teacher: Teacher, **options: Any) -> Guard:
+    """The bare application, which asks ``model``, behind a guard that makes its answers the teacher's."""
+    endpoints = Endpoints(service, model, options["meter"])
     handlers: Any = {Rejected: endpoints.refuse, HTTPException: endpoints.refuse}
-    app = Starlette(routes=endpoints.routes(), middleware=guards, exception_handlers=handlers)
+    app = Starlette(routes=endpoints.routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return app
-
-
-async def _body(request: Request, most: int, most_images: int | None) -> bytes:
-    """The request's body. Rejected as soon as it is, or says it is, longer than ``most`` bytes."""
-    claimed = request.headers.get("content-length", "0")
-    size = int(claimed) if claimed.isdecimal() else 0  # the server has refused what is no number
-    chunks: list[bytes] = []
-    if size <= most:
-        size = 0
-        async for chunk in request.stream():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > most:
-                break
-    if size > most:
-        images = f"{most_images} images ({most} bytes)" if most_images else f"{most} bytes"
-        text = f"request of {size} bytes or more: expected at most {images}"
-        raise Rejected(413, text, "body too large", {"Connection": "close"})
-    return b"".join(chunks)
+    path = f"/v2/models/{service.name}"
+    paths = (f"{path}/infer", f"{path}/versions/{protocol.VERSION}/infer")
+    most = service.most_bytes
+    return Guard(
+        app,
+        teacher=teacher,
+        form=ServedForm(service),
+        paths=lambda scope: scope["method"] == "POST" and scope["path"] in paths,
+        account=lambda scope: scope.get("account", ""),
+        limit=(most, f"{service.max_batch} images ({most} bytes)" if service.max_batch else f"{most} bytes"),
+        seconds=REQUEST_SECONDS,
+        in_turn=True,
+        **options,
+    )
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

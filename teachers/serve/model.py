@@ -1,4 +1,4 @@
-"""The teacher behind a server: one call at a time, in its own thread, metered, answers checked."""
+"""The teacher behind a server: one call at a time, in its own thread, answers checked; and the meter."""
 
 import asyncio
 import math
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from starlette.responses import JSONResponse, Response
 
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks
@@ -20,6 +21,16 @@ CPU = torch.device("cpu")
 Clock = Callable[[], float]
 
 ROUNDING = 1e-6  # seconds that rounding makes of a wait that is over
+
+
+class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
+    """A request without an answer of the model: status, text, reason on the meter."""
+
+    def __init__(self, status: int, text: str, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
+        self.headers = headers
 
 
 class ServedRate:
@@ -50,8 +61,7 @@ class ServedRate:
 class Meter:
     """Counts of one service. ``images`` counts what the model was asked for; a refused request adds none.
 
-    ``images`` and ``seconds`` are written by the thread that asks the model, the others by the event loop's.
-    """
+    `"""
 
     def __init__(
         self,
@@ -84,6 +94,10 @@ class Meter:
         """The model is asked for so many images, now; negative numbers where it refused them."""
         self.images += images
         self.requests += requests
+
+    def took(self, since: float) -> None:
+        """The model, or the app before it, was asked at ``since`` and is done."""
+        self.seconds += time.perf_counter() - since
 
     def alarm(self, line: Mapping[str, Any]) -> None:
         """Count an alarm, as the watch says it."""
@@ -126,63 +140,60 @@ class Meter:
         return "\n".join([*lines, ""])
 
 
-class Model:
-    """``teacher``, metered by ``meter``. ``threads``: CPU threads of its arithmetic; 0: as many as torch
-    uses. ``tell`` hears of the first alarm of each detector of the teacher's watch over an account.
+def refuse(meter: Meter, refused: Rejected) -> Response:
+    """Words in place of an answer; counted."""
+    meter.failed += refused.status == 500
+    if refused.status != 500:
+        meter.refused[refused.reason] += 1
+    return JSONResponse({"error": str(refused)}, refused.status, refused.headers)
+
+
+def rejected(refused: Refused) -> Rejected:
+    """What a client is told where a teacher, a defence or the watch refuses."""
+    reason = refused.reason if refused.reason in ("quota", "watch") else "by the teacher"
+    headers = {"Retry-After": str(math.ceil(refused.retry_after or 0))} if refused.retry else None
+    return Rejected(429 if refused.retry else 403, f"refused: {reason}", reason, headers)
+
+
+def asked(teacher: Teacher, images_BCHW: Array) -> Array:
+    """Answers to float32 images, scores (B, K) float32 or labels (B,) int64.
+
+    Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
+    answers might tell more than it allows.
     """
+    images = torch.from_numpy(images_BCHW)
+    if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
+        images = teacher.spec.quantise(images)
+    device = torch.device(teacher.info.device)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            raw = teacher(images.to(device))
+    except SystemExit as error:  # it gives up, but the process is not its own here
+        raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
+    form = (len(images), teacher.num_classes, teacher.label_mode)
+    answers: Array = read_answers(raw, *form, DeferredChecks(), CPU).numpy()
+    return answers
 
-    def __init__(self, teacher: Teacher, meter: Meter, threads: int, tell: Callable[[str], None]) -> None:
+
+def one_thread(threads: int) -> ThreadPoolExecutor:
+    """A thread for arithmetic with so many CPU threads; 0: as many as torch uses."""
+    # each thread has its own number
+    prepare = (lambda: torch.set_num_threads(threads)) if threads else None
+    return ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+
+
+class Model:
+    """``teacher`` in a thread of its own, with so many CPU threads for its arithmetic."""
+
+    def __init__(self, teacher: Teacher, threads: int) -> None:
         self._teacher = teacher
-        self._meter = meter
-        self._tell = tell
-        self._watch: Any = teacher.info.watch
-        self._device = torch.device(teacher.info.device)
-        # each thread has its own number
-        prepare = (lambda: torch.set_num_threads(threads)) if threads else None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+        self._worker = one_thread(threads)
 
-    async def ask(self, images_BCHW: Array, account: str) -> Array:
-        """Answers to float32 images, scores (B, K) float32 or labels (B,) int64; counted unless Refused.
-
-        Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
-        answers might tell more than it allows.
-        """
+    async def ask(self, images_BCHW: Array) -> Array:
+        """Like ``asked``."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, self._timed, images_BCHW, account)
+        return await loop.run_in_executor(self._worker, asked, self._teacher, images_BCHW)
 
     def close(self) -> None:
         """Ask nothing more; a call that is under way ends first."""
         self._worker.shutdown()
-
-    def _timed(self, images_BCHW: Array, account: str) -> Array:
-        self._meter.ask(len(images_BCHW))
-        if self._watch is not None:
-            self._watch.account = account
-        started = time.perf_counter()
-        try:
-            return self._answer(images_BCHW)
-        except Refused:
-            self._meter.ask(-len(images_BCHW), -1)
-            raise
-        finally:
-            self._meter.seconds += time.perf_counter() - started
-            for line in self._watch.drain() if self._watch is not None else ():
-                if "alarm" in line:
-                    self._meter.alarm(line)
-                if line.get("first"):
-                    number = f"image {line['images']:,} that it asked, evaluation images included"
-                    self._tell(f"ALARM: {line['alarm']}, account {account}, {number}")
-
-    def _answer(self, images_BCHW: Array) -> Array:
-        teacher = self._teacher
-        images = torch.from_numpy(images_BCHW)
-        if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
-            images = teacher.spec.quantise(images)
-        try:
-            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
-                raw = teacher(images.to(self._device))
-        except SystemExit as error:  # it gives up, but the process is not its own here
-            raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
-        form = (len(images), teacher.num_classes, teacher.label_mode)
-        answers: Array = read_answers(raw, *form, DeferredChecks(), CPU).numpy()
-        return answers

@@ -19,7 +19,8 @@ from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig
-from dfme.teachers.serve.app import MAX_CONNECTIONS, Connection, make_app
+from dfme.teachers.serve.app import MAX_CONNECTIONS, Connection, Keys, make_app
+from dfme.teachers.serve.guard import behind
 from dfme.teachers.serve.model import Meter, Model
 from dfme.teachers.serve.record import AlarmFile, Recording, account_tag
 
@@ -57,11 +58,12 @@ class Serving:
         most = min(limits, default=None)
         self.service = Service(name, teacher.spec, teacher.num_classes, teacher.label_mode, most)
         self.meter = Meter(images_per_second, requests_per_second)
-        self.meter.alarms.update(dict.fromkeys(teacher.info.watch.names if teacher.info.watch else (), 0))
-        self._model = Model(teacher, self.meter, threads, tell)
+        self._model = Model(behind(teacher), threads)
+        own = {"meter": self.meter, "threads": threads, "tell": tell}
+        self._guard = make_app(self.service, self._model, teacher, **own)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                make_app(self.service, self._model, self.meter, keys),
+                Keys(self._guard, keys, self.meter) if keys else self._guard,
                 http=Connection,
                 backlog=MAX_CONNECTIONS // 2,  # that many are taken before one is looked at
                 log_config=None,
@@ -98,6 +100,7 @@ class Serving:
 
     def _close(self) -> None:
         self._socket.close()
+        self._guard.close()
         self._model.close()
 
 
