@@ -1,7 +1,6 @@
 """Defences of a teacher's answers and the watch over its clients: names, options, facts. No torch.
 
-A defence is written ``modelguard_w:epsilon=1``, one of the user's own ``module:Class:beta=0.7``; several work
-one after the other, joined by ``+``.
+A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; several in order, joined by ``+``.
 """
 
 import dataclasses

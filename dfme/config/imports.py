@@ -53,17 +53,6 @@ def top_name(given: object, flag: str) -> str:
     return name
 
 
-@contextmanager
-def blaming(subject: str, error: type[DfmeError]) -> Iterator[None]:
-    """What code of the user's own raises inside, as one line about it; errors of ours pass."""
-    try:
-        yield
-    except DfmeError:
-        raise
-    except (Exception, SystemExit) as found:
-        raise error(f"{subject}: {what_and_where(found)}") from found
-
-
 def what_and_where(error: BaseException) -> str:
     """An error as one line: its type, its message, and the line of code it came from."""
     message = " ".join(str(error).split())
@@ -72,6 +61,19 @@ def what_and_where(error: BaseException) -> str:
         return f"{type(error).__name__}: {message}"
     place = f"{os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}"
     return f"{type(error).__name__}: {message} ({place})"
+
+
+@contextmanager
+def blaming(
+    subject: str, error: type[DfmeError], said: Callable[[BaseException], str] = what_and_where
+) -> Iterator[None]:
+    """Whatever is raised inside by others' code, as one line about ``subject``; errors of ours pass."""
+    try:
+        yield
+    except DfmeError:
+        raise
+    except (Exception, SystemExit) as found:
+        raise error(f"{subject}: {said(found)}") from found
 
 
 def _import(name: str, subject: str) -> ModuleType:

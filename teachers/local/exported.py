@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import archive_entries, open_file
@@ -63,11 +64,9 @@ def load_torchscript(options: Pt2Options, config: TeacherConfig, device: torch.d
     require_trust(config, vars(options))
     path = _archive(options.program, "torchscript")
     LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s by torch.export (.pt2)", path.name)
-    try:
-        with warnings.catch_warnings(action="ignore"):  # the line above says it already
-            module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251 (the user says to trust it)
-    except Exception as error:  # a damaged archive can raise anything at all
-        raise UserError(f"{path}: cannot be read as TorchScript: {first_line(error)}") from error
+    failing = blaming(f"{path}: cannot be read as TorchScript", UserError, first_line)
+    with failing, warnings.catch_warnings(action="ignore"):  # the line above says it already
+        module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251 (the user says to trust it)
     floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
 
     def run(x_BCHW: Tensor) -> object:
@@ -99,7 +98,7 @@ def _archive(name: str, kind: str) -> Path:
 
 def _load_exported(path: Path, device: torch.device) -> ExportedProgram:
     """The program, on ``device``."""
-    try:
+    with blaming(f"{path}: cannot be read as a torch.export program", UserError, first_line):
         with _silent("torch.export", "torch.export.pt2_archive._package"), path.open("rb") as file:
             exported = torch.export.load(file)  # noqa: TID251 (the user says to trust it)
         if device.type == "cpu":
@@ -107,8 +106,6 @@ def _load_exported(path: Path, device: torch.device) -> ExportedProgram:
         from torch.export.passes import move_to_device_pass
 
         return move_to_device_pass(exported, device)
-    except Exception as error:  # a damaged archive can raise anything at all
-        raise UserError(f"{path}: cannot be read as a torch.export program: {first_line(error)}") from error
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
@@ -90,19 +91,15 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
 def _load(folder: Path) -> Any:
     """The model, in fp32; the caller's random state is as it was."""
     auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
-    try:
-        with torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
-            model, loaded = auto.from_pretrained(
-                str(folder),
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    except UserError:
-        raise
-    except Exception as error:  # a damaged or unknown configuration can raise anything at all
-        raise UserError(f"{folder}: transformers cannot load it: {first_line(error)}") from error
+    failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
+    with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
+        model, loaded = auto.from_pretrained(
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     missing = sorted(loaded["missing_keys"])
     if missing:
         raise UserError(f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}")

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.precision import arithmetic
@@ -116,14 +117,9 @@ def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) ->
     """
     low, high = spec.bounds
     image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
-    try:
+    with blaming(f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line):
         first_BK = ask(spec.quantise(image_BCHW))
         second_BK = ask(spec.quantise(image_BCHW))
-    except UserError:
-        raise
-    except Exception as error:  # every runtime has errors of its own
-        shape = as_text(spec.shape)
-        raise UserError(f"{source}: does not take an image of shape {shape}: {first_line(error)}") from error
     if not first_BK.is_floating_point():
         raise UserError(f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}")
     if not first_BK.isfinite().all():

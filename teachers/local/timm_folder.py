@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dfme.config.imports import blaming
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
@@ -76,13 +77,9 @@ def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> 
 
 def _build(timm: ModuleType, folder: Path, name: str, arguments: dict[str, Any]) -> nn.Module:
     """The network with fresh weights; the caller's random state is as it was."""
-    try:
-        with torch.random.fork_rng(devices=[]), of_bounded_size():
-            module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
-    except UserError:
-        raise
-    except Exception as error:  # a wrong argument can raise anything at all
-        raise UserError(f"{folder}: timm cannot build {name}: {first_line(error)}") from error
+    failing = blaming(f"{folder}: timm cannot build {name}", UserError, first_line)
+    with failing, torch.random.fork_rng(devices=[]), of_bounded_size():
+        module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     return module
 
 

@@ -6,7 +6,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dfme.teachers.watch.detector import Benign, Detector, Observation, among, nearest_before, squared
+from dfme.teachers.watch.detector import (
+    Benign,
+    Detector,
+    Observation,
+    among,
+    cells_of,
+    nearest_before,
+    squared,
+)
 
 LEVEL = 1e-4  # of a false alarm, at one look
 MAX_OF_CLASS = 2_000  # of a set of PRADA's
@@ -226,33 +234,24 @@ class CoverageDetector(Detector):
     name = "coverage"
     statistic = "cells that the scores of the last 256 images occupy, .2 wide, on 4 axes drawn at random"
     WINDOW = 256
-    WIDTH = 0.2
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        draw = torch.Generator().manual_seed(0)
-        self._axes_4K = torch.randn(4, benign.classes, generator=draw, dtype=torch.float64)
-        cell_N = self._cells(torch.cat([benign.plain.p_BK, benign.corrupted.p_BK]))
-        count_C = cell_N.unique(return_counts=True)[1]
-        left_W = torch.arange(len(cell_N), 0, -1)[: self.WINDOW].double()
+        count_C = benign.cell_N.unique(return_counts=True)[1]
+        left_W = torch.arange(len(benign.cell_N), 0, -1)[: self.WINDOW].double()
         # a cell is empty if every image of the window is one of the others
         expected = float((1 - ((left_W - count_C[:, None]).clamp(min=0) / left_W).prod(1)).sum())
         third = -math.log(LEVEL) / 3
         self.threshold = expected + third + math.sqrt(third * third + 6 * third * expected)
-        self.state["cells"] = cell_N[:0]
+        self.state["cells"] = benign.cell_N[:0]
         self.rows = {"cells": len(left_W)}
 
     def measure(self, seen: Observation, last: float) -> Tensor:
         had = len(self.state["cells"])
-        cell_N = torch.cat([self.state["cells"], self._cells(seen.p_BK)])
+        cell_N = torch.cat([self.state["cells"], cells_of(seen.p_BK)])
         self._keep("cells", cell_N[had:])
         ends = range(had + 1, len(cell_N) + 1)
         return torch.tensor([len({*cell_N[max(0, end - self.rows["cells"]) : end].tolist()}) for end in ends])
-
-    def _cells(self, p_BK: Tensor) -> Tensor:
-        """A number for each cell; the sums are in one order, whatever the batch."""
-        place_B4 = ((p_BK[:, None] * self._axes_4K).cumsum(2)[..., -1] / self.WIDTH).floor().long()
-        return (place_B4 + 512) @ 1_024 ** torch.arange(4)
 
 
 class MahalanobisDetector(Detector):

@@ -212,7 +212,6 @@ class Watch:
             if not isinstance(made[name], Detector):
                 expected = "expected a class derived from Detector, as docs/extending.md has one"
                 raise UserError(f"detector {name}: {expected}; got {made[name]!r:.80}")
-            made[name].name = name
         return made
 
     def _seen(self, x_BCHW: Tensor) -> Observation:
