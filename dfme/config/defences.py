@@ -1,6 +1,6 @@
 """Defences of a teacher's answers and the watch over its clients: names, options, facts. No torch.
 
-A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; several in order, joined by ``+``.
+A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; several are joined by ``+``.
 """
 
 import dataclasses
