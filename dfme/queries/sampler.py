@@ -152,7 +152,6 @@ class QuerySampler:
 
 PARENTS = 4_096  # paid images that parents are taken from, drawn for every batch of children
 READY = 512  # paid images from which on there are parents
-OF_LABELS = 0.75  # share of a batch to breed where answers are labels alone; heuristic, see comparison.md
 HALF_SIDES = (0.15, 0.5)  # half of a graft's sides, as shares of the image's
 
 
@@ -167,7 +166,6 @@ class Evolution:
     def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:
         self._replay = replay
         self._mode = mode
-        self._of_labels = mode.kind == "label"
         self._num_classes = num_classes
 
     @property
@@ -178,7 +176,7 @@ class Evolution:
     def draw(self, most: int, rng: torch.Generator) -> Tensor:
         """Children (B, C, H, W), float32 within the bounds; ``most``: share where classes are missing.
 
-        That share is 1 - e^H / K, with H the entropy of the answered classes in nats; of labels OF_LABELS.
+        That share is 1 - e^H / K, with H the entropy of the answered classes in nats.
         """
         images_NCHW, weight_N, share = self._parents()
         count = int((most * share).round())
@@ -202,11 +200,11 @@ class Evolution:
         # To count by bincount would make an accelerator wait.
         count_K = class_N.new_zeros(self._num_classes).scatter_add_(0, class_N, torch.ones_like(class_N))
         share_K = count_K / len(class_N)
-        answered = torch.special.entr(share_K).sum().exp().double()
-        if self._of_labels:
-            return images_NCHW, 1 / share_K[class_N], torch.full_like(answered, OF_LABELS)
+        missing = 1.0 - torch.special.entr(share_K).sum().exp().double() / self._num_classes
+        if self._mode.kind == "label":
+            return images_NCHW, 1 / share_K[class_N], missing
         confidence_N = log_probabilities(answers, self._mode).amax(dim=1).exp()
-        return images_NCHW, confidence_N.square() / share_K[class_N], 1.0 - answered / self._num_classes
+        return images_NCHW, confidence_N.square() / share_K[class_N], missing
 
     def _bred(self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator) -> Tensor:
         first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
