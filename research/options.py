@@ -33,7 +33,8 @@ class BenchConfig:
 
     cases: tuple[str, ...] = ("digits", "digits_paper", "resnet")
     """what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without
-    replay) and resnet (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay)"""
+    replay), digits28 (LeNet-5 to ResNet-18-8x on 1x28x28, without replay) and resnet (ResNet-34-8x to
+    ResNet-18-8x on 3x32x32, without replay)"""
     against: Literal["bare", "published"] = "bare"
     """what the loop is timed beside: bare (the kernels of the same work) or published (the published loop,
     which has no replay, written anew from its description: TF32 throughout, probes made on the host)"""

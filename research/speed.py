@@ -65,6 +65,7 @@ CASES = {
     "digits": Case((1, 8, 8), "cnn_small", "cnn_small", 4, 256),
     "digits_paper": Case((1, 8, 8), "cnn_small", "cnn_small", 0, 256),
     "resnet": Case((3, 32, 32), "resnet34_8x", "resnet18_8x", 0, 16),
+    "digits28": Case((1, 28, 28), "lenet5", "resnet18_8x", 0, 16),
 }
 
 
