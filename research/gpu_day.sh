@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# One day with a GPU (docs/gpu.md): steps of at most nine minutes, in order of worth, each with its own table.
+#   research/gpu_day.sh [--dry-run] [--out DIR] [--minutes N] [STEP ...]
+# A finished step is skipped, an unfinished one is gone on with: run it again until every step is finished.
+# --dry-run says the commands; after N minutes nothing begins, and what runs then is stopped and kept.
+# Variables: PYTHON (python); TASKS (runs/tasks); FLAGS of the runs at scale; TOY=1: all of it on a CPU, tiny.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
+
+ALL=(tests students bench gradients claim_plates claim_photos paper frugal_plates frugal_photos quick_plates
+    quick_photos speed claim_20m standard_plates standard_photos)
+python=${PYTHON:-python} out=runs/gpu_day dry='' stop=1000000 wanted=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --dry-run) dry=yes ;;
+    --out) out=${2:?--out: expected a directory} && shift ;;
+    --minutes) stop=$((60 * ${2:?--minutes: expected a whole number})) && shift ;;
+    *)
+        [[ " ${ALL[*]} " == *" $1 "* ]] || { echo "gpu_day: $1: expected a step: ${ALL[*]}" >&2 && exit 2; }
+        wanted+=("$1")
+        ;;
+    esac
+    shift
+done
+
+read -ra flags <<<"${FLAGS:-}"
+if [ -z "${TOY:-}" ]; then
+    tests=(tests)
+    same=(--config configs/shapes.yaml --student.arch resnet18_8x)
+    half=50000
+    bench=(--rounds 3 --seconds 1.5)
+    speed=(--against published --cases "resnet,digits28" "${bench[@]}")
+    gradients=(--conditions "exact,tf32,bf16" --budget 300k --stages "0,0.04")
+    teacher=(--arch resnet34_8x --epochs 14 --batch-size 256 --precision bf16 --device auto --threads 0)
+    net=(--student.arch resnet18_8x)
+    paper=(--budget 2M)
+    large=(--methods "paper,static" --budgets 20M --student-steps 78125)
+    scale=() frugal=() quick=() standard=()
+else
+    tests=(tests/run/test_gpu_repeats.py)
+    same=(--config configs/digits.yaml --student.replay-steps 1)
+    half=1000
+    bench=(--cases digits_paper --rounds 1 --seconds 0.01 --batch-size 4)
+    speed=(--against published "${bench[@]}")
+    gradients=(--conditions "exact,bf16" --budget 3k --stages 0 --batches 2 --batch-size 8)
+    teacher=(--data.name digits --arch cnn_small --epochs 1)
+    net=(--student.arch cnn_small)
+    paper=(--budget 2k)
+    scale=(--budgets 2k --student-steps 8 --methods "paper,static")
+    large=(--methods static)
+    frugal=(--budget 200 --student.passes 1)
+    quick=(--attackers frugal --label-modes probabilities --defences none --twin none --budget 200)
+    standard=(--dry-run)
+    [ ${#wanted[@]} -gt 0 ] || wanted=(${ALL[@]//*_photos/}) # which are the steps of plates once more
+fi
+[ ${#wanted[@]} -gt 0 ] || wanted=("${ALL[@]}")
+
+try() { # NAME WORDS: run them in what is left of the step's time; log, exit code, seconds and words are kept
+    local log=$folder/$1.log began=$SECONDS left=$((ends - SECONDS)) code=0
+    shift
+    [ -z "$dry" ] || { echo "$name	$(printf '%q ' "$@")" && return; }
+    [ "$left" -gt 0 ] || return 124
+    timeout --foreground --signal INT --kill-after 30 "$left" "$@" >>"$log" 2>&1 || code=$?
+    printf '%s\t%s\t%s\n' "$code" $((SECONDS - began)) "$*" >>"$folder/commands.tsv"
+    return "$code"
+}
+once() { # NAME WORDS: a run, begun or gone on with; a finished one is left alone
+    try "$1" "$python" run.py extract "${@:2}" --resume auto --out "$folder/$1"
+}
+several() { # VERB WORDS: a comparison or an audit, begun or gone on with
+    try "$1" "$python" run.py "$@" $([ ! -d "$folder/$1/cells" ] || echo --resume) --out "$folder/$1"
+}
+taught() { # TASK: its images and its teacher, which is trained unless it is there; both become the words `on`
+    local data=${TASKS:-runs/tasks}/$1.npz weights=$out/$1.safetensors
+    [ -z "${TOY:-}" ] || data=digits
+    on=(--teacher.checkpoint "$weights" --evaluation.dataset "$data")
+    [ -n "$dry" ] || [ ! -f "$weights" ] || return 0
+    [ -n "$dry" ] || [ "$data" = digits ] || [ -f "$data" ] || {
+        echo "$name: expected $data; it is made by: python -m research.tasks $1 $data" && return 1
+    }
+    set -- --config "research/tasks/$1.yaml" --data.name "$data" "${teacher[@]}" --out "$weights"
+    try teacher "$python" run.py train-teacher "$@"
+}
+killed() { # WORDS: a run killed once half is spent, which `once` goes on with
+    [ -z "$dry" ] && [ ! -e "$folder/killed" ] || return 0
+    "$python" run.py extract "$@" --out "$folder/killed" >"$folder/killed.log" 2>&1 &
+    local began=$SECONDS spent=0 run=$!
+    while kill -0 "$run" && [ "$SECONDS" -lt "$ends" ] && [ "${spent:-0}" -lt "$half" ]; do
+        sleep 0.1
+        [ ! -e "$folder/killed/checkpoint.pt" ] ||
+            spent=$(tail -n 1 "$folder/killed/metrics.jsonl" | sed -nE 's/.*"queries": ?([0-9]+).*/\1/p')
+    done 2>/dev/null
+    kill -9 "$run" && wait "$run" 2>/dev/null
+    printf '%s\t%s\t%s\n' $? $((SECONDS - began)) "killed after $spent queries" >>"$folder/commands.tsv"
+}
+step_tests() { try pytest "$python" -m pytest -m gpu -n 0 "${tests[@]}" || [ $? = 1 ]; }
+step_students() { # by --deterministic: twice, killed, by CUDA graphs
+    local words=("${same[@]}" --budget $((2 * half)) --deterministic true --checkpoint-seconds 1)
+    once eager "${words[@]}" && once again "${words[@]}" && killed "${words[@]}" &&
+        once killed "${words[@]}" && { [ -n "${TOY:-}" ] || once graphs "${words[@]}" --graphs true; }
+}
+step_bench() { try bench "$python" -m research.bench "${bench[@]}"; }
+step_gradients() {
+    set -- --config configs/digits.yaml "${gradients[@]}" --out "$folder/measured"
+    [ -n "$dry" ] || rm -rf "$folder/measured" # it is not gone on with
+    try gradients "$python" -m research.gradients "$@" --estimators sphere,sphere_step_0.1,dct_step_0.1
+}
+step_claim() { # TASK WORDS
+    taught "$1" && set -- "${scale[@]}" "${@:2}" "${flags[@]}" &&
+        several compare --config research/tasks/at_scale.yaml "${on[@]}" "${net[@]}" "$@"
+}
+step_claim_20m() { step_claim plates "${large[@]}"; }
+step_paper() { taught plates && once run --recipe paper "${on[@]}" "${net[@]}" "${paper[@]}"; }
+step_frugal() { # TASK
+    taught "$1" && once scores --recipe frugal "${on[@]}" "${net[@]}" "${frugal[@]}" &&
+        once labels --recipe frugal "${on[@]}" "${net[@]}" "${frugal[@]}" --teacher.label-mode label
+}
+step_quick() { taught "$1" && several audit "${on[@]}" "${net[@]}" --profile quick "${quick[@]}"; }
+step_standard() { taught "$1" && several audit "${on[@]}" "${net[@]}" --profile standard "${standard[@]}"; }
+step_speed() { # ours against the published loop; what is new would be the default where it wins
+    local way options
+    for way in ieee tf32 ieee_graphs tf32_graphs; do
+        [[ -z ${TOY:-} || $way != *graphs ]] || continue
+        options=graphs=$([[ $way == *graphs ]] && echo true || echo false)
+        [[ $way == ieee* ]] || options+=,estimator.arithmetic=tf32,teacher.precision=tf32
+        try "$way" "$python" -m research.bench "${speed[@]}" --options "$options" || return
+    done
+}
+for name in "${wanted[@]}"; do
+    folder=$out/$name
+    ends=$((SECONDS + 540))
+    [ "$ends" -lt "$stop" ] || ends=$stop
+    if [ -z "$dry" ]; then
+        [ ! -e "$folder/finished" ] || continue
+        [ "$SECONDS" -lt "$stop" ] || exit 1
+        mkdir -p "$folder"
+        {
+            git rev-parse HEAD || echo "no commit known"
+            nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || echo "no GPU"
+            "$python" -c 'import sys, importlib.metadata as m; print(sys.version, m.version("torch"))'
+        } >"$folder/machine.txt" 2>/dev/null
+    fi
+    declare -F "step_$name" >/dev/null && do=("step_$name") || do=("step_${name%_*}" "${name##*_}")
+    "${do[@]}" && state=finished || state=unfinished
+    [ -z "$dry" ] || continue
+    [ $state = unfinished ] || : >"$folder/finished"
+    echo "$name: $state after $SECONDS seconds in all; $folder/table.md"
+    "$python" -m research.gpu_tables "$out" "${ALL[@]}"
+done
