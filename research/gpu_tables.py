@@ -31,8 +31,8 @@ class Part(NamedTuple):
 def commands(folder: Path) -> list[dict[str, Any]]:
     """What a step ran, in order: exit code (124: out of time; 137: killed), seconds, and words."""
     file = folder / "commands.tsv"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    rows = [line.split("\t", 2) for line in lines]
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    rows = [line.split("\t", 2) for line in text.splitlines()]
     return [{"code": int(code), "seconds": int(seconds), "words": words} for code, seconds, words in rows]
 
 
@@ -50,14 +50,13 @@ def runs(folder: Path) -> Iterator[Part]:
     ended = sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
     if not ended:
         return
-    first = ended[0].with_name("student.safetensors")
+    students = [path.with_name("student.safetensors") for path in ended]
     found = []
-    for path in ended:
+    for path, student in zip(ended, students, strict=True):
         summary = json.loads(path.read_text(encoding="utf-8"))
-        row = {"run": path.parent.name, **{name: summary.get(name) for name in FIGURES}}
+        found.append({"run": path.parent.name, **{name: summary.get(name) for name in FIGURES}})
         if folder.name == "students":
-            row["largest difference"] = difference(first, path.with_name(first.name))
-        found.append(row)
+            found[-1]["largest difference"] = difference(students[0], student)
     lines = [[_shown(value) for value in row.values()] for row in found]
     yield Part("Runs", table([*found[0]], lines), found)
 
@@ -92,17 +91,15 @@ def tabulate(folder: Path) -> dict[str, Any]:
     """Write a step's table, and return its record."""
     parts = [part for source in (runs, logs, written) for part in source(folder)]
     state = "finished" if (folder / "finished").exists() else "unfinished"
-    ran = commands(folder)
     machine = (folder / "machine.txt").read_text(encoding="utf-8").strip().replace("\n", "; ")
+    ran = commands(folder)
     seconds = sum(each["seconds"] for each in ran)
     record = {"step": folder.name, "state": state, "seconds": seconds, "machine": machine}
     body = [f"# {folder.name}: {state}", machine, *(f"## {part.title}\n\n{part.text}" for part in parts)]
     listed = [f"    {each['words']}    # exit code {each['code']}, {each['seconds']} s" for each in ran]
     write_text(folder / "table.md", "\n\n".join([*body, "## Commands", "\n".join(listed)]) + "\n")
-    tables = {part.title: part.data for part in parts}
-    write_text(
-        folder / "table.json", json.dumps({**record, "commands": ran, "tables": tables}, indent=1) + "\n"
-    )
+    whole = {**record, "commands": ran, "tables": {part.title: part.data for part in parts}}
+    write_text(folder / "table.json", json.dumps(whole, indent=1) + "\n")
     return record
 
 
