@@ -22,7 +22,7 @@ from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
-from dfme.teachers.serve.forms import Content, V2Form
+from dfme.teachers.serve.forms import HttpBody, V2Form
 from dfme.teachers.serve.guard import ASKED, FAILED, PROMETHEUS, Guard
 from dfme.teachers.serve.model import Meter, Model, Rejected, refuse, rejected
 
@@ -115,7 +115,7 @@ class ServedForm(V2Form):
         super().__init__(service.spec, service.num_classes)
         self._service = service
 
-    def images(self, body: Content) -> Array:
+    def images(self, body: HttpBody) -> Array:
         try:
             encoding = body.headers.get("content-encoding", "identity")
             if encoding != "identity":
@@ -128,12 +128,12 @@ class ServedForm(V2Form):
         body.question = question
         return question.images
 
-    def replace(self, body: Content, answers: Array) -> Content:
+    def replace(self, body: HttpBody, answers: Array) -> HttpBody:
         content, length = protocol.write_answer(self._service, body.request.question, answers)
         if length is None:
-            return Content.of(content, Headers({"Content-Type": "application/json"}))
+            return HttpBody.of(content, Headers({"Content-Type": "application/json"}))
         told = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
-        return Content.of(content, Headers(told))
+        return HttpBody.of(content, Headers(told))
 
 
 class Keys:

@@ -13,7 +13,7 @@ from dfme.teachers.open_inference.tensors import NamedTensor
 MAX_ELEMENTS = 2**26  # in a body's tensors
 
 
-class Content(bytes):
+class HttpBody(bytes):
     """A body with its ``headers``; an answer's has the ``request`` and a ``status``."""
 
     headers = Headers()
@@ -24,7 +24,7 @@ class Content(bytes):
     @classmethod
     def of(
         cls, content: bytes | bytearray, headers: Headers, request: Any = None, status: int = 200
-    ) -> "Content":
+    ) -> "HttpBody":
         body = cls(content)
         body.headers = headers
         body.request = request
@@ -39,7 +39,7 @@ class V2Form:
         self._spec = spec
         self._classes = classes
 
-    def images(self, body: Content) -> Array:
+    def images(self, body: HttpBody) -> Array:
         (tensor,) = _read(body, "inputs")[1]
         array = tensor.array
         if array.dtype == np.uint8:
@@ -49,19 +49,19 @@ class V2Form:
         images: Array = array if fits else array.transpose(0, 3, 1, 2)
         return images
 
-    def scores(self, body: Content) -> Any:
+    def scores(self, body: HttpBody) -> Any:
         (tensor,) = _read(body, "outputs")[1]
         return tensor.array
 
-    def replace(self, body: Content, answers: Array) -> Content:
+    def replace(self, body: HttpBody, answers: Array) -> HttpBody:
         """The answer with these scores alone; a label is a score of 1."""
         header, (tensor,) = _read(body, "outputs")
         header = {name: header[name] for name in ("model_name", "model_version", "id") if name in header}
         scores_BK = np.eye(self._classes)[answers] if answers.ndim == 1 else answers
         told = [NamedTensor(tensor.name, scores_BK.astype(np.float32))]
         content, length = pack(header, told, "outputs", read_header_length(body.headers) is not None)
-        return Content.of(content, Headers({} if length is None else {HEADER_LENGTH: str(length)}))
+        return HttpBody.of(content, Headers({} if length is None else {HEADER_LENGTH: str(length)}))
 
 
-def _read(body: Content, key: Any) -> Any:
+def _read(body: HttpBody, key: Any) -> Any:
     return unpack(body, read_header_length(body.headers), key, MAX_ELEMENTS)

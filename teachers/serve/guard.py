@@ -27,13 +27,13 @@ from dfme.config.imports import name_of
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.errors import Refused, UserError
-from dfme.spec import Teacher, TeacherInfo
+from dfme.spec import LabelMode, Teacher, TeacherInfo
 from dfme.teachers.arrays import Array
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.open_inference.message import HEADER_LENGTH
-from dfme.teachers.serve.forms import Content, V2Form
+from dfme.teachers.serve.forms import HttpBody, V2Form
 from dfme.teachers.serve.model import Meter, Rejected, asked, one_thread, refuse, rejected
 from dfme.teachers.serve.record import AlarmFile, account_tag
 
@@ -63,10 +63,10 @@ class Given(Wrapper):
     def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
         if self.heard is not None and self.info.network is not None:
             last = [each for each in self.info.network.modules() if isinstance(each, nn.Linear)][-1]
-            known = sum(map(len, self.heard)) == len(images)  # or else the app has another network
-            for each in [*self.heard] if known else ():
-                last(each)
-            if not known:
+            if sum(map(len, self.heard)) == len(images):
+                for each in [*self.heard]:
+                    last(each)
+            else:  # the app has another network
                 ask(images)
         scores: Tensor = self.scores
         return scores
@@ -83,11 +83,12 @@ class Guard:
     answer, (B, K), or labels; either fails where there are none; ``replace`` gives the answer with others,
     which tells nothing of its own. ``paths``, written as the app's routes are, answer scores; None: whatever
     a request with a body asks. They get an answer only if its scores were read and defended, or if it is an
-    error without scores. ``account``: of a scope, the text whose digest is the account. ``metrics``: the
-    path of the counts. Alarms are lines of JSON in ``alarm_file``, or in the log; ``tell`` hears of each
-    detector's first. ``fail_open``: where the guard fails, the app's answer goes out. A body takes
-    ``seconds``, and ``limit`` bytes, which it has in words, too. ``in_turn``: one request after the other.
-    UserError for what cannot work.
+    error without scores. ``answers``: ``logits`` or ``probabilities``, where those of the app are other than
+    the teacher's; a checkpoint's are taken for probabilities. ``account``: of a scope, the text whose digest
+    is the account. ``metrics``: the path of the counts. Alarms are lines of JSON in ``alarm_file``, or in
+    the log; ``tell`` hears of each detector's first. ``fail_open``: where the guard fails, the app's answer
+    goes out. A body takes ``seconds``, and ``limit`` bytes, which it has in words, too. ``in_turn``: one
+    request after the other. UserError for what cannot work.
     """
 
     def __init__(
@@ -96,10 +97,11 @@ class Guard:
         *,
         teacher: Any,
         form: Any = None,
-        images: Callable[[Content], Any] | None = None,
-        scores: Callable[[Content], Any] | None = None,
-        replace: Callable[[Content, Array], bytes] | None = None,
+        images: Callable[[HttpBody], Any] | None = None,
+        scores: Callable[[HttpBody], Any] | None = None,
+        replace: Callable[[HttpBody, Array], bytes] | None = None,
         paths: Sequence[str] | Callable[[Scope], bool] | None = None,
+        answers: str | None = None,
         account: Callable[[Scope], str] = lambda scope: "",
         metrics: str | None = None,
         alarm_file: str | None = None,
@@ -112,6 +114,7 @@ class Guard:
         tell: Callable[[str], None] = lambda line: None,
         **options: Any,
     ) -> None:
+        answers = answers or ("probabilities" if isinstance(teacher, str) else None)
         self._app = app
         self._teacher = _made(teacher, options, alarm_file)
         own = SimpleNamespace(images=images, scores=scores, replace=replace)
@@ -131,6 +134,7 @@ class Guard:
         self._defended: Defended | None = None
         if isinstance(self._teacher, Defended):
             self._given = Given(behind(self._teacher))
+            self._given.label_mode = LabelMode.parse(answers) if answers else self._given.label_mode
             self._defended = copy(self._teacher)  # with the same state
             self._defended._teacher = self._given
         self._features = self._watch.features if self._defended and self._watch else None
@@ -164,7 +168,7 @@ class Guard:
         self._worker.shutdown()
 
     async def _response(
-        self, scope: Scope, receive: Receive, body: Content, rest: list[asyncio.Future[None]]
+        self, scope: Scope, receive: Receive, body: HttpBody, rest: list[asyncio.Future[None]]
     ) -> Response:
         """What goes out: the app's answer, defended, or fit to go out as it is. Rejected for all else."""
         free = scope["method"] in CONTENT_FREE
@@ -206,8 +210,8 @@ class Guard:
         return turn.enter_context(self._features.listening()) if self._features else None
 
     async def _answer(
-        self, scope: Scope, receive: Receive, body: Content, rest: list[asyncio.Future[None]]
-    ) -> Content:
+        self, scope: Scope, receive: Receive, body: HttpBody, rest: list[asyncio.Future[None]]
+    ) -> HttpBody:
         """The app's whole answer; what it does after it goes to ``rest``. ValueError for half an answer."""
         content = bytearray()
         starts: list[Message] = []
@@ -233,10 +237,11 @@ class Guard:
         if not whole.done():
             raise task.exception() or ValueError("expected an answer, got none that is whole")
         rest.append(task)
-        return Content.of(content, Headers(raw=[*starts[0].get("headers", ())]), body, starts[0]["status"])
+        told = Headers(raw=[(name.lower(), value) for name, value in starts[0].get("headers", ())])
+        return HttpBody.of(content, told, body, starts[0]["status"])
 
     async def _settled(
-        self, answer: Content, account: str, images: Array | None, heard: list[Tensor] | None
+        self, answer: HttpBody, account: str, images: Array | None, heard: list[Tensor] | None
     ) -> Response:
         """The answer, defended. ValueError for one that might tell more than it is to."""
         scores = self._scores(answer)
@@ -292,11 +297,11 @@ class Guard:
                 number = f"image {line['images']:,} that it asked, evaluation images included"
                 self._tell(f"ALARM: {line['alarm']}, account {self._watch.account}, {number}")
 
-    def _images(self, body: Content) -> Array | None:
+    def _images(self, body: HttpBody) -> Array | None:
         """The images in a request's body, float32; None for what is none, or meant for another API."""
         spec = self._teacher.spec
         try:
-            images = np.asarray(self._form.images(body), np.float32)
+            images = np.array(self._form.images(body), np.float32)
             low, high = map(np.float32, spec.bounds)
             fits = images.shape[1:] == spec.shape and low <= images.min() and images.max() <= high
             return images if fits else None
@@ -305,7 +310,7 @@ class Guard:
         except Exception:
             return None
 
-    def _scores(self, answer: Content) -> Array | None:
+    def _scores(self, answer: HttpBody) -> Array | None:
         """The scores in an answer; None where there are none. ValueError where nobody can tell."""
         encoding = answer.headers.get("content-encoding", "identity")
         if encoding != "identity":
@@ -317,7 +322,7 @@ class Guard:
         except Exception:
             return None
 
-    async def _read(self, request: Request) -> Content:
+    async def _read(self, request: Request) -> HttpBody:
         """The request's body. Rejected for one that is late, broken off or too long, or says that it is."""
         most, most_text = self._limit
         claimed = request.headers.get("content-length", "0")
@@ -337,7 +342,7 @@ class Guard:
         if size > most:
             text = f"request of {size} bytes or more: expected at most {most_text}"
             raise Rejected(413, text, "body too large", {"Connection": "close"})
-        return Content.of(content, request.headers)
+        return HttpBody.of(content, request.headers)
 
 
 def behind(teacher: Teacher) -> Teacher:
@@ -346,16 +351,17 @@ def behind(teacher: Teacher) -> Teacher:
 
 
 def _made(teacher: Any, options: dict[str, Any], alarm_file: str | None) -> Teacher:
-    """The teacher behind a watch, maybe without detectors, so that its label mode holds, too."""
+    """The teacher behind defences and a watch, which has maybe no detectors, so that its label mode holds."""
     if isinstance(getattr(teacher, "info", None), TeacherInfo) and not options:
         return cast(Teacher, teacher)
     of_file = isinstance(teacher, str)
     config = from_mapping(TeacherConfig, {"kind": "torch" if of_file else name_of(teacher), **options})
-    device = choose_device("auto" if of_file else "cpu")
-    own = {"checkpoint": teacher} if of_file else {}
-    made = make_teacher(config, own, device, recorded=True, own=None if of_file else teacher)
-    log = lambda alarm: logger.warning("ALARM %s", json.dumps(alarm))  # noqa: E731
-    made.info.watch.alarmed = AlarmFile(Path(alarm_file), logger.warning) if alarm_file else log
+    file = {"checkpoint": teacher} if of_file else {}
+    bare = not (config.defences or config.watch)
+    made = make_teacher(config, file, choose_device("auto"), bare, own=None if of_file else teacher)
+    if made.info.watch:
+        to_file = AlarmFile(Path(alarm_file), logger.warning) if alarm_file else None
+        made.info.watch.alarmed = to_file or (lambda alarm: logger.warning("ALARM %s", json.dumps(alarm)))
     return made
 
 
@@ -364,7 +370,8 @@ def _matching(paths: Sequence[str] | None) -> Callable[[Scope], bool]:
     routes = ["{all}"] if paths is None else paths
     forms = [".*".join(map(re.escape, re.split(r"\{[^}]*\}", _loose(each)))) for each in routes]
     pattern = re.compile(f".*({'|'.join(forms)})", re.DOTALL)
-    return lambda scope: pattern.fullmatch(_loose(scope["path"])) is not None
+    spellings: Any = (str.lower, _loose)
+    return lambda scope: any(pattern.fullmatch(each(scope["path"])) for each in spellings)
 
 
 def _loose(path: str) -> str:
@@ -375,14 +382,11 @@ def _loose(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/")).lower()
 
 
-def _whole(answer: Content, content: bytes | None = None) -> Response:
+def _whole(answer: HttpBody, content: bytes | None = None) -> Response:
     """The answer as it is; or with another content, and nothing that tells of its own."""
     response = Response(bytes(answer) if content is None else content, answer.status)
-    if content is None:
-        response.raw_headers = answer.headers.raw
-    else:
-        raw = answer.headers.raw
-        response.raw_headers += [each for each in raw if each[0].decode("latin-1").lower() not in OF_BODY]
+    raw = [each for each in answer.headers.raw if each[0].decode("latin-1") not in OF_BODY]
+    response.raw_headers = answer.headers.raw if content is None else [*response.raw_headers, *raw]
     return response
 
 
