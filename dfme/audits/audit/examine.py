@@ -1,7 +1,7 @@
 """Use of finished copies: each beside its teacher's recorded answers, and adversarial transfer."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import product
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dfme.answers.asking import binned_gaps
 from dfme.answers.reading import largest, top_class
+from dfme.audits.audit.differences import differences, numbers_without
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
 from dfme.audits.compare.figures import spread
@@ -50,7 +51,10 @@ Tell = Callable[[str], None]
 
 
 class ExaminedCell(NamedTuple):
-    """A finished run in ``directory``; runs that are not examined in full give only figures over seeds."""
+    """A finished run in ``directory``; runs that are not examined in full give only figures over seeds.
+
+    ``pictured``: images on which this copy and the teacher differ are shown.
+    """
 
     name: str
     row: str
@@ -58,21 +62,24 @@ class ExaminedCell(NamedTuple):
     seed: int
     directory: Path
     examined_in_full: bool
+    pictured: bool = False
 
 
 def examine(
     out: Path, cells: Sequence[ExaminedCell], job: Job, twin: Path | None, transfer: bool | None, tell: Tell
 ) -> Entry:
-    """Return ``fidelity``, ``fidelity_seeds`` and ``transfer`` for ``audit.json``, and remarks on them.
+    """Return ``fidelity``, ``fidelity_seeds``, ``differences`` and ``transfer`` for ``audit.json``.
 
     ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine.
-    ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, in all.
+    ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, in all. ``not_run``:
+    what was not, and why.
     """
     device = choose_device(job.config.device)
     folder = out / "examined"
     why = ""
     earlier = _set_aside(folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer]))
-    found: Entry = {"fidelity": [], "fidelity_seeds": [], "transfer": None, "asked": 0, "twin": None}
+    found: Entry = {"fidelity": [], "asked": 0}
+    found |= dict.fromkeys(("differences", "transfer", "twin"))
     rows = dict[tuple[str, str], list[Entry]]()
     nets = list[Any]()
     first = None
@@ -82,6 +89,8 @@ def examine(
             net = load_student_of_run(cell.directory / "student.safetensors").to(device)
             seen = answers, on.mode, scores(net, on.images).cpu()
             rows.setdefault((cell.row, cell.mode), []).append(figures(*seen))
+            if cell.pictured:
+                found["differences"] = differences(on, net, answers, seen[-1], cell.row)
             if cell.examined_in_full:
                 first = first or on
                 nets = [*nets, net]
@@ -103,13 +112,20 @@ def examine(
             why = NOT_ASKED if transfer is None else "--transfer false"
     found["asked"] += sum(each.transfer_queries for each in earlier)
     found["not_run"] = [{"what": "other images, and adversarial transfer", "why": why}] if why else []
-    for ((row, mode), every), name in product(rows.items(), FIGURES):
-        values = [each[name] for each in every]
-        told = {"row": row, "mode": mode, "figure": name, "values": values}
-        of = spread(values)
-        found["fidelity_seeds"].append({**told, "mean": of and of.mean, "sd": of and of.sd})
+    found["fidelity_seeds"] = _over_seeds(rows)
     for name, content in (("fidelity", {**found, "transfer": None}), ("transfer", found["transfer"])):
         write_text(folder / f"{name}.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+    return found
+
+
+def _over_seeds(rows: Mapping[tuple[str, str], Sequence[Entry]]) -> list[Entry]:
+    """Every figure of an attacker's copies, with its mean and deviation."""
+    found = []
+    for ((row, mode), every), name in product(rows.items(), FIGURES):
+        values = [each[name] for each in every]
+        of = spread(values)
+        told = {"row": row, "mode": mode, "figure": name, "values": values}
+        found.append(told | {"mean": of and of.mean, "sd": of and of.sd})
     return found
 
 
@@ -305,7 +321,7 @@ def examined(
     own_N = scores_NK.argmax(1)
     table_KK = torch.bincount(top_N * classes + own_N, minlength=classes**2).view(classes, classes)
     of_class = table_KK.sum(1).tolist()
-    names = names if len(names) == classes else [*map(str, range(classes))]
+    names = numbers_without(names, classes)
     beside: Entry = dict.fromkeys(("where_wrong", "teacher_ece", "clone_ece"))
     if labels_N is not None:
         wrong_N = top_N != labels_N

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from dfme.audits.audit.headline import seeds_text
 from dfme.audits.audit.model import Entry, check_audit
-from dfme.audits.audit.options import LIMITS, OPTIONS, PAGE
+from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
 from dfme.config.messages import printable
 from dfme.files import write_text
@@ -35,7 +35,7 @@ def write_all(audit: Entry, out: Path) -> list[Path]:
     texts[BOM] = json.dumps(bom(audit, hashlib.sha256(page.read_bytes()).hexdigest()), indent=1)
     for name, text in texts.items():
         write_text(out / name, f"{text}\n")
-    return [page, *(out / name for name in texts)]
+    return [page, *(out / name for name in (APPENDIX, *texts))]
 
 
 def sarif(audit: Entry) -> Entry:

@@ -231,16 +231,20 @@ def _spread(line: Entry) -> Spread:
     return Spread(line["mean"], line["sd"], sum(share is not None for share in line["agreement"]))
 
 
-def to_copy(line: Entry) -> list[float | None]:
+def to_copy(line: Entry, level: str = f"{COPY:g}") -> list[float | None]:
     """Queries until a copy, of every seed that is finished; None: it did not get there."""
-    pairs = zip(line["queries_to"][f"{COPY:g}"], line["agreement"], strict=True)
+    pairs = zip(line["queries_to"][level], line["agreement"], strict=True)
     return [queries for queries, agreement in pairs if agreement is not None]
 
 
 def median_to_copy(line: Entry) -> float | None:
     """Over seeds; one that did not get there counts as more than any number."""
-    counts = [math.inf if count is None else count for count in to_copy(line)]
-    middle = statistics.median(counts or [math.inf])
+    return middle_of(to_copy(line))
+
+
+def middle_of(counts: Iterable[float | None]) -> float | None:
+    """The median, where an unknown number is more than any; None if it is unknown."""
+    middle = statistics.median([math.inf if count is None else count for count in counts] or [math.inf])
     return middle if math.isfinite(middle) else None
 
 
@@ -264,18 +268,19 @@ def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequenc
         value = min(counts, default=None)
         least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
         holds = value is None or value >= wanted
-        told = "none got there, which shows no more than that these failed" if value is None else f"{value:,}"
+        got = "no attack got there, which shows only that these failed"
+        told = got if value is None else f"the strongest attack needed {value:,}"
     else:
         shares = (share for line in lines for share in line["agreement"] if share is not None)
         value = max(shares, default=None)
         least = f"at most {wanted:.1%} agreement"
         holds = value is None or value <= wanted
-        told = "" if value is None else f"{value:.1%}"
-    text = f"the worst attack that finished: {told}" if lines else "no attack has finished"
+        told = "" if value is None else f"the best copy agrees on {value:.1%}"
+    text = told if lines else "no attack has finished"
     open_still = holds and (unknown or not lines)
-    text += f"; not known of {', '.join(unknown)}" if open_still and unknown else ""
+    text += f"; the outcome of {', '.join(unknown)} is not known" if open_still and unknown else ""
     judged = {"limit": limit, "wanted": wanted, "value": value, "pass": None if open_still else holds}
-    return judged | {"text": f"you want {least}; {text}"}
+    return judged | {"text": f"You want {least}; {text}."}
 
 
 RESAMPLES = 1_000  # of the bootstrap

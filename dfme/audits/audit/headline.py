@@ -1,4 +1,4 @@
-"""Text of an audit: two sentences with the price, advice, limits of the figures, and the model card."""
+"""Text of an audit: three sentences with the price, advice, limits of the figures, and the model card."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,14 @@ from dfme.report.facts import wilson_interval
 JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}  # words of a verdict
 ADVICE = 3  # lines what to do
 FAILED = "This shows that these attacks failed, not that the model is safe"
-NOTHING = "Nothing here helps: no switch takes more from the best attacker we ran than chance explains."
-GATES = "A gate (misinform) is not advised: nobody with images of your task, whom it lets pass, attacked it."
-DATA_FREE = "Defences and quotas were tried on attackers without images alone."
-UNTRIED = "No switch of yours was tried: see what was not run, and why."
+NOTHING = "No change that we tried helps: none lowers the best copy's agreement beyond chance."
+GATES = (
+    "We do not advise a gate (misinform): it lets somebody with images of your task pass, and no such "
+    "attacker was run against it."
+)
+DATA_FREE = "Only attackers without images were run against defences and quotas."
+UNTRIED = "We tried no change of your model's answers: see what was not run, and why."
+SCALE = "on a scale from 0 to 2"  # of an L1 change
 
 ATLAS = {
     "AML.T0040": "AI Model Inference API Access",
@@ -60,25 +64,37 @@ def _price(of: Findings, lines: Sequence[Entry], mode: str) -> Entry:
 def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     held_back = (of.example.get("evaluation") or {}).get("held_back")
     images = f"{of.images:,} held-{'back generated queries' if held_back else 'out images'}"
-    copy = f"A copy that agrees with your model on {COPY:.0%} of {images}"
+    copy = f"copy that agrees with your model on {COPY:.0%} of {images}"
     if best["attacker"] is None:
-        return f"What a copy costs is not known: no attack on {of.own} has finished."
-    texts = best["by_seed"]
-    told = f"seeds: {', '.join(texts)}" if len(texts) > 1 else f"seed {seeds[0]} alone"
-    knowing = f", who knows that it is for {best['knows']}" if best["knows"] else ""
-    by = f"{best['attacker']}, the best attacker we ran{knowing}"
-    if best["median"] is not None:
-        return f"{copy} costs {best['median']:,.0f} queries ({told}){_money(best)}; it is of {by}."
+        return f"What a copy costs is not known: no attack on your model's {of.own} has finished."
     mean = best["best_agreement"]["mean"]
+    runs = best["best_agreement"]["n"]
+    counts = [count for count in best["queries"] if count is not None]
+    whom = f" an attacker who knows that it is for {best['knows']}" if best["knows"] else ""
+    if best["median"] is not None:
+        told = [] if best["cost"] is None else [f"{best['cost']:,.2f} at your price"]
+        told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]
+        told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
+        return f"A {copy} costs{whom} {best['median']:,.0f} queries ({'; '.join(told)})."
     if of.is_no_copy(mean):
         free = " without images" if not of.free[0]["has_images"] else ""
         return (
-            f"No attack that we ran{free} copied your model: after {of.budget:,} queries the best agrees on "
-            f"{mean:.1%} of {images}, where one constant answer agrees on {of.constant:.1%}. {FAILED}."
+            f"No attack that we ran{free} copied your model: after {of.budget:,} queries the best copy "
+            f"agrees on {mean:.1%} of {images}; one constant answer agrees on {of.constant:.1%}. {FAILED}."
         )
-    if any(best["queries"]):
-        return f"{copy} was not made in most seeds ({told}): those of {by}, agree on {mean:.1%}."
-    return f"{copy} was not made within {of.budget:,} queries: those of {by}, agree on {mean:.1%}. {FAILED}."
+    best_of = f"copies ({best['attacker']}) agree" if runs > 1 else f"copy ({best['attacker']}) agrees"
+    after = f"the best {best_of} on {mean:.1%}"
+    if counts:
+        made = f"Only {len(counts)} of {runs} runs made a {copy}"
+        return f"{made}: after {of.budget:,} queries {after}."
+    return f"No attack made a {copy} within {of.budget:,} queries: {after}. {FAILED}."
+
+
+def _range(counts: Sequence[int]) -> str:
+    if len(counts) == 1:
+        return "one run"
+    between = f"{min(counts):,}" if len({*counts}) == 1 else f"{min(counts):,} to {max(counts):,}"
+    return f"{between} in {len(counts)} runs"
 
 
 def _third(of: Findings) -> list[str]:
@@ -87,16 +103,20 @@ def _third(of: Findings) -> list[str]:
         return []
     own = strongest(of.like, of.own)
     if own is None:
-        return ["What it costs somebody with images like yours is not known: no such attack ran to its end."]
+        return ["The price for somebody with images like yours is not known: no such attack has finished."]
     labels = strongest(of.like, "label") if of.own != "label" else None
-    also = f"; from labels alone, the same attacker {_gets(of, labels)}" if labels else ""
-    return [f"Somebody with {own['budget']:,} images like yours {_gets(of, own)}{also}."]
+    told = f"Somebody with {own['budget']:,} images like yours {_gets(of, own)}."
+    if labels is not None:
+        told += f" If your model answered labels alone, this attacker {_gets(of, labels, 'would ')}."
+    return [told]
 
 
-def _gets(of: Findings, line: Entry) -> str:
+def _gets(of: Findings, line: Entry, would: str = "") -> str:
+    end = "" if would else "s"
     if (middle := median_to_copy(line)) is None:
-        return f"agrees on {line['mean']:.1%} after {line['budget']:,} queries"
-    return f"needs {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
+        made = f"{would}make{end} a copy that agrees on {line['mean']:.1%}"
+        return f"{made} after {line['budget']:,} queries"
+    return f"{would}need{end} {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
 
 
 def seeds_text(line: Entry, level: str) -> list[str]:
@@ -108,24 +128,26 @@ def seeds_text(line: Entry, level: str) -> list[str]:
 
 
 def _money(price: Entry) -> str:
-    return "" if price["cost"] is None else f", {price['cost']:,.2f} at your price"
+    return "" if price["cost"] is None else f" ({price['cost']:,.2f} at your price)"
 
 
 def _second(of: Findings, labels: Entry | None) -> str:
     if of.own == "label":
-        return "Your model answers labels alone."
+        return "Your model answers with labels alone."
     if labels is None or labels["attacker"] is None:
-        return "What it costs with labels alone is not known."
+        return "What a copy from labels alone costs is not known."
     paid = labels["l1_mean"]
-    change = "" if paid is None else f"; your users' answers would change by {paid:.2f} on average"
+    change = "" if paid is None else f"; your users' answers would change by {paid:.2f} on average, {SCALE}"
     if labels["median"] is not None:
-        return f"With labels alone it costs {labels['median']:,.0f} queries{_money(labels)}{change}."
+        price = f"{labels['median']:,.0f} queries{_money(labels)}"
+        return f"If your model answered labels alone, such a copy would cost {price}{change}."
     reached = sum(count is not None for count in labels["queries"])
     mean = labels["best_agreement"]["mean"]
-    finished = labels["best_agreement"]["n"]
-    made = f"one was made in {reached} of {finished} seeds" if reached else "none was made"
-    made += f" ({len(labels['queries']) - finished} failed)" if finished < len(labels["queries"]) else ""
-    return f"With labels alone {made} within {of.budget:,} queries: the best agree on {mean:.1%}{change}."
+    runs = labels["best_agreement"]["n"]
+    made = f"only {reached} of {runs} runs made" if reached else "no attack made"
+    made += f" ({len(labels['queries']) - runs} failed)" if runs < len(labels["queries"]) else ""
+    within = f"such a copy within {of.budget:,} queries: the best copy agrees on {mean:.1%}"
+    return f"From labels alone, {made} {within}{change}."
 
 
 def advice(of: Findings, detection: Entry | None) -> list[Entry]:
@@ -150,19 +172,19 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
                 what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
-            text = f"{what}: the best attacker agrees on {after.mean:.1%} in place of {before.mean:.1%}"
+            text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before)."
             paid = of.paid(name).get("l1_mean")
             lost = of.paid(name).get("accuracy_drop")
-            text += "" if paid is None else f"; your users' answers change by {paid:.2f} on average"
-            text += "" if lost is None else f", and their accuracy falls by {100 * lost:.1f} points"
+            if paid is not None:
+                text += f" Your users' answers change by {paid:.2f} on average, {SCALE}"
+                text += "." if lost is None else f"; their accuracy falls by {100 * lost:.1f} points."
             means = [
                 [line["mean"] or 0.0 for line in of.like if line["mode"] == mode] for mode in (of.own, name)
             ]
             if all(shares := [max(each, default=0.0) for each in means]):
-                text += (
-                    f"; somebody with images like yours agrees on {shares[1]:.1%} in place of {shares[0]:.1%}"
-                )
-            yield before.mean - after.mean, f"{text}.", at
+                text += f" The copy of somebody with images like yours agrees on {shares[1]:.1%} "
+                text += f"({shares[0]:.1%} before)."
+            yield before.mean - after.mean, text, at
 
 
 def _helps(of: Findings, before: Spread, after: Spread) -> bool:
@@ -180,12 +202,12 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     for name in dict.fromkeys(each["detector"] for each in benign):
         streams = [each for each in benign if each["detector"] == name]
         place = name, of.own, NO_DEFENCE
-        rung = [
+        raised = [
             (1.0 if (worth := each["agreement_at_alarm"]) is None else worth, at)
             for at, each in enumerate(attacks)
             if (each["detector"], each["mode"], each["defence"]) == place
         ]
-        worst = max(rung, default=(1.0, 0))
+        worst = max(raised, default=(1.0, 0))
         quiet = not any(each["alarms"] for each in streams if each["stream"] == "random order")
         if quiet and before is not None and _helps(of, before, Spread(worst[0], None, 1)):
             able.append((sum(bool(each["alarms"]) for each in streams), *worst, streams))
@@ -193,13 +215,16 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
         return
     _, share, at, streams = min(able, key=lambda one: one[:2])
     wrong = [one for one in streams if one["alarms"]]
-    false = [f"{one['sessions_with_alarm']} of {one['sessions']} {one['stream']}" for one in wrong]
+    false = [f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in wrong]
     honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
     most = max(one["per_10000_upper"] for one in streams)
-    text = f"Watch with {attacks[at]['detector']}, and stop whom it names: it raised an alarm in every "
-    text += f"attack, in the worst at image {attacks[at]['first_alarm']:,} of its budget, where the copy "
-    text += f"agreed on {share:.1%} in place of {before.mean:.1%}; of honest sessions in {honest} (at most "
-    text += f"{most:,.0f} alarms in 10,000 images, as far as yours can tell)."
+    text = f"Switch on the detector {attacks[at]['detector']}, and block the accounts that it names. It "
+    text += f"raised an alarm in every attack: in the worst case after {attacks[at]['first_alarm']:,} "
+    text += (
+        f"queries, when the copy agreed on {share:.1%} (in the end on {before.mean:.1%}). Honest sessions "
+    )
+    text += f"with a false alarm: {honest}; at most {most:,.0f} alarms in 10,000 queries, as far as your "
+    text += "images tell."
     yield before.mean - share, text, f"detection.attacks.{at}"
 
 
@@ -207,21 +232,23 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
     """The sentences below every audit."""
     rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
     images = "more " * any(line["has_images"] for line in of.price) + "images of your task"
-    watched = "Which defences or watches the service has is not known here, and none was tried."
+    watched = "We do not know which defences or detectors the service has, and tried none."
     if local:
-        watched = "Honest streams were made from your evaluation images; your real traffic is another."
+        watched = "We made the honest streams from your evaluation images; your real traffic differs."
     return [
-        f"The attackers that ran are {rows}; a stronger one, or one with {images}, may need fewer queries. A "
-        "copy that was not made says that these attacks failed, never that the model is safe.",
-        f"Shares are of {of.images:,} images and {seeds} seed{'s' * (seeds > 1)}; intervals are over images, "
-        "and stand beside them; below five seeds none is claimed for those.",
-        "Prices are upper bounds: a copy may have been as good before the evaluation that saw it, and "
-        "training longer costs an attacker no query.",
+        f"We ran the attackers {rows}. A stronger one, or one with {images}, may need fewer queries. Where "
+        "no copy was made, these attacks failed; that does not show that the model is safe.",
+        f"We measured agreement on {of.images:,} images with {seeds} seed{'s' * (seeds > 1)}. The 95% "
+        "intervals are over images; with fewer than five seeds we state none over seeds.",
+        "Prices are upper bounds: a copy may have been as good before the evaluation that showed it, and an "
+        "attacker who trains longer pays for no more queries.",
         *([] if of.holds_data or not local else [GATES]),
         *([DATA_FREE] if of.like and of.defences else []),
-        "Every attack was one client: several divide a quota, and what a watch sees, among them.",
-        "What an attacker learns elsewhere is not counted, such as an earlier version's answers.",
-        "Figures hold for this model and these answers; another, or this one trained again, has others.",
+        "Every attack came from one client. Several clients divide a quota, and what a detector sees, among "
+        "them.",
+        "We do not count what an attacker learns elsewhere, such as answers of an earlier version.",
+        "The figures hold for this model and these answers. Another model, or this one trained again, has "
+        "others.",
         watched,
     ]
 

@@ -91,6 +91,7 @@ FOOLED = each("source kind attack", str) | {"agreement": float | None, "images":
 FOOLED |= each("eps success", float)
 TRANSFER = each("images asked", int) | {"eps": [float], "headline_eps": float, "attacks": [str]}
 TRANSFER |= {"rows": [FOOLED], "gain": [each("source attack over", str) | each("eps gain", float)]}
+DIFFERENCES = {"row": str} | each("images differ", int) | {"shown": [each("image model clone", str)]}
 
 AUDIT = form(
     {
@@ -111,7 +112,7 @@ AUDIT = form(
         "cells": [CELL],
         "fidelity": [FIDELITY],
         "fidelity_seeds": [ADVANTAGE | {"figure": str}],
-        "transfer": maybe(TRANSFER),
+        **{"differences": maybe(DIFFERENCES), "transfer": maybe(TRANSFER)},
         "ledger": each("images evaluation transfer benign served cells", int) | {"cost": float | None},
         **{"quota": maybe(QUOTA), "controls": [CONTROL]},
         "taxonomy": {"atlas": [each("id name", str)], "owasp": [str]},

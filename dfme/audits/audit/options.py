@@ -227,6 +227,7 @@ def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
 OPTIONS = "audit.yaml"
 DATA = "audit.json"
 PAGE = "audit.html"
+APPENDIX = "appendix.html"
 CARD = "model_card.md"
 """The audit's own file of options, and what it leaves, in the order in which it is written."""
 

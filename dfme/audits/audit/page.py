@@ -1,4 +1,4 @@
-"""audit.html and its pictures: an audit on one page, from its audit.json alone."""
+"""audit.html, its appendix and their pictures, from an audit.json alone."""
 
 import base64
 import io
@@ -6,6 +6,7 @@ import math
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,15 +16,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dfme.audits.audit.findings import median_to_copy, middle_of, to_copy
 from dfme.audits.audit.headline import seeds_text
 from dfme.audits.audit.model import Entry, check_audit
+from dfme.audits.audit.options import APPENDIX
 from dfme.audits.compare.picture import MARKS, draw_row
+from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
 from dfme.report.page import MAX_SHOWN, render
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
-NUMBERED = ("price", "defences", "utility", "pareto", "fidelity")
 UNKNOWN = "-"
+FORM = "form of answers"
 FIXED = "\N{NO-BREAK SPACE}"
 Forms = Mapping[str, str]
 """Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it."""
@@ -74,20 +78,14 @@ def _cell(form: str, row: Entry) -> Shown:
     return Shown(text, note, row.get("best") is True)
 
 
-def _table(caption: str, rows: Iterable[Entry], forms: Forms, words: int = 1, key: str = "") -> Entry:
-    """A table row per row: the first cell is its head, the first ``words`` are text, ``key`` numbers them."""
+def _table(caption: str, rows: Iterable[Entry], forms: Forms, words: int = 1) -> Entry:
+    """A table row per row: the first cell is its head, the first ``words`` are text."""
     lines = [[_cell(form, row) for form in forms.values()] for row in rows]
-    return {"caption": caption, "heads": list(forms), "rows": lines, "words": words, "key": key}
+    return {"caption": caption, "heads": list(forms), "rows": lines, "words": words}
 
 
 def _across(
-    caption: str,
-    rows: Iterable[Entry],
-    forms: Forms,
-    column: str,
-    form: str,
-    after: Any = None,
-    key: str = "",
+    caption: str, rows: Iterable[Entry], forms: Forms, column: str, form: str, after: Any = None
 ) -> Entry:
     """A table row per form, a cell per ``column``, from one row or from those of all seeds."""
     groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}
@@ -105,26 +103,116 @@ def _across(
         cells = [_cell(form, found[head]) if head in found else Shown(UNKNOWN) for head in heads]
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
         lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
-    return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms), key) | {"rows": lines}
+    return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms)) | {"rows": lines}
 
 
 def write_page(audit: Entry, path: Path) -> Path:
-    """Write the page; its path. RunError for what is no audit of this form."""
+    """Write the page, and the appendix beside it; the page's path. RunError for what is no audit."""
     check_audit(audit)
-    return render("audits/audit/audit.html", path, _contents(audit))
+    contents = {"audit": audit, "table": _table, "across": _across, "in_words": in_words}
+    render("audits/audit/appendix.html", path.with_name(APPENDIX), contents | _behind(audit))
+    return render("audits/audit/audit.html", path, contents | _first(audit))
 
 
-def _contents(audit: Entry) -> Entry:
-    """The audit, what the template writes it with, and rows that stand in two lists of it as one."""
+FACTS = {
+    "Model": "{target[name]}, {target[kind]}",
+    "Its answers": "{target[label_mode]}, {target[num_classes]:,} classes, images of {target[shape]}",
+    "Its levels": "{target[levels]}",
+    "Its defences": "{target[defences]}",
+    "Its accuracy": "{target[accuracy]:.2%}",
+    "Authorised by": "{target[authorised_by]}",
+    "Seeds": "{options[seeds]}",
+    "Scored on": "{target[evaluation][images]:,} images of {target[evaluation][name]}",
+    "Held back for an attacker": "{halves[held_back]:,} images of {halves[dataset]}",
+    "Profile": "{options[profile]}, {options[budget]:,} queries an attack",
+    "At most in all": "{options[total]:,} queries",
+    "Price of 1,000": "{options[price_per_1000]:,.2f}",
+    "Sent by attacks": "{ledger[images]:,} images in {ledger[cells]:,} attacks",
+    "Sent besides": "{ledger[evaluation]:,} images to score, {ledger[transfer]:,} for transfer",
+    "Sent as honest users": "{ledger[benign]:,} images",
+    "May have been served": "{ledger[served]:,} images",
+    "Money for these": "{ledger[cost]:,.2f}",
+    "Versions": "dfme {tool[dfme]}, torch {tool[torch]}, Python {tool[python]}",
+    "Commit": "{tool[commit]}",
+    "Made": "{made[started]} in {made[wall_seconds]:,.1f} s, on {made[machine]}, in {made[directory]}",
+}
+"""What was audited, and how; what is not known is left out."""
+
+
+def _first(audit: Entry) -> Entry:
+    """What the page shows beside the audit itself: a figure for all seeds, of the answers as deployed."""
+    modes = [audit["target"]["label_mode"], "label"]
+    differing = (audit["differences"] or {"shown": ()})["shown"]
+    return {
+        "prices": _prices(audit),
+        "curves": curves(audit | {"price": [line for line in audit["price"] if line["mode"] in modes]}),
+        "points": _points(audit),
+        "pareto": pareto(audit),
+        "alarms": _alarms(audit),
+        "shown": [each for each in differing if SHEET.fullmatch(each["image"])],
+    }
+
+
+def _prices(audit: Entry) -> list[Entry]:
+    """The price lines of attacks that ran, the cheapest copy first within each form of answers."""
+    modes = list(dict.fromkeys(line["mode"] for line in audit["price"]))
+    found = []
+    for line in (line for line in audit["price"] if line["cells"]):
+        known = [share for share in line["agreement"] if share is not None]
+        told = f"{min(known):.1%} to {max(known):.1%}".replace(" ", FIXED) if len(known) > 1 else UNKNOWN
+        at = {level: _of_seeds(to_copy(line, level), "not reached") for level in line["queries_to"]}
+        order = modes.index(line["mode"]), median_to_copy(line) or math.inf, -(line["mean"] or 0.0)
+        found.append(line | {"range": told, "at": at if known else {}, "order": order})
+    return sorted(found, key=itemgetter("order"))
+
+
+def _of_seeds(counts: Sequence[float | None], never: str) -> str:
+    """Median over seeds, and how many are known, if not all."""
+    known = [count for count in counts if count is not None]
+    middle = middle_of(counts)
+    some = f"{len(known)} of {len(counts)}"
+    text = f"{middle:,.0f} ({some})" if middle is not None else f"in {some}" if known else never
+    return text.removesuffix(f" ({len(counts)} of {len(counts)})").replace(" ", FIXED)
+
+
+def _points(audit: Entry) -> list[Entry]:
+    named = {"label mode": FORM}
+    points = [point | {"kind": named.get(point["kind"], point["kind"])} for point in audit["pareto"]]
+    bare = {"name": "as deployed", "kind": UNKNOWN}
+    return [point | (bare if point["name"] == NO_DEFENCE else {}) for point in points]
+
+
+def _alarms(audit: Entry) -> list[Entry]:
+    """First alarms of each detector and attacker over seeds, beside its worst honest stream."""
+    detection = audit["detection"] or {"attacks": (), "benign": ()}
+    own = [line["cells"] for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
+    names = {name for cells in own for name in cells}
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for each in (each for each in detection["attacks"] if each["cell"] in names):
+        groups.setdefault((each["detector"], each["row"]), []).append(each)
+    worst: dict[str, Entry] = {}
+    for each in sorted(detection["benign"], key=itemgetter("per_10000", "per_10000_upper")):
+        worst[each["detector"]] = each
+    found = []
+    for (detector, row), runs in groups.items():
+        text = _of_seeds([each["first_alarm"] for each in runs], "never")
+        worth = [each["agreement_at_alarm"] for each in runs if each["agreement_at_alarm"] is not None]
+        told = {"detector": detector, "row": row, "text": text, "worth": median(worth) if worth else None}
+        found.append(worst.get(detector, {}) | told)
+    return found
+
+
+def _behind(audit: Entry) -> Entry:
+    """What the appendix shows beside the audit itself: rows that stand in two lists of it as one."""
     advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
     answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
     bills = {bill["row"]: bill for bill in audit["utility"]}
     watched = audit["detection"] or {"attacks": (), "benign": ()}
-    numbered = [f"{name}.{at}" for name in NUMBERED for at in range(len(audit[name]))]
+    rows = [(label, in_words(form, audit)) for label, form in FACTS.items()]
+    facts = [{"what": what, "figure": text} for what, text in rows if text not in ("", UNKNOWN)]
     return {
-        **{"audit": audit, "table": _table, "across": _across, "in_words": in_words},
-        "pareto": pareto(audit),
-        **{"curves": curves(audit), "known": {*numbered, "detection"}},
+        "facts": _table("What was audited, and how", facts, {"What": "{what}", "Figure": "{figure}"}, 2),
+        "curves": curves(audit, alarms=True),
         "prices": [
             line
             | {"advantage": advantage.get((line["row"], line["mode"]))}
@@ -161,11 +249,11 @@ def _least_followed(cells: Sequence[Entry]) -> list[Entry]:
     return [each for each in rows if each["class"] in names]
 
 
-PALE, SHAPES = "#8a8f96", {"defence": "o", "label mode": "s"}
+PALE, SHAPES = "#8a8f96", {"defence": "o", FORM: "s"}
 LONGEST = 36  # letters of a name in a picture
 
 
-def curves(audit: Entry) -> list[tuple[str, str]]:
+def curves(audit: Entry, alarms: bool = False) -> list[tuple[str, str]]:
     """Agreement against queries: one picture a label mode that has any."""
     cells = {cell["name"]: cell for cell in audit["cells"]}
     found = []
@@ -181,8 +269,8 @@ def curves(audit: Entry) -> list[tuple[str, str]]:
             if known := [curve for curve in known if curve]:  # a logarithmic axis has no place for no query
                 draw_row(axes, line["row"][:LONGEST], known, attackers.index(line["row"]))
         if axes.lines:
-            alarms = (audit["detection"] or {"attacks": []})["attacks"]
-            _references(axes, audit["games"], [each for each in alarms if each["cell"] in names])
+            attacks = (audit["detection"] or {"attacks": []})["attacks"] if alarms else []
+            _references(axes, audit["games"], [each for each in attacks if each["cell"] in names])
             query_axis(axes, log=True)
             share_axis(axes)
             axes.set_ylabel("agreement with the model")
@@ -199,9 +287,9 @@ def curves(audit: Entry) -> list[tuple[str, str]]:
 
 def _references(axes: Axes, games: Entry, alarms: Sequence[Entry]) -> None:
     """First alarms, at what the copy was worth, and agreements to hold a copy against."""
-    rung = [each for each in alarms if None not in (each["first_alarm"], each["agreement_at_alarm"])]
-    for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in rung), strict=False):
-        named = [each for each in rung if each["detector"] == detector]
+    raised = [each for each in alarms if None not in (each["first_alarm"], each["agreement_at_alarm"])]
+    for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in raised), strict=False):
+        named = [each for each in raised if each["detector"] == detector]
         own = [(each["first_alarm"], each["agreement_at_alarm"]) for each in named]
         label = f"alarm: {detector[:LONGEST]}"
         axes.plot(*zip(*own, strict=True), mark, color="black", fillstyle="none", markersize=5, label=label)
@@ -223,13 +311,14 @@ def _money(axes: Axes, price: float | None, lines: Sequence[Entry]) -> None:
             costs[float(level)] = f"{least * price / 1000:,.2f}"
     right = axes.twinx()
     right.set(ylim=axes.get_ylim(), yticks=list(costs), yticklabels=list(costs.values()))
+    right.tick_params(labelsize=7.5)
     right.set_ylabel("money until then, cheapest attacker")
     right.spines["top"].set_visible(False)
 
 
 def pareto(audit: Entry) -> tuple[str, str] | None:
     """Cost of each protection to honest users against the best attack; None with fewer than two points."""
-    points = [point for point in audit["pareto"] if None not in (point["l1_mean"], point["agreement"])]
+    points = [point for point in _points(audit) if None not in (point["l1_mean"], point["agreement"])]
     if len(points) < 2:
         return None
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
@@ -246,7 +335,7 @@ def pareto(audit: Entry) -> tuple[str, str] | None:
     share_axis(axes)
     frame(axes)
     axes.set_xlabel("mean L1 change of an honest user's answer (root scale)")
-    axes.set_ylabel("best attacker's agreement")
+    axes.set_ylabel("best copy's agreement")
     _legend(figure)
     best = (point for point in points if not point["dominated"])
     form = "{name} (change {l1_mean:.3f}, agreement {agreement:.1%})"

@@ -238,17 +238,20 @@ class Audit:
         done = [each.cell for each in self._sessions[0].runs if each.state == "finished"]
         if not done:
             return
+        best = strongest(self._of().free, plan.own)
+        names = {cell.name for cell in done}
+        pictured = next((name for name in (best["cells"] if best else ()) if name in names), None)
         cells = []
         for cell in done:
             run = cell.name, cell.row, cell.mode, cell.seed, plan.first.directory(cell)
-            cells.append(ExaminedCell(*run, examined_in_full=cell.seed == config.seeds[0]))
+            cells.append(ExaminedCell(*run, cell.seed == config.seeds[0], cell.name == pictured))
         twin = None if config.twin in ("none", "train") else Path(config.twin)
         if config.twin == "train":
             asked = plan.job, cells[0].directory, out / "twin.safetensors", self._line.note
             train = partial(self._owner.train_twin, *asked)
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
-        key = [*(cell.name for cell in done), str(twin), config.transfer]
+        key = [*(cell.name for cell in done), str(pictured), str(twin), config.transfer]
         found = partial(examine, out, cells, plan.job, twin, asks, self._line.note)
         self._examined = cached(out / "examined" / "found.json", key, found)
 
@@ -326,7 +329,8 @@ class Audit:
             **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
-            **{"transfer": examined.get("transfer"), "ledger": of.ledger(beside)},
+            **{name: examined.get(name) for name in ("differences", "transfer")},
+            "ledger": of.ledger(beside),
             **{"taxonomy": headline.TAXONOMY, "not_run": not_run, "limits": told_not},
             "pictures": pictures(plan, first["attacker"]),
         }

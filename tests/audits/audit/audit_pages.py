@@ -1,4 +1,4 @@
-"""An audit.json of two attackers, two label modes, three defences and three seeds; its page as read."""
+"""An audit.json of two attackers, two label modes, three defences and three seeds; its pages as read."""
 
 import json
 import re
@@ -26,6 +26,7 @@ class Page(HTMLParser):
     headings: list[tuple[str, str]] = field(default_factory=list)
     tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     strong: list[str] = field(default_factory=list)
+    behind: Any = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -35,8 +36,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in ("meta", "img", "wbr"):
+        if tag not in ("meta", "img", "wbr", "br"):
             self._open.append(tag)
+        if tag != "wbr":
             self.text += " "
         if tag == "table":
             self._rows, self._caption = [], ""
@@ -75,7 +77,10 @@ class Page(HTMLParser):
 
 
 def page_of(told: dict[str, Any], folder: Path) -> Page:
-    page = Page()
-    page.feed(write_page(told, folder / "audit.html").read_text(encoding="utf-8"))
-    assert page._open == []
+    """The page, and ``behind`` it the appendix."""
+    path = write_page(told, folder / "audit.html")
+    page = Page(behind=Page())
+    for each, file in ((page, path), (page.behind, path.with_name("appendix.html"))):
+        each.feed(file.read_text(encoding="utf-8"))
+        assert each._open == []
     return page

@@ -1,5 +1,7 @@
 """Copies of the embedded digits teacher, examined: what is asked, counted, kept, and never asked twice."""
 
+import base64
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -11,8 +13,10 @@ import pytest
 import small_runs
 import torch
 from command_line import parse_extract
+from matplotlib.image import imread
 from torch import Tensor
 
+from dfme.audits.audit import differences
 from dfme.audits.audit import examine as module
 from dfme.audits.audit.examine import ExaminedCell, examine
 from dfme.audits.audit.transfer import ATTACKS
@@ -136,6 +140,32 @@ def test_the_figures_are_those_of_the_cells_own_files(cells: Cells, metered: Met
     assert followed[0]["images"] == 100
     assert followed[0]["agreement"] > followed[1]["agreement"] / 2 > 0
     assert found["fidelity"][0]["adversarial"]["images"] == found["transfer"]["images"] * 2 * 3
+
+
+@pytest.mark.parametrize("most", [2, 40])
+def test_images_that_differ_are_the_evaluations_own_with_both_answers(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+):
+    """The copy by labels differs often; pixels of the digits are 17 levels of grey."""
+    monkeypatch.setattr(differences, "MAX_SHOWN", most)
+    cell = cells[1]._replace(examined_in_full=True, pictured=True)
+    found = examine(tmp_path, [cell], job_of(), None, False, quiet)
+    told = found["differences"]
+    table = found["fidelity"][0]["table"]
+    count = LIMIT - sum(row[k] for k, row in enumerate(table))
+    assert (told["row"], told["images"], told["differ"]) == ("procedural", LIMIT, count)
+    assert len(told["shown"]) == min(most, count) > 1
+    student = load_student(cell.directory)
+    low, high = student.spec.bounds
+    data = evaluation_images(job_of().config.evaluation, student.spec, 10)
+    grey_NHW = ((data.images[:, 0] - low) / (high - low)).numpy()
+    shown = [imread(io.BytesIO(base64.b64decode(each["image"].partition(",")[2]))) for each in told["shown"]]
+    places = [int(abs(grey_NHW - image[..., 0]).max((1, 2)).argmin()) for image in shown]
+    assert all(abs(grey_NHW[at] - of[..., 0]).max() < 0.003 for at, of in zip(places, shown, strict=True))
+    assert places == sorted({*places})
+    answers = student(data.images[places]).argmax(1).tolist()
+    assert [each["clone"] for each in told["shown"]] == [*map(str, answers)]
+    assert all(each["model"] != each["clone"] for each in told["shown"])
 
 
 def test_after_a_kill_nothing_answered_is_asked_again(cells: Cells, metered: Metering, tmp_path: Path):

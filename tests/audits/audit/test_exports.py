@@ -32,7 +32,7 @@ RULES = ["copy-90", "labels-only", "no-alarm", "output-detail"]
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module, "curves", lambda told: [])
+    monkeypatch.setattr(page_module, "curves", lambda told, alarms=False: [])
     monkeypatch.setattr(page_module, "pareto", lambda told: None)
 
 
@@ -174,7 +174,7 @@ def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
 def test_the_page_has_the_controls_and_the_quota(tmp_path: Path) -> None:
     told = curved({"a": [(100, 0.5), (200, 0.9)]}, checked=0.7)
     page = page_of(told, tmp_path)
-    shown = [row[2] for row in page.table("What the figures are evidence for")]
+    shown = [row[2] for row in page.table("Controls")]
     assert shown == [row["figure"] or "not measured" for row in told["controls"]]
     assert all(line in page.text for line in told["quota"]["lines"].values())
     assert "Many accounts break it: one published campaign had 24,000." in page.text

@@ -68,7 +68,7 @@ def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
     usual = outcome("frugal", "probabilities", 0, LOW)
     first = headline(found(usual, replace(told, cell=replace(told.cell, job=job))), (0,))
     assert (first["attacker"], first["knows"]) == ("frugal_text", "text")
-    assert first["sentences"][0].endswith("the best attacker we ran, who knows that it is for text.")
+    assert "costs an attacker who knows that it is for text 850 queries" in first["sentences"][0]
 
 
 def bill(row: str, l1: float) -> dict[str, Any]:
@@ -84,22 +84,29 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
     assert figures == ["frugal", [850] * 3, 850, 1.275]
     price, like, hard = told["sentences"]
-    assert (
-        like == "What it costs somebody with images like yours is not known: no such attack ran to its end."
+    assert like.startswith("The price for somebody with images like yours is not known: no such attack")
+    assert price == (
+        "A copy that agrees with your model on 90% of 359 held-out images costs 850 queries (1.27 at your "
+        "price; 850 in 3 runs)."
     )
-    assert "on 90% of 359 held-out images costs 850 queries (seeds: 850, 850, 850), 1.27 at your" in price
-    assert "none was made within 3,000 queries: the best agree on 75.0%; your users' answers" in hard
-    assert "would change by 0.04" in hard
+    assert (
+        "no attack made such a copy within 3,000 queries: the best copy agrees on 75.0%; your users'" in hard
+    )
+    assert "would change by 0.04 on average, on a scale from 0 to 2" in hard
 
 
 @pytest.mark.parametrize(
     ("curves", "median", "words"),
     [
-        ([REACHED, ((2000, 0.9),), LOW], 2000, "costs 2,000 queries (seeds: 850, 2,000, not reached),"),
-        ([REACHED, LOW, LOW], None, "was not made in most seeds (seeds: 850, not reached, not reached):"),
-        ([LOW, LOW, LOW], None, "was not made within 3,000 queries: those of frugal, the best attacker"),
-        ([REACHED, None, None], 850, "costs 850 queries (seeds: 850, failed, failed), 1.27 at"),
-        ([REACHED], 850, "costs 850 queries (seed 0 alone), 1.27 at"),
+        (
+            [REACHED, ((2000, 0.9),), LOW],
+            2000,
+            "costs 2,000 queries (3.00 at your price; 2 of 3 runs made one)",
+        ),
+        ([REACHED, LOW, LOW], None, "Only 1 of 3 runs made a copy that agrees with your model on 90%"),
+        ([LOW, LOW, LOW], None, "within 3,000 queries: the best copies (frugal) agree on 75.0%. This"),
+        ([REACHED, None, None], 850, "costs 850 queries (1.27 at your price; one run; 2 more failed)"),
+        ([REACHED], 850, "costs 850 queries (1.27 at your price; one run)"),
         ([None], None, "What a copy costs is not known"),
     ],
 )
@@ -132,12 +139,12 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
         ("label", "knockoff", None),
     ]
     assert told["sentences"][1] == (
-        "Somebody with 179 images like yours needs 179 queries for such a copy, 0.27 at your price; from "
-        "labels alone, the same attacker agrees on 83.0% after 179 queries."
+        "Somebody with 179 images like yours needs 179 queries for such a copy (0.27 at your price). If your "
+        "model answered labels alone, this attacker would make a copy that agrees on 83.0% after 179 queries."
     )
     (line,) = advice(of, None)
-    assert "agrees on 75.0% in place of 94.0%" in line["text"]
-    assert "somebody with images like yours agrees on 83.0% in place of 97.0%" in line["text"]
+    assert "the best copy then agrees on 75.0% (94.0% before)." in line["text"]
+    assert "somebody with images like yours agrees on 83.0% (97.0% before)." in line["text"]
     assert [point["agreement"] for point in of.pareto()] == [0.94, 0.75]
 
 
@@ -147,13 +154,15 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
         "sentences"
     ]
     assert first == (
-        "No attack that we ran without images copied your model: after 3,000 queries the best agrees on "
-        "11.5% of 359 held-out images, where one constant answer agrees on 10.0%. This shows that these "
-        "attacks failed, not that the model is safe."
+        "No attack that we ran without images copied your model: after 3,000 queries the best copy agrees on "
+        "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these attacks "
+        "failed, not that the model is safe."
     )
-    assert like == "Somebody with 179 images like yours agrees on 83.0% after 179 queries."
+    assert like == (
+        "Somebody with 179 images like yours makes a copy that agrees on 83.0% after 179 queries."
+    )
     better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))["sentences"][0]
-    assert "was not made within 3,000 queries" in better, "Wilson: 0.117 to 0.191"
+    assert better.startswith("No attack made a copy that agrees"), "Wilson: 0.117 to 0.191"
     assert better.endswith("not that the model is safe.")
 
 
@@ -173,7 +182,7 @@ def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
     assert [each["from"] for each in lines] == ["defences.1", "price.1", "defences.2"]
     assert [each["effect"].split()[0] for each in lines] == ["44.0", "19.0", "19.0"]
     assert "Switch on mad" in lines[0]["text"]
-    assert "50.0% in place of 94.0%; your users' answers change by 1.00 on average" in lines[0]["text"]
+    assert "50.0% (94.0% before). Your users' answers change by 1.00 on average" in lines[0]["text"]
     names = ["none", "mad", "grad2", "lattice", "quota:images=800", "label"]
     assert [point["name"] for point in of.pareto()] == names
     assert [point["name"] for point in of.pareto() if point["dominated"]] == ["grad2", "lattice"]
@@ -192,7 +201,7 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     assert advice(found(bare), None)[0]["text"] == UNTRIED, "a service, whose switches nobody could try"
 
 
-def ring(detector: str, first: int | None, share: float | None, **other: Any) -> dict[str, Any]:
+def alarm(detector: str, first: int | None, share: float | None, **other: Any) -> dict[str, Any]:
     told = {"detector": detector, "row": "frugal", "mode": "probabilities", "defence": "none"}
     return {**told, "first_alarm": first, "agreement_at_alarm": share, **other}
 
@@ -234,16 +243,16 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     benign = [stream(name, "random order", 0) for name in ("pairs", "labels", "prada")]
     benign += [stream("sprt", "random order", 3), stream("labels", "corrupted", 7)]
     benign.append(stream("pairs", "corrupted", 0))
-    attacks = [ring("pairs", 120, 0.31), ring("pairs", 400, 0.52), ring("labels", 48, 0.1)]
-    attacks += [ring("sprt", 3, 0.1), ring("prada", None, None), ring("prada", 9, 0.1)]
+    attacks = [alarm("pairs", 120, 0.31), alarm("pairs", 400, 0.52), alarm("labels", 48, 0.1)]
+    attacks += [alarm("sprt", 3, 0.1), alarm("prada", None, None), alarm("prada", 9, 0.1)]
     (line,) = advice(of, {"benign": benign, "attacks": attacks})
     assert line["from"] == "detection.attacks.1"
     assert line["effect"].startswith("42.0 points")
-    assert "at image 400 of its budget, where the copy agreed on 52.0% in place of 94.0%" in line["text"]
-    assert "of honest sessions in none of 40 (at most 168 alarms in 10,000 images," in line["text"]
+    assert "after 400 queries, when the copy agreed on 52.0% (in the end on 94.0%)." in line["text"]
+    assert "false alarm: none of 40; at most 168 alarms in 10,000 queries," in line["text"]
     (line,) = advice(of, {"benign": benign, "attacks": attacks[2:]})
-    assert "of honest sessions in 7 of 20 corrupted (at most 175" in line["text"]
-    other = [ring("pairs", 5, 0.1, defence="mad"), ring("pairs", 5, 0.1, mode="label")]
+    assert "false alarm: 7 of 20 (corrupted); at most 175" in line["text"]
+    other = [alarm("pairs", 5, 0.1, defence="mad"), alarm("pairs", 5, 0.1, mode="label")]
     assert advice(of, {"benign": benign, "attacks": other})[0]["text"] == NOTHING
 
 
@@ -258,11 +267,11 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
     (never,) = found(outcome("dfme", "probabilities", 0, LOW)).verdicts({"queries_to_90": 3000})
     assert (never["value"], never["pass"]) == (None, True)
     (unknown,) = found(outcome("dfme", "probabilities", 0, None)).verdicts({"queries_to_90": 3000})
-    assert (unknown["pass"], "no attack has finished; not known of dfme" in unknown["text"]) == (None, True)
+    assert (unknown["pass"], "no attack has finished; the outcome of dfme" in unknown["text"]) == (None, True)
     failed = [outcome("frugal", "probabilities", 0, LOW), outcome("frugal", "probabilities", 1, None)]
     holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
     assert (holds["pass"], fails["pass"]) == (None, False)  # a failed attack may have been a better one
-    assert holds["text"].endswith("that these failed; not known of frugal-probabilities-3k-seed1")
+    assert holds["text"].endswith("these failed; the outcome of frugal-probabilities-3k-seed1 is not known.")
     with pytest.raises(UserError, match="cannot be decided"):
         limits(["queries_to_90=3001"], 3000)
 

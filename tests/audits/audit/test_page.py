@@ -1,4 +1,4 @@
-"""The audit's page says figure for figure what audit.json says, in one safe file that is read in order."""
+"""The audit's page and appendix say figure for figure what audit.json says, in safe files read in order."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module, "curves", lambda told: [])
+    monkeypatch.setattr(page_module, "curves", lambda told, alarms=False: [])
     monkeypatch.setattr(page_module, "pareto", lambda told: None)
 
 
@@ -67,21 +67,58 @@ def seeds(counts: list[int | None]) -> str:
 
 def test_prices_are_those_of_the_json_seed_by_seed(page: Page) -> None:
     told = audit()
-    rows = zip(page.table("Agreement at the end"), told["price"], told["games"]["advantage"], strict=True)
-    for row, each, way in rows:
+    rows = page.behind.table("Agreement at the end")
+    for row, each, way in zip(rows, told["price"], told["games"]["advantage"], strict=True):
         spread = [percent(each["mean"]), span(each["interval"]), percent(each["sd"])]
         values = ", ".join(number(value, 2) for value in way["values"])
         assert row == [each["row"], each["mode"], "3,000", *spread, percents(each["agreement"]), values]
-    for row, each in zip(page.table("Queries until an agreement"), told["price"], strict=True):
+    for row, each in zip(page.behind.table("Queries until an agreement"), told["price"], strict=True):
         counts = [seeds(each["queries_to"][level]) for level in LEVELS]
         assert row == [each["row"], each["mode"], *counts, number(each["cost_to_90"], 2)]
     assert "agrees on 10.6%, a guess on 10.0%, and a twin, trained on your own data, on 96.9%" in page.text
 
 
+def middle(counts: list[int | None]) -> str:
+    """The median with failures last, and how many got there."""
+    known = sorted(count for count in counts if count is not None)
+    some = f"{len(known)} of {len(counts)}"
+    if len(known) <= len(counts) / 2:
+        return f"in {some}" if known else ""
+    return f"{known[len(counts) // 2]:,}" + f" ({some})" * (len(known) < len(counts))
+
+
+def test_the_page_says_medians_over_seeds_the_cheapest_copy_first(page: Page) -> None:
+    told = audit()
+    lines = [told["price"][at] for at in (0, 2, 1, 3)]  # both on scores, then both on labels
+    for row, each in zip(page.table("Agreement after all"), lines, strict=True):
+        shares = each["agreement"]
+        reached = [middle(each["queries_to"][level]) or "not reached" for level in LEVELS[1:]]
+        spread = [percent(each["mean"]), f"{percent(min(shares))} to {percent(max(shares))}"]
+        cells = [cell.replace("\xa0", " ") for cell in row]
+        assert cells == [each["row"], each["mode"], *spread, *reached, number(each["cost_to_90"], 2)]
+    assert "in 1 of 3" in page.text.replace("\xa0", " ")
+
+
+def test_first_alarms_stand_beside_the_worst_honest_stream(page: Page) -> None:
+    told = audit()["detection"]
+    told["attacks"] = [x for x in told["attacks"] if (x["mode"], x["defence"]) == ("probabilities", "none")]
+    for detector, *cells, alarms, most, name in page.table("Queries until the first alarm"):
+        for attacker, cell in zip(("frugal", "dfme"), cells, strict=True):
+            own = [x for x in told["attacks"] if (x["row"], x["detector"]) == (attacker, detector)]
+            worth = sorted(x["agreement_at_alarm"] for x in own if x["first_alarm"] is not None)
+            first = middle([x["first_alarm"] for x in own])
+            text = f"{first} {percent(worth[len(worth) // 2])}" if worth else "never"
+            assert cell.replace("\xa0", " ") == text
+        streams = [x for x in told["benign"] if x["detector"] == detector]
+        worst = max(streams, key=lambda x: (x["per_10000"], x["per_10000_upper"]))
+        assert (alarms, most) == (number(worst["per_10000"], 1), f"{worst['per_10000_upper']:,.0f}")
+        assert name in {x["stream"] for x in streams if x["per_10000"] == worst["per_10000"]}
+
+
 def test_defences_stand_beside_what_honest_users_pay_and_the_best_attacker_is_bold(page: Page) -> None:
     told = audit()
     bills = {each["row"]: each["held_out"] for each in told["utility"]}
-    rows = page.table("Agreement that each attacker is left")
+    rows = page.behind.table("Agreement that each attacker is left")
     for row, each in zip(rows, told["defences"], strict=True):
         for cell, attacker in zip(row[1:5], each["attackers"], strict=True):
             spread = attacker["agreement"]
@@ -93,22 +130,24 @@ def test_defences_stand_beside_what_honest_users_pay_and_the_best_attacker_is_bo
         assert row[5:] == [way, percent(paid["accuracy_drop"]), number(paid["l1_mean"])]
     assert "relabelled 61.1% \xb1 1.7" in rows[2][1]
     best = [percent(each["best_score"]["mean"]) for each in told["defences"]]
-    assert [text.split()[0] for text in page.strong if "\xb1" in text] == best
-    for row, point in zip(page.table("Protection against price"), told["pareto"], strict=True):
-        figures = [number(point["l1_mean"]), percent(point["accuracy_drop"]), percent(point["agreement"])]
-        assert row == [point["name"], point["kind"], *figures, "yes" if point["dominated"] else "no"]
+    assert [text.split()[0] for text in page.behind.strong if "\xb1" in text] == best
+    for row, point in zip(page.table("The best copy under each"), told["pareto"], strict=True):
+        figures = [percent(point["agreement"]), percent(point["accuracy_drop"]), number(point["l1_mean"])]
+        named = ["as deployed", "-"] if point["name"] == "none" else [point["name"], point["kind"]]
+        named[1] = {"label mode": "form of answers"}.get(named[1], named[1])
+        assert row == [*named, *figures, "yes" if point["dominated"] else "no"]
 
 
 def test_alarms_and_honest_streams_one_by_one_with_the_bound_in_place_of_nothing(page: Page) -> None:
     told = audit()["detection"]
-    for row, mode, _, _, *cells in page.table("First alarm"):
+    for row, mode, _, _, *cells in page.behind.table("First alarm"):
         for detector, cell in zip(("pairs", "labels"), cells, strict=True):
             place = row, mode, detector
             own = [x for x in told["attacks"] if (x["row"], x["mode"], x["detector"]) == place]
             firsts, shares = ([each[key] for each in own] for key in ("first_alarm", "agreement_at_alarm"))
             expected = f"{', '.join(map(str, firsts))} {percents(shares)}" if any(firsts) else "never"
             assert cell == expected
-    for line, each in zip(page.table("False alarms"), told["benign"], strict=True):
+    for line, each in zip(page.behind.table("False alarms"), told["benign"], strict=True):
         seen = number(each["per_10000"], 1) if each["alarms"] else "none seen"
         most = f"{each['per_10000_upper']:.0f} from {each['units']} images"
         sessions = f"{each['sessions_with_alarm']} of {each['sessions']}"
@@ -120,20 +159,20 @@ def test_images_that_fool_the_model_stand_by_source_attack_and_size(page: Page) 
     told = audit()["transfer"]
     cells = {}
     for attack in told["attacks"]:
-        for row in page.table(f"{attack}: share of 300 images"):
+        for row in page.behind.table(f"{attack}: share of 300 images"):
             for eps, cell in zip(told["eps"], row[3:], strict=True):
                 cells[row[0], attack, eps] = cell
     assert cells == {
         (each["source"], each["attack"], each["eps"]): f"{percent(each['success'])} {span(each['interval'])}"
         for each in told["rows"]
     }
-    assert page.table("Gain over") == [["clone: frugal, probabilities", "pgd20", "39.5% over twin"]]
+    assert page.behind.table("Gain over") == [["clone: frugal, probabilities", "pgd20", "39.5% over twin"]]
 
 
 def test_the_ledgers_totals_and_every_text_are_told(page: Page) -> None:
     told = audit()
-    facts = dict(page.tables["What was audited, and how"])  # type: ignore[arg-type]
-    assert facts["Sent by cells"] == "117,250 images in 13 cells"
+    facts = dict(page.behind.tables["What was audited, and how"])  # type: ignore[arg-type]
+    assert facts["Sent by attacks"] == "117,250 images in 13 attacks"
     assert facts["May have been served"] == "134,763 images"
     assert facts["Money for these"] == "202.14"
     assert facts["Versions"] == "dfme 0.11.0, torch 2.14.1, Python 3.11.7"
@@ -153,8 +192,8 @@ def figures(value: Any) -> Iterator[set[str]]:
         yield {form.format(scale * value) for scale in (1, 100) for form in FORMS}
 
 
-def test_the_page_has_the_json_s_figures_and_no_others(page: Page) -> None:
-    shown = {*re.findall(FIGURE, page.text.replace(",", ""))}
+def test_the_pages_have_the_json_s_figures_and_no_others(page: Page) -> None:
+    shown = {*re.findall(FIGURE, f"{page.text} {page.behind.text}".replace(",", ""))}
     assert shown - set().union(*figures(audit())) - LEGEND == set()
     for name in ("price", "defences", "pareto", "fidelity_seeds", "transfer"):
         assert [forms for forms in figures(audit()[name]) if not forms & shown] == [], name
@@ -163,7 +202,7 @@ def test_the_page_has_the_json_s_figures_and_no_others(page: Page) -> None:
 def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -> None:
     told = audit()
     monkeypatch.setattr(page_module, "_address", lambda figure: figure)
-    (figure, _), *_ = page_module.curves(told)
+    (figure, _), *_ = page_module.curves(told, alarms=True)
     axes, right = figure.axes  # type: ignore[attr-defined]
     lines = {line.get_label(): line for line in axes.lines}
     assert lines["one answer to everything (10.6%)"].get_ydata()[0] == told["games"]["constant"]
@@ -179,7 +218,8 @@ def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -
     colour = {True: page_module.PALE, False: page_module.BLUE}
     assert drawn == [(point["l1_mean"], point["agreement"], colour[point["dominated"]]) for point in points]
     named = [line.get_label() for line in figure.axes[0].lines]
-    assert named == [f"{number}: {point['name']}" for number, point in enumerate(points, 1)]
+    names = ["as deployed", *(point["name"] for point in points[1:])]
+    assert named == [f"{number}: {name}" for number, name in enumerate(names, 1)]
 
 
 # Form
@@ -187,36 +227,47 @@ def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_outline_is_one_question_and_its_parts_in_order(page: Page) -> None:
     assert [text for level, text in page.headings if level == "h1"] == [audit()["headline"]["sentences"][0]]
-    assert [level for level, _ in page.headings].count("h2") == 10
-    levels = [int(level[1]) for level, _ in page.headings]
-    assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert ("html", {"lang": "en"}) in page.tags
+    for each, parts in ((page, 10), (page.behind, 9)):
+        assert [level for level, _ in each.headings].count("h2") == parts
+        levels = [int(level[1]) for level, _ in each.headings]
+        assert all(after - before <= 1 for before, after in pairwise(levels))
+        assert ("html", {"lang": "en"}) in each.tags
 
 
 def test_tables_have_captions_and_heads_with_a_scope_and_pictures_say_their_message(page: Page) -> None:
-    assert "" not in page.tables
-    assert {attributes["scope"] for tag, attributes in page.tags if tag == "th"} == {"col", "row"}
-    scrolled = [attributes for _, attributes in page.tags if attributes.get("class") == "wide"]
-    assert [(each["tabindex"], each["role"]) for each in scrolled] == [("0", "region")] * len(page.tables)
-    assert {each["aria-label"] for each in scrolled} == page.tables.keys(), "a keyboard reaches what scrolls"
-    scores, _, pareto = (attributes["alt"] for tag, attributes in page.tags if tag == "img")
+    for of in (page, page.behind):
+        assert "" not in of.tables
+        assert {attributes["scope"] for tag, attributes in of.tags if tag == "th"} == {"col", "row"}
+        scrolled = [attributes for _, attributes in of.tags if attributes.get("class") == "wide"]
+        assert [(each["tabindex"], each["role"]) for each in scrolled] == [("0", "region")] * len(of.tables)
+        assert {each["aria-label"] for each in scrolled} == of.tables.keys(), "a keyboard can scroll it"
+    scores, _, pareto, *_ = (attributes["alt"] for tag, attributes in page.tags if tag == "img")
     assert scores.endswith("probabilities: frugal 94.2% after 3,000 queries, dfme 72.0% after 3,000 queries.")
-    assert "no other beats none (change 0.000, agreement 94.2%); lattice:n=10 (change 0.013" in pareto
+    assert "no other beats as deployed (change 0.000, agreement 94.2%); lattice:n=10 (change 0.013" in pareto
 
 
-def test_the_page_is_one_file_without_scripts(page: Page) -> None:
-    assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "form", "base"} == set()
-    addresses = [(tag, each[name]) for tag, each in page.tags for name in ("src", "href") if name in each]
-    named = {each["id"] for _, each in page.tags if "id" in each}
-    links = {address for tag, address in addresses if tag == "a"}
-    assert links == {"#pareto.4", "#defences.3", "#detection"}
-    assert {link.removeprefix("#") for link in links} <= named
-    drawings = [address for tag, address in addresses if tag != "a"]
-    assert len(drawings) == 3
-    for address in drawings:
-        drawing = base64.b64decode(address.removeprefix("data:image/svg+xml;base64,"), validate=True).decode()
-        assert "<script" not in drawing
-        assert set(re.findall(r'href="([^#"]*)', drawing)) == {""}, "it refers to itself alone"
+def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(page: Page) -> None:
+    links = []
+    for of, pictures in ((page, 3), (page.behind, 2)):
+        assert {tag for tag, _ in of.tags} & {"script", "link", "iframe", "object", "form", "base"} == set()
+        addresses = [(tag, each[name]) for tag, each in of.tags for name in ("src", "href") if name in each]
+        links += [address for tag, address in addresses if tag == "a"]
+        drawings = [address for tag, address in addresses if tag != "a" and "svg" in address]
+        assert len(drawings) == pictures
+        for address in drawings:
+            coded = address.removeprefix("data:image/svg+xml;base64,")
+            drawing = base64.b64decode(coded, validate=True).decode()
+            assert "<script" not in drawing
+            assert set(re.findall(r'href="([^#"]*)', drawing)) == {""}, "it refers to itself alone"
+    named, named_behind = ({each["id"] for _, each in of.tags if "id" in each} for of in (page, page.behind))
+    own = {link.removeprefix("#") for link in links if link.startswith("#")}
+    assert own == {"alarms", "changes"} <= named
+    behind = {link.removeprefix("appendix.html#") for link in links if link.startswith("appendix")}
+    assert len(behind) == 10
+    assert behind <= named_behind
+    assert links.count("audit.html") == 1
+    assert "all first alarms (appendix)" in page.text
+    assert not re.search(r"(price|defences|pareto|attacks)\.\d", page.text), "no key of the JSON"
 
 
 def hostile(value: Any, key: str = "") -> Any:
@@ -229,31 +280,34 @@ def hostile(value: Any, key: str = "") -> Any:
 
 def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -> None:
     sheets = {"samples": "//evil.example/x.png", "disagreements": PICTURE, "<b>x": f'{PICTURE}" a="b'}
-    attacked = page_of(hostile(audit()) | {"pictures": sheets}, tmp_path)
-    tags = [{tag for tag, _ in each.tags} - {"figcaption"} for each in (attacked, page)]
-    assert tags[0] == tags[1], "a sheet has a caption"
-    names = [{name for _, attributes in each.tags for name in attributes} for each in (attacked, page)]
-    assert names[0] == names[1]
-    assert not any("evil" in each.get(name, "") for _, each in attacked.tags for name in ("src", "href"))
-    assert [each["src"] for _, each in attacked.tags if "png" in each.get("src", "")] == [PICTURE]
-    assert attacked.text.count(HOSTILE) > 100
+    told = hostile(audit()) | {"pictures": sheets}
+    told["differences"]["shown"][0]["image"] = PICTURE
+    attacked = page_of(told, tmp_path)
+    for bad, good in ((attacked, page), (attacked.behind, page.behind)):
+        tags, wanted = ({tag for tag, _ in each.tags} - {"figcaption"} for each in (bad, good))
+        assert tags == wanted, "a sheet has a caption"
+        names, wanted = ({name for _, of in each.tags for name in of} for each in (bad, good))
+        assert names == wanted
+        assert not any("evil" in each.get(name, "") for _, each in bad.tags for name in ("src", "href"))
+        assert [each["src"] for _, each in bad.tags if "png" in each.get("src", "")] == [PICTURE]
+    assert f"{attacked.text}{attacked.behind.text}".count(HOSTILE) > 100
 
 
 def test_a_services_audit_says_what_was_left_out(tmp_path: Path) -> None:
     told = audit() | {"detection": None, "transfer": None, "fidelity_seeds": [], "verdicts": [], "advice": []}
-    told |= {name: [] for name in ("defences", "utility", "pareto", "fidelity")}
+    told |= {name: [] for name in ("defences", "utility", "pareto", "fidelity")} | {"differences": None}
     told["target"] |= {"local": False, "accuracy": None, "authorised_by": "the owner, by letter"}
     told["games"] |= {"twin": None, "advantage": []}
     told["ledger"]["cost"] = told["options"]["price_per_1000"] = None
     service = page_of(told, tmp_path)
     assert [level for level, _ in service.headings].count("h2") == 9, "no limits of yours"
-    assert service.text.count("Left out: ") == 6
-    facts = dict(service.tables["What was audited, and how"])  # type: ignore[arg-type]
+    assert (service.text.count("Left out: "), service.behind.text.count("Left out: ")) == (3, 5)
+    facts = dict(service.behind.tables["What was audited, and how"])  # type: ignore[arg-type]
     assert facts["Authorised by"] == "the owner, by letter"
     assert facts.keys() & {"Money for these", "Price of 1,000", "Its accuracy"} == set()
-    assert [row[-1] for row in service.table("Agreement at the end")] == ["-"] * 4, "no twin, no advantage"
+    assert [row[-1] for row in service.behind.table("Agreement at the end")] == ["-"] * 4, "no advantage"
     assert [tag for tag, _ in service.tags].count("img") == 2
-    assert not service.text.count("None")
+    assert not f"{service.text}{service.behind.text}".count("None")
 
 
 def test_an_unfinished_audit_says_so_and_shows_what_there_is(tmp_path: Path) -> None:
@@ -265,8 +319,10 @@ def test_an_unfinished_audit_says_so_and_shows_what_there_is(tmp_path: Path) -> 
         line |= {"agreement": [None] * 3, "state": "not run", "reason": "it waits"}
         line |= {"queries_to": dict.fromkeys(LEVELS, [None] * 3)}
         line |= dict.fromkeys(("mean", "sd", "interval", "cost_to_90"))
-    unfinished = page_of(told, tmp_path)
-    assert "This audit is not finished." in unfinished.text
+    page = page_of(told, tmp_path)
+    assert [row[2] for row in page.table("Agreement after all")] == ["-"] * 4
+    assert "This audit is not finished." in page.text
+    unfinished = page.behind
     assert unfinished.table("Agreement at the end")[3][3:7] == ["- it waits", "-", "-", "-"]
     assert unfinished.table("Queries until")[3][2:] == [", ".join(["not finished"] * 3)] * 4 + ["-"]
 
@@ -274,7 +330,7 @@ def test_an_unfinished_audit_says_so_and_shows_what_there_is(tmp_path: Path) -> 
 @pytest.mark.usefixtures("undrawn")
 def test_of_one_seed_there_is_no_deviation(tmp_path: Path) -> None:
     told = json.loads(re.sub(r'"sd": [\d.]+', '"sd": null', json.dumps(audit())))
-    once = page_of(told, tmp_path)
+    once = page_of(told, tmp_path).behind
     assert once.table("Agreement that each")[0][1] == "94.2%"
     assert "\xb1" not in once.text
 
