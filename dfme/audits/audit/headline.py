@@ -77,9 +77,8 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
         told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
         return f"A {copy} costs{whom} {best['median']:,.0f} queries ({'; '.join(told)})."
     if of.is_no_copy(mean):
-        free = " without images" if not of.free[0]["has_images"] else ""
         return (
-            f"No attack that we ran{free} copied your model: after {of.budget:,} queries the best copy "
+            f"No attack {_free(of)}copied your model: after {of.budget:,} queries the best copy "
             f"agrees on {mean:.1%} of {images}; one constant answer agrees on {of.constant:.1%}. {FAILED}."
         )
     best_of = f"copies ({best['attacker']}) agree" if runs > 1 else f"copy ({best['attacker']}) agrees"
@@ -87,7 +86,11 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     if counts:
         made = f"Only {len(counts)} of {runs} runs made a {copy}"
         return f"{made}: after {of.budget:,} queries {after}."
-    return f"No attack made a {copy} within {of.budget:,} queries: {after}. {FAILED}."
+    return f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}."
+
+
+def _free(of: Findings) -> str:
+    return "" if of.free[0]["has_images"] else "without images "
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -144,7 +147,7 @@ def _second(of: Findings, labels: Entry | None) -> str:
     reached = sum(count is not None for count in labels["queries"])
     mean = labels["best_agreement"]["mean"]
     runs = labels["best_agreement"]["n"]
-    made = f"only {reached} of {runs} runs made" if reached else "no attack made"
+    made = f"only {reached} of {runs} runs made" if reached else f"no attack {_free(of)}made"
     made += f" ({len(labels['queries']) - runs} failed)" if runs < len(labels["queries"]) else ""
     within = f"such a copy within {of.budget:,} queries: the best copy agrees on {mean:.1%}"
     return f"From labels alone, {made} {within}{change}."
@@ -177,7 +180,8 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             lost = of.paid(name).get("accuracy_drop")
             if paid is not None:
                 text += f" Your users' answers change by {paid:.2f} on average, {SCALE}"
-                text += "." if lost is None else f"; their accuracy falls by {100 * lost:.1f} points."
+                falls = f"falls by {100 * lost:.1f} points" if lost else "does not change"
+                text += "." if lost is None else f"; their accuracy {falls}."
             means = [
                 [line["mean"] or 0.0 for line in of.like if line["mode"] == mode] for mode in (of.own, name)
             ]

@@ -89,9 +89,7 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
         "A copy that agrees with your model on 90% of 359 held-out images costs 850 queries (1.27 at your "
         "price; 850 in 3 runs)."
     )
-    assert (
-        "no attack made such a copy within 3,000 queries: the best copy agrees on 75.0%; your users'" in hard
-    )
+    assert "no attack without images made such a copy within 3,000 queries: the best copy agrees on" in hard
     assert "would change by 0.04 on average, on a scale from 0 to 2" in hard
 
 
@@ -154,7 +152,7 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
         "sentences"
     ]
     assert first == (
-        "No attack that we ran without images copied your model: after 3,000 queries the best copy agrees on "
+        "No attack without images copied your model: after 3,000 queries the best copy agrees on "
         "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these attacks "
         "failed, not that the model is safe."
     )
@@ -162,7 +160,7 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
         "Somebody with 179 images like yours makes a copy that agrees on 83.0% after 179 queries."
     )
     better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))["sentences"][0]
-    assert better.startswith("No attack made a copy that agrees"), "Wilson: 0.117 to 0.191"
+    assert better.startswith("No attack without images made a copy"), "Wilson: 0.117 to 0.191"
     assert better.endswith("not that the model is safe.")
 
 
