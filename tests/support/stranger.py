@@ -134,7 +134,7 @@ def _headline(audit: dict[str, Any], price: float | None) -> None:
     first, *others, _ = head["sentences"]
     for each in head["like"]:
         (line,) = [one for one in audit["price"] if one["has_images"] and one["mode"] == each["mode"]]
-        told = f"{line['mean']:.1%}" if each["median"] is None else f"needs {each['median']:,.0f} queries"
+        told = f"{line['mean']:.1%}" if each["median"] is None else f"{each['median']:,.0f} queries for such"
         assert told in others[0]
         assert each["queries"] == line["queries_to"]["0.9"]
     assert (f"{best['mean']:.1%}" if head["median"] is None else f"{head['median']:,.0f} queries") in first
@@ -221,6 +221,10 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         assert sum(map(sum, each["table"])) == each["images"]
         same = sum(row[k] for k, row in enumerate(each["table"]))
         assert same == round(each["agreement"] * each["images"])
+        if (each["row"], each["mode"]) == (audit["headline"]["attacker"], audit["target"]["label_mode"]):
+            differing = audit["differences"]
+            assert differing["differ"] == each["images"] - same
+            assert len(differing["shown"]) == min(24, differing["differ"])
     examples = [read(out / "cells" / cell["name"] / "summary.json") for cell in audit["cells"]]
     assert audit["games"]["constant"] == examples[0]["baselines"]["constant_agreement"]
     assert audit["games"]["guess"] == 1 / audit["target"]["num_classes"]

@@ -176,10 +176,9 @@ def _of_seeds(counts: Sequence[float | None], never: str) -> str:
 
 
 def _points(audit: Entry) -> list[Entry]:
-    named = {"label mode": FORM}
-    points = [point | {"kind": named.get(point["kind"], point["kind"])} for point in audit["pareto"]]
     bare = {"name": "as deployed", "kind": UNKNOWN}
-    return [point | (bare if point["name"] == NO_DEFENCE else {}) for point in points]
+    named = [point | (bare if point["name"] == NO_DEFENCE else {}) for point in audit["pareto"]]
+    return [point | ({"kind": FORM} if point["kind"] == "label mode" else {}) for point in named]
 
 
 def _alarms(audit: Entry) -> list[Entry]:
