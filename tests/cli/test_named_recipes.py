@@ -32,7 +32,8 @@ def options(job: Job) -> dict[str, Any]:
 @pytest.mark.parametrize("budget", ["2k", "5k", "30k", "300k"])
 def test_naming_the_embedded_teacher_changes_where_the_generator_begins_alone(budget: str) -> None:
     bare, named = parse(f"--budget {budget}"), parse(f"{DIGITS} --budget {budget}")
-    apart = {"queries.base": "none", "queries.procedural": 0.75}  # docs/results/dfme.md
+    apart: dict[str, Any] = {"queries.base": "none", "queries.procedural": 0.75}  # docs/results/dfme.md
+    apart["queries.programs"] = ["leaves", "strokes"]
     assert options(bare) == options(named) | apart
     assert options(named) == options(parse(f"{DIGITS} --recipe dfme --budget {budget}"))
     assert (named.config.student.replay_steps, named.config.schedule.kind) == (8, "cosine")
