@@ -222,13 +222,12 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     false = [f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in wrong]
     honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
     most = max(one["per_10000_upper"] for one in streams)
-    text = f"Switch on the detector {attacks[at]['detector']}, and block the accounts that it names. It "
-    text += f"raised an alarm in every attack: in the worst case after {attacks[at]['first_alarm']:,} "
-    text += (
-        f"queries, when the copy agreed on {share:.1%} (in the end on {before.mean:.1%}). Honest sessions "
-    )
-    text += f"with a false alarm: {honest}; at most {most:,.0f} alarms in 10,000 queries, as far as your "
-    text += "images tell."
+    name = attacks[at]["detector"]
+    first = attacks[at]["first_alarm"]
+    text = f"Switch on the detector {name}, and block the accounts that it names. It raised an alarm in "
+    text += f"every attack: in the worst case after {first:,} queries, when the copy agreed on {share:.1%} "
+    text += f"(in the end on {before.mean:.1%}). Honest sessions with a false alarm: {honest}; at most "
+    text += f"{most:,.0f} alarms in 10,000 queries, as far as your images tell."
     yield before.mean - share, text, f"detection.attacks.{at}"
 
 
