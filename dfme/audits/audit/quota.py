@@ -77,8 +77,9 @@ def _text(found: Entry) -> list[str]:
     if found["open"]:
         more = "none that ran got there, and what more images buy is not known"
     first = f"{found['images']:,} images a {found['per']} for a key keep every attacker below {level}"
-    under = "This was not checked by an attack under it."
+    under = "We did not check it with an attack."
     if (seen := found["checked"]) is not None:
         judged = "the quota holds" if seen["holds"] else "the quota DOES NOT HOLD: take a smaller one"
-        under = f"Checked: with no more {found['attacker']} agrees on {seen['agreement']:.1%}; {judged}."
+        copy = f"a copy by {found['attacker']} agrees on {seen['agreement']:.1%}"
+        under = f"We checked it with an attack: with no more images {copy}; {judged}."
     return [f"{first} by their curves (the best: {found['best']:.1%}); {more}.", under, WARNING]
