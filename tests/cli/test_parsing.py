@@ -24,7 +24,9 @@ def test_without_words_the_digits_are_meant_from_any_directory() -> None:
 def general(student: StudentConfig | None = None, **changes: Any) -> ExtractConfig:
     """The settings of a run that names a teacher and no recipe."""
     usual = {"recipe": "dfme (default)", "schedule": ScheduleConfig(kind="cosine")}
-    student = replace(student or StudentConfig(), replay_steps=8, replay_batch=64, optimizer="auto", augment="auto")
+    student = replace(
+        student or StudentConfig(), replay_steps=8, replay_batch=64, optimizer="auto", augment="auto"
+    )
     return ExtractConfig(**{**usual, **changes, "student": student})
 
 
