@@ -1,6 +1,7 @@
 """A teacher with its watch and its defences: the outermost wrapper, which the label mode is cut by."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -65,9 +66,19 @@ class Defended(Wrapper):
         """Refused where a quota is used up, or an alarm was raised and the watch is to refuse."""
         if self.watch:
             self.watch.admit()
-        for each in self._stack:
-            each.admit(len(images))
+        self.admit(len(images))
         return self._defended(images)
+
+    def admit(self, images: int) -> None:
+        """Refused where a defence does not answer so many images more."""
+        for each in self._stack:
+            each.admit(images)
+
+    def around(self, change: Callable[[Teacher], Teacher]) -> "Defended":
+        """The same defences and watch, with the same state, around a change of the teacher behind them."""
+        other = copy(self)
+        other._teacher = change(self._teacher)
+        return other
 
     def preview(self, images: Tensor) -> Tensor:
         """Answers that an honest user would get now; no state changes, no watch, no refusal."""
@@ -130,3 +141,8 @@ class Defended(Wrapper):
         defended = reveal(short_BK.scatter(1, top_B1, most_B1), PROBABILITIES, wanted)
         changed_B = (y_BK != p_BK).any(1)
         return torch.where(changed_B if plain.ndim == 1 else changed_B[:, None], defended, plain)
+
+
+def behind(teacher: Teacher) -> Teacher:
+    """The teacher without watch, defences and the cut to a label mode that comes with them."""
+    return teacher._teacher if isinstance(teacher, Defended) else teacher

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from copy import copy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -133,14 +133,17 @@ class Guard:
         self._watch: Any = self._teacher.info.watch
         self._defended: Defended | None = None
         if isinstance(self._teacher, Defended):
-            self._given = Given(behind(self._teacher))
-            self._given.label_mode = LabelMode.parse(answers) if answers else self._given.label_mode
-            self._defended = copy(self._teacher)  # with the same state
-            self._defended._teacher = self._given
+            self._defended = self._teacher.around(partial(self._of_app, answers))
         self._features = self._watch.features if self._defended and self._watch else None
         self._turns = asyncio.Semaphore(1) if in_turn or self._features else None
         self._worker = one_thread(threads)
         self.meter.alarms.update(dict.fromkeys(self._watch.names if self._watch else (), 0))
+
+    def _of_app(self, answers: str | None, teacher: Teacher) -> Teacher:
+        """The teacher as the app answers for it."""
+        self._given = Given(teacher)
+        self._given.label_mode = LabelMode.parse(answers) if answers else teacher.label_mode
+        return self._given
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == self._metrics:
@@ -269,11 +272,10 @@ class Guard:
         """Refused where alarm or defence say so before the app is asked; nobody unknown has an alarm."""
         if self._watch is not None:
             self._watch.account = account
-        if self._defended is not None:
-            if self._watch is not None and account in self._watch._accounts:
+            if self._watch.knows:
                 self._watch.admit()
-            for each in self._defended._stack:
-                each.admit(images)
+        if self._defended is not None:
+            self._defended.admit(images)
 
     def _defend(self, account: str, images: Array, scores: Array, heard: list[Tensor] | None) -> Array:
         """Answers in place of the scores. Refused where alarm or defence say so now."""
@@ -343,11 +345,6 @@ class Guard:
             text = f"request of {size} bytes or more: expected at most {most_text}"
             raise Rejected(413, text, "body too large", {"Connection": "close"})
         return HttpBody.of(content, request.headers)
-
-
-def behind(teacher: Teacher) -> Teacher:
-    """The teacher without watch and defences, whose answers an app gives to its guard."""
-    return teacher._teacher if isinstance(teacher, Defended) else teacher
 
 
 def _made(teacher: Any, options: dict[str, Any], alarm_file: str | None) -> Teacher:

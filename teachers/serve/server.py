@@ -17,10 +17,10 @@ import uvicorn
 from dfme.errors import UserError
 from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
+from dfme.teachers.defences.wrapper import behind
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig
 from dfme.teachers.serve.app import MAX_CONNECTIONS, Connection, Keys, make_app
-from dfme.teachers.serve.guard import behind
 from dfme.teachers.serve.model import Meter, Model
 from dfme.teachers.serve.record import AlarmFile, Recording, account_tag
 

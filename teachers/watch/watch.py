@@ -106,6 +106,11 @@ class Watch:
                 with blaming(f"detector {name}", UserError):
                     each.see(self._benign.plain[:2])
 
+    @property
+    def knows(self) -> bool:
+        """True if this account has asked before."""
+        return self.account in self._accounts
+
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account over which an alarm was raised."""
         if self.on_alarm == "refuse" and (alarmed_at := self._own().alarmed_at):
