@@ -225,22 +225,22 @@ class QueriesConfig:
     """candidates for each image that is paid for"""
     choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
     """of a pool, by the students' vote: entropy, margin (between its two likeliest classes), disagreement (of
-    two students or more), random, for balance alone to decide, or auto: margin up to 16 pixels a side, above
-    that none, nor is anything bred where answers are scores; their first step comes before any"""
+    two students or more), random, for balance alone to decide, or auto: margin, but with scores above
+    16 pixels a side nothing is chosen or bred; their first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 
     def fitting(self, mode: LabelMode, shape: Shape) -> "QueriesConfig":
         """The settings with a choice of ``auto`` made by the form of the answers and the size of the images.
 
-        Heuristic: a choice by margin is worth points on small images; on images of real size it costs many
-        with labels, and with scores breeding costs some too (docs/results/real_size.md).
+        Heuristic: choice by margin and breeding are worth points with labels and on small images; with scores
+        they cost some on images of real size (docs/results/real_size.md).
         """
         if self.choose != "auto":
             return self
-        if max(shape[1:]) <= SMALL_SIDE:
+        if mode.kind == "label" or max(shape[1:]) <= SMALL_SIDE:
             return replace(self, choose="margin")
-        return replace(self, pool=1, evolve=self.evolve if mode.kind == "label" else 0.0)
+        return replace(self, pool=1, evolve=0.0)
 
 
 @dataclass(frozen=True, config=CONFIG)
