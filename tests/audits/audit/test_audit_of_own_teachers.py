@@ -139,7 +139,7 @@ def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
     assert asked() == told["ledger"]["served"] > 0
     assert told["cells"][0]["spent"] > 0
     assert told["verdicts"][0]["pass"] is None
-    assert "NOT KNOWN: you want at most 90.0% agreement" in done.stdout
+    assert "NOT KNOWN: You want at most 90.0% agreement" in done.stdout
 
 
 def test_a_dry_run_asks_nothing_and_writes_nothing() -> None:
