@@ -46,18 +46,15 @@ class VerifyConfig:
 SUMMARY = (
     "say whether a suspect (run.py verify SUSPECT ..., or --teacher) is as alike as a copy of your model"
 )
-ALIKE = 5  # exit code of a suspect that is more alike than every reference
-
-
-def _recipe(flags: Sequence[Flag]) -> Path | None:
-    return resumed(flags, "config.yaml", "a verification") if asks_to_resume(flags) else None
-
-
-INPUTS = CommandInputs(VerifyConfig, teacher=True, recipe=_recipe)
+INPUTS = CommandInputs(
+    VerifyConfig,
+    teacher=True,
+    recipe=lambda flags: resumed(flags, "config.yaml", "a verification") if asks_to_resume(flags) else None,
+)
 
 
 def run(words: Sequence[str]) -> int:
-    """Ask the suspect, and print the page."""
+    """Ask the suspect, and print the page; 5 for one that is more alike than every reference."""
     first = [Flag("teacher.checkpoint", word) for word in words[:1] if not word.startswith("-")]
     asked = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
     config = asked.config
@@ -66,13 +63,11 @@ def run(words: Sequence[str]) -> int:
     check_teacher(teacher, options)
     job = Job(narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config())
     from dfme.audits.verify.session import verify
-    from dfme.report.notes import Notes
 
     paths = [Path(each) for each in (config.model, *config.references)]
-    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
-        told = verify(job, paths, tell)
+    told = verify(job, paths, partial(print, file=sys.stderr, flush=True))
     print("\n\n".join([*sentences(told), f"{told['directory']}: verify.md, verify.json"]))
-    return ALIKE if told["sure"] else 0
+    return 5 if told["sure"] else 0
 
 
 def _problems(config: VerifyConfig) -> Iterator[Problem]:

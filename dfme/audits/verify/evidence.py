@@ -14,11 +14,6 @@ BATCH = 10  # images asked at once
 LEAST_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
 
 
-def rate(matches: Sequence[bool]) -> float:
-    """Share of matches, drawn a little to one half, so that it is never 0 or 1."""
-    return (sum(matches) + 0.5) / (len(matches) + 1)
-
-
 class Evidence(NamedTuple):
     """Evidence of ``matches`` among the images ``asked``."""
 
@@ -32,19 +27,18 @@ class Evidence(NamedTuple):
         return max(LEAST_COPY, min(self.p_reference + 0.1, (1 + self.p_reference) / 2))
 
     @property
-    def log_e(self) -> float:
+    def e_value(self) -> float:
         hit = math.log(self.p_copy / self.p_reference)
         miss = math.log((1 - self.p_copy) / (1 - self.p_reference))
-        return self.matches * hit + (self.asked - self.matches) * miss
+        return math.exp(min(700.0, self.matches * hit + (self.asked - self.matches) * miss))
 
     @property
     def sure(self) -> bool:
-        return self.log_e >= math.log(SURE)
+        return self.e_value >= SURE
 
     @property
     def told(self) -> dict[str, Any]:
-        e_value = math.exp(min(self.log_e, 700.0))
-        return {**self._asdict(), "p_copy": self.p_copy, "e_value": e_value, "sure": self.sure}
+        return {**self._asdict(), "p_copy": self.p_copy, "e_value": self.e_value, "sure": self.sure}
 
 
 def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
@@ -69,7 +63,7 @@ def sentences(told: Mapping[str, Any]) -> list[str]:
         f"({told['suspect']}) gave your model's answer to {told['matches']}, and no reference to more than "
         f"{told['p_reference']:.0%}.",
         f"This is {told['e_value']:.3g} times as likely of a copy, held to match on {told['p_copy']:.0%}, as "
-        f"of a model like the references; from {SURE:.0f} times on a suspect is held for more alike.",
+        f"of a model like the references; from {SURE:.0f} times on, it is called more alike.",
         "What else explains likeness: the same training data, the same pretrained weights, a common ancestor "
         "that both were fine-tuned from, one fine-tuned from the other with permission; the figure is a "
         "likelihood, and no proof of copying.",

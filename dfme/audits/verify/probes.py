@@ -1,4 +1,4 @@
-"""Probes: images, plain or corrupted, that the owner's model gets wrong, and the references not as it does."""
+"""Probes: images, plain or corrupted, that the owner's model gets wrong, and references not as it does."""
 
 import hashlib
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dfme.audits.verify.evidence import Evidence, follow, rate
+from dfme.audits.verify.evidence import Evidence, follow
 from dfme.data import ImageSet
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
@@ -29,9 +29,7 @@ class Probes(NamedTuple):
     @property
     def sha256(self) -> str:
         """Over the images' bytes (float32), then the classes' (int64)."""
-        code = hashlib.sha256(self.images.contiguous().numpy().tobytes())
-        code.update(self.expected.contiguous().numpy().tobytes())
-        return code.hexdigest()
+        return hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in self)).hexdigest()
 
 
 class Mistakes(NamedTuple):
@@ -47,22 +45,19 @@ class Mistakes(NamedTuple):
 
 
 def find_mistakes(
-    data: ImageSet, spec: ImageSpec, model: Answer, references: Sequence[Answer], rng: torch.Generator
+    data: ImageSet, spec: ImageSpec, own: Answer, others: Sequence[Answer], rng: torch.Generator
 ) -> Mistakes:
     """Look at all images as they are, then corrupted, until ``LOOKED_AT`` or more have been looked at."""
-    images = list[Tensor]()
-    expected = list[Tensor]()
+    wrong = list[tuple[Tensor, Tensor]]()
     for again in range(1 + math.ceil(LOOKED_AT / len(data))):
-        labels = data.required_labels.split(500)
-        for plain_BCHW, label_B in zip(data.split(500), labels, strict=True):
+        for plain_BCHW, label_B in zip(data.split(500), data.required_labels.split(500), strict=True):
             each = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)] if again else [plain_BCHW]
             x_BCHW = spec.quantise(torch.cat(each))
-            class_B = model(x_BCHW)
-            images.append(x_BCHW[class_B != label_B])
-            expected.append(class_B[class_B != label_B])
-    found = torch.cat(images)
-    answers = [torch.cat([each(part) for part in batches(found)]) for each in references]
-    return Mistakes(found, torch.cat(expected), torch.stack(answers))
+            class_B = own(x_BCHW)
+            wrong.append((x_BCHW[class_B != label_B], class_B[class_B != label_B]))
+    (x_NCHW, class_N) = (torch.cat(each) for each in zip(*wrong, strict=True))
+    rows = [torch.cat([other(part) for part in batches(x_NCHW)]) for other in others]
+    return Mistakes(x_NCHW, class_N, torch.stack(rows))
 
 
 def choose(of: Mistakes, most: int, rng: torch.Generator) -> Tensor:
@@ -96,7 +91,8 @@ def p_reference(of: Mistakes, most: int, rng: torch.Generator) -> float:
     """The largest share of matches of a reference, left out, or of one answer to everything."""
     expected_N = of.expected_N[choose(of, most, rng)]
     constant = (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
-    return max(map(rate, [constant, *(matched(of, each, most, rng) for each in range(len(of.answers_RN)))]))
+    every = [constant, *(matched(of, each, most, rng) for each in range(len(of.answers_RN)))]
+    return max((sum(own) + 0.5) / (len(own) + 1) for own in every)
 
 
 def left_out(of: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:

@@ -22,7 +22,7 @@ from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml
 from dfme.data import ImageSet
 from dfme.data.class_names import in_order
-from dfme.errors import TeacherError, UserError
+from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import derived_seed
@@ -51,25 +51,20 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell) -> dict[str, Any]:
         case = _Case(job, suspect, paths, tell)
         directory = held.enter_context(case.open_directory())
         probes, found = case.kept(directory)
-        tell(f"{len(probes.images)} images chosen, SHA-256 {probes.sha256}, kept in {directory.path}")
+        tell(f"{len(probes.images)} images are chosen, SHA-256 {probes.sha256}; if stopped, go on with:")
+        tell(f"  {resume_command(directory.path, job, 'verify')}")
         facts = facts_of(job, suspect)
-        oracle = build_oracle(job, suspect, directory, {}, DeferredChecks(), facts)
+        checks = DeferredChecks()
+        oracle = build_oracle(job, suspect, directory, {}, checks, facts)
         held.enter_context(closing(oracle)).report_to(tell)
         ask = case.classes(suspect, partial(oracle, purpose="check"))
-        try:
-            seen = follow(_matches(oracle, ask, probes), found["p_reference"])
-        except (TeacherError, KeyboardInterrupt):
-            tell(f"all that was paid is kept: {resume_command(directory.path, job, 'verify')}")
-            raise
+        seen = follow(_matches(oracle, ask, probes), found["p_reference"])
+        checks.verify()
         told = {"dfme": __version__, "suspect": facts["target"], "model": str(paths[0]), **found, **seen.told}
-        told |= {
-            "probes": probes.sha256,
-            "ledger": asdict(oracle.ledger.totals()),
-            "directory": str(directory.path),
-        }
+        told |= {"probes": probes.sha256, "directory": str(directory.path)}
+        told["ledger"] = asdict(oracle.ledger.totals())
         write_text(directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n")
-        page = ["# Is this model a copy of mine?", *sentences(told), "All figures: verify.json."]
-        write_text(directory.path / "verify.md", "\n\n".join(page) + "\n")
+        write_text(directory.path / "verify.md", "\n\n".join(sentences(told)) + "\n")
     return told
 
 
@@ -86,8 +81,7 @@ class _Case:
         self._boxes = [open_twin(path, *given, option) for path, option in zip(paths, options, strict=True)]
         names = self._boxes[0].info.class_names or ()
         of = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
-        unit = ImageSpec(suspect.spec.shape)
-        data = evaluation_images(of, unit, suspect.num_classes, names, tell=tell)
+        data = evaluation_images(of, ImageSpec(suspect.spec.shape), suspect.num_classes, names, tell=tell)
         assert data is not None, "without images there is no job"
         self._data = replace(data, class_names=data.class_names or names, labels=data.required_labels)
         self._inputs = self._checked_inputs()
@@ -130,10 +124,8 @@ class _Case:
             raise UserError(f"--evaluation.dataset: {few}; give more held-out images, or a larger --budget")
         seen = zip(self._paths[1:], left_out(mistakes, most, rng), strict=True)
         rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
-        return Probes(mistakes.images[at], mistakes.expected_N[at]), {
-            "p_reference": share,
-            "references": rows,
-        }
+        found = {"p_reference": share, "references": rows}
+        return Probes(mistakes.images[at], mistakes.expected_N[at]), found
 
     def open_directory(self) -> RunDirectory:
         """A new directory with probes in it, or that which is gone on with."""
