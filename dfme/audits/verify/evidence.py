@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 SURE = 100.0  # e-value from which on a suspect is more alike than every reference
 BATCH = 10  # images asked at once
+LEAST = 50  # images after which a sure verdict may end the asking; few would be luck if p_reference is off
 LEAST_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
 
 
@@ -42,11 +43,11 @@ class Evidence(NamedTuple):
 
 
 def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
-    """Count matches batch by batch, until the evidence is sure or no batch is left."""
+    """Count matches batch by batch, until the evidence is sure, from ``LEAST`` on, or no batch is left."""
     seen = Evidence(0, 0, p_reference)
     for batch in batches:
         seen = Evidence(seen.asked + len(batch), seen.matches + sum(batch), p_reference)
-        if seen.sure:
+        if seen.sure and seen.asked >= LEAST:
             break
     return seen
 

@@ -90,9 +90,9 @@ def matched(of: Mistakes, reference: int, most: int, rng: torch.Generator) -> li
 def p_reference(of: Mistakes, most: int, rng: torch.Generator) -> float:
     """The largest share of matches of a reference, left out, or of one answer to everything."""
     expected_N = of.expected_N[choose(of, most, rng)]
-    constant = (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
+    constant: list[bool] = (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
     every = [constant, *(matched(of, each, most, rng) for each in range(len(of.answers_RN)))]
-    return max((sum(own) + 0.5) / (len(own) + 1) for own in every)
+    return max([(sum(own) + 0.5) / (len(own) + 1) for own in every])
 
 
 def left_out(of: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:
@@ -111,8 +111,8 @@ def corrupted(x_1CHW: Tensor, rng: torch.Generator) -> Tensor:
         x_1CHW = x_1CHW + torch.randn(x_1CHW.shape, generator=rng) * (0.1 + 0.4 * more)
     elif way < 0.4:
         radius = 1 + int(more * max(1, height // 10))
-        x_1CHW = functional.pad(x_1CHW, (radius,) * 4, mode="replicate")
-        x_1CHW = functional.avg_pool2d(x_1CHW, 2 * radius + 1, 1)
+        padded = functional.pad(x_1CHW, (radius,) * 4, mode="replicate")
+        x_1CHW = x_1CHW.lerp(functional.avg_pool2d(padded, 2 * radius + 1, 1), 0.5 + 0.5 * left)
     elif way < 0.6:
         x_1CHW = x_1CHW * (0.2 + 0.4 * more) + 0.3 * top
     elif way < 0.8:
