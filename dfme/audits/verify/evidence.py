@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 SURE = 100.0  # e-value from which on a suspect is more alike than every reference
 BATCH = 10  # images asked at once
-LEAST = 50  # images after which a sure verdict may end the asking; few would be luck if p_reference is off
-LEAST_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
+MIN_ASKED = (
+    50  # images after which a sure verdict may end the asking; few would be luck if p_reference is off
+)
+MIN_P_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
 
 
 class Evidence(NamedTuple):
@@ -25,7 +27,7 @@ class Evidence(NamedTuple):
     @property
     def p_copy(self) -> float:
         """Share of matches that a copy is held to have, above the references'."""
-        return max(LEAST_COPY, min(self.p_reference + 0.1, (1 + self.p_reference) / 2))
+        return max(MIN_P_COPY, min(self.p_reference + 0.1, (1 + self.p_reference) / 2))
 
     @property
     def e_value(self) -> float:
@@ -43,11 +45,11 @@ class Evidence(NamedTuple):
 
 
 def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
-    """Count matches batch by batch, until the evidence is sure, from ``LEAST`` on, or no batch is left."""
+    """Count matches by batches, until the evidence is sure (from ``MIN_ASKED`` on) or no batch is left."""
     seen = Evidence(0, 0, p_reference)
     for batch in batches:
         seen = Evidence(seen.asked + len(batch), seen.matches + sum(batch), p_reference)
-        if seen.sure and seen.asked >= LEAST:
+        if seen.sure and seen.asked >= MIN_ASKED:
             break
     return seen
 
