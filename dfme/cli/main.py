@@ -16,7 +16,7 @@ from dfme.errors import DfmeError, UserError
 
 VERBS = (
     *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve"),
-    *("report", "audit", "utility", "detect"),
+    *("report", "audit", "utility", "detect", "verify"),
 )
 """The commands; extract is meant when none is named."""
 

@@ -163,17 +163,17 @@ def _recorded(
         yield cell, on, on.answers
 
 
-def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int) -> Any:
+def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int, option: str = "--twin") -> Any:
     """White box of a weights file. UserError where it has no weights, or is for other images or classes."""
     own = replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)})
     try:
         box = white_box(own)
     except DfmeError as error:
         reason = str(error).removeprefix("--teacher.checkpoint").lstrip(": ")
-        raise UserError(f"--twin {path}: expected the weights of a net: {reason}") from error
+        raise UserError(f"{option} {path}: expected the weights of a net: {reason}") from error
     if (box.spec.shape, box.num_classes) != (spec.shape, num_classes):
         expected = f"expected a net for images {spec.shape} and {num_classes} classes"
-        raise UserError(f"--twin {path}: {expected}, got {box.spec.shape} and {box.num_classes}")
+        raise UserError(f"{option} {path}: {expected}, got {box.spec.shape} and {box.num_classes}")
     return box
 
 

@@ -1,0 +1,1 @@
+"""Is this model a copy of mine? ``run.py verify``."""

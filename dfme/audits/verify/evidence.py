@@ -1,0 +1,75 @@
+"""How much likelier are a suspect's answers of a copy than of a model like the references? No torch.
+
+If a model of the references' kind gives the owner's answer with a probability of at most ``p_reference``,
+whatever it answered before, the product of likelihood ratios is an e-value: the probability that it ever
+reaches 100 is at most 1/100 (Ville's inequality), however often one looks.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+SURE = 100.0  # e-value from which on a suspect is more alike than every reference
+BATCH = 10  # images asked at once
+MIN_ASKED = (
+    50  # images after which a sure verdict may end the asking; few would be luck if p_reference is off
+)
+MIN_P_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
+
+
+class Evidence(NamedTuple):
+    """Evidence of ``matches`` among the images ``asked``."""
+
+    asked: int
+    matches: int
+    p_reference: float
+
+    @property
+    def p_copy(self) -> float:
+        """Share of matches that a copy is held to have, above the references'."""
+        return max(MIN_P_COPY, min(self.p_reference + 0.1, (1 + self.p_reference) / 2))
+
+    @property
+    def e_value(self) -> float:
+        hit = math.log(self.p_copy / self.p_reference)
+        miss = math.log((1 - self.p_copy) / (1 - self.p_reference))
+        return math.exp(min(700.0, self.matches * hit + (self.asked - self.matches) * miss))
+
+    @property
+    def sure(self) -> bool:
+        return self.e_value >= SURE
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {**self._asdict(), "p_copy": self.p_copy, "e_value": self.e_value, "sure": self.sure}
+
+
+def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
+    """Count matches by batches, until the evidence is sure (from ``MIN_ASKED`` on) or no batch is left."""
+    seen = Evidence(0, 0, p_reference)
+    for batch in batches:
+        seen = Evidence(seen.asked + len(batch), seen.matches + sum(batch), p_reference)
+        if seen.sure and seen.asked >= MIN_ASKED:
+            break
+    return seen
+
+
+def sentences(told: Mapping[str, Any]) -> list[str]:
+    """Four for people: matches, how likely these are, what else explains them, what references came to."""
+    verdict = "More alike than every reference" if told["sure"] else "It cannot be told"
+    rows = told["references"]
+    own = ", ".join(f"{row['file']} {row['e_value']:.2g}" for row in rows)
+    copies = " and ".join(row["file"] for row in rows if row["sure"])
+    spoilt = f"; but {copies} looks like a copy itself, so that little can be told" if copies else ""
+    return [
+        f"{verdict}: of {told['asked']} images that your model ({told['model']}) gets wrong, the suspect "
+        f"({told['suspect']}) gave your model's answer to {told['matches']}, and no reference to more than "
+        f"{told['p_reference']:.0%}.",
+        f"This is {told['e_value']:.3g} times as likely of a copy, held to match on {told['p_copy']:.0%}, as "
+        f"of a model like the references; from {SURE:.0f} times on, it is called more alike.",
+        "What else explains likeness: the same training data, the same pretrained weights, a common ancestor "
+        "that both were fine-tuned from, one fine-tuned from the other with permission; the figure is a "
+        "likelihood, and no proof of copying.",
+        f"Held to the same test, each left out, the references came to {own}; with {len(rows)} of them no "
+        f"rate of false alarms below {min(1.0, 3 / len(rows)):.0%} is claimed{spoilt}.",
+    ]

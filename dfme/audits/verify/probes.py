@@ -1,0 +1,129 @@
+"""Probes: images, plain or corrupted, that the owner's model gets wrong, and references not as it does."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dfme.audits.verify.evidence import Evidence, follow
+from dfme.data import ImageSet
+from dfme.run.scores import batches
+from dfme.spec import ImageSpec
+
+LOOKED_AT = 8_000  # plain and corrupted images among which probes are looked for
+ONE_CLASS = 0.2  # most of the probes with the same expected answer: else one answer to everything would match
+
+Answer = Callable[[Tensor], Tensor]  # classes in the owner's order, on the host, of images within 0 and 1
+
+
+class Probes(NamedTuple):
+    """Images within 0 and 1, in the order in which they are asked, and the owner's answers to them."""
+
+    images: Tensor
+    expected: Tensor
+
+    @property
+    def sha256(self) -> str:
+        """Over the images' bytes (float32), then the classes' (int64)."""
+        return hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in self)).hexdigest()
+
+
+class Mistakes(NamedTuple):
+    """Images that the owner's model gets wrong, its answers (N,) and those of each reference (R, N)."""
+
+    images: Tensor
+    expected_N: Tensor
+    answers_RN: Tensor
+
+    def without(self, reference: int) -> "Mistakes":
+        rest = torch.arange(len(self.answers_RN)) != reference
+        return self._replace(answers_RN=self.answers_RN[rest])
+
+
+def find_mistakes(
+    data: ImageSet, spec: ImageSpec, own: Answer, others: Sequence[Answer], rng: torch.Generator
+) -> Mistakes:
+    """Look at all images as they are, then corrupted, until ``LOOKED_AT`` or more have been looked at."""
+    wrong = list[tuple[Tensor, Tensor]]()
+    for again in range(1 + math.ceil(LOOKED_AT / len(data))):
+        for plain_BCHW, label_B in zip(data.split(500), data.required_labels.split(500), strict=True):
+            each = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)] if again else [plain_BCHW]
+            x_BCHW = spec.quantise(torch.cat(each))
+            class_B = own(x_BCHW)
+            wrong.append((x_BCHW[class_B != label_B], class_B[class_B != label_B]))
+    (x_NCHW, class_N) = (torch.cat(each) for each in zip(*wrong, strict=True))
+    rows = [torch.cat([other(part) for part in batches(x_NCHW)]) for other in others]
+    return Mistakes(x_NCHW, class_N, torch.stack(rows))
+
+
+def choose(of: Mistakes, most: int, rng: torch.Generator) -> Tensor:
+    """Places of at most so many probes in a random order: those with the fewest references on their side.
+
+    Fewer than half of the references are, and no expected class has more than its share.
+    """
+    agree_N = (of.answers_RN == of.expected_N).sum(0)
+    order_N = (agree_N + torch.rand(len(agree_N), generator=rng)).argsort()
+    order_N = order_N[2 * agree_N[order_N] < len(of.answers_RN)]
+    kinds = set(of.expected_N.tolist())
+    left = dict.fromkeys(kinds, math.ceil(max(ONE_CLASS, 1 / max(1, len(kinds))) * most))
+    picked = list[int]()
+    for place in order_N.tolist():
+        kind = int(of.expected_N[place])
+        left[kind] -= 1
+        if left[kind] >= 0:
+            picked.append(place)
+    picked_N = torch.tensor(picked[:most], dtype=torch.int64)
+    return picked_N[torch.randperm(len(picked_N), generator=rng)]
+
+
+def matched(of: Mistakes, reference: int, most: int, rng: torch.Generator) -> list[bool]:
+    """Matches of a reference on the probes that the others choose: it has no part in the choice."""
+    at = choose(of.without(reference), most, rng)
+    found: list[bool] = (of.answers_RN[reference, at] == of.expected_N[at]).tolist()
+    return found
+
+
+def p_reference(of: Mistakes, most: int, rng: torch.Generator) -> float:
+    """The largest share of matches of a reference, left out, or of one answer to everything."""
+    expected_N = of.expected_N[choose(of, most, rng)]
+    constant: list[bool] = (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
+    every = [constant, *(matched(of, each, most, rng) for each in range(len(of.answers_RN)))]
+    return max([(sum(own) + 0.5) / (len(own) + 1) for own in every])
+
+
+def left_out(of: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:
+    """Evidence on each reference, if the others were all the references there are."""
+    return [
+        follow(([hit] for hit in matched(of, each, most, rng)), p_reference(of.without(each), most, rng))
+        for each in range(len(of.answers_RN))
+    ]
+
+
+def corrupted(x_1CHW: Tensor, rng: torch.Generator) -> Tensor:
+    """An image within 0 and 1 noisy, blurred, faded, turned or partly covered, as chance says."""
+    (way, more, left, top) = torch.rand(4, generator=rng).tolist()
+    (height, width) = x_1CHW.shape[2:]
+    if way < 0.2:
+        x_1CHW = x_1CHW + torch.randn(x_1CHW.shape, generator=rng) * (0.1 + 0.4 * more)
+    elif way < 0.4:
+        radius = 1 + int(more * max(1, height // 10))
+        padded = functional.pad(x_1CHW, (radius,) * 4, mode="replicate")
+        x_1CHW = x_1CHW.lerp(functional.avg_pool2d(padded, 2 * radius + 1, 1), 0.5 + 0.5 * left)
+    elif way < 0.6:
+        x_1CHW = x_1CHW * (0.2 + 0.4 * more) + 0.3 * top
+    elif way < 0.8:
+        (cos, sin) = (turned(1.6 * more - 0.8) for turned in (math.cos, math.sin))
+        moved = torch.tensor([[[cos, -sin, 0.6 * left - 0.3], [sin, cos, 0.6 * top - 0.3]]])
+        grid = functional.affine_grid(moved, list(x_1CHW.shape), align_corners=False)
+        x_1CHW = functional.grid_sample(x_1CHW, grid, padding_mode="border", align_corners=False)
+    else:
+        (high, wide) = (int(size * (0.3 + 0.3 * more)) for size in (height, width))
+        row = int(top * (height - high + 1))
+        column = int(left * (width - wide + 1))
+        x_1CHW = x_1CHW.clone()
+        x_1CHW[:, :, row : row + high, column : column + wide] = torch.rand(1, generator=rng)
+    return x_1CHW

@@ -1,0 +1,163 @@
+"""One verification: models opened, probes chosen and written, the suspect asked, figures and page kept."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme import __version__
+from dfme.answers.reading import top_class
+from dfme.audits.audit.examine import open_twin
+from dfme.audits.verify.evidence import BATCH, Evidence, follow, sentences
+from dfme.audits.verify.probes import Answer, Probes, choose, find_mistakes, left_out, p_reference
+from dfme.compute import DeferredChecks, choose_device
+from dfme.config.settings import Job
+from dfme.config.yaml_files import dump_yaml
+from dfme.data import ImageSet
+from dfme.data.class_names import in_order
+from dfme.errors import UserError
+from dfme.files import write_text
+from dfme.oracle.oracle import Oracle
+from dfme.randomness import derived_seed
+from dfme.run.build import build_oracle, build_teacher, facts_of
+from dfme.run.checkpoint import explain_load_errors, load_checkpoint, save_checkpoint
+from dfme.run.directory import RunDirectory
+from dfme.run.evaluation import evaluation_images
+from dfme.run.job import document, resume_command
+from dfme.run.scores import batches
+from dfme.spec import ImageSpec, Teacher
+
+IMAGES = 1_000  # held-out images that are looked at, unless a limit is given
+OWN_ARCH = (
+    3  # references of the owner's architecture, at least; without any, 37 % of its twins look like copies
+)
+KEPT = ("budget", "seed", "device", "evaluation", "teacher")
+Tell = Callable[[str], None]
+
+
+def verify(job: Job, paths: Sequence[Path], tell: Tell) -> dict[str, Any]:
+    """Ask the job's teacher, the suspect; what verify.json holds. ``paths``: weights, the owner's first.
+
+    UserError for what cannot work, before the suspect is asked; TeacherError where it fails for good.
+    """
+    with ExitStack() as held:
+        suspect = build_teacher(job, None, choose_device(job.config.device))
+        held.callback(suspect.info.close)
+        case = _Case(job, suspect, paths, tell)
+        directory = held.enter_context(case.open_directory())
+        probes, found = case.kept(directory)
+        tell(f"{len(probes.images)} images are chosen, SHA-256 {probes.sha256}; if stopped, go on with:")
+        tell(f"  {resume_command(directory.path, job, 'verify')}")
+        facts = facts_of(job, suspect)
+        checks = DeferredChecks()
+        oracle = build_oracle(job, suspect, directory, {}, checks, facts)
+        held.enter_context(closing(oracle)).report_to(tell)
+        ask = case.classes(suspect, partial(oracle, purpose="check"))
+        seen = follow(_matches(oracle, ask, probes), found["p_reference"])
+        checks.verify()
+        told = {"dfme": __version__, "suspect": facts["target"], "model": str(paths[0]), **found, **seen.told}
+        told |= {"probes": probes.sha256, "directory": str(directory.path)}
+        told["ledger"] = asdict(oracle.ledger.totals())
+        write_text(directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n")
+        write_text(directory.path / "verify.md", "\n\n".join(sentences(told)) + "\n")
+    return told
+
+
+class _Case:
+    """The suspect, white boxes of the owner's model and of references, and the owner's images."""
+
+    def __init__(self, job: Job, suspect: Teacher, paths: Sequence[Path], tell: Tell) -> None:
+        self._job = job
+        self._spec = suspect.spec
+        self._paths = paths
+        self._tell = tell
+        options = ("--model", *["--references"] * len(paths[1:]))
+        given = job, suspect.spec, suspect.num_classes
+        self._boxes = [open_twin(path, *given, option) for path, option in zip(paths, options, strict=True)]
+        names = self._boxes[0].info.class_names or ()
+        of = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
+        data = evaluation_images(of, ImageSpec(suspect.spec.shape), suspect.num_classes, names, tell=tell)
+        assert data is not None, "without images there is no job"
+        self._data = replace(data, class_names=data.class_names or names, labels=data.required_labels)
+        self._inputs = self._checked_inputs()
+
+    def _checked_inputs(self) -> list[str]:
+        """Digests of what the probes follow from. UserError for references that show no false alarms."""
+        digests = [hashlib.sha256(path.expanduser().read_bytes()).hexdigest() for path in self._paths]
+        nets = [box.network.state_dict().items() for box in self._boxes]
+        (own, *others) = ({name: weight.shape for name, weight in net} for net in nets)
+        if len(set(digests)) < len(digests):
+            raise UserError("--references: expected different models, none of them yours, got one file twice")
+        if (alike := others.count(own)) < OWN_ARCH:
+            expected = f"expected {OWN_ARCH} or more of your model's architecture, got {alike}"
+            raise UserError(f"--references: {expected}; train them with other seeds by run.py train-teacher")
+        code = hashlib.sha256(self._data.required_labels.numpy().tobytes())
+        for x_BCHW in batches(self._data):
+            code.update(x_BCHW.numpy().tobytes())
+        return [*digests, code.hexdigest(), str(self._job.config.seed)]
+
+    def classes(self, of: Teacher, ask: Callable[[Tensor], Tensor]) -> Answer:
+        """Its answers, in the order of the owner's classes."""
+        (low, high) = of.spec.bounds
+        numbers_K = torch.arange(of.num_classes)
+        own = ImageSet("", numbers_K.view(-1, 1, 1, 1), numbers_K, of.info.class_names or ())
+        order_K = (in_order(own, self._data.class_names) or own).required_labels
+        return lambda x_BCHW: order_K[top_class(ask(x_BCHW * (high - low) + low)).cpu()]
+
+    def _choose(self) -> tuple[Probes, dict[str, Any]]:
+        """Probes, and what the references come to. UserError where no answers to them could tell anything."""
+        self._tell("looking for images that your model gets wrong, and the references not as it does")
+        rng = torch.Generator().manual_seed(derived_seed(self._job.config.seed, "verify"))
+        spec = ImageSpec(self._spec.shape, levels=self._spec.levels)
+        (own, *others) = (self.classes(box, box) for box in self._boxes)
+        mistakes = find_mistakes(self._data, spec, own, others, rng)
+        most = int(self._job.config.budget)
+        at = choose(mistakes, most, rng)
+        share = p_reference(mistakes, most, rng)
+        if not Evidence(len(at), len(at), share).sure:
+            few = f"found {len(at)} images to ask, too few where an independent model matches on {share:.0%}"
+            raise UserError(f"--evaluation.dataset: {few}; give more held-out images, or a larger --budget")
+        seen = zip(self._paths[1:], left_out(mistakes, most, rng), strict=True)
+        rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
+        found = {"p_reference": share, "references": rows}
+        return Probes(mistakes.images[at], mistakes.expected_N[at]), found
+
+    def open_directory(self) -> RunDirectory:
+        """A new directory with probes in it, or that which is gone on with."""
+        config = self._job.config
+        if config.resume:
+            return RunDirectory.open_for_resume(Path(config.out or ""))
+        probes, found = self._choose()
+        directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/verify"))))
+        directory.is_new_run = True
+        (model, *references) = (str(path.absolute()) for path in self._paths)
+        settings = {name: document(self._job)[name] for name in KEPT}
+        directory.write_config(dump_yaml({"model": model, "references": references, **settings}))
+        kept = {"inputs": self._inputs, "found": json.dumps(found), **probes._asdict()}
+        save_checkpoint(directory.path / "probes.pt", kept)
+        return directory
+
+    def kept(self, directory: RunDirectory) -> tuple[Probes, dict[str, Any]]:
+        """The probes on file, and what the references came to. UserError if those of other inputs."""
+        path = directory.path / "probes.pt"
+        with explain_load_errors(path):
+            kept = load_checkpoint(path)
+            if kept["inputs"] != self._inputs:
+                why = "its images follow from another model, other references, images or another seed"
+                raise UserError(f"--resume: {why}; restore them, or begin anew in another --out")
+            return Probes(kept["images"], kept["expected"]), json.loads(kept["found"])
+
+
+def _matches(oracle: Oracle, classes: Answer, probes: Probes) -> Iterator[list[bool]]:
+    """Matches batch by batch, as far as the budget reaches."""
+    for start in range(0, len(probes.images), BATCH):
+        if count := min(BATCH, oracle.remaining):
+            part = slice(start, start + count)
+            yield (classes(probes.images[part]) == probes.expected[part]).tolist()

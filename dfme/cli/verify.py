@@ -1,0 +1,83 @@
+"""``run.py verify``: is this model a copy of mine? A likelihood, beside models that are surely none."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+
+from pydantic.dataclasses import dataclass
+
+from dfme.audits.verify.evidence import sentences
+from dfme.cli.arguments import Arguments, CommandInputs
+from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
+from dfme.cli.teacher_side import check_teacher
+from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
+from dfme.config.messages import Problem
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
+from dfme.config.values import narrowed
+from dfme.methods import METHODS
+from dfme.run.checks import evaluation_problems, file_problems, fresh_directory_problems
+
+
+@dataclass(frozen=True, config=CONFIG)
+class VerifyConfig:
+    """One suspect beside one's own model, and models that are surely no copies of it."""
+
+    model: Basic[str]
+    """weights of your own model"""
+    references: Basic[tuple[str, ...]]
+    """weights of five or more models for the same task that are surely no copies, three or more of your
+    model's architecture: A,B,C,D,E"""
+    budget: Basic[Images] = 300
+    """most images that the suspect is asked"""
+    seed: Basic[Seed] = 0
+    """seed of the images' corruption, choice and order"""
+    device: Basic[Device] = "auto"
+    """auto, cpu, cuda or cuda:N"""
+    out: Basic[str | None] = None
+    """directory of the page; by default a free name under runs/"""
+    resume: Basic[bool] = False
+    """go on with the verification in --out; nothing is asked twice"""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """your held-out images with labels; without a limit at most 1,000 of them are looked at"""
+
+
+SUMMARY = (
+    "say whether a suspect (run.py verify SUSPECT ..., or --teacher) is as alike as a copy of your model"
+)
+INPUTS = CommandInputs(
+    VerifyConfig,
+    teacher=True,
+    recipe=lambda flags: resumed(flags, "config.yaml", "a verification") if asks_to_resume(flags) else None,
+)
+
+
+def run(words: Sequence[str]) -> int:
+    """Ask the suspect, and print the page; 5 for one that is more alike than every reference."""
+    first = [Flag("teacher.checkpoint", word) for word in words[:1] if not word.startswith("-")]
+    asked = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    config = asked.config
+    (teacher, options) = asked.teacher()
+    asked.finish(_problems(config))
+    check_teacher(teacher, options)
+    job = Job(narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config())
+    from dfme.audits.verify.session import verify
+
+    paths = [Path(each) for each in (config.model, *config.references)]
+    told = verify(job, paths, partial(print, file=sys.stderr, flush=True))
+    print("\n\n".join([*sentences(told), f"{told['directory']}: verify.md, verify.json"]))
+    return 5 if told["sure"] else 0
+
+
+def _problems(config: VerifyConfig) -> Iterator[Problem]:
+    yield from evaluation_problems(config.evaluation, needed=True)
+    if config.evaluation.mean is not None:
+        yield Problem("evaluation.mean", "leave it out; --teacher.mean normalises within the suspect")
+    if len(config.references) < 5:
+        found = f"expected the weights of five models or more, got {len(config.references)}"
+        how = "train them on your own data by run.py train-teacher, with --seed 1, 2, 3 and other --arch"
+        yield Problem("references", f"{found}; {how}")
+    for key, path in [("model", config.model), *(("references", each) for each in config.references)]:
+        yield from file_problems(key, path)
+    yield from fresh_directory_problems(None if config.resume else config.out)

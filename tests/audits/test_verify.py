@@ -1,0 +1,232 @@
+"""``run.py verify``: its statistic by other means, whom it calls alike, and what it keeps."""
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import one_line, run
+from torch.nn import functional
+
+from dfme.audits.verify.evidence import follow
+from dfme.audits.verify.probes import Mistakes, choose, left_out, p_reference
+from dfme.config.settings import TeacherConfig
+from dfme.data import load_dataset
+from dfme.nets import build_net
+from dfme.oracle.ledger import audit
+from dfme.queries.programs import ProceduralImages
+from dfme.run.student_file import save_student
+from dfme.spec import ImageSpec
+from dfme.teachers.build import make_teacher
+from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
+from dfme.teachers.training.train import train_teacher
+
+PROJECT = Path(__file__).resolve().parents[2]
+OWN = PROJECT / "teachers/checkpoints/digits.safetensors"
+TWINS = ["cnn_small-1", "cnn_small-2", "cnn_small-3", "lenet5-4", "cnn_medium-5"]
+INNOCENT = "cnn_small-6"
+METER = """
+import hashlib
+import os
+
+import torch
+
+
+class Meter:
+    shape, num_classes = (1, 8, 8), 10
+
+    def __init__(self, log: str, mode: str = "random", dies_after: int = 10_000) -> None:
+        self.log, self.mode, self.left = log, mode, dies_after
+
+    def __call__(self, images):
+        if self.left <= 0:
+            os.kill(os.getpid(), 9)
+        self.left -= len(images)
+        with open(self.log, "a") as file:
+            file.writelines(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n" for x in images)
+        top = [8 if self.mode == "constant" else int(1e6 * x.sum()) % 10 for x in images]
+        p = torch.nn.functional.one_hot(torch.tensor(top), 10).float()
+        return p / 0 if self.mode == "nan" else p
+
+
+class Wide(Meter):
+    shape = (1, 9, 9)
+"""
+"""Suspects of one's own; every image is on file before it is answered."""
+
+
+@pytest.mark.parametrize(("share", "copy"), [(0.06, 0.5), (0.3, 0.5), (0.43, 0.53), (0.9, 0.95)])
+def test_the_evidence_is_the_product_of_likelihood_ratios(share: float, copy: float) -> None:
+    reference, held = Fraction(share), Fraction(copy)
+    product = (held / reference) ** 17 * ((1 - held) / (1 - reference)) ** 13
+    seen = follow([[True] * 7, [False] * 13, [True] * 10], share)
+    assert (seen.asked, seen.matches, seen.p_copy) == (30, 17, pytest.approx(copy))
+    assert seen.e_value == pytest.approx(float(product))
+    assert seen.sure == (product >= 100)
+    needed = math.ceil(math.log(100) / math.log(copy / share) / 10) * 10
+    assert follow([[True] * 10] * 30, share).asked == max(50, needed)
+
+
+@pytest.mark.parametrize("share", [0.06, 0.3, 0.9])
+def test_an_innocent_is_accused_in_one_of_a_hundred_runs_at_most(share: float) -> None:
+    runs = np.random.default_rng(0).random((10_000, 30, 10)) < share
+    seen = [follow(batches, share) for batches in runs.tolist()]
+    assert sum(each.sure for each in seen) <= 100
+    assert all(each.asked == 300 for each in seen if not each.sure)
+
+
+def mistakes(rows: list[list[bool]]) -> Mistakes:
+    """Errors of classes in turn; where its row says so, a reference gives the owner's answer."""
+    expected_N = torch.arange(len(rows[0])) % 10
+    answers = [torch.where(torch.tensor(row), expected_N, (expected_N + 1) % 10) for row in rows]
+    return Mistakes(torch.zeros(len(rows[0]), 1, 1, 1), expected_N, torch.stack(answers))
+
+
+def test_a_reference_is_judged_on_probes_that_it_did_not_choose() -> None:
+    never = [False] * 400
+    of = mistakes([[at % 4 == 0 for at in range(400)], never, never, never, never])
+    at = choose(of, 100, torch.Generator().manual_seed(0))
+    assert not (of.answers_RN[:, at] == of.expected_N[at]).any(), "chosen where all references differ"
+    largest = p_reference(of, 400, torch.Generator())
+    assert largest == pytest.approx(100.5 / 401), "(matches + .5) / (probes + 1)"
+    first, *others = left_out(of, 400, torch.Generator())
+    assert first.p_reference == pytest.approx(40.5 / 401), "one answer to everything"
+    assert first.matches / first.asked == pytest.approx(0.25, abs=0.1)
+    assert {each.p_reference for each in others} == {largest}
+
+
+def test_one_answer_to_everything_matches_no_more_than_a_fifth() -> None:
+    of = mistakes([[False] * 5_000] * 5)
+    of = of._replace(expected_N=of.expected_N.where(torch.arange(5_000) % 10 < 5, torch.tensor(8)))
+    at = choose(of, 300, torch.Generator().manual_seed(0))
+    assert of.expected_N[at].bincount().max() == 60
+
+
+def teacher(path: Path) -> Any:
+    return make_teacher(TeacherConfig(), {"checkpoint": str(path)}, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """References, an innocent twin of the same data and architecture, a copy, and a fine-tuned one."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in (*TWINS, INNOCENT, "lenet5-7"):
+        (arch, seed) = name.split("-")
+        how: dict[str, Any] = {"augmentation": "shift", "padding": 1, "threads": 1, "lr": 0.05}
+        how |= {"seed": int(seed), "out": f"{folder}/{name}.safetensors", "device": "cpu"}
+        train_teacher(TrainTeacherConfig(TrainDataConfig(), arch, 12, 64, **how))
+    own = teacher(OWN)
+    data = load_dataset("digits", "train")
+    drawn_NCHW = ProceduralImages(own.spec, ("leaves", "strokes")).draw(
+        3_000, torch.Generator().manual_seed(0)
+    )
+    torch.manual_seed(0)
+    for name, x_NCHW, told_N in (
+        ("copy", drawn_NCHW, own(drawn_NCHW)),
+        ("tuned", data.batch(slice(0, 640)), data.required_labels[:640]),
+    ):
+        net = build_net("cnn_small", (1, 8, 8), 10)
+        if name == "tuned":
+            net.load_state_dict(own.info.network.state_dict())
+        optimizer = torch.optim.Adam(net.parameters(), lr=2e-3 if name == "copy" else 1e-4)
+        for _ in range(15 if name == "copy" else 3):
+            for at_B in torch.randperm(len(x_NCHW)).split(64):
+                optimizer.zero_grad()
+                functional.cross_entropy(net(x_NCHW[at_B]), told_N[at_B]).backward()
+                optimizer.step()
+        save_student(folder / f"{name}.safetensors", net.eval(), "cnn_small", ImageSpec((1, 8, 8)), 10)
+    return {path.stem: path for path in folder.iterdir()}
+
+
+@pytest.fixture
+def words(models: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (here / "meter.py").write_text(METER)
+    monkeypatch.syspath_prepend(str(here))
+    monkeypatch.delitem(sys.modules, "meter", raising=False)
+    references = ",".join(str(models[name]) for name in TWINS)
+    return f"--model {OWN} --references {references} --evaluation.dataset digits --out found"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["copy", "tuned", INNOCENT])
+def test_whom_it_calls_alike(name: str, models: dict[str, Path], words: str, capsys: Any) -> None:
+    assert run(f"verify {models[name]} {words}") == (0 if name == INNOCENT else 5)
+    shown, told = capsys.readouterr().out, json.loads(Path("found/verify.json").read_text())
+    assert "a common ancestor that both were fine-tuned from" in shown
+    assert "no rate of false alarms below 60% is claimed" in shown
+    assert "no proof of copying" in Path("found/verify.md").read_text()
+    kept = torch.load("found/probes.pt", weights_only=True)
+    content = kept["images"].numpy().tobytes() + kept["expected"].numpy().tobytes()
+    assert hashlib.sha256(content).hexdigest() == told["probes"]
+    suspect_N, own_N = (teacher(path)(kept["images"]).argmax(1) for path in (models[name], OWN))
+    assert own_N.equal(kept["expected"])
+    assert int((suspect_N == own_N)[: told["asked"]].sum()) == told["matches"]
+    assert told["ledger"]["spent"] == told["asked"] == audit(Path("found/ledger.jsonl")).spent
+    share, copy, missed = told["p_reference"], told["p_copy"], told["asked"] - told["matches"]
+    e_value = Fraction(copy / share) ** told["matches"] * Fraction((1 - copy) / (1 - share)) ** missed
+    assert (told["e_value"], told["sure"]) == (pytest.approx(float(e_value)), e_value >= 100)
+
+
+@pytest.mark.integration
+def test_a_reference_that_is_a_copy_is_named(models: dict[str, Path], words: str, capsys: Any) -> None:
+    words = words.replace(str(models["cnn_small-3"]), str(models["tuned"]))
+    assert run(f"verify {models[INNOCENT]} {words}") == 0
+    assert f"but {models['tuned']} looks like a copy itself" in capsys.readouterr().out
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["random", "constant", "nan"])
+def test_answers_without_sense_accuse_nobody(mode: str, words: str, capsys: Any) -> None:
+    code = run(f"verify --teacher meter:Meter --teacher.log log --teacher.mode {mode} {words}")
+    assert code == (3 if mode == "nan" else 0)
+    if mode == "nan":
+        assert "got" in one_line(capsys)
+        assert audit(Path("found/ledger.jsonl")).failed == len(Path("log").read_text().splitlines())
+
+
+@pytest.mark.integration
+def test_a_killed_one_goes_on_and_asks_nothing_twice(words: str, capsys: Any) -> None:
+    suspect = f"verify --teacher meter:Meter --teacher.log log --teacher.dies-after 50 {words}"
+    command = [sys.executable, str(PROJECT / "run.py"), *suspect.split()]
+    assert subprocess.run(command, capture_output=True, timeout=100, check=False).returncode == -9
+    assert not Path("found/verify.json").exists()
+    for _ in range(2):
+        assert run("verify --resume --out found --teacher.dies-after 10000") == 0
+    images, told = Path("log").read_text().splitlines(), json.loads(Path("found/verify.json").read_text())
+    assert len(images) == len({*images}) == told["asked"] == told["ledger"]["spent"] == 300
+    assert run("verify --resume --out found --seed 1") == 2
+    assert "--resume: its images follow from another model" in one_line(capsys)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("--references a,b,c,d", "--references: expected the weights of five models or more, got 4; train"),
+        ("--references {copy},{copy},{copy},{copy},{copy}", "expected different models, none of them yours"),
+        (
+            "--references {lenet5-4},{lenet5-7},{cnn_small-1},{cnn_small-2},{cnn_medium-5}",
+            "3 or more of your",
+        ),
+        ("--model missing.safetensors", "--model: expected a file, but 'missing.safetensors' does not exist"),
+        ("--model meter.py", "--model meter.py: expected the weights of a net"),
+        ("--evaluation.limit 3 --budget 3", "found 3 images to ask, too few where an independent model"),
+        ("--evaluation.mean 0.5 --evaluation.std 1", "--evaluation.mean: leave it out"),
+        ("--teacher meter:Wide --teacher.log log", "expected a net for images (1, 9, 9) and 10 classes"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_query(
+    change: str, said: str, models: dict[str, Path], words: str, capsys: Any
+) -> None:
+    suspect = "" if "--teacher" in change else models["copy"]
+    assert run(f"verify {suspect} {words} {change.format_map(models)}") == 2
+    assert said in one_line(capsys)
+    assert not Path("found").exists()
+    assert not Path("log").exists()
