@@ -26,7 +26,7 @@ class VerifyConfig:
 
     model: Basic[str]
     """weights of your own model"""
-    references: Basic[tuple[str, ...]]
+    references: Basic[tuple[str, ...]] = ()
     """weights of five or more models for the same task that are surely no copies, three or more of your
     model's architecture: A,B,C,D,E"""
     budget: Basic[Images] = 300
