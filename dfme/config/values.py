@@ -100,6 +100,7 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
                 faults.setdefault(_key_of(fault["loc"], prefix, options), []).append(fault)
         for key, found in faults.items():
             option = options[key]
+            assert all(problem.key != key for problem in problems), f"{key}: a required option must be a text"
             problems.append(Problem(key, _fault(option, given.get(key), found)))
             values.pop(key, None)
             values |= {key: ""} if option.required else {}
