@@ -59,9 +59,7 @@ class ServedRate:
 
 
 class Meter:
-    """Counts of one service. ``images`` counts what the model was asked for; a refused request adds none.
-
-    `"""
+    """Counts of one service. ``images`` counts what the model was asked for; a refused request adds none."""
 
     def __init__(
         self,
