@@ -1,14 +1,20 @@
 """The names of classes: read from an option, and a data set's labels put in the order of the teacher's."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dfme.data.images import ImageSet
 from dfme.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_BYTES = 4_000_000
 SHOWN = 8  # names in a message
@@ -63,6 +69,14 @@ def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
     if not numbers or len(places) < len(names) or -1 in numbers or len(set(numbers)) < len(numbers):
         return None
     return replace(data, labels=torch.tensor(numbers)[data.required_labels], class_names=tuple(names))
+
+
+def order_of(classes: int, own: Sequence[str], names: Sequence[str]) -> Tensor:
+    """Places (classes,) among ``names`` of a net's classes ``own``; their own where these are others."""
+    import torch
+
+    data = ImageSet("", torch.empty(classes, 1, 1, 1), torch.arange(classes), tuple(own))
+    return (in_order(data, names) or data).required_labels
 
 
 def _telling(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:

@@ -54,7 +54,9 @@ def write_page(run: RunFiles, path: Path) -> Path:
         "answers": _answers(run),
         "prices": _prices(run),
         "purposes": _purposes(run),
-        "pictures": [(embedded(picture), text) for picture, text in pictures if picture.is_file()],
+        "pictures": [
+            (embedded(picture.read_bytes()), text) for picture, text in pictures if picture.is_file()
+        ],
         "disagreements": disagreements(run),
         "ledger": run.ledger,
         **{name: (run.summary or {}).get(name) for name in ("service", "defences", "cost")},
@@ -166,6 +168,6 @@ def _purposes(run: RunFiles) -> list[tuple[str, str, str]]:
     return [*rows, ("evaluation", f"{run.ledger.evaluation_queries:,}", "not charged")]
 
 
-def embedded(path: Path) -> str:
+def embedded(picture: bytes, kind: str = "png") -> str:
     """A picture as an address that holds it."""
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    return f"data:image/{kind};base64," + base64.b64encode(picture).decode("ascii")

@@ -1,6 +1,5 @@
 """Images on which a copy and its model answer different classes, for the page."""
 
-import base64
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from dfme.answers.reading import top_class
 from dfme.audits.audit.model import Entry
 from dfme.data import ImageSet
+from dfme.report.page import embedded
 from dfme.report.run_files import to_picture
 from dfme.run.evaluation import EvaluationSet
 from dfme.spec import ImageSpec
@@ -54,4 +54,4 @@ def _address(x_CHW: Tensor, spec: ImageSpec) -> str:
     bytes_CHW = ((small_CHW - low) / (high - low) * 255).round().clamp(0, 255).byte()
     buffer = io.BytesIO()
     imsave(buffer, to_picture(bytes_CHW.numpy()), format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return embedded(buffer.getvalue())

@@ -22,7 +22,7 @@ from dfme.compute import DeferredChecks, choose_device, on_accelerator, within_m
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data import ImageSet
-from dfme.data.class_names import in_order
+from dfme.data.class_names import order_of
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.nets import auto_net, is_own
@@ -182,11 +182,9 @@ def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
     spec = copy.spec
     classes = copy.num_classes
     box = open_twin(path, job, spec, classes)
-    own = ImageSet("twin", torch.empty(classes, 1, 1, 1), torch.arange(classes), box.info.class_names or ())
-    ordered = in_order(own, on.class_names)
     (low, high) = spec.bounds
     (least, most) = box.spec.bounds
-    order_K = (own if ordered is None else ordered).required_labels.argsort().to(box.device)
+    order_K = order_of(classes, box.info.class_names or (), on.class_names).argsort().to(box.device)
     mean = job.config.evaluation.mean or (low / (low - high),)
     std = job.config.evaluation.std or (1 / (high - low),)
     added_C11, times_C11 = (torch.tensor(each, device=box.device).view(-1, 1, 1) for each in (mean, std))

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from dfme.audits.audit.headline import seeds_text
-from dfme.audits.audit.model import Entry, check_audit
+from dfme.audits.audit.model import Entry, cells_in, check_audit
 from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
 from dfme.config.messages import printable
@@ -61,7 +61,7 @@ def sarif(audit: Entry) -> Entry:
 def _answers(audit: Entry) -> dict[str, tuple[list[str], list[str], Entry]]:
     """What is known of each question, the advice that answers it, and the figures."""
     head = audit["headline"]
-    names = {name for line in audit["price"] if line["mode"] == head["mode"] for name in line["cells"]}
+    names = cells_in(audit, head["mode"])
     alarms = {cell["name"]: cell["alarms"] for cell in audit["cells"] if cell["name"] in names}
     silent = [all(at is None for at in first.values()) for first in alarms.values() if first]
     watched = f"{sum(silent)} of {len(silent)} attacks raised no alarm." if silent else "Nobody watched."
@@ -117,8 +117,7 @@ def junit(audit: Entry) -> str:
 
 def _limits(audit: Entry) -> Iterator[tuple[str, str, str, str]]:
     """Class, name, element unless it passes, and reason of each limit and seed: the worst attacker counts."""
-    mode = audit["target"]["label_mode"]
-    names = {name for line in audit["price"] if line["mode"] == mode for name in line["cells"]}
+    names = cells_in(audit, audit["target"]["label_mode"])
     for each in audit["verdicts"]:
         level = LIMITS.get(each["limit"])
         wanted = each["wanted"]

@@ -123,6 +123,11 @@ AUDIT = form(
 )
 
 
+def cells_in(audit: Mapping[str, Any], mode: str) -> list[str]:
+    """Names of the cells of all attackers and seeds on the undefended model's answers in this label mode."""
+    return [name for line in audit["price"] if line["mode"] == mode for name in line["cells"]]
+
+
 def json_schema() -> Entry:
     """The JSON schema of audit.json."""
     found: Entry = AUDIT.model_json_schema()

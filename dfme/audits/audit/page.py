@@ -1,6 +1,5 @@
 """audit.html, its appendix and their pictures, from an audit.json alone."""
 
-import base64
 import io
 import math
 import re
@@ -18,12 +17,12 @@ from matplotlib.figure import Figure
 
 from dfme.audits.audit.findings import median_to_copy, middle_of, to_copy
 from dfme.audits.audit.headline import seeds_text
-from dfme.audits.audit.model import Entry, check_audit
+from dfme.audits.audit.model import Entry, cells_in, check_audit
 from dfme.audits.audit.options import APPENDIX
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
-from dfme.report.page import MAX_SHOWN, render
+from dfme.report.page import MAX_SHOWN, embedded, render
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 UNKNOWN = "-"
@@ -184,8 +183,7 @@ def _points(audit: Entry) -> list[Entry]:
 def _alarms(audit: Entry) -> list[Entry]:
     """First alarms of each detector and attacker over seeds, beside its worst honest stream."""
     detection = audit["detection"] or {"attacks": (), "benign": ()}
-    own = [line["cells"] for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
-    names = {name for cells in own for name in cells}
+    names = cells_in(audit, audit["target"]["label_mode"])
     groups: dict[tuple[str, str], list[Entry]] = {}
     for each in (each for each in detection["attacks"] if each["cell"] in names):
         groups.setdefault((each["detector"], each["row"]), []).append(each)
@@ -259,7 +257,7 @@ def curves(audit: Entry, alarms: bool = False) -> list[tuple[str, str]]:
     attackers = list(dict.fromkeys(line["row"] for line in audit["price"]))
     for mode in dict.fromkeys(line["mode"] for line in audit["price"]):
         lines = [line for line in audit["price"] if line["mode"] == mode]
-        names = {name for line in lines for name in line["cells"]}
+        names = cells_in(audit, mode)
         figure = Figure(figsize=(5.0, 4.1), layout="constrained")
         axes = figure.add_subplot()
         for line in lines:
@@ -353,4 +351,4 @@ def _address(figure: Figure) -> str:
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "audit"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return embedded(buffer.getvalue(), "svg+xml")

@@ -1,6 +1,6 @@
 """The rate-limit sheet: how many images a key may ask in a term, from an audit's curves."""
 
-from dfme.audits.audit.model import Entry
+from dfme.audits.audit.model import Entry, cells_in
 from dfme.audits.compare.plan import NO_DEFENCE
 
 TERMS = {"minute": 60, "hour": 3_600, "day": 86_400, "month": 2_592_000}
@@ -42,10 +42,9 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
 
 def _deployed(audit: Entry) -> dict[str, None]:
     """Cells of every attacker and seed on the model's own answers without a defence that was tried."""
-    own = [line["cells"] for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
+    own = cells_in(audit, audit["target"]["label_mode"])
     bare = [line["attackers"] for line in audit["defences"] if line["defence"] == NO_DEFENCE]
-    own += [each["cells"] for attackers in bare for each in attackers]
-    return dict.fromkeys(name for names in own for name in names)
+    return dict.fromkeys([*own, *(name for of in bare for each in of for name in each["cells"])])
 
 
 def _step(curve: list[list[float]], level: float) -> int | None:

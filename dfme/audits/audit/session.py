@@ -380,4 +380,4 @@ def pictures(plan: AuditPlan, attacker: str | None) -> Entry:
     every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
     sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
     sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= 400_000), None)
-    return {"samples": embedded(sheet)} if sheet else {}
+    return {"samples": embedded(sheet.read_bytes())} if sheet else {}

@@ -20,8 +20,7 @@ from dfme.audits.verify.probes import Answer, Probes, choose, find_mistakes, lef
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml
-from dfme.data import ImageSet
-from dfme.data.class_names import in_order
+from dfme.data.class_names import order_of
 from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.oracle.oracle import Oracle
@@ -106,9 +105,7 @@ class _Case:
     def classes(self, of: Teacher, ask: Callable[[Tensor], Tensor]) -> Answer:
         """Its answers, in the order of the owner's classes."""
         (low, high) = of.spec.bounds
-        numbers_K = torch.arange(of.num_classes)
-        own = ImageSet("", numbers_K.view(-1, 1, 1, 1), numbers_K, of.info.class_names or ())
-        order_K = (in_order(own, self._data.class_names) or own).required_labels
+        order_K = order_of(of.num_classes, of.info.class_names or (), self._data.class_names)
         return lambda x_BCHW: order_K[top_class(ask(x_BCHW * (high - low) + low)).cpu()]
 
     def _choose(self) -> tuple[Probes, dict[str, Any]]:
