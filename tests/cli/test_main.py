@@ -70,16 +70,27 @@ def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == f"dfme {dfme.__version__}\n"
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("extract --help", 0), ("--student.arch x", 2)])
-def test_answers_in_under_a_second_of_cpu_time(words: str, code: int) -> None:
+def _cpu_seconds(command: list[str], code: int = 0) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, str(PROJECT / "run.py"), *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@pytest.fixture(scope="module")
+def importing_torch() -> float:
+    """CPU seconds of `import torch`: the measure of this machine, on which a second may be long or short."""
+    command = [sys.executable, "-c", "import torch"]
+    return min(_cpu_seconds(command) for _ in range(2))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("extract --help", 0), ("--student.arch x", 2)])
+def test_answers_in_half_the_time_of_importing_torch(words: str, code: int, importing_torch: float) -> None:
+    command = [sys.executable, str(PROJECT / "run.py"), *words.split()]
+    assert min(_cpu_seconds(command, code) for _ in range(2)) < importing_torch / 2
 
 
 def test_extract_hands_the_job_to_the_builder(fake_build: list[tuple[Any, ...]]) -> None:
