@@ -26,6 +26,7 @@ from dfme.audits.compare.rows import EQUAL, directory_of, parted
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
+from dfme.cli.verify import reference_problems
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig
@@ -72,7 +73,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     away = _away(kind, config)
     priced = "budget" in parts.written or any(flag.key == "budget" for flag in flags)
     unpriced = () if priced else teacher_side.price_problems(kind, "budget")
-    asked.finish([*unpriced, *own_problems(config, away), *_foreign(flags)])
+    asked.finish([*unpriced, *own_problems(config, away), *_innocent(config, kind), *_foreign(flags)])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
     own_mode = compare.said(flags, parts, "teacher.label_mode")
     config = replace(config, label_modes=tuple(modes_of(config, own_mode)))
@@ -187,6 +188,14 @@ def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
     other = {"methods": "--attackers", "budgets": "--budget", "answers": "nothing: an audit tries several"}
     other["format"] = "nothing: an audit's pictures are in its page"
     return (Problem(flag.key, f"unknown flag; say {other[flag.key]}") for flag in flags if flag.key in other)
+
+
+def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:
+    """Problems with the models beside which the copies are to be recognised."""
+    if config.references and kind != "torch":
+        yield Problem("references", "expected none: only copies of a --teacher.checkpoint can be recognised")
+    elif config.references:
+        yield from reference_problems(config.references)
 
 
 def _watch(kind: str, dataset: str) -> tuple[list[Flag], list[dict[str, str]]]:

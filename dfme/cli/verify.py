@@ -74,10 +74,16 @@ def _problems(config: VerifyConfig) -> Iterator[Problem]:
     yield from evaluation_problems(config.evaluation, needed=True)
     if config.evaluation.mean is not None:
         yield Problem("evaluation.mean", "leave it out; --teacher.mean normalises within the suspect")
-    if len(config.references) < 5:
-        found = f"expected the weights of five models or more, got {len(config.references)}"
+    yield from file_problems("model", config.model)
+    yield from reference_problems(config.references)
+    yield from fresh_directory_problems(None if config.resume else config.out)
+
+
+def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
+    """Problems with the files of models that are surely no copies."""
+    if len(references) < 5:
+        found = f"expected the weights of five models or more, got {len(references)}"
         how = "train them on your own data by run.py train-teacher, with --seed 1, 2, 3 and other --arch"
         yield Problem("references", f"{found}; {how}")
-    for key, path in [("model", config.model), *(("references", each) for each in config.references)]:
-        yield from file_problems(key, path)
-    yield from fresh_directory_problems(None if config.resume else config.out)
+    for each in references:
+        yield from file_problems("references", each)

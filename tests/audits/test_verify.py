@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import one_line, run
+from compared import cells_here
 from torch.nn import functional
 
 from dfme.audits.verify.evidence import follow
@@ -189,6 +190,36 @@ def test_a_killed_one_goes_on_and_asks_nothing_twice(words: str, capsys: Any) ->
     assert len(images) == len({*images}) == told["asked"] == told["ledger"]["spent"] == 300
     assert run("verify --resume --out found --seed 1") == 2
     assert "--resume: its images follow from another model" in one_line(capsys)
+
+
+@pytest.mark.integration
+def test_an_audit_says_which_of_its_copies_would_be_recognised(words: str, capsys: Any) -> None:
+    references = words.split()[3]
+    few = "audit --label-modes probabilities,label --student.arch cnn_small --defences none"
+    few += " --teacher.watch labels --twin none --transfer false --evaluation.points 2"
+    few += f" --references {references} --out a"
+    with cells_here():
+        assert run(f"{few} --budget 600") == 0
+    told = json.loads(Path("a/audit.json").read_text())["recognition"]
+    rows = {(row["row"], row["mode"]): row for row in told["rows"]}
+    assert len(rows) == 4
+    for (attacker, mode), row in rows.items():
+        (cell,) = row["cells"]
+        on = words.replace("dataset digits", "dataset digits@scored").replace("found", f"{attacker}-{mode}")
+        code = run(f"verify a/cells/{cell}/student.safetensors {on}")
+        alone = json.loads(Path(f"{attacker}-{mode}/verify.json").read_text())
+        assert (row["e_values"], row["recognised"]) == ([alone["e_value"]], [code == 5])
+        assert told["p_reference"] == alone["p_reference"]
+        above = [row["matches"][0] > share for share in told["references"]]
+        assert row["auroc"] == pytest.approx(sum(above) / 5, abs=0.1), "ties count half"
+    assert rows["frugal", "probabilities"]["matches"] > rows["knockoff", "label"]["matches"]
+    page = f"{Path('a/audit.html').read_text()} {Path('a/appendix.html').read_text()}"
+    assert "Would you recognise the copy?" in page
+    capsys.readouterr()
+    assert run("audit --teacher meter:Meter --budget 10 --references a,b,c,d,e") == 2
+    assert "--references: expected none: only copies of a --teacher.checkpoint" in one_line(capsys)
+    assert run(f"{few.replace('--out a', '--out b')} --references missing") == 2
+    assert "--references: expected the weights of five models or more, got 1" in one_line(capsys)
 
 
 def test_nothing_at_all_is_said_to_be_missing(here: Path, capsys: Any) -> None:

@@ -25,7 +25,7 @@ def controls(audit: Entry) -> list[Entry]:
     """A row per control; ``figure`` and ``dir``, a cell's directory, are None where nothing was measured."""
     head = audit["headline"]
     places = {cell["name"]: cell["dir"] for cell in audit["cells"]}
-    found = {"quotas": _quotas(audit), "alarms": _alarms(audit)}
+    found = {"quotas": _quotas(audit), "alarms": _alarms(audit), "copies": _copies(audit)}
     found["price"] = _price(audit, head["mode"], head["attacker"], 0)
     found["labels"] = _price(audit, "label", (head["labels"] or {"attacker": None})["attacker"], -1)
     found["limits"] = found["quotas"] or found["price"]
@@ -54,6 +54,15 @@ def _quotas(audit: Entry) -> Figure:
             text = f"With {line['defence']} the best copy agrees on {line['best_score']['mean']:.1%}."
             return text, next(iter(best["cells"]), None)
     return None
+
+
+def _copies(audit: Entry) -> Figure:
+    """How many copies the test of ``run.py verify`` calls more alike than every reference."""
+    rows = (audit["recognition"] or {"rows": ()})["rows"]
+    known = [pair for row in rows for pair in zip(row["recognised"], row["cells"], strict=True)]
+    called = [name for sure, name in known if sure]
+    text = f"The test of run.py verify recognises {len(called)} of {len(known)} copies."
+    return (text, next(iter(called), known[0][1])) if known else None
 
 
 def _alarms(audit: Entry) -> Figure:

@@ -8,9 +8,11 @@ from types import ModuleType
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
+from dfme.audits.audit.recognition import case_of
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
 from dfme.audits.compare.rehearsal import Rehearsal
+from dfme.audits.verify.probes import LOOKED_AT
 from dfme.data import has_train_part, load_dataset
 from dfme.errors import UserError
 from dfme.report.console import duration
@@ -77,7 +79,7 @@ def forecast(
 ) -> Forecast:
     """Images and time of the audit, in ``cells`` and beside; ``rehearsal`` is None if all are finished.
 
-    UserError beyond ``--total``, and for a wrong ``--twin``.
+    UserError beyond ``--total``, and for a wrong ``--twin`` or ``--references``.
     """
     config = plan.config
     scored = 0 if rehearsal is None else rehearsal.scored
@@ -103,6 +105,8 @@ def forecast(
         raise UserError(f"--total: {found.text}, more than {config.total:,}; {remedy}")
     if config.twin not in ("none", "train") and rehearsal:
         open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
+    if config.references and rehearsal:
+        case_of(plan.job, config.references, lambda line: None)
     return found
 
 
@@ -154,5 +158,6 @@ def _seconds(
     return {
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
         "to watch four honest streams": 4 * owner.benign_at_most(0, False, bool(plan.watch), 0) * answer,
+        "to try to recognise the copies": LOOKED_AT * answer * bool(plan.config.references),
         "to examine the copies": by_students * step + by_teacher * answer,
     }

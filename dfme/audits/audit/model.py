@@ -91,6 +91,10 @@ FOOLED = each("source kind attack", str) | {"agreement": float | None, "images":
 FOOLED |= each("eps success", float)
 TRANSFER = each("images asked", int) | {"eps": [float], "headline_eps": float, "attacks": [str]}
 TRANSFER |= {"rows": [FOOLED], "gain": [each("source attack over", str) | each("eps gain", float)]}
+RECOGNISED = (
+    PLACE | {"cells": [str], "recognised": [bool], "auroc": float} | each("matches e_values", [float])
+)
+RECOGNITION = {"probes": int, "p_reference": float, "references": [float], "rows": [RECOGNISED]}
 DIFFERENCES = {"row": str} | each("images differ", int) | {"shown": [each("image model clone", str)]}
 
 AUDIT = form(
@@ -113,6 +117,7 @@ AUDIT = form(
         "fidelity": [FIDELITY],
         "fidelity_seeds": [ADVANTAGE | {"figure": str}],
         **{"differences": maybe(DIFFERENCES), "transfer": maybe(TRANSFER)},
+        "recognition": maybe(RECOGNITION),
         "ledger": each("images evaluation transfer benign served cells", int) | {"cost": float | None},
         **{"quota": maybe(QUOTA), "controls": [CONTROL]},
         "taxonomy": {"atlas": [each("id name", str)], "owasp": [str]},

@@ -76,6 +76,9 @@ class AuditConfig:
     other half scores all copies; none: nobody has any"""
     twin: Basic[str] = "train"
     """a network trained on your own data, beside which a copy is held: train, none, or its weights"""
+    references: tuple[str, ...] = ()
+    """weights of five or more models that are surely no copies, as of run.py verify: says whether you would
+    recognise each copy"""
     transfer: Basic[Literal["auto", "true", "false"]] = "auto"
     """ask the teacher about adversarial images made on the copies; auto: of one on this machine alone"""
     total: Basic[Images | None] = None
@@ -193,8 +196,10 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
     not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
     knowing = "attackers who know what the model is for, " * (config.profile == "quick")
+    unsaid = {"what": "whether you would recognise a copy", "why": "there are no --references"}
     larger = {"what": f"{knowing}more defences, seeds and steps", "why": f"--profile {config.profile}"}
-    return settled, [larger] * (config.profile != "full") + not_run * bool(away)
+    left_out = [larger] * (config.profile != "full") + not_run * bool(away)
+    return settled, left_out + [unsaid] * (not config.references)
 
 
 def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -104,6 +104,7 @@ class Audit:
         self._utility = list[Entry]()
         self._measured: Entry | None = None
         self._examined: Entry = {}
+        self._recognised: Entry | None = None
         self._meter: Metering | None = None
         self._rehearsal: Rehearsal | None = None
         self._began = time.time()
@@ -254,6 +255,19 @@ class Audit:
         key = [*(cell.name for cell in done), str(pictured), str(twin), config.transfer]
         found = partial(examine, out, cells, plan.job, twin, asks, self._line.note)
         self._examined = cached(out / "examined" / "found.json", key, found)
+        self._recognised = self._recognise(cells) if config.references else None
+
+    def _recognise(self, cells: Sequence[Any]) -> Entry | None:
+        """Whether the owner would recognise each copy; None where the images tell nothing."""
+        from dfme.audits.audit.recognition import recognise
+
+        plan = self._plan
+        references = plan.config.references
+        file = plan.out / "examined" / "recognised.json"
+        make = partial(recognise, plan.job, references, cells, self._line.note)
+        asked = partial(cached, file, [*references, *(cell.name for cell in cells)], make)
+        found: Entry | None = self._tried("whether you would recognise a copy", asked)
+        return found
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """Result of ``make``, or None if the data do not allow it, which is noted."""
@@ -330,6 +344,7 @@ class Audit:
             **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
             **{name: examined.get(name) for name in ("differences", "transfer")},
+            "recognition": self._recognised,
             "ledger": of.ledger(beside),
             **{"taxonomy": headline.TAXONOMY, "not_run": not_run, "limits": told_not},
             "pictures": pictures(plan, first["attacker"]),

@@ -31,7 +31,7 @@ from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import evaluation_images
 from dfme.run.job import document, resume_command
 from dfme.run.scores import batches
-from dfme.spec import ImageSpec, Teacher
+from dfme.spec import ImageSpec
 
 IMAGES = 1_000  # held-out images that are looked at, unless a limit is given
 OWN_ARCH = (
@@ -49,8 +49,9 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell) -> dict[str, Any]:
     with ExitStack() as held:
         suspect = build_teacher(job, None, choose_device(job.config.device))
         held.callback(suspect.info.close)
-        case = _Case(job, suspect, paths, tell)
-        directory = held.enter_context(case.open_directory())
+        own = open_twin(paths[0], job, suspect.spec, suspect.num_classes, "--model")
+        case = Case(job, own, paths[1:], tell)
+        directory = held.enter_context(_open_directory(case, job, paths, suspect.spec.levels))
         probes, found = case.kept(directory)
         tell(f"{len(probes.images)} images are chosen, SHA-256 {probes.sha256}; if stopped, go on with:")
         tell(f"  {resume_command(directory.path, job, 'verify')}")
@@ -58,7 +59,7 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell) -> dict[str, Any]:
         checks = DeferredChecks()
         oracle = build_oracle(job, suspect, directory, {}, checks, facts)
         held.enter_context(closing(oracle)).report_to(tell)
-        ask = case.classes(suspect, partial(oracle, purpose="check"))
+        ask = case.answer(suspect.spec, suspect.info.class_names or (), partial(oracle, purpose="check"))
         seen = follow(_matches(oracle, ask, probes), found["p_reference"])
         checks.verify()
         told = {"dfme": __version__, "suspect": facts["target"], "model": str(paths[0]), **found, **seen.told}
@@ -69,87 +70,97 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell) -> dict[str, Any]:
     return told
 
 
-class _Case:
-    """The suspect, white boxes of the owner's model and of references, and the owner's images."""
+class Case:
+    """White boxes of the owner's model and of references, and the owner's images.
 
-    def __init__(self, job: Job, suspect: Teacher, paths: Sequence[Path], tell: Tell) -> None:
+    UserError for references that do not fit, or show no false alarms.
+    """
+
+    def __init__(self, job: Job, own: Any, references: Sequence[Path], tell: Tell) -> None:
         self._job = job
-        self._spec = suspect.spec
-        self._paths = paths
+        self._references = references
         self._tell = tell
-        options = ("--model", *["--references"] * len(paths[1:]))
-        given = job, suspect.spec, suspect.num_classes
-        self._boxes = [open_twin(path, *given, option) for path, option in zip(paths, options, strict=True)]
-        names = self._boxes[0].info.class_names or ()
+        (spec, num_classes) = (own.spec, own.num_classes)
+        others = [open_twin(path, job, spec, num_classes, "--references") for path in references]
+        self._boxes = [own, *others]
+        names = self.names = own.info.class_names or ()
         of = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
-        data = evaluation_images(of, ImageSpec(suspect.spec.shape), suspect.num_classes, names, tell=tell)
+        data = evaluation_images(of, ImageSpec(spec.shape), num_classes, names, tell=tell)
         assert data is not None, "without images there is no job"
         self._data = replace(data, class_names=data.class_names or names, labels=data.required_labels)
-        self._inputs = self._checked_inputs()
+        self.inputs = self._checked_inputs()
 
     def _checked_inputs(self) -> list[str]:
         """Digests of what the probes follow from. UserError for references that show no false alarms."""
-        digests = [hashlib.sha256(path.expanduser().read_bytes()).hexdigest() for path in self._paths]
-        nets = [box.network.state_dict().items() for box in self._boxes]
-        (own, *others) = ({name: weight.shape for name, weight in net} for net in nets)
+        nets = [box.info.network.state_dict() for box in self._boxes]
+        digests = [_digest(*net.values()) for net in nets]
+        (own, *others) = ({name: weight.shape for name, weight in net.items()} for net in nets)
         if len(set(digests)) < len(digests):
             raise UserError("--references: expected different models, none of them yours, got one file twice")
         if (alike := others.count(own)) < OWN_ARCH:
             expected = f"expected {OWN_ARCH} or more of your model's architecture, got {alike}"
             raise UserError(f"--references: {expected}; train them with other seeds by run.py train-teacher")
-        code = hashlib.sha256(self._data.required_labels.numpy().tobytes())
-        for x_BCHW in batches(self._data):
-            code.update(x_BCHW.numpy().tobytes())
-        return [*digests, code.hexdigest(), str(self._job.config.seed)]
+        images = _digest(self._data.required_labels, *batches(self._data))
+        return [*digests, images, str(self._job.config.seed)]
 
-    def classes(self, of: Teacher, ask: Callable[[Tensor], Tensor]) -> Answer:
-        """Its answers, in the order of the owner's classes."""
-        (low, high) = of.spec.bounds
-        order_K = order_of(of.num_classes, of.info.class_names or (), self._data.class_names)
+    def answer(self, spec: ImageSpec, names: Sequence[str], ask: Callable[[Tensor], Tensor]) -> Answer:
+        """The classes that a model answers, in the order of the owner's classes."""
+        (low, high) = spec.bounds
+        order_K = order_of(self._boxes[0].num_classes, names, self._data.class_names)
         return lambda x_BCHW: order_K[top_class(ask(x_BCHW * (high - low) + low)).cpu()]
 
-    def _choose(self) -> tuple[Probes, dict[str, Any]]:
-        """Probes, and what the references come to. UserError where no answers to them could tell anything."""
+    def choose(self, most: int, levels: int | None) -> tuple[Probes, dict[str, Any]]:
+        """Probes, quantised to so many levels, and what the references come to. UserError where no answers to
+        them could tell anything.
+        """
         self._tell("looking for images that your model gets wrong, and the references not as it does")
         rng = torch.Generator().manual_seed(derived_seed(self._job.config.seed, "verify"))
-        spec = ImageSpec(self._spec.shape, levels=self._spec.levels)
-        (own, *others) = (self.classes(box, box) for box in self._boxes)
+        spec = ImageSpec(self._boxes[0].spec.shape, levels=levels)
+        (own, *others) = (self.answer(box.spec, box.info.class_names or (), box) for box in self._boxes)
         mistakes = find_mistakes(self._data, spec, own, others, rng)
-        most = int(self._job.config.budget)
         at = choose(mistakes, most, rng)
         share = p_reference(mistakes, most, rng)
         if not Evidence(len(at), len(at), share).sure:
             few = f"found {len(at)} images to ask, too few where an independent model matches on {share:.0%}"
             raise UserError(f"--evaluation.dataset: {few}; give more held-out images, or a larger --budget")
-        seen = zip(self._paths[1:], left_out(mistakes, most, rng), strict=True)
+        seen = zip(self._references, left_out(mistakes, most, rng), strict=True)
         rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
         found = {"p_reference": share, "references": rows}
         return Probes(mistakes.images[at], mistakes.expected_N[at]), found
-
-    def open_directory(self) -> RunDirectory:
-        """A new directory with probes in it, or that which is gone on with."""
-        config = self._job.config
-        if config.resume:
-            return RunDirectory.open_for_resume(Path(config.out or ""))
-        probes, found = self._choose()
-        directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/verify"))))
-        directory.is_new_run = True
-        (model, *references) = (str(path.absolute()) for path in self._paths)
-        settings = {name: document(self._job)[name] for name in KEPT}
-        directory.write_config(dump_yaml({"model": model, "references": references, **settings}))
-        kept = {"inputs": self._inputs, "found": json.dumps(found), **probes._asdict()}
-        save_checkpoint(directory.path / "probes.pt", kept)
-        return directory
 
     def kept(self, directory: RunDirectory) -> tuple[Probes, dict[str, Any]]:
         """The probes on file, and what the references came to. UserError if those of other inputs."""
         path = directory.path / "probes.pt"
         with explain_load_errors(path):
             kept = load_checkpoint(path)
-            if kept["inputs"] != self._inputs:
+            if kept["inputs"] != self.inputs:
                 why = "its images follow from another model, other references, images or another seed"
                 raise UserError(f"--resume: {why}; restore them, or begin anew in another --out")
             return Probes(kept["images"], kept["expected"]), json.loads(kept["found"])
+
+
+def _open_directory(case: Case, job: Job, paths: Sequence[Path], levels: int | None) -> RunDirectory:
+    """A new directory with probes in it, or the one of the verification being resumed."""
+    config = job.config
+    if config.resume:
+        return RunDirectory.open_for_resume(Path(config.out or ""))
+    probes, found = case.choose(int(config.budget), levels)
+    directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/verify"))))
+    directory.is_new_run = True
+    (model, *references) = (str(path.absolute()) for path in paths)
+    settings = {name: document(job)[name] for name in KEPT}
+    directory.write_config(dump_yaml({"model": model, "references": references, **settings}))
+    kept = {"inputs": case.inputs, "found": json.dumps(found), **probes._asdict()}
+    save_checkpoint(directory.path / "probes.pt", kept)
+    return directory
+
+
+def _digest(*of: Tensor) -> str:
+    """SHA-256 of the tensors' bytes, one after the other."""
+    code = hashlib.sha256()
+    for each in of:
+        code.update(each.cpu().contiguous().numpy().tobytes())
+    return code.hexdigest()
 
 
 def _matches(oracle: Oracle, classes: Answer, probes: Probes) -> Iterator[list[bool]]:

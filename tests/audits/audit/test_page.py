@@ -195,7 +195,7 @@ def figures(value: Any) -> Iterator[set[str]]:
 def test_the_pages_have_the_json_s_figures_and_no_others(page: Page) -> None:
     shown = {*re.findall(FIGURE, f"{page.text} {page.behind.text}".replace(",", ""))}
     assert shown - set().union(*figures(audit())) - LEGEND == set()
-    for name in ("price", "defences", "pareto", "fidelity_seeds", "transfer"):
+    for name in ("price", "defences", "pareto", "fidelity_seeds", "transfer", "recognition"):
         assert [forms for forms in figures(audit()[name]) if not forms & shown] == [], name
 
 
@@ -263,7 +263,7 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
     own = {link.removeprefix("#") for link in links if link.startswith("#")}
     assert own == {"alarms", "changes"} <= named
     behind = {link.removeprefix("appendix.html#") for link in links if link.startswith("appendix")}
-    assert len(behind) == 10
+    assert len(behind) == 11
     assert behind <= named_behind
     assert links.count("audit.html") == 1
     assert "all first alarms (appendix)" in page.text

@@ -1,0 +1,57 @@
+"""Would the owner recognise an audit's copies? Each is held to the test of ``run.py verify``."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dfme.audits.audit.examine import ExaminedCell
+from dfme.audits.audit.model import Entry
+from dfme.audits.verify.evidence import BATCH, follow
+from dfme.audits.verify.session import Case
+from dfme.compute import choose_device, within_memory
+from dfme.config.settings import Job
+from dfme.precision import ieee_fp32
+from dfme.run.build import white_box
+from dfme.run.scores import scores
+from dfme.run.student_file import load_student_of_run
+
+PROBES = 300  # as many as ``run.py verify`` asks by default
+
+
+def case_of(job: Job, references: Sequence[str], tell: Callable[[str], None]) -> Case:
+    """The audited model beside the references. UserError for those that do not fit."""
+    return Case(job, white_box(job), [*map(Path, references)], tell)
+
+
+def recognise(
+    job: Job, references: Sequence[str], cells: Sequence[ExaminedCell], tell: Callable[[str], None]
+) -> Entry:
+    """Each attacker's copies over seeds. ``auroc``: of their shares of matches against the references' own.
+
+    UserError where the owner's images have too few mistakes to tell anything.
+    """
+    device = choose_device(job.config.device)
+    with within_memory(device), ieee_fp32():
+        nets: list[Any] = [
+            load_student_of_run(cell.directory / "student.safetensors").to(device) for cell in cells
+        ]
+        case = case_of(job, references, tell)
+        probes, found = case.choose(PROBES, nets[0].spec.levels)
+        told = {"probes": len(probes.images), "p_reference": found["p_reference"]}
+        innocent = [each["matches"] / each["asked"] for each in found["references"]]
+        rows = dict[tuple[str, str], Entry]()
+        for cell, net in zip(cells, nets, strict=True):
+            ask = case.answer(net.spec, case.names, partial(scores, net))
+            hits = (ask(probes.images) == probes.expected).tolist()
+            seen = follow((hits[at : at + BATCH] for at in range(0, len(hits), BATCH)), told["p_reference"])
+            empty: Entry = {"cells": [], "matches": [], "e_values": [], "recognised": []}
+            row = rows.setdefault((cell.row, cell.mode), {"row": cell.row, "mode": cell.mode, **empty})
+            values = cell.name, sum(hits) / len(hits), seen.e_value, seen.sure
+            for name, value in zip(empty, values, strict=True):
+                row[name].append(value)
+    for row in rows.values():
+        pairs = [(copy > other) + (copy == other) / 2 for copy, other in product(row["matches"], innocent)]
+        row["auroc"] = sum(pairs) / len(pairs)
+    return told | {"references": innocent, "rows": [*rows.values()]}
