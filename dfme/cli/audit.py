@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dfme.audits.audit.options import (
@@ -31,7 +32,7 @@ from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig
 from dfme.config.values import Option, flatten, options_of
-from dfme.data import HALVES, has_train_part, whole_name
+from dfme.data import HALVES, has_train_part, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
@@ -103,11 +104,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         _give_pool(parts.rows, dataset + HALVES[1])
         typed.append(Flag("evaluation.dataset", dataset + HALVES[0]))
     first = _attacks(settled, halves, planned)
-
-    def second(row: str, defences: Sequence[str]) -> ComparisonPlan:
-        made = comparison(settled, [row], settled.label_modes[:1], [NO_DEFENCE, *defences], ANSWERS)
-        return replace(planned(made), stem="defences")
-
+    second = partial(_second, settled, first, planned)
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
     left_out = *not_run, *lacking, *blind, *unfit
@@ -144,6 +141,39 @@ def _attacks(config: AuditConfig, halves: Content, planned: Planned) -> Comparis
     free = [row for row in config.attackers if row != LIKE]
     cells = planned(comparison(config, free, config.label_modes)).cells if free else ()
     return replace(like, cells=(*cells, *like.cells))
+
+
+def _second(
+    config: AuditConfig, first: ComparisonPlan, planned: Planned, row: str, defences: Sequence[str]
+) -> ComparisonPlan:
+    """The comparison of a row's attackers against these defences, after the ``first``."""
+    made = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], _answers(first, row))
+    return _sharing(replace(planned(made), stem="defences"), first)
+
+
+def _answers(first: ComparisonPlan, row: str) -> tuple[str, ...]:
+    """What the attackers of each defence learn; without ``kl`` where ``auto`` is the same for such images."""
+    job = next(cell.job for cell in first.cells if cell.row == row)
+    on = job.config.evaluation
+    shape = job.teacher.shape
+    if shape is None and on.dataset != "none":
+        shape = load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape
+    mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
+    alike = shape is not None and job.config.student.fitting(mode, shape).loss == "kl"
+    return tuple(each for each in ANSWERS if not (alike and each == "kl"))
+
+
+def _sharing(second: ComparisonPlan, first: ComparisonPlan) -> ComparisonPlan:
+    """The second comparison, whose undefended attackers by labels are the first one's on labels."""
+    places = {(cell.row, cell.seed, cell.budget): cell for cell in first.cells if cell.mode == "label"}
+    cells = []
+    for cell in second.cells:
+        alike = places.get((cell.row, cell.seed, cell.budget))
+        labels = cell.attempt.runs == NO_DEFENCE and cell.attempt.answers == "label"
+        if alike and labels and not cell.attempt.reason and LabelMode.parse(cell.mode).decimals is None:
+            cell = replace(cell, job=alike.job, run=alike.name)
+        cells.append(cell)
+    return replace(second, cells=tuple(cells))
 
 
 def comparison(

@@ -31,11 +31,17 @@ def test_quick_on_the_default_teacher() -> None:
     assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (9, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"
     assert plan.job.teacher.watch == ()  # who is not a cell asks unseen
-    (left_out,) = plan.not_run
+    left_out, unsaid = plan.not_run
     assert left_out["why"] == "--profile quick"
+    assert unsaid["why"] == "there are no --references"
     runs = plan.second("frugal", plan.config.defences).runs
     assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {"none", *plan.config.defences}
     assert plan.first.cells[0].name in [cell.name for cell in runs]  # and is run once
+    (labels,) = [cell for cell in plan.second("frugal", ()).cells if cell.attempt.answers == "label"]
+    assert (labels.name, labels.job) == (plan.first.cells[2].name, plan.first.cells[2].job)
+    for shape, kl in (("1,16,16", True), ("1,28,28", False)):  # auto is KL above 16 pixels a side
+        cells = plan_of(["--teacher.shape", shape]).second("frugal", ("modelguard_s",)).cells
+        assert ("kl" in {cell.attempt.answers for cell in cells}) == kl
 
 
 def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +52,7 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     knockoff = next(cell.job for cell in standard.first.cells if cell.row == "knockoff")
     assert knockoff.method_config.pool == "procedural"
     assert (standard.halves, knockoff.config.evaluation.dataset) == ({}, "digits")
-    beyond, missing = standard.not_run
+    beyond, _, missing = standard.not_run
     assert (beyond["why"], missing["what"]) == ("--profile standard", "defence misinform:key_env=DFME_KEY")
     assert "set the variable DFME_KEY" in missing["why"]
     assert len(standard.config.defences) == 5
@@ -82,7 +88,7 @@ def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_r
         plan_of(["--defences", "misinform:key_env=NO_KEY"])
     labels = plan_of(["--teacher.label-mode", "label"])
     assert labels.second is None
-    assert "no scores to defend" in labels.not_run[1]["why"]
+    assert "no scores to defend" in labels.not_run[2]["why"]
 
 
 def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:

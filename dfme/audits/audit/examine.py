@@ -66,11 +66,18 @@ class ExaminedCell(NamedTuple):
 
 
 def examine(
-    out: Path, cells: Sequence[ExaminedCell], job: Job, twin: Path | None, transfer: bool | None, tell: Tell
+    out: Path,
+    cells: Sequence[ExaminedCell],
+    job: Job,
+    twin: Path | None,
+    transfer: bool | None,
+    tell: Tell,
+    brief: bool = False,
 ) -> Entry:
     """Return ``fidelity``, ``fidelity_seeds``, ``differences`` and ``transfer`` for ``audit.json``.
 
     ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine.
+    ``brief``: adversarial images are made with one size of perturbation.
     ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, in all. ``not_run``:
     what was not, and why.
     """
@@ -107,7 +114,7 @@ def examine(
             shares = [None if of is None else (class_N == of).double().mean().item() for of in beside]
             found["twin"] = {"agreement": shares[0], "accuracy": shares[1], "file": twin.name}
         if first is not None and (is_local(job) if transfer is None else transfer):
-            _ask(found, nets, first, job, box, folder, tell)
+            _ask(found, nets, first, job, box, folder, tell, brief)
         elif first is not None:
             why = NOT_ASKED if transfer is None else "--transfer false"
     found["asked"] += sum(each.transfer_queries for each in earlier)
@@ -192,7 +199,14 @@ def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
 
 
 def _ask(
-    found: Entry, nets: list[Any], on: EvaluationSet, job: Job, twin: Logits | None, folder: Path, tell: Tell
+    found: Entry,
+    nets: list[Any],
+    on: EvaluationSet,
+    job: Job,
+    twin: Logits | None,
+    folder: Path,
+    tell: Tell,
+    brief: bool,
 ) -> None:
     """Ask the job's teacher, one on this machine undefended, and put what comes of it into ``found``.
 
@@ -214,7 +228,8 @@ def _ask(
         oracle = build_oracle(job, *parts, begun)
         held.enter_context(closing(oracle)).report_to(tell)
         spec = oracle.spec
-        (_, headline, _) = eps_of(spec)
+        (headline,) = eps_of(spec, brief=True)
+        sizes = eps_of(spec, brief)
 
         def ask(source: Surrogate | None, eps: float, x_BCHW: Tensor) -> Tensor:
             """The teacher's classes; the number of images on which each copy follows it."""
@@ -231,11 +246,11 @@ def _ask(
             ask(None, 0.0, spec.quantise(draw(len(part), rng)).to(device))
         sources = _sources(found, nets, job, twin)
         x_NCHW, labels_N = _right(on, MAX_IMAGES if is_local(job) else MAX_IMAGES // len(sources), device)
-        rows = measure(sources, x_NCHW, labels_N, spec, seed, ask)
+        rows = measure(sources, x_NCHW, labels_N, spec, sizes, seed, ask)
         deferred.verify()
         totals = oracle.ledger.totals()
     found["asked"] = totals.transfer_queries
-    table = {"images": len(x_NCHW), "eps": list(eps_of(spec)), "headline_eps": headline}
+    table = {"images": len(x_NCHW), "eps": list(sizes), "headline_eps": headline}
     table |= {"attacks": list(ATTACKS), "asked": found["asked"], "rows": rows, "gain": gains(rows)}
     found["transfer"] = table
     for place, told in enumerate(found["fidelity"]):

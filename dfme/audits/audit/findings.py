@@ -176,7 +176,10 @@ class Findings:
 
     def cells(self) -> list[Entry]:
         """Every run of both comparisons, once."""
-        every = {each.cell.name: each for each in self.runs if each.state != "not applicable"}
+        every: dict[str, Outcome] = {}
+        for each in self.runs:
+            if each.state != "not applicable":
+                every.setdefault(each.cell.name, each)  # of cells that share a run, its own comparison's
         return [self._cell(each, each.cell) for each in every.values()]
 
     def _cell(self, of: Outcome, cell: Cell) -> Entry:

@@ -130,7 +130,8 @@ def _transfer(plan: AuditPlan, scored: int) -> tuple[int, int]:
     here = is_local(plan.job)
     if plan.config.transfer == "false" or (plan.config.transfer == "auto" and not here):
         return 0, 0
-    images = min(MAX_IMAGES, scored) * len(ATTACKS) * len(next(iter(EPS.values())))
+    sizes = 1 if plan.brief else len(next(iter(EPS.values())))
+    images = min(MAX_IMAGES, scored) * len(ATTACKS) * sizes
     copies = sum(cell.seed == plan.config.seeds[0] for cell in plan.first.cells)
     return (PROCEDURAL + images * (copies + STRANGERS), images) if here else (images, 0)
 

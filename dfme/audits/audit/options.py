@@ -197,7 +197,8 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
     knowing = "attackers who know what the model is for, " * (config.profile == "quick")
     unsaid = {"what": "whether you would recognise a copy", "why": "there are no --references"}
-    larger = {"what": f"{knowing}more defences, seeds and steps", "why": f"--profile {config.profile}"}
+    brief = ", two sizes of adversarial perturbation" * (config.profile == "quick")
+    larger = {"what": f"{knowing}more defences, seeds and steps{brief}", "why": f"--profile {config.profile}"}
     left_out = [larger] * (config.profile != "full") + not_run * bool(away)
     return settled, left_out + [unsaid] * (not config.references)
 
@@ -271,6 +272,11 @@ class AuditPlan:
     @property
     def out(self) -> Path:
         return self.first.out
+
+    @property
+    def brief(self) -> bool:
+        """Whether adversarial images have one size of perturbation."""
+        return self.config.profile == "quick"
 
     @property
     def own(self) -> str:

@@ -253,7 +253,7 @@ class Audit:
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
         key = [*(cell.name for cell in done), str(pictured), str(twin), config.transfer]
-        found = partial(examine, out, cells, plan.job, twin, asks, self._line.note)
+        found = partial(examine, out, cells, plan.job, twin, asks, self._line.note, plan.brief)
         self._examined = cached(out / "examined" / "found.json", key, found)
         self._recognised = self._recognise(cells) if config.references else None
 

@@ -35,10 +35,11 @@ class Surrogate(NamedTuple):
     agreement: float | None = None
 
 
-def eps_of(spec: ImageSpec) -> tuple[float, ...]:
-    """The three sizes of perturbation for such images."""
+def eps_of(spec: ImageSpec, brief: bool = False) -> tuple[float, ...]:
+    """The three sizes of perturbation for such images, or the middle one."""
     fits = (eps for side, eps in EPS.items() if max(spec.shape[1:]) <= side)
-    return next(fits, (2 / 255, 4 / 255, 8 / 255))
+    (least, middle, most) = next(fits, (2 / 255, 4 / 255, 8 / 255))
+    return (middle,) if brief else (least, middle, most)
 
 
 def adversarial(
@@ -79,11 +80,20 @@ def adversarial(
 
 
 def measure(
-    on: Sequence[Surrogate], x_NCHW: Tensor, labels_N: Tensor, spec: ImageSpec, seed: int, ask: Asking
+    on: Sequence[Surrogate],
+    x_NCHW: Tensor,
+    labels_N: Tensor,
+    spec: ImageSpec,
+    sizes: Sequence[float],
+    seed: int,
+    ask: Asking,
 ) -> list[Entry]:
-    """Rows per source, eps and attack: the share of images that lose their label. Signs are asked once."""
+    """Rows per source, eps of ``sizes`` and attack: the share of images that lose their label.
+
+    Signs are asked once.
+    """
     rows = list[Entry]()
-    for source, eps, name in product(on, eps_of(spec), ATTACKS):
+    for source, eps, name in product(on, sizes, ATTACKS):
         told = {"source": source.name, "kind": source.kind, "agreement": source.agreement}
         told |= {"attack": name, "eps": eps}
         if source.logits is None and name != next(iter(ATTACKS)):

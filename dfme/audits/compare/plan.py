@@ -149,7 +149,10 @@ UNKEPT = ("out", "resume", "dry_run", "engine_options")  # which no file of opti
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a comparison. ``name`` is that of its run directory, which some cells share."""
+    """One entry of a comparison. ``name`` is that of its run directory, which some cells share.
+
+    ``run``: the name of another comparison's run that stands for it, and whose job it has.
+    """
 
     row: str
     mode: str
@@ -157,9 +160,12 @@ class Cell:
     seed: int
     job: Job
     attempt: Attempt = field(default_factory=Attempt)
+    run: str = ""
 
     @property
     def name(self) -> str:
+        if self.run:
+            return self.run
         here = self.attempt.runs, self.attempt.answers
         others = [re.sub(r"[^\w.+=-]", "_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
         parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others

@@ -294,7 +294,7 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
     for cell in (every := list(cells)):
         able = find_method(cell.job.method).load().label_modes
         config = cell.job.config
-        form = config.answers.mode(LabelMode.parse(cell.mode))
+        form = config.answers.mode(LabelMode.parse(cell.job.teacher.label_mode or cell.mode))
         if cell.attempt.reason or form.kind not in able:
             needed = f"{cell.job.method} needs answers of {' or '.join(able)}"
             reasons[cell.name] = cell.attempt.reason or needed

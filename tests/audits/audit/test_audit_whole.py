@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from compared import Here, cells_here
+from safetensors.torch import load_file
 from stranger import work_out_again
 
 from dfme.cli.main import main
@@ -107,3 +108,12 @@ def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
     assert cut["made"]["finished"] is True
     for name in ("headline", "price", "verdicts", "fidelity", "pareto", "detection"):
         assert cut[name] == whole[name]
+
+
+def test_labels_of_a_teacher_and_labels_made_of_its_scores_give_the_same_copy() -> None:
+    told = "--recipe frugal --budget 200 --student.steps 40 --evaluation.dataset digits"
+    for out, how in (("a", "--teacher.label-mode label"), ("b", "--answers.learn label")):
+        assert main([*told.split(), *how.split(), "--out", out]) == 0
+    (first, second) = (load_file(Path(out, "student.safetensors")) for out in "ab")
+    assert first.keys() == second.keys()
+    assert all(weight.equal(second[name]) for name, weight in first.items())

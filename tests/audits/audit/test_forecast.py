@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfme.audits.audit.examine import PROCEDURAL
 from dfme.audits.audit.forecast import BACKWARD, Forecast, forecast
-from dfme.audits.audit.transfer import Surrogate, measure
+from dfme.audits.audit.transfer import Surrogate, eps_of, measure
 from dfme.audits.compare.rehearsal import Rehearsal
 from dfme.cli import teacher_side
 from dfme.cli.audit import plan_of
@@ -58,7 +58,7 @@ def counted() -> Counter[str]:
     sources += [Surrogate("teacher", "ceiling", logits("teacher"))]
     sources += [Surrogate(f"clone {number}", "clone", logits("student")) for number in range(2)]
     labels_N = torch.zeros(SCORED, dtype=torch.int64)
-    measure(sources, torch.rand(SCORED, *SPEC.shape), labels_N, SPEC, 0, ask)
+    measure(sources, torch.rand(SCORED, *SPEC.shape), labels_N, SPEC, eps_of(SPEC, brief=True), 0, ask)
     return seen
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import small_net
 
-from dfme.audits.audit.transfer import ATTACKS, Surrogate, adversarial, gains, measure
+from dfme.audits.audit.transfer import ATTACKS, Surrogate, adversarial, eps_of, gains, measure
 from dfme.spec import ImageSpec
 
 FLOATS = ImageSpec((1, 4, 4))
@@ -116,7 +116,7 @@ def test_success_is_counted_and_random_signs_are_asked_once():
         return torch.arange(40) < (20 if source.logits is None else 30)  # ones, which are wrong
 
     sources = [Surrogate("random signs", "stranger", None), Surrogate("clone: a, b", "clone", net, 0.9)]
-    rows = measure(sources, x, labels, spec, 0, ask)
+    rows = measure(sources, x, labels, spec, eps_of(spec), 0, ask)
     assert asked == [(name, eps, 40) for name, times in (("random signs", 1), ("clone: a, b", 3))
                      for eps in (0.05, 0.1, 0.2) for _ in range(times)]  # fmt: skip
     assert len(rows) == 2 * 3 * 3
