@@ -120,9 +120,14 @@ def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | Non
     assert line["cost_to_90"] == near(None if None in (middle, price) else middle * price / 1000)
 
 
+def usable(lines: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
+    """Attacks that such answers allow: whoever gets scores may throw all but the top class away."""
+    return [line for own in dict.fromkeys((mode, "label")) for line in lines if line["mode"] == own]
+
+
 def _headline(audit: dict[str, Any], price: float | None) -> None:
     head = audit["headline"]
-    own = [line for line in free(audit) if line["mode"] == audit["target"]["label_mode"]]
+    own = usable(free(audit), audit["target"]["label_mode"])
     best = sorted(own, key=lambda line: (_median(line["queries_to"]["0.9"]) or 10**12, -line["mean"]))[0]
     assert (head["attacker"], head["queries"]) == (best["row"], best["queries_to"]["0.9"])
     assert head["median"] == _median(head["queries"])
@@ -194,12 +199,12 @@ def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
     modes = {line["mode"] for line in audit["price"]} - {audit["target"]["label_mode"]}
     assert {point["name"] for point in points if point["kind"] == "label mode"} == modes
     for mode in modes:
-        worst = max(line["mean"] or 0.0 for line in free(audit) if line["mode"] == mode)
+        worst = max(line["mean"] or 0.0 for line in usable(free(audit), mode))
         assert next(point["agreement"] for point in points if point["name"] == mode) == near(worst)
 
 
 def _verdicts(audit: dict[str, Any]) -> None:
-    own = [line for line in audit["price"] if line["mode"] == audit["target"]["label_mode"]]
+    own = usable(audit["price"], audit["target"]["label_mode"])
     assert [each["limit"] for each in audit["verdicts"]] == list(audit["options"]["acceptable"])
     for each in audit["verdicts"]:
         if each["limit"] == "agreement":
@@ -221,7 +226,7 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         assert sum(map(sum, each["table"])) == each["images"]
         same = sum(row[k] for k, row in enumerate(each["table"]))
         assert same == round(each["agreement"] * each["images"])
-        if (each["row"], each["mode"]) == (audit["headline"]["attacker"], audit["target"]["label_mode"]):
+        if (each["row"], each["mode"]) == (audit["headline"]["attacker"], audit["headline"]["mode"]):
             differing = audit["differences"]
             assert differing["differ"] == each["images"] - same
             assert len(differing["shown"]) == min(24, differing["differ"])

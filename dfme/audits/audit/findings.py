@@ -128,8 +128,10 @@ class Findings:
     def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
         """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
         best: dict[str, Entry] = {}
-        for line in (line for line in self.free if line["mean"] is not None):
-            best[line["mode"]] = max(best.get(line["mode"], line), line, key=lambda line: float(line["mean"]))
+        for mode in dict.fromkeys(line["mode"] for line in self.free):
+            lines = usable(self.free, mode)
+            if any(line["mode"] == mode for line in lines):
+                best[mode] = max(lines, key=lambda line: float(line["mean"]))
         places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items()}
         spreads = {mode: _spread(line) for mode, line in best.items()}
         tried = [
@@ -157,8 +159,8 @@ class Findings:
 
         ``pass`` is None, not known, where an attack that might have failed the limit has not finished.
         """
-        lines = [line for line in self.price if line["mode"] == self.own and line["mean"] is not None]
-        own = [each for each in self.first.outcomes if each.cell.mode == self.own]
+        lines = usable(self.price, self.own)
+        own = [each for each in self.first.outcomes if each.cell.mode in (self.own, "label")]
         unknown = [each.cell.name for each in own if each.state not in ("finished", "not applicable")]
         return [_verdict(name, wanted, lines, unknown) for name, wanted in limits.items()]
 
@@ -251,10 +253,16 @@ def middle_of(counts: Iterable[float | None]) -> float | None:
     return middle if math.isfinite(middle) else None
 
 
+def usable(lines: Iterable[Entry], mode: str) -> list[Entry]:
+    """Lines of attacks that answers of a form allow, its own first: whoever gets scores may learn labels."""
+    scored = [line for line in lines if line["mode"] in (mode, "label") and line["mean"] is not None]
+    return sorted(scored, key=lambda line: line["mode"] != mode)
+
+
 def strongest(lines: Iterable[Entry], mode: str) -> Entry | None:
     """The attacker that made a copy with the fewest queries, else the one whose students agree most."""
-    scored = [line for line in lines if line["mode"] == mode and line["mean"] is not None]
-    return min(scored, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None)
+    found = usable(lines, mode)
+    return min(found, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None)
 
 
 def _dominates(one: Entry, other: Entry) -> bool:

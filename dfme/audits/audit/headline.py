@@ -39,18 +39,24 @@ TAXONOMY = {
 
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
     """Price of a copy from the teacher's own answers, and from labels alone, in figures and two sentences."""
-    best = _price(of, of.free, of.own)
+    line = strongest(of.free, of.own)
+    best = _price(of, line)
     labels = None
     if of.own != "label" and any(line["mode"] == "label" for line in of.free):
-        labels = {**_price(of, of.free, "label"), "l1_mean": of.paid("label").get("l1_mean")}
+        labels = {**_price(of, strongest(of.free, "label")), "l1_mean": of.paid("label").get("l1_mean")}
     modes = dict.fromkeys(line["mode"] for line in of.like if line["mode"] in (of.own, "label"))
-    like = [{"mode": mode, **_price(of, of.like, mode)} for mode in modes]
+    like = [{"mode": mode, **_price(of, _of_mode(of.like, mode))} for mode in modes]
     sentences = [_first(of, best, seeds), *_third(of), _second(of, labels)]
-    return {"level": COPY, "mode": of.own, **best, "labels": labels, "like": like, "sentences": sentences}
+    mode = line["mode"] if line else of.own
+    return {"level": COPY, "mode": mode, **best, "labels": labels, "like": like, "sentences": sentences}
 
 
-def _price(of: Findings, lines: Sequence[Entry], mode: str) -> Entry:
-    line = strongest(lines, mode)
+def _of_mode(lines: Sequence[Entry], mode: str) -> Entry | None:
+    """The strongest attacker on this form of answers alone."""
+    return strongest([line for line in lines if line["mode"] == mode], mode)
+
+
+def _price(of: Findings, line: Entry | None) -> Entry:
     if line is None:
         unknown = dict.fromkeys(("attacker", "knows", "median", "cost", "best_agreement"))
         return {**unknown, "queries": [], "by_seed": []}
@@ -71,17 +77,20 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     runs = best["best_agreement"]["n"]
     counts = [count for count in best["queries"] if count is not None]
     whom = f" an attacker who knows that it is for {best['knows']}" if best["knows"] else ""
+    line = strongest(of.free, of.own)
+    by = ", by labels alone" if line and line["mode"] != of.own else ""
     if best["median"] is not None:
         told = [] if best["cost"] is None else [f"{best['cost']:,.2f} at your price"]
         told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]
         told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
-        return f"A {copy} costs{whom} {best['median']:,.0f} queries ({'; '.join(told)})."
+        return f"A {copy} costs{whom} {best['median']:,.0f} queries{by} ({'; '.join(told)})."
     if of.is_no_copy(mean):
         return (
             f"No attack {_free(of)}copied your model: after {of.budget:,} queries the best copy "
             f"agrees on {mean:.1%} of {images}; one constant answer agrees on {of.constant:.1%}. {FAILED}."
         )
-    best_of = f"copies ({best['attacker']}) agree" if runs > 1 else f"copy ({best['attacker']}) agrees"
+    named = f"({best['attacker']}{by})"
+    best_of = f"copies {named} agree" if runs > 1 else f"copy {named} agrees"
     after = f"the best {best_of} on {mean:.1%}"
     if counts:
         made = f"Only {len(counts)} of {runs} runs made a {copy}"
@@ -104,7 +113,7 @@ def _third(of: Findings) -> list[str]:
     """The price for somebody with images like the owner's; nothing where every attacker has some."""
     if of.free[:1] and of.free[0]["has_images"]:
         return []
-    own = strongest(of.like, of.own)
+    own = _of_mode(of.like, of.own)
     if own is None:
         return ["The price for somebody with images like yours is not known: no such attack has finished."]
     labels = strongest(of.like, "label") if of.own != "label" else None
@@ -180,7 +189,8 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             lost = of.paid(name).get("accuracy_drop")
             if paid is not None:
                 text += f" Your users' answers change by {paid:.2f} on average, {SCALE}"
-                falls = f"falls by {100 * lost:.1f} points" if lost else "does not change"
+                moves = f"{'falls' if (lost or 0) > 0 else 'rises'} by {100 * abs(lost or 0):.1f} points"
+                falls = moves if lost else "does not change"
                 text += "." if lost is None else f"; their accuracy {falls}."
             means = [
                 [line["mean"] or 0.0 for line in of.like if line["mode"] == mode] for mode in (of.own, name)

@@ -211,7 +211,8 @@ class Audit:
         if quota is None or quota["open"] or not quota["images"]:
             return None
         cell = next(each for each in self.found["cells"] if each["name"] == quota["cell"])
-        of: Entry = {"methods": (cell["row"],), "seeds": (cell["seed"],), "answers": (cell["answers"],)}
+        answers = cell["answers"] if cell["mode"] == plan.own else cell["mode"]
+        of: Entry = {"methods": (cell["row"],), "seeds": (cell["seed"],), "answers": (answers,)}
         of |= {"label_modes": (plan.own,), "budgets": (quota["images"],)}
         asked = replace(plan.first.config, **of)
         make = lambda: self._session(replace(plan.planned(asked), stem="quota"))  # noqa: E731

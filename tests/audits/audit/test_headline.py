@@ -93,6 +93,22 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     assert "would change by 0.04 on average, on a scale from 0 to 2" in hard
 
 
+def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -> None:
+    modes = {"probabilities": LOW, "probabilities:2": ((3000, 0.6),), "label": REACHED}
+    of = found(*(outcome("frugal", mode, 0, curve) for mode, curve in modes.items()))
+    told = headline(of, (0,))
+    assert (told["mode"], told["queries"], told["best_agreement"]["mean"]) == ("label", [850], 0.94)
+    assert "costs 850 queries, by labels alone (1.27" in told["sentences"][0]
+    best = {name: score.mean for name, _, score, _ in of.switches()}
+    assert best == {"none": 0.94, "probabilities:2": 0.94, "label": 0.94}
+    assert advice(of, None)[0]["text"] == NOTHING
+    (verdict,) = of.verdicts({"agreement": 0.8})
+    assert (verdict["value"], verdict["pass"]) == (0.94, False)
+    unfinished = outcome("frugal", "label", 0, None)
+    (verdict,) = found(outcome("frugal", "probabilities", 0, LOW), unfinished).verdicts({"agreement": 0.8})
+    assert verdict["pass"] is None, "labels might have done better"
+
+
 @pytest.mark.parametrize(
     ("curves", "median", "words"),
     [
