@@ -218,7 +218,11 @@ def test_an_audit_says_which_of_its_copies_would_be_recognised(words: str, capsy
     capsys.readouterr()
     assert run("audit --teacher meter:Meter --budget 10 --references a,b,c,d,e") == 2
     assert "--references: expected none: only copies of a --teacher.checkpoint" in one_line(capsys)
-    assert run(f"{few.replace('--out a', '--out b')} --references missing") == 2
+    elsewhere = few.replace("--out a", "--out b").replace("--teacher.watch labels", "")
+    for none in ("--evaluation.dataset none", "--evaluation.mean 0.5 --evaluation.std 1"):
+        assert run(f"{elsewhere} {none}") == 2
+        assert "--references: expected --evaluation.dataset with it" in one_line(capsys)
+    assert run(f"{elsewhere} --references missing") == 2
     assert "--references: expected the weights of five models or more, got 1" in one_line(capsys)
 
 

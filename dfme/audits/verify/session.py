@@ -86,7 +86,9 @@ class Case:
         names = self.names = own.info.class_names or ()
         of = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
         data = evaluation_images(of, ImageSpec(spec.shape), num_classes, names, tell=tell)
-        assert data is not None, "without images there is no job"
+        if data is None or of.mean is not None:
+            wanted = "expected --evaluation.dataset with it, images within 0 and 1 and no --evaluation.mean"
+            raise UserError(f"--references: {wanted}")
         self._data = replace(data, class_names=data.class_names or names, labels=data.required_labels)
         self.inputs = self._checked_inputs()
 
