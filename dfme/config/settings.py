@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from dataclasses import field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -136,8 +136,9 @@ class StudentConfig:
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
-    """shares of the budget, up to 1, at which the students take their passes, or equal parts of their steps,
-    on everything paid for, each by a schedule of its own, and none in between; empty: steps are spread"""
+    """shares of the budget, up to 1, at which the students take their passes, or parts of their steps like
+    the roots of these shares, on everything paid for, each by a schedule of its own, and none in between;
+    empty: steps are spread"""
     shrink: Share = 0.4
     """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
     replay_steps: Natural = 0
@@ -196,11 +197,15 @@ class StudentConfig:
         return math.ceil(self.passes * math.sqrt(5_000 * held) / self.batch(held))
 
     def round_steps(self, images: int, most: int | None = None) -> tuple[int, ...]:
-        """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a time."""
+        """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a time.
+
+        ``steps`` are divided as passes would be: like the root of what a round holds.
+        """
         if not self.steps:
             most = self.replay_capacity if most is None else most
             return tuple(self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds)
-        edges = [round(self.steps * number / len(self.rounds)) for number in range(len(self.rounds) + 1)]
+        roots = [0.0, *accumulate(math.sqrt(share) for share in self.rounds)]
+        edges = [round(self.steps * each / roots[-1]) for each in roots]
         return tuple(end - begin for begin, end in pairwise(edges))
 
 

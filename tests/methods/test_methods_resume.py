@@ -196,7 +196,7 @@ class Conclusion:
         self.at, self.times = at, 0
 
 
-ROUNDS = {"rounds": (0.25, 0.5, 1.0), "shrink": 0.5, "average": 0.8}
+ROUNDS = {"rounds": (0.25, 1.0), "shrink": 0.5, "average": 0.8}
 FINAL = {"final_share": 26 / 30}
 
 
@@ -212,7 +212,7 @@ FINAL = {"final_share": 26 / 30}
 def test_a_stop_in_steps_that_are_taken_two_at_a_time(
     method: str, plan: dict[str, Any], before: int, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """30 steps, in three rounds of 10; or 4 while the budget is spent, then 26 on what is kept."""
+    """30 steps, in rounds of 10 and 20; or 4 while the budget is spent, then 26 on what is kept."""
     clone, conclusion = cloning(method, student=PLANNED | plan), Conclusion(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "run"
     clone(whole, Metered())

@@ -156,18 +156,18 @@ def test_a_pace_is_foretold_and_then_measured() -> None:
 
 
 def test_time_left_is_of_the_work_that_is_left() -> None:
-    """Two rounds of 40 steps of 256 images at half and at the whole of 160 images."""
-    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 160, steps=80, rounds=(0.5, 1.0))
+    """Rounds of 40 and 80 steps of 256 images at a quarter and at the whole of 320 images."""
+    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 320, steps=120, rounds=(0.25, 1.0))
     method = make_method("static", parts)
     found = Rehearsed(image=0.5, learnt=1 / 16, fresh=9.0, replayed=2.0, score=0.0, answer=None)
     work = Work(JOB, method, found)
-    assert work.left == pytest.approx(160 * 0.5 + 80 * 2.0)
+    assert work.left == pytest.approx(320 * 0.5 + 120 * 2.0)
     assert work.standing(0.0).left is None, "the teacher's own time is not known before it answers"
     for _ in range(5):
         method.step()
-    assert work.left == pytest.approx(80 * 0.5 + 80 * 2.0)
+    assert work.left == pytest.approx(240 * 0.5 + 120 * 2.0)
     parts.students.train_pending(15)
-    assert work.left == pytest.approx(80 * 0.5 + 65 * 2.0)
+    assert work.left == pytest.approx(240 * 0.5 + 105 * 2.0)
     assert work.standing(10.0).where == "round 1 of 2, step 15 of 40"
     assert work.standing(10.0).queries == 80
 

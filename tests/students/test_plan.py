@@ -92,8 +92,11 @@ def test_the_final_share_is_taken_after_the_budget():
     assert (trainer.steps, trainer.steps_left, trainer.progress) == (40, 0, 1.0)
 
 
-def test_rounds_take_equal_parts_of_the_steps():
-    assert StepPlan.of(StudentConfig(steps=90, rounds=(0.25, 0.5, 1.0)), 1_000) == QUARTERS
+def test_rounds_take_parts_of_the_steps_like_passes_over_what_they_hold():
+    rounds = (0.16, 0.36, 1.0)
+    assert StepPlan.of(StudentConfig(steps=200, rounds=rounds), 1_000).final == (40, 60, 100)
+    passes = StepPlan.of(StudentConfig(passes=64, rounds=rounds, replay_batch=1), 10**6, 10**6).final
+    assert [steps / passes[-1] for steps in passes] == pytest.approx([0.4, 0.6, 1.0], rel=1e-4)
     assert QUARTERS.edges == [0, 30, 60, 90]
 
 
@@ -168,6 +171,7 @@ def test_each_round_has_the_whole_schedule(steps: int, progress: float):
 
 def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
     parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(0.3, 0.7, 1.0))
+    ends = parts.students.plan.edges
     ledger, trainer = parts.oracle.ledger, parts.students
     taken: list[tuple[int, int]] = []
 
@@ -178,7 +182,7 @@ def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
     finished, listener = run(make_method("static", parts), parts, points=2, stopped=watched)
     assert finished
     between = [{steps for spent, steps in taken if low < spent < high} for low, high in ((0, 48), (48, 112))]
-    assert between == [{0}, {100}], "no step is taken between rounds"
+    assert between == [{0}, {ends[1]}], "no step is taken between rounds"
     assert (parts.students.steps, parts.students.steps_left) == (300, 0)
     # In steps of 16 images: a quarter and an eighth, the rounds' ends (48, 112, 160), and the two halves.
     assert listener.evaluated == [32, 48, 48, 80, 112, 160, 160]
@@ -197,7 +201,7 @@ def test_every_method_may_train_in_rounds(name: str):
 
 @pytest.mark.parametrize("shrink", [0.0, 0.4, 1.0])
 def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float):
-    _, trainer = fed(80, steps=20, rounds=(0.5, 1.0), shrink=shrink, lr=1e-9, weight_decay=0.0, average=0.5)
+    _, trainer = fed(80, steps=30, rounds=(0.25, 1.0), shrink=shrink, lr=1e-9, weight_decay=0.0, average=0.5)
     trainer.train_pending(10)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     buffers = [buffer.clone() for buffer in trainer.net.buffers()]
