@@ -30,13 +30,13 @@ from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, s
 from dfme.cli.verify import reference_problems
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
-from dfme.config.settings import EvaluationConfig
+from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
-from dfme.spec import LabelMode
+from dfme.spec import LabelMode, Shape
 
 SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
 OWN = {option.key: option for option in options_of(AuditConfig)}
@@ -104,7 +104,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         _give_pool(parts.rows, dataset + HALVES[1])
         typed.append(Flag("evaluation.dataset", dataset + HALVES[0]))
     first = _attacks(settled, halves, planned)
-    second = partial(_second, settled, first, planned)
+    second = partial(_second, settled, first, planned, _shape(first.cells[0].job))
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
     left_out = *not_run, *lacking, *blind, *unfit
@@ -143,21 +143,31 @@ def _attacks(config: AuditConfig, halves: Content, planned: Planned) -> Comparis
     return replace(like, cells=(*cells, *like.cells))
 
 
+def _shape(job: Job) -> Shape | None:
+    """The images' shape, as stated or that of the evaluation images; None if neither says."""
+    on = job.config.evaluation
+    if job.teacher.shape is not None or on.dataset == "none":
+        return job.teacher.shape
+    return load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape
+
+
 def _second(
-    config: AuditConfig, first: ComparisonPlan, planned: Planned, row: str, defences: Sequence[str]
+    config: AuditConfig,
+    first: ComparisonPlan,
+    planned: Planned,
+    shape: Shape | None,
+    row: str,
+    defences: Sequence[str],
 ) -> ComparisonPlan:
     """The comparison of a row's attackers against these defences, after the ``first``."""
-    made = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], _answers(first, row))
+    answers = _answers(first, row, shape)
+    made = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], answers)
     return _sharing(replace(planned(made), stem="defences"), first)
 
 
-def _answers(first: ComparisonPlan, row: str) -> tuple[str, ...]:
-    """What the attackers of each defence learn; without ``kl`` where ``auto`` is the same for such images."""
+def _answers(first: ComparisonPlan, row: str, shape: Shape | None) -> tuple[str, ...]:
+    """Attackers of each defence; without ``kl`` where ``auto`` is the same for images of this shape."""
     job = next(cell.job for cell in first.cells if cell.row == row)
-    on = job.config.evaluation
-    shape = job.teacher.shape
-    if shape is None and on.dataset != "none":
-        shape = load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     alike = shape is not None and job.config.student.fitting(mode, shape).loss == "kl"
     return tuple(each for each in ANSWERS if not (alike and each == "kl"))

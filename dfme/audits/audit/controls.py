@@ -57,7 +57,7 @@ def _quotas(audit: Entry) -> Figure:
 
 
 def _copies(audit: Entry) -> Figure:
-    """How many copies the test of ``run.py verify`` calls more alike than every reference."""
+    """The number of copies that the test of ``run.py verify`` calls more alike than every reference."""
     rows = (audit["recognition"] or {"rows": ()})["rows"]
     known = [pair for row in rows for pair in zip(row["recognised"], row["cells"], strict=True)]
     called = [name for sure, name in known if sure]

@@ -40,15 +40,14 @@ TAXONOMY = {
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
     """Price of a copy from the teacher's own answers, and from labels alone, in figures and two sentences."""
     line = strongest(of.free, of.own)
-    best = _price(of, line)
+    best = {**_price(of, line), "mode": line["mode"] if line else of.own}
     labels = None
     if of.own != "label" and any(line["mode"] == "label" for line in of.free):
         labels = {**_price(of, strongest(of.free, "label")), "l1_mean": of.paid("label").get("l1_mean")}
     modes = dict.fromkeys(line["mode"] for line in of.like if line["mode"] in (of.own, "label"))
     like = [{"mode": mode, **_price(of, _of_mode(of.like, mode))} for mode in modes]
     sentences = [_first(of, best, seeds), *_third(of), _second(of, labels)]
-    mode = line["mode"] if line else of.own
-    return {"level": COPY, "mode": mode, **best, "labels": labels, "like": like, "sentences": sentences}
+    return {"level": COPY, **best, "labels": labels, "like": like, "sentences": sentences}
 
 
 def _of_mode(lines: Sequence[Entry], mode: str) -> Entry | None:
@@ -77,8 +76,7 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     runs = best["best_agreement"]["n"]
     counts = [count for count in best["queries"] if count is not None]
     whom = f" an attacker who knows that it is for {best['knows']}" if best["knows"] else ""
-    line = strongest(of.free, of.own)
-    by = ", by labels alone" if line and line["mode"] != of.own else ""
+    by = ", by labels alone" if best["mode"] != of.own else ""
     if best["median"] is not None:
         told = [] if best["cost"] is None else [f"{best['cost']:,.2f} at your price"]
         told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]

@@ -275,7 +275,7 @@ class AuditPlan:
 
     @property
     def brief(self) -> bool:
-        """Whether adversarial images have one size of perturbation."""
+        """True if adversarial images have one size of perturbation."""
         return self.config.profile == "quick"
 
     @property

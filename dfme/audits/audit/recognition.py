@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit.examine import ExaminedCell
+from dfme.audits.audit.findings import auroc
 from dfme.audits.audit.model import Entry
-from dfme.audits.verify.evidence import BATCH, follow
+from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case
 from dfme.compute import choose_device, within_memory
 from dfme.config.settings import Job
@@ -41,17 +41,18 @@ def recognise(
         probes, found = case.choose(PROBES, nets[0].spec.levels)
         told = {"probes": len(probes.images), "p_reference": found["p_reference"]}
         innocent = [each["matches"] / each["asked"] for each in found["references"]]
-        rows = dict[tuple[str, str], Entry]()
+        copies = dict[tuple[str, str], list[tuple[str, float, Evidence]]]()
         for cell, net in zip(cells, nets, strict=True):
             ask = case.answer(net.spec, case.names, partial(scores, net))
             hits = (ask(probes.images) == probes.expected).tolist()
             seen = follow((hits[at : at + BATCH] for at in range(0, len(hits), BATCH)), told["p_reference"])
-            empty: Entry = {"cells": [], "matches": [], "e_values": [], "recognised": []}
-            row = rows.setdefault((cell.row, cell.mode), {"row": cell.row, "mode": cell.mode, **empty})
-            values = cell.name, sum(hits) / len(hits), seen.e_value, seen.sure
-            for name, value in zip(empty, values, strict=True):
-                row[name].append(value)
-    for row in rows.values():
-        pairs = [(copy > other) + (copy == other) / 2 for copy, other in product(row["matches"], innocent)]
-        row["auroc"] = sum(pairs) / len(pairs)
-    return told | {"references": innocent, "rows": [*rows.values()]}
+            own = copies.setdefault((cell.row, cell.mode), [])
+            own.append((cell.name, sum(hits) / len(hits), seen))
+    rows = []
+    for (row, mode), found_of in copies.items():
+        names, matches, evidence = zip(*found_of, strict=True)
+        place = {"row": row, "mode": mode, "cells": [*names], "matches": [*matches]}
+        place |= {"e_values": [each.e_value for each in evidence]}
+        place |= {"recognised": [each.sure for each in evidence]}
+        rows.append(place | {"auroc": auroc({row: matches}, innocent)[0]})
+    return told | {"references": innocent, "rows": rows}

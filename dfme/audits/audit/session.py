@@ -259,7 +259,7 @@ class Audit:
         self._recognised = self._recognise(cells) if config.references else None
 
     def _recognise(self, cells: Sequence[Any]) -> Entry | None:
-        """Whether the owner would recognise each copy; None where the images tell nothing."""
+        """The test of every copy by the owner's mistakes; None where the images tell nothing."""
         from dfme.audits.audit.recognition import recognise
 
         plan = self._plan

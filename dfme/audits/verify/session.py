@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,14 @@ class Case:
     def _checked_inputs(self) -> list[str]:
         """Digests of what the probes follow from. UserError for references that show no false alarms."""
         nets = [box.info.network.state_dict() for box in self._boxes]
-        digests = [_digest(*net.values()) for net in nets]
+        digests = [_digest(net.values()) for net in nets]
         (own, *others) = ({name: weight.shape for name, weight in net.items()} for net in nets)
         if len(set(digests)) < len(digests):
             raise UserError("--references: expected different models, none of them yours, got one file twice")
         if (alike := others.count(own)) < OWN_ARCH:
             expected = f"expected {OWN_ARCH} or more of your model's architecture, got {alike}"
             raise UserError(f"--references: {expected}; train them with other seeds by run.py train-teacher")
-        images = _digest(self._data.required_labels, *batches(self._data))
+        images = _digest(chain([self._data.required_labels], batches(self._data)))
         return [*digests, images, str(self._job.config.seed)]
 
     def answer(self, spec: ImageSpec, names: Sequence[str], ask: Callable[[Tensor], Tensor]) -> Answer:
@@ -157,7 +158,7 @@ def _open_directory(case: Case, job: Job, paths: Sequence[Path], levels: int | N
     return directory
 
 
-def _digest(*of: Tensor) -> str:
+def _digest(of: Iterable[Tensor]) -> str:
     """SHA-256 of the tensors' bytes, one after the other."""
     code = hashlib.sha256()
     for each in of:
