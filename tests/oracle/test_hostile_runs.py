@@ -99,6 +99,7 @@ def test_faults_on_every_fifth_request_and_every_answer_is_true(method: str, tmp
 def test_a_student_is_the_same_whenever_answers_come(in_flight: int, quiet: Path, tmp_path: Path) -> None:
     rng = random.Random(in_flight)
     delays = [rng.choice([0.0, rng.uniform(0.0, 0.01)]) for _ in range(400)]
+    delays[20:26] = [0.2] * 6  # long enough for a busy machine to ask the others meanwhile
 
     def plan(number: int) -> str:
         return "status:429/0" if number % 7 == 0 else f"slow:{delays[number]}"
@@ -108,8 +109,7 @@ def test_a_student_is_the_same_whenever_answers_come(in_flight: int, quiet: Path
         totals = meters_agree(server, tmp_path / "run")
     witness.all_true()
     assert (totals.spent, totals.failed) == (400, 0)
-    # three where the machine has nothing else to do
-    assert min(in_flight, 2) <= server.most_at_once <= min(in_flight, 3)
+    assert server.most_at_once == min(in_flight, 3)
     assert student(tmp_path / "run") == student(quiet)
     assert summary(tmp_path / "run")["refused"] > 0
 
