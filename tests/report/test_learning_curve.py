@@ -96,5 +96,5 @@ def test_the_truth_lies_in_the_interval_made_from_other_curves_in_four_of_five()
     assert {goal for _, goal, _, _ in told} == set(GOALS)
     for reached in (True, False):
         held = [each[3] for each in told if each[2] == reached]
-        assert len(held) >= 7
+        assert len(held) >= 8
         assert sum(held) / len(held) >= 0.8
