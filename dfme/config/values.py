@@ -53,15 +53,22 @@ class Option:
 
 def options_of(model: type[Any], prefix: str = "") -> list[Option]:
     """The fields of a model, nested models expanded, in their order."""
+    hashable: Any = model
+    return list(_options_of(hashable, prefix))
+
+
+@functools.cache
+def _options_of(model: Any, prefix: str) -> tuple[Option, ...]:
     options: list[Option] = []
     for name, info in model.__pydantic_fields__.items():
+        annotation: Any = info.annotation
         if dataclasses.is_dataclass(info.annotation):
-            options += options_of(cast("type[Any]", info.annotation), f"{prefix}{name}.")
+            options += _options_of(annotation, f"{prefix}{name}.")
             continue
-        kind = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+        kind = Annotated[(annotation, *info.metadata)] if info.metadata else annotation
         default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
         options.append(Option(prefix + name, kind, default, _help(model, name), BASIC in info.metadata))
-    return options
+    return tuple(options)
 
 
 def _help(model: type[Any], name: str) -> str:

@@ -17,7 +17,7 @@ from dfme.compute import validate_like
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.students.optimizers import Adam, ScheduledOptimizer
 
 PAID_FIRST = 8
 """Estimates at the start that are all paid for: there must be something to predict from."""
@@ -224,7 +224,7 @@ class _TrainedNet:
             torch.default_generator.manual_seed(seed)
             self.net = GradientNet(channels, inputs.chances_NK.shape[1]).to(device)
         self.average = copy.deepcopy(self.net)
-        self._optimizer = ScheduledOptimizer(torch.optim.Adam(self.net.parameters(), lr), lambda: 1.0)
+        self._optimizer = ScheduledOptimizer(Adam(self.net.parameters(), lr), lambda: 1.0)
         self._parts: dict[str, Any] = {"net": self.net, "average": self.average, "optimizer": self._optimizer}
 
     def step(self, inputs: Inputs, targets_BCHW: Tensor) -> None:

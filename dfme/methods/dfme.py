@@ -3,13 +3,11 @@
 B images in a batch, C channels, H height, W width, Z latent size, m directions.
 """
 
-import torch
-
 from dfme.estimators.differences import check_upstream
 from dfme.methods.base import Components, Metrics
 from dfme.methods.configs import DfmeConfig
 from dfme.methods.estimating import EstimatingMethod
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.students.optimizers import Adam, ScheduledOptimizer
 
 
 class Dfme(EstimatingMethod):
@@ -41,7 +39,7 @@ class Dfme(EstimatingMethod):
 
     def __init__(self, config: DfmeConfig, components: Components) -> None:
         super().__init__(config, components)
-        adam = torch.optim.Adam(self.generator.parameters(), config.generator_lr, fused=True)
+        adam = Adam(self.generator.parameters(), config.generator_lr, fused=True)
         self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
     def step(self) -> Metrics:

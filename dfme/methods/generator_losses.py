@@ -14,7 +14,7 @@ from dfme.compute import evaluating
 from dfme.methods.base import Components, Method, Metrics
 from dfme.nets.generators import discriminator, gradient_norms
 from dfme.randomness import derived_seed
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.students.optimizers import Adam, ScheduledOptimizer
 
 
 class DescendingMethod(Method):
@@ -25,7 +25,7 @@ class DescendingMethod(Method):
     def __init__(self, config: Any, components: Components) -> None:
         super().__init__(config, components)
         weights = self.generator.parameters()
-        adam = torch.optim.Adam(weights, config.generator_lr, betas=self.betas, fused=True)
+        adam = Adam(weights, config.generator_lr, betas=self.betas, fused=True)
         self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
     def step(self) -> Metrics:
@@ -134,7 +134,7 @@ class Discriminator:
         # never compiled: a penalty is differentiated twice
         self.net = net.to(components.rng["latent"].device)
         self._game = game
-        adam = torch.optim.Adam(self.net.parameters(), lr, betas=betas, fused=True)
+        adam = Adam(self.net.parameters(), lr, betas=betas, fused=True)
         self._optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
     def generator_loss(self, x_BCHW: Tensor) -> Tensor:

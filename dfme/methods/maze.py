@@ -16,7 +16,7 @@ from dfme.methods.estimating import EstimatingMethod
 from dfme.methods.generator_losses import Discriminator, Wasserstein
 from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import ScheduledOptimizer
+from dfme.students.optimizers import SGD, ScheduledOptimizer
 
 BETAS = (0.0, 0.9)
 """Of the critic's Adam, as published with the gradient penalty."""
@@ -63,7 +63,7 @@ class Maze(EstimatingMethod):
         decay = config.generator_weight_decay
         weights = self.generator.parameters()
         lr = config.generator_lr
-        sgd = torch.optim.SGD(weights, lr, momentum, weight_decay=decay, fused=True)
+        sgd = SGD(weights, lr, momentum, weight_decay=decay, fused=True)
         self.generator_optimizer = ScheduledOptimizer(sgd, components.lr_factor)
         self._settings = components.estimator
         self._programs = components.sources.programs

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +16,33 @@ from torch import Tensor, nn
 from dfme.compute import validate_like
 from dfme.config.settings import ScheduleConfig, StudentConfig
 
+Eager = TypeVar("Eager", bound=torch.optim.Optimizer)
+
+
+def _eager(optimizer: type[Eager]) -> type[Eager]:
+    """The optimiser without its marks for ``torch.compile``: they import a compiler, which takes 1.3 s."""
+    plain = {
+        "add_param_group": inspect.unwrap(optimizer.add_param_group),
+        "step": torch.no_grad()(inspect.unwrap(optimizer.step)),
+    }
+    return type(optimizer.__name__, (optimizer,), plain)
+
+
+SGD = _eager(torch.optim.SGD)
+Adam = _eager(torch.optim.Adam)
+
 
 def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:
     """A student's optimiser, in torch's fused form (one kernel for all parameters)."""
     if config.optimizer in ("adam", "adamw"):
-        return torch.optim.Adam(
+        return Adam(
             net.parameters(),
             config.lr,
             weight_decay=config.weight_decay,
             decoupled_weight_decay=config.optimizer == "adamw",
             fused=True,
         )
-    return torch.optim.SGD(
+    return SGD(
         net.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from http_runs import EVALUATION, MOST, STUDENT, command
 from safetensors.torch import save_file
+from tiers import exhaustive_rows
 from toys import LinearTeacher
 
 from dfme.audits.compare.plan import ComparisonPlan, as_asked
@@ -157,7 +158,7 @@ def test_several_cells_at_a_service_without_a_rate_are_refused(calls: Callable[[
     assert calls() == []
 
 
-@pytest.mark.parametrize(("jobs", "share"), [(1, 1), (3, 3), (9, 4)])
+@pytest.mark.parametrize(("jobs", "share"), [(9, 4), *exhaustive_rows([(1, 1), (3, 3)])])
 def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, share: int) -> None:
     words = "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
     words += f" --jobs {jobs}"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from command_line import one_line, run
 from compared import cells_here
+from tiers import exhaustive
 from torch.nn import functional
 
 from dfme.audits.verify.evidence import follow
@@ -69,7 +70,7 @@ def test_the_evidence_is_the_product_of_likelihood_ratios(share: float, copy: fl
     assert follow([[True] * 10] * 30, share).asked == max(50, needed)
 
 
-@pytest.mark.parametrize("share", [0.06, 0.3, 0.9])
+@pytest.mark.parametrize("share", [0.06, *exhaustive(0.3, 0.9)])
 def test_an_innocent_is_accused_in_one_of_a_hundred_runs_at_most(share: float) -> None:
     runs = np.random.default_rng(0).random((10_000, 30, 10)) < share
     seen = [follow(batches, share) for batches in runs.tolist()]

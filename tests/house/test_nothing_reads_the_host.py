@@ -48,7 +48,7 @@ def in_turn(number: int, kinds: Iterable[str]) -> list[str]:
 
 EVERYTHING = {"replay_steps": 1, "average": 0.9, "augment": "both", "optimizer": "adam"}
 METHOD_CASES = [
-    case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
+    case(name, mode=MODES.get(kind, kind), student={} if kind == "label" else EVERYTHING)
     for number, (name, entry) in enumerate(METHODS.items())
     for kind in in_turn(number, entry.load().label_modes)
 ]
@@ -67,7 +67,7 @@ for how in choices(StudentConfig, "augment"):
     METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
 WAYS: list[dict[str, Any]] = [{"kind": kind} for kind in MAKERS if kind != "prior_guided"]
 WAYS += [{"kind": "prior_guided", "prior": prior} for prior in PRIORS]
-# Every way, the spaces and forms in turn; and in every space.
+# Every way in one space; the exhaustive tier has every space, and the other cases too.
 IN_SPACES = [
     [
         case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
@@ -77,13 +77,9 @@ IN_SPACES = [
     for way in WAYS
 ]
 ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate(IN_SPACES)]
-ESTIMATOR_CASES += [
-    pytest.param(*each.values, marks=pytest.mark.exhaustive, id=each.id)
-    for each in itertools.chain(*IN_SPACES)
-]
-ESTIMATOR_CASES += [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
-ESTIMATOR_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
-QUERY_CASES = [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
+QUERY_CASES = [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
+QUERY_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
+QUERY_CASES += [case("procedural", queries={"programs": (program,)}, count=1) for program in PROGRAMS]
 DRAWN = [{"procedural": 0.5, "programs": ("gradients", "noise")}, {"base": "procedural"}, {"evolve": 0.5}]
 QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
 for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
@@ -93,6 +89,7 @@ for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, 
 
 def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
     """So many steps of a method around a toy teacher."""
+    count = options.pop("count", count)
     mode = options.pop("mode", "probabilities")
     queries = QueriesConfig(**{"programs": ("noise",), **options.pop("queries", {})})
     student = options.pop("student", {})
@@ -122,7 +119,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disguide, "SETTLING", 1)
 
 
-@pytest.mark.parametrize(("name", "options"), [*METHOD_CASES, *ESTIMATOR_CASES, *QUERY_CASES])
+OTHERS = [
+    pytest.param(*each.values, marks=pytest.mark.exhaustive, id=each.id)
+    for each in (*itertools.chain(*IN_SPACES), *QUERY_CASES)
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*METHOD_CASES, *ESTIMATOR_CASES, *OTHERS])
 def test_a_step_reads_nothing(name: str, options: dict[str, Any]) -> None:
     with unreadable():
         steps(name, dict(options))

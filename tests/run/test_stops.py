@@ -86,9 +86,9 @@ MOMENTS: dict[str, list[dict[int, Callable[[], object]]]] = {
 FIRST = next(iter(MOMENTS))
 SELDOM = ["labels learnt", "answers averaged", "a module of one's own", "two students of one's own"]
 SELDOM += ["defended, not scored", "defended, parts of batches", "behind noise, top k"]
+SELDOM += ["answers recovered", "defended, learnt twice", "a generator of one's own"]
 USUAL = [(name, FIRST) for name in KINDS if name not in SELDOM]
-USUAL += [("plain", "before the first checkpoint"), ("defended", "before the first checkpoint")]
-USUAL += [("plain", "thrice"), ("scored on images", "at the first question, then the second")]
+USUAL += [("defended", "before the first checkpoint"), ("plain", "thrice")]
 OTHERS = [(name, moment) for name in KINDS for moment in MOMENTS if (name, moment) not in USUAL]
 
 

@@ -14,6 +14,7 @@ import torch
 from loops import JOB
 from processes import Bench
 from small_runs import SMALL, lasting, narrow_generators
+from tiers import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.cli.main import main
@@ -121,9 +122,9 @@ def test_minutes_go_by_the_batch_that_the_students_will_have(capsys: pytest.Capt
     "words",
     [
         "--method.name dfme --method.learn-from all --student.replay-steps 1",
-        "--method.name disguide --student.count 2",
         "--recipe frugal --student.steps 12 --student.arch cnn_small --method.batch-size 20",
-        "--method.name maze --method.partial-data procedural --method.seed-images 20",
+        *exhaustive("--method.name disguide --student.count 2"),
+        *exhaustive("--method.name maze --method.partial-data procedural --method.seed-images 20"),
         "--method.name knockoff --method.pool digits",
     ],
 )

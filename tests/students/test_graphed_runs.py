@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-TELLING = ["replay and average", "rounds"]
+TELLING = ["rounds"]
 
 
 @pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in CASES if name not in TELLING))])

@@ -49,7 +49,7 @@ def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
     seen = Evidence(0, 0, p_reference)
     for batch in batches:
         seen = Evidence(seen.asked + len(batch), seen.matches + sum(batch), p_reference)
-        if seen.sure and seen.asked >= MIN_ASKED:
+        if seen.asked >= MIN_ASKED and seen.sure:
             break
     return seen
 
