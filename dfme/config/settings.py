@@ -100,8 +100,6 @@ class ScheduleConfig:
     """shares of the budget, within 0 and 1, at which the learning rates are multiplied by decay"""
     decay: Positive = 0.3
     """factor at each milestone"""
-    warmup: ShareBelowOne = 0.0
-    """share of the budget over which the learning rates climb from zero"""
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -147,12 +147,11 @@ def gradient_norm(net: nn.Module) -> Tensor:
 
 def factor(config: ScheduleConfig, share: float) -> float:
     """Factor of a learning rate once ``share`` (0 to 1) of the budget is spent."""
-    warm = share / config.warmup if share < config.warmup else 1.0
     if config.kind == "cosine":
-        return warm * (0.5 * (1.0 + math.cos(math.pi * min(share, 1.0))))
+        return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
     if config.kind == "steps":
-        return warm * float(config.decay ** sum(share >= milestone for milestone in config.milestones))
-    return warm
+        return float(config.decay ** sum(share >= milestone for milestone in config.milestones))
+    return 1.0
 
 
 def weight_decay(config: StudentConfig, images: int) -> float:

@@ -126,8 +126,9 @@ class Endpoint:
             failure: Refused | Unanswered = failed_connection(where, error, self.secrets)
         except Refused as refusal:
             if not refusal.retry:
-                if self._routes.get(path) == route[-1:]:
-                    self._routes.pop(path, None)  # where a redirect led may be good for a while only
+                # Where a redirect led may be good for a while only; others may have been led there meanwhile.
+                if len(route) == 1 and self._routes.get(path, route)[-1] == route[-1]:
+                    self._routes.pop(path, None)
                 refusal.retry = self._route(path)[-1] != route[-1]
             failure = refusal
         else:

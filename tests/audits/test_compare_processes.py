@@ -45,7 +45,8 @@ def test_no_more_than_so_many_run_at_once() -> None:
     assert max(most) == 1, "one was running when the second began, and never two when another did"
 
 
-def test_whatever_happens_no_process_is_left_behind() -> None:
+def test_whatever_happens_no_process_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dfme.audits.compare.engines.pool.GRACE_SECONDS", 2.0)
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(task: int, slot: int) -> subprocess.Popen[bytes]:

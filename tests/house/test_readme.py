@@ -197,7 +197,7 @@ SUMMARIES: dict[str, dict[str, dict[str, Any]]] = {
     "python": {"ask": {"spent": 2_000, "budget": 2_000, "agreement": 0.5}},
     "own-parts": {
         "stripes": {"method": "my_images:Stripes", "spent": 1_000},
-        "entropy": {"method": "my_method:Entropy", "spent": 5_000},
+        "entropy": {"method": "my_method:Entropy", "spent": 3_000},
         "nets": {"student_arch": "my_nets:Net", "spent": 1_000},
     },
     "own-defences": {

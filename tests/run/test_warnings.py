@@ -122,10 +122,10 @@ def test_the_command_line_shows_baselines_and_warnings(
 
 
 RECIPES = {
-    **{"digits": (5_000, 750), "digits_dfms": (6_000, 250), "digits_disguide": (2_500, 300)},
-    **{"digits_dni": (10_000, None), "digits_dual_students": (2_500, 300), "digits_frugal": (1_500, 750)},
+    **{"digits": (3_000, 400), "digits_dfms": (3_000, 150), "digits_disguide": (2_500, 300)},
+    **{"digits_dni": (10_000, None), "digits_dual_students": (2_500, 300), "digits_frugal": (1_500, 400)},
     **{"digits_knockoff": (5_000, None), "digits_maze": (20_000, 600), "digits_paper": (20_000, None)},
-    **{"digits_procedural": (5_000, None), "digits_static": (8_000, None)},
+    **{"digits_procedural": (2_500, 400), "digits_static": (3_000, 400)},
 }
 """Our recipes, and fewer queries than their own, and fewer student steps where those are many."""
 

@@ -49,7 +49,6 @@ MILESTONES = [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), 
         (ScheduleConfig(), MILESTONES),
         (ScheduleConfig(kind="cosine"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)]),
         (ScheduleConfig(kind="constant"), [(0.9, 1.0)]),
-        (ScheduleConfig(kind="constant", warmup=0.1), [(0.0, 0.0), (0.05, 0.5), (0.1, 1.0), (0.5, 1.0)]),
     ],
 )
 def test_learning_rates_follow_the_share_of_the_budget(schedule, expected):

@@ -85,15 +85,15 @@ def test_refusals_of_a_service_teach_the_pace(hint: bool, tmp_path: Path) -> Non
     from dfme.teachers.build import make_teacher
 
     (tmp_path / "digits.yaml").write_text(dict(BLOCK.findall(PAGE))["digits.yaml"])
-    top_three, ledger = TopThree(lambda pixels: [0.1] * 10, Bucket(20, 20), hint), Ledger(200)
+    top_three, ledger = TopThree(lambda pixels: [0.1] * 10, Bucket(20, 20), hint), Ledger(120)
     with Service(top_three) as service, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY", KEY)
         options = {"adapter": str(tmp_path / "digits.yaml"), "url": service.url, "api_key_env": "KEY"}
         import torch
 
         teacher = make_teacher(TeacherConfig(kind="json"), options, torch.device("cpu"))
-        Oracle(teacher, ledger)(torch.zeros(200, 1, 8, 8))
+        Oracle(teacher, ledger)(torch.zeros(120, 1, 8, 8))
         teacher.close()  # type: ignore[attr-defined]
     assert ledger.refused == len(top_three.refused) < 20
-    assert (ledger.spent, len(top_three.served)) == (200, 200)
-    assert top_three.served[-1] < 1.25 * (200 - 20) / 20
+    assert (ledger.spent, len(top_three.served)) == (120, 120)
+    assert top_three.served[-1] < 1.25 * (120 - 20) / 20

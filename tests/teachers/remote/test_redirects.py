@@ -1,6 +1,8 @@
 """Nobody else is asked: redirects on the same host are followed, and no others."""
 
 import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -68,6 +70,37 @@ def test_an_address_that_is_good_for_a_while_only_is_asked_for_anew():
         good[0] = "/ask"
         refused("redirect", asked, service, error=Refused)
     assert len(server.requests) == 8 + 4 + 3 + 2
+
+
+def test_an_address_that_is_gone_is_forgotten_though_another_request_was_just_led_there():
+    """The first of two requests learns that it is gone once the second was led there anew, unanswered yet."""
+    number = itertools.count()
+    arrived, led, anew = (threading.Event() for _ in range(3))
+
+    def move(request):
+        if request.path == "/ask":
+            if led.is_set():
+                anew.set()
+            return http(b"", "307 T", Location="/old")
+        match next(number):
+            case 1:  # the first request
+                arrived.set()
+                led.wait(10)
+                return http(b"", 404)
+            case 2:
+                return http(b"", 404)
+            case 3:  # the second one, led there anew
+                led.set()
+                anew.wait(10)
+        return http(b"good")
+
+    with Service(move) as server, endpoint(server.url, in_flight=2) as service, ThreadPoolExecutor() as pool:
+        assert asked(service).body == b"good"
+        first = pool.submit(asked, service)
+        arrived.wait(10)
+        assert asked(service).body == b"good"
+        assert first.result(10).body == b"good"
+        assert anew.is_set()
 
 
 @pytest.mark.parametrize(("path", "sends"), [("/ask", 1), ("/round/0", 2), ("/on/0", 4)])
