@@ -26,7 +26,7 @@ BOTH_SIDES = tuple(
     for room in "spec answers errors compute precision files randomness nets data config".split()
 )
 """The rooms of dfme/ that the owner's side may import."""
-HEAVY = ("torch", "torchvision", "matplotlib", "wandb", "jinja2", "numpy")
+HEAVY = ("torch", "torch._dynamo", "torchvision", "matplotlib", "wandb", "jinja2", "numpy")
 INPUT_OUTPUT = set(
     "csv glob http io json logging os pathlib pickle requests safetensors shutil socket sqlite3 subprocess "
     "sys tempfile urllib wandb yaml".split()
@@ -204,6 +204,14 @@ def test_what_a_run_is_made_of_loads_nothing_optional():
     assert loaded_by(f"import {modules}") == {"torch", "numpy"}
     for module in ("torchvision", "wandb"):
         assert [name(path) for path in SOURCES if any(belongs(m, module) for m in imported(path, True))] == []
+
+
+@pytest.mark.integration
+def test_a_run_loads_no_compiler(tmp_path):
+    """Torch's optimisers load one at their first step, which takes longer than to import torch."""
+    options = f"shape=(1, 8, 8), num_classes=2, budget=400, out={str(tmp_path / 'run')!r}"
+    run = f"import dfme\ndfme.extract(lambda x: x.flatten(1)[:, :2].softmax(1), {options}, method='disguide')"
+    assert "torch._dynamo" not in loaded_by(run)
 
 
 # How long things are, and what they are called

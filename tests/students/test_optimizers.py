@@ -1,6 +1,7 @@
 """A scheduled optimiser: its learning rate is asked at every step; it takes up its state; it starts anew."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -83,13 +84,22 @@ def test_a_replay_batch_of_auto_is_large_for_small_images() -> None:
     assert (said.batch(10), said.passes) == (8, 30)
 
 
-def test_adamw_decays_weights_apart_from_the_gradient() -> None:
-    """With a gradient of zero a step takes lr * decay of each weight, as torch's AdamW does."""
+@pytest.mark.parametrize(
+    ("name", "torchs", "momentum"),
+    [
+        ("adamw", torch.optim.AdamW, {}),
+        ("adam", torch.optim.Adam, {}),
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+    ],
+)
+def test_steps_are_those_of_torchs_optimisers(name: str, torchs: Any, momentum: dict[str, float]) -> None:
     ours, theirs = nn.Linear(2, 1), nn.Linear(2, 1)
     theirs.load_state_dict(ours.state_dict())
-    settings = {"lr": 0.5, "weight_decay": 0.1}
-    mine = make_optimizer(ours, StudentConfig(optimizer="adamw", **settings))
-    for net, optimizer in ((ours, mine), (theirs, torch.optim.AdamW(theirs.parameters(), **settings))):
-        net(torch.ones(1, 2)).square().sum().backward()
-        optimizer.step()
-    torch.testing.assert_close(ours.weight, theirs.weight)
+    settings = {"lr": 0.5, "weight_decay": 0.1, **momentum}
+    mine = make_optimizer(ours, StudentConfig(optimizer=name, **settings))
+    for net, optimizer in ((ours, mine), (theirs, torchs(theirs.parameters(), fused=True, **settings))):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
