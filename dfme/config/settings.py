@@ -229,7 +229,7 @@ class QueriesConfig:
     choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
     """of a pool, by the students' vote: entropy, margin (between its two likeliest classes), disagreement (of
     two students or more), random, for balance alone to decide, or auto: margin, but with scores above
-    16 pixels a side nothing is chosen or bred; their first step comes before any"""
+    16 pixels a side of two candidates at most, and nothing is bred; their first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 
@@ -237,13 +237,14 @@ class QueriesConfig:
         """The settings with a choice of ``auto`` made by the form of the answers and the size of the images.
 
         Heuristic: choice by margin and breeding are worth points with labels and on small images; with scores
-        they cost some on images of real size (docs/results/real_size.md).
+        of images of real size breeding and a sharper choice cost some (docs/results/real_size.md).
         """
         if self.choose != "auto":
             return self
+        by_margin = replace(self, choose="margin")
         if mode.kind == "label" or max(shape[1:]) <= SMALL_SIDE:
-            return replace(self, choose="margin")
-        return replace(self, pool=1, evolve=0.0)
+            return by_margin
+        return replace(by_margin, pool=min(self.pool, 2), evolve=0.0)
 
 
 @dataclass(frozen=True, config=CONFIG)

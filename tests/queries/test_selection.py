@@ -67,12 +67,12 @@ def test_equal_candidates_are_still_chosen_once_each(balance):
     assert len(set(chosen.tolist())) == 20
 
 
-def test_a_choice_of_auto_is_by_margin_but_none_of_scores_of_larger_images():
+def test_a_choice_of_auto_is_by_margin_and_among_two_for_scores_of_larger_images():
     config = QueriesConfig(choose="auto", pool=4, evolve=0.5)
     chosen = QueriesConfig(choose="margin", pool=4, evolve=0.5)
     assert config.fitting(LabelMode("label"), (1, 28, 28)) == chosen
     assert config.fitting(LabelMode("probabilities"), (1, 8, 16)) == chosen
-    assert config.fitting(LabelMode("probabilities"), (1, 8, 17)) == QueriesConfig(choose="auto")
+    assert config.fitting(LabelMode("probabilities"), (1, 8, 17)) == QueriesConfig(choose="margin", pool=2)
     said = QueriesConfig(choose="random", pool=4)
     assert said.fitting(LabelMode("probabilities"), (1, 28, 28)) is said
 
