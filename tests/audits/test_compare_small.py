@@ -27,17 +27,17 @@ def price(row: dict[str, Any]) -> float:
 
 @pytest.mark.exhaustive
 def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path) -> None:
-    words = f"compare --config {PROJECT}/configs/compare_small.yaml --seeds 0 --budgets {BUDGET}".split()
-    rows = {}
-    for mode, other in (("probabilities", "disguide"), ("label", "procedural")):
-        chosen = ["--label-modes", mode, "--methods", f"{other},frugal", "--out", str(tmp_path / mode)]
-        with cells_here():
-            assert main([*words, *chosen]) == 0
-        rows |= by_mode(tmp_path / mode)
+    words = f"compare --config {PROJECT}/configs/compare_small.yaml --seeds 0 --budgets {BUDGET}"
+    words += " --methods procedural,disguide,frugal --out"
+    with cells_here():
+        assert main([*words.split(), str(tmp_path / "small")]) == 0
+    rows = by_mode(tmp_path / "small")
     soft, hard = rows["probabilities"], rows["label"]
-    # Scores: ours needs a fraction of DisGUIDE's queries: 867 of 4,885 at 8k, seeds 0 to 2. With half of 8k,
-    # here, DisGUIDE does not get there.
+    # Scores: a program's images are worth more than those of a generator that is trained from nothing.
+    assert price(soft["procedural"]) < price(soft["disguide"])
+    # Ours needs a fraction of DisGUIDE's queries: 867 of 4,885 at 8k, seeds 0 to 2. With half of 8k, here,
+    # DisGUIDE does not get there.
     assert price(soft["frugal"]) < price(soft["disguide"]) / 3
-    # Labels: children of what was paid for are worth more than a program's images.
+    # Labels: children of what was paid for are worth more than both.
     accuracy = {name: row["accuracy"]["mean"] for name, row in hard.items()}
-    assert accuracy["frugal"] > accuracy["procedural"] + 0.03, accuracy
+    assert accuracy["frugal"] > max(accuracy["procedural"], accuracy["disguide"]) + 0.03, accuracy

@@ -48,7 +48,7 @@ def in_turn(number: int, kinds: Iterable[str]) -> list[str]:
 
 EVERYTHING = {"replay_steps": 1, "average": 0.9, "augment": "both", "optimizer": "adam"}
 METHOD_CASES = [
-    case(name, mode=MODES.get(kind, kind), student={} if kind == "label" else EVERYTHING)
+    case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
     for number, (name, entry) in enumerate(METHODS.items())
     for kind in in_turn(number, entry.load().label_modes)
 ]
@@ -79,7 +79,7 @@ IN_SPACES = [
 ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate(IN_SPACES)]
 QUERY_CASES = [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
 QUERY_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
-QUERY_CASES += [case("procedural", queries={"programs": (program,)}, count=1) for program in PROGRAMS]
+QUERY_CASES += [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
 DRAWN = [{"procedural": 0.5, "programs": ("gradients", "noise")}, {"base": "procedural"}, {"evolve": 0.5}]
 QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
 for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
@@ -89,7 +89,6 @@ for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, 
 
 def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
     """So many steps of a method around a toy teacher."""
-    count = options.pop("count", count)
     mode = options.pop("mode", "probabilities")
     queries = QueriesConfig(**{"programs": ("noise",), **options.pop("queries", {})})
     student = options.pop("student", {})

@@ -65,6 +65,10 @@ def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path
     with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: takes effect only with"):
         parse_extract(weights)
     assert parse_extract([*weights, "--schedule.kind", "steps"]).config.schedule.decay == 0.5
+    own.write_text("student: {shrink: 0.5}\n")
+    with pytest.raises(UserError, match=r"^\S+mine\.yaml: student\.shrink: takes effect only with"):
+        parse_extract(weights)
+    assert parse_extract([*weights, "--student.lr", ".1"]).config.student.shrink == 0.5, "its section"
 
 
 def test_every_rule_is_about_options_that_there_are() -> None:

@@ -175,7 +175,7 @@ def test_recipes_are_whole_and_named_after_their_data() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["digits", "letters"])
+@pytest.mark.parametrize("name", ["digits", "shapes", "letters"])
 def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) -> None:
     embedded = ROOT / "teachers" / "checkpoints" / f"{name}.safetensors"
     again = train_teacher(recipe(name, tmp_path / "again.safetensors"))
