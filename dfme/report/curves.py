@@ -7,7 +7,7 @@ from typing import Any, Literal
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from dfme.files import remove, replacing
 from dfme.report.facts import scored_on, wilson_interval
@@ -40,8 +40,9 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     accuracy = run.series("accuracy")
     if not agreement and not accuracy:
         return without(path)
-    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(6.4, 3.9))
+    # Margins that are given: finding them takes as long as drawing the rest.
+    axes = figure.add_axes((0.13, 0.13, 0.85, 0.77))
     # Open squares below solid dots: where both shares are the same, both can still be seen.
     squares = {"color": ORANGE, "linestyle": "--", "marker": "s", "markersize": 6.0, "fillstyle": "none"}
     _draw_share(axes, accuracy, label="student's accuracy", **squares)
@@ -58,7 +59,7 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
     query_axis(axes, [agreement or accuracy])
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8.5)
+    figure.legend(loc="upper center", ncols=3, frameon=False, fontsize=8.5)
     return save_figure(figure, path)
 
 
@@ -69,7 +70,9 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
     panels = [(title, lines) for title, lines in drawn.items() if lines]
     if not panels:
         return without(path)
-    figure = Figure(figsize=(6.4, 0.6 + 1.8 * len(panels)), layout="constrained")
+    height = 0.5 + 1.8 * len(panels)
+    figure = Figure(figsize=(6.4, height))
+    figure.subplots_adjust(left=0.14, right=0.98, bottom=0.5 / height, top=1 - 0.35 / height, hspace=0.24)
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, (title, lines) in zip(grid[:, 0], panels, strict=True):
         for (label, series), colour, dash in zip(lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
@@ -79,6 +82,8 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         values = [value for _, series in lines for _, value in series]
         if min(values) > 0 and max(values) > WIDE * min(values):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(
             loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False, fontsize=8
         )
