@@ -194,15 +194,15 @@ PRINTED = {
 }
 """Section -> parts of what its blocks print."""
 SUMMARIES: dict[str, dict[str, dict[str, Any]]] = {
-    "python": {"ask": {"spent": 2_000, "budget": 2_000, "agreement": 0.5}},
+    "python": {"ask": {"spent": 1_000, "budget": 1_000, "agreement": 0.5}},
     "own-parts": {
-        "stripes": {"method": "my_images:Stripes", "spent": 1_000},
-        "entropy": {"method": "my_method:Entropy", "spent": 3_000},
-        "nets": {"student_arch": "my_nets:Net", "spent": 1_000},
+        "stripes": {"method": "my_images:Stripes", "spent": 500},
+        "entropy": {"method": "my_method:Entropy", "spent": 1_000},
+        "nets": {"student_arch": "my_nets:Net", "spent": 500},
     },
     "own-defences": {
-        "blended": {"defences": ["my_defence:Blend:share=0.3", "lattice:n=10"], "spent": 1_000},
-        "watched": {"spent": 1_000},
+        "blended": {"defences": ["my_defence:Blend:share=0.3", "lattice:n=10"], "spent": 500},
+        "watched": {"spent": 500},
     },
     "gradients": {"auto": {"method": "dfme"}},
     "checkpoint": {"shapes": {"spent": 3_000, "agreement": 0.4}},  # chance is a tenth
@@ -266,7 +266,7 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
             server.terminate()
         ended = server.stdout.read()
     summary = read_summary(tmp_path, "rehearsal")
-    assert summary["spent"] == 5_000
+    assert summary["spent"] == 3_000
     assert summary["agreement"] > 0.5
     assert f"{summary['spent'] + summary['evaluation_queries']:,} images" in ended, ended
     assert server.returncode == 0
