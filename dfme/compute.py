@@ -1,5 +1,6 @@
-"""The device of a run, its threads, its memory, checks that are read later, and states from files."""
+"""The device of a run, its threads, its memory, its optimisers, checks that are read later, states from files."""
 
+import inspect
 import os
 import platform
 import re
@@ -8,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,20 @@ from torch import Tensor, nn
 from dfme.errors import DfmeError, UserError
 
 MAX_PENDING = 4_096  # flags of an accelerator that wait to be read at most
+Eager = TypeVar("Eager", bound=torch.optim.Optimizer)
+
+
+def _eager(optimizer: type[Eager]) -> type[Eager]:
+    """The optimiser without its marks for ``torch.compile``: they import a compiler, which takes 1.3 s."""
+    plain = {
+        "add_param_group": inspect.unwrap(optimizer.add_param_group),
+        "step": torch.no_grad()(inspect.unwrap(optimizer.step)),
+    }
+    return type(optimizer.__name__, (optimizer,), plain)
+
+
+SGD = _eager(torch.optim.SGD)
+Adam = _eager(torch.optim.Adam)
 
 
 def on_accelerator(device: torch.device) -> bool:

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from dfme.answers.maps import map_of
 from dfme.answers.reading import cut_to
+from dfme.compute import Adam
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import parse_defences, stated
 from dfme.errors import UserError
@@ -118,7 +119,7 @@ def trained_net(p_NK: Tensor, y_NK: Tensor, seed: int, rng: torch.Generator) -> 
         torch.default_generator.manual_seed(derived_seed(seed, "recovery net"))
         hidden = [(nn.Linear(a, b), nn.BatchNorm1d(b), nn.LeakyReLU()) for a, b in pairwise(sizes)]
         net = nn.Sequential(*(layer for each in hidden for layer in each), nn.Linear(sizes[-1], sizes[0]))
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        optimizer = Adam(net.parameters(), lr=1e-2)
         for _ in range(EPOCHS):
             for picked in torch.randperm(len(p_NK), generator=rng)[:PAIRS].split(BATCH):
                 optimizer.zero_grad()

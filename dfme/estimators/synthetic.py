@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
-from dfme.compute import validate_like
+from dfme.compute import Adam, validate_like
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import Adam, ScheduledOptimizer
+from dfme.students.optimizers import ScheduledOptimizer
 
 PAID_FIRST = 8
 """Estimates at the start that are all paid for: there must be something to predict from."""

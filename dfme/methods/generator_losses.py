@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dfme.compute import evaluating
+from dfme.compute import Adam, evaluating
 from dfme.methods.base import Components, Method, Metrics
 from dfme.nets.generators import discriminator, gradient_norms
 from dfme.randomness import derived_seed
-from dfme.students.optimizers import Adam, ScheduledOptimizer
+from dfme.students.optimizers import ScheduledOptimizer
 
 
 class DescendingMethod(Method):

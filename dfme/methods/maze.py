@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import validate_like
+from dfme.compute import SGD, validate_like
 from dfme.errors import UserError
 from dfme.estimators.differences import check_upstream
 from dfme.estimators.preflight.choose import needs_preflight
@@ -16,7 +16,7 @@ from dfme.methods.estimating import EstimatingMethod
 from dfme.methods.generator_losses import Discriminator, Wasserstein
 from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import SGD, ScheduledOptimizer
+from dfme.students.optimizers import ScheduledOptimizer
 
 BETAS = (0.0, 0.9)
 """Of the critic's Adam, as published with the gradient penalty."""

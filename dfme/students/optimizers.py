@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import validate_like
+from dfme.compute import SGD, Adam, validate_like
 from dfme.config.settings import ScheduleConfig, StudentConfig
-
-Eager = TypeVar("Eager", bound=torch.optim.Optimizer)
-
-
-def _eager(optimizer: type[Eager]) -> type[Eager]:
-    """The optimiser without its marks for ``torch.compile``: they import a compiler, which takes 1.3 s."""
-    plain = {
-        "add_param_group": inspect.unwrap(optimizer.add_param_group),
-        "step": torch.no_grad()(inspect.unwrap(optimizer.step)),
-    }
-    return type(optimizer.__name__, (optimizer,), plain)
-
-
-SGD = _eager(torch.optim.SGD)
-Adam = _eager(torch.optim.Adam)
 
 
 def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import choose_device
+from dfme.compute import SGD, Adam, choose_device
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
@@ -228,9 +228,9 @@ def _optimizer(config: TrainTeacherConfig, net: nn.Module) -> torch.optim.Optimi
     weights = net.parameters()
     decay = config.weight_decay
     if config.optimizer == "adam":
-        return torch.optim.Adam(weights, config.lr, weight_decay=decay)
+        return Adam(weights, config.lr, weight_decay=decay)
     nesterov = config.momentum > 0
-    return torch.optim.SGD(weights, config.lr, config.momentum, weight_decay=decay, nesterov=nesterov)
+    return SGD(weights, config.lr, config.momentum, weight_decay=decay, nesterov=nesterov)
 
 
 @contextlib.contextmanager

@@ -212,6 +212,8 @@ def test_a_run_loads_no_compiler(tmp_path):
     options = f"shape=(1, 8, 8), num_classes=2, budget=400, out={str(tmp_path / 'run')!r}"
     run = f"import dfme\ndfme.extract(lambda x: x.flatten(1)[:, :2].softmax(1), {options}, method='disguide')"
     assert "torch._dynamo" not in loaded_by(run)
+    with_marks = re.compile(r"torch\.optim\.(?!Optimizer|swa_utils|lr_scheduler)\w+")
+    assert {name(path) for path in SOURCES if with_marks.search(path.read_text())} == {"dfme/compute.py"}
 
 
 # How long things are, and what they are called
