@@ -1,4 +1,4 @@
-"""The device of a run, its threads, its memory, its optimisers, checks that are read later, states from files."""
+"""The device of a run, its threads, memory and optimisers, checks that are read later, states from files."""
 
 import inspect
 import os
