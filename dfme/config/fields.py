@@ -33,7 +33,7 @@ class Expected(NamedTuple):
 
 
 _SUBJECT = re.compile(r"^(arch(?: \S+:\S+)?|data set|label mode|image \w+|programs|pool of images): ")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6}
 
 
 def problem_of(error: UserError) -> str:
@@ -54,29 +54,22 @@ def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(validate)
 
 
-def parse_bytes(value: int | str) -> int:
-    """A number of bytes: 500000000, 500MB, 1.5GB, 2TB, in powers of 1000. ValueError for anything else."""
-    text = re.sub(r"(?<=[0-9kmgt])b$", "", str(value).strip().lower())
-    return parse_count(text, "kmgt", "bytes such as 500MB or 20GB")
-
-
-def parse_count(value: int | str, units: str = "km", what: str = "images such as 300000, 300k or 2M") -> int:
+def parse_count(value: int | str) -> int:
     """A number of images: 300000, 300_000, 300k, 2M, 1e6, 1.5M. ValueError for anything else."""
     text = str(value).strip().replace("_", "")
-    unit = text[-1:].lower() if text and text[-1:].lower() in units else ""
+    unit = text[-1:].lower() if text[-1:].lower() in _UNITS else ""
     try:
         count = Decimal(text[: len(text) - len(unit)]) * _UNITS[unit]
         if count.is_finite() and abs(count) < 2**63 and count == count.to_integral_value():
             return int(count)
     except InvalidOperation:
         pass
-    raise ValueError(f"expected a number of {what}, got {value!r}")
+    raise ValueError(f"expected a number of images such as 300000, 300k or 2M, got {value!r}")
 
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
-Images = Annotated[int, BeforeValidator(lambda value: parse_count(value)), Field(ge=1)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)]
+Images = Annotated[int, BeforeValidator(parse_count), Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to below 2^63")]
 Classes = Annotated[int, Field(ge=2), Expected("at least 2 (a binary model with one output has 2)")]
 Positive = Annotated[float, Field(gt=0)]

@@ -16,7 +16,6 @@ from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import (
     CONFIG,
     Basic,
-    Bytes,
     Classes,
     Count,
     Device,
@@ -146,8 +145,6 @@ class StudentConfig:
     that a 64th of those held, but at least 64 and at most 256"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
-    replay_bytes: Bytes | None = None
-    """most that they may take, such as 500MB or 20GB; none: replay_capacity alone decides"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
     augment: Literal[Augmentation, "auto"] = "none"

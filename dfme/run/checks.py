@@ -282,7 +282,7 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "student.momentum": ("student.optimizer=sgd,auto",),
     "student.passes student.replay_steps": ("student.steps=0",),
     "student.replay_steps method.epochs": ("student.passes=0",),
-    "student.replay_batch student.replay_capacity student.replay_bytes student.replay_store": KEPT,
+    "student.replay_batch student.replay_capacity student.replay_store": KEPT,
     "student.augment method.store": KEPT,
     "student.shrink": ("student.rounds",),
     "student.average_every": ("student.average",),

@@ -29,7 +29,7 @@ from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import factor
-from dfme.students.replay import Replay, capacity_within
+from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
 
@@ -184,7 +184,7 @@ def build_components(
     config = job.config
     spec = oracle.spec
     mode = oracle.label_mode
-    replay = build_replay(job, spec, mode.answer_bytes(oracle.num_classes), rng, directory)
+    replay = build_replay(job, spec, rng, directory)
     draw = procedural_images(job, spec)
 
     def share() -> float:
@@ -239,21 +239,13 @@ def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
 
 
 def build_replay(
-    job: Job, spec: ImageSpec, answer: int, streams: Streams | None = None, directory: Path | None = None
+    job: Job, spec: ImageSpec, streams: Streams | None = None, directory: Path | None = None
 ) -> Replay | None:
-    """The replay that the students or the method ask for; without ``streams`` none is drawn from.
-
-    ``answer``: bytes of one. UserError where no item goes into those that the replay may take.
-    """
+    """The replay that the students or the method ask for; without ``streams`` none is drawn from."""
     config = job.config.student
     if not keeps_answers(job):
         return None
     capacity = min(config.replay_capacity, job.config.images)
-    if config.replay_bytes is not None:
-        within = capacity_within(config.replay_bytes, spec, answer, config.replay_store == "disk", capacity)
-        if not within:
-            raise UserError(f"--student.replay-bytes {config.replay_bytes}: expected room for an image")
-        capacity = min(capacity, within)
     folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
     rng = torch.Generator() if streams is None else streams["replay"]
     return Replay(capacity, spec, rng, folder)

@@ -124,7 +124,7 @@ CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "me
 def replay_bytes(job: Job, teacher: Teacher) -> tuple[bool, int]:
     """Place of the replay, True if on disk, and its bytes when full."""
     answer = job.config.answers.mode(teacher.label_mode).answer_bytes(teacher.num_classes)
-    replay = build_replay(job, teacher.spec, answer, directory=Path())
+    replay = build_replay(job, teacher.spec, directory=Path())
     return (False, 0) if replay is None else (replay.on_disk, replay.size(answer))
 
 
@@ -137,7 +137,7 @@ def require_room(job: Job, teacher: Teacher, device: torch.device) -> None:
         instead = "" if on_disk else ", or take --student.replay-store disk"
         raise UserError(
             f"--student.replay-capacity: the full replay takes {size_of(needed)}, and {where} has "
-            f"{size_of(free)} free; lower it or --student.replay-bytes{instead}; nothing was asked"
+            f"{size_of(free)} free; lower it{instead}; nothing was asked"
         )
 
 

@@ -185,12 +185,6 @@ class Coding:
         return self.spec.decode(coded_BCHW) if coded_BCHW.dtype == torch.uint8 else coded_BCHW
 
 
-def capacity_within(size: int, spec: ImageSpec, answer: int, on_disk: bool, ever: int) -> int:
-    """Most items within ``size`` bytes, of ``ever`` in all; on disk with the rows beside them."""
-    items = size // Coding(spec).item_bytes(answer, on_disk)
-    return max(0, (items - 1) * 4 // 5) if on_disk and items < ever else items
-
-
 class MemoryStore:
     """The last ``capacity`` items; item n lies at place n modulo the capacity, made at the first batch."""
 

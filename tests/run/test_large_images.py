@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import SMALL
 from torch import nn
 
 from dfme.cli.main import main
@@ -14,7 +13,6 @@ from dfme.config.settings import EvaluationConfig
 from dfme.errors import UserError
 from dfme.run import scores as scoring
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, examination_of
-from dfme.run.job import PROJECT
 from dfme.run.parts import weak_differences
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
@@ -113,19 +111,6 @@ def test_differences_that_say_nothing_are_warned_of() -> None:
     assert not weak_differences(EstimatorConfig(), small)
     for other in ({"direction": "dct"}, {"direction": "range"}, {"kind": "prior_guided"}):
         assert not weak_differences(EstimatorConfig(**other), large)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("here")
-def test_bytes_too_few_for_an_image_are_refused_before_a_query(capsys: pytest.CaptureFixture[str]) -> None:
-    weights = str(PROJECT / "teachers/checkpoints/digits.safetensors")
-    words = [*SMALL, "--teacher.checkpoint", weights, "--out", "run"]
-    assert main([*words, "--student.replay-steps", "1", "--student.replay-bytes", "10"]) == 2
-    assert "--student.replay-bytes 10: expected room for an image" in capsys.readouterr().err
-    assert not Path("run").exists()
-    assert main([*words, "--student.replay-steps", "1", "--student.replay-bytes", "2.5kB"]) == 0
-    state = torch.load("run/checkpoint.pt", weights_only=True)
-    item = 4 * 64 + 4 * 10
-    assert state["trainer"]["replay"]["held"] == 2_500 // item
 
 
 LARGE = """

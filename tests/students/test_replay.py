@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfme.spec import ImageSpec
-from dfme.students.replay import Replay, capacity_within
+from dfme.students.replay import Replay
 
 SPEC = ImageSpec((1, 2, 2))
 SIZES = [[3], [4, 4], [7, 7, 7], [10], [25], [1] * 13, [6, 0, 9]]
@@ -118,17 +118,14 @@ def test_its_size_is_planned(levels: int | None, ever: int, folder: Path | None)
         assert (folder / "items.bin").stat().st_size == replay.size(40)
 
 
-@pytest.mark.parametrize("size", [900, 2_000, 5_001])
-def test_bytes_are_an_upper_bound(size: int, folder: Path | None) -> None:
+@pytest.mark.parametrize("capacity", [28, 65, 165])
+def test_the_planned_size_is_an_upper_bound(capacity: int, folder: Path | None) -> None:
     """Of what is held at the fullest, with checkpoints at every batch."""
     spec = ImageSpec((1, 2, 2), levels=256)
-    on_disk = folder is not None
-    capacity = capacity_within(size, spec, 16, on_disk, 10**6)
     replay = Replay(capacity, spec, rng(), folder)
-    for number in range(100):
+    for number in range(300):
         replay.add(spec.quantise(torch.rand(2, 1, 2, 2)), torch.rand(2, 4))
         replay.state_dict()
         if folder is not None:
-            assert (folder / "items.bin").stat().st_size <= size, number
-    assert capacity == ((size // 24 - 1) * 4 // 5 if on_disk else size // 20)
-    assert capacity_within(24 * 6, spec, 16, on_disk, 6) >= 6, "of all that ever comes nothing is dropped"
+            assert (folder / "items.bin").stat().st_size <= replay.size(16), number
+    assert replay.size(16) == (24 * (capacity + capacity // 4 + 1) if folder else 20 * capacity)
