@@ -1,14 +1,11 @@
 """A teacher behind the Open Inference Protocol v2: KServe, Triton, MLServer, ``run.py serve``.
 
-Source: https://github.com/kserve/open-inference-protocol, with the extensions for binary tensor data and
-classification as Triton describes them.
+Source: https://github.com/kserve/open-inference-protocol, with the extension for binary tensor data.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,7 +30,6 @@ from dfme.teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
 SPARE = 1_000_000  # bytes of an answer for its JSON, and for outputs that nobody asked for
 NUMBER = 64  # most bytes of a number, in any encoding
-CLASS = 1_024  # most bytes of a class as text
 
 
 def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
@@ -106,11 +102,9 @@ class V2Adapter:
         asked: dict[str, Any] = {}
         if self.binary:
             header["parameters"] = {"binary_data_output": True}
-            asked["binary_data"] = True
-        if model.classification:
-            asked["classification"] = model.classification
+            asked = {"parameters": {"binary_data": True}}
         if model.output.name is not None:
-            header["outputs"] = [{"name": model.output.name, **({"parameters": asked} if asked else {})}]
+            header["outputs"] = [{"name": model.output.name, **asked}]
         pixels = NamedTensor(str(model.input.name), self._pixels(images_BCHW))
         body, length = pack(header, [pixels], "inputs", self.binary)
         binary = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
@@ -148,19 +142,15 @@ class V2Adapter:
                 f"the answer: expected the output {model.output.name or '(only one)'}, got {came}",
                 "wrong names",
             )
-        if model.classification:
-            return read_classes(outputs[0], batch, model.num_classes, model.classification, model.label_mode)
         return read_scores(outputs[0], batch, model.num_classes, model.label_mode)
 
     def most_bytes(self, batch: int) -> int:
-        return SPARE + batch * (self.model.num_classes * NUMBER + self.model.classification * CLASS)
+        return SPARE + batch * self.model.num_classes * NUMBER
 
     def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
         return batch_limit(refused)
 
 
-# ``score:index``, and perhaps ``:label``
-CLASS_TEXT = re.compile(rb"([^:]{1,40}):(\d{1,9})(:.*)?", re.DOTALL)
 LIMITS = tuple(
     re.compile(pattern, re.IGNORECASE | re.DOTALL)
     for pattern in (
@@ -200,22 +190,6 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
     return two_classes(scores[:, None], mode) if lone else scores
 
 
-def read_classes(tensor: NamedTensor, batch: int, classes: int, k: int, mode: LabelMode) -> Tensor:
-    """Scores (B, K) with NaN for all but the ``k`` classes that texts name for each image, or labels (B,)."""
-    if tensor.array.shape != (batch, k) or tensor.array.dtype != object:
-        raise _unusable(tensor, f"BYTES [{batch}, {k}] (score:index)")
-    found = [[_class(text) for text in row] for row in tensor.array]
-    indices_Bk = torch.tensor([[index for _, index in row] for row in found])
-    if int(indices_Bk.max()) >= classes or any(len({index for _, index in row}) < k for row in found):
-        raise Unusable(
-            f"expected {k} of {classes} classes for each image, got a class twice or beyond", "wrong classes"
-        )
-    if mode.kind == "label":
-        return indices_Bk[:, 0]
-    scores_Bk = torch.tensor([[score for score, _ in row] for row in found])
-    return torch.full((batch, classes), torch.nan).scatter_(1, indices_Bk, scores_Bk)
-
-
 def batch_limit(refused: bytes) -> int | Literal[False] | None:
     """Batch limit in a server's words; None: fewer; False: another complaint."""
     for pattern in LIMITS:
@@ -225,14 +199,6 @@ def batch_limit(refused: bytes) -> int | Literal[False] | None:
     if shapes and shapes[2] == shapes[4] and len(shapes[1]) < 9 and len(shapes[3]) < 9:
         return int(shapes[1])
     return None if TOO_LARGE.search(refused) else False
-
-
-def _class(text: bytes) -> tuple[float, int]:
-    """Score and number of a class."""
-    with suppress(ValueError):
-        if (found := CLASS_TEXT.fullmatch(text)) and math.isfinite(score := float(found[1])):
-            return score, int(found[2])
-    raise Unusable(f"expected classes as score:index, got {short(text)}", "wrong classes")
 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:

@@ -65,10 +65,7 @@ class TensorMetadata:
 
 @dataclass(frozen=True)
 class V2Model:
-    """Access to a model: ``path`` of its URLs; ``binary``: the server has the extension.
-
-    ``classification``: the best so many classes are asked for as texts; 0: the scores or labels.
-    """
+    """Access to a model: ``path`` of its URLs; ``binary``: the server has the extension."""
 
     name: str
     version: str | None
@@ -81,7 +78,6 @@ class V2Model:
     label_mode: LabelMode
     max_batch: int | None
     binary: bool
-    classification: int
 
 
 def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) -> V2Model:
@@ -104,7 +100,6 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
     order = parameters.get("layout") if options.layout == "auto" else options.layout
     layout = find_layout(image.shape, config.shape, order)
     classes = _classes(output, config.num_classes, parameters)
-    label_mode = _label_mode(output, options.classification, classes, config, parameters, extensions)
     limits = [layout.batch, config.max_batch, parameters.get("max_batch")]
     with suppress(UserError):  # only some servers have it
         limits.append(_asked(endpoint, f"{path}/config").get("max_batch_size"))
@@ -117,10 +112,9 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
         layout=layout,
         spec=_spec(image, layout, config, parameters),
         num_classes=classes,
-        label_mode=label_mode,
+        label_mode=_label_mode(output, config, parameters),
         max_batch=min((n for n in limits if type(n) is int and n > 0), default=None),
         binary=any(name in extensions for name in BINARY),
-        classification=options.classification,
     )
 
 
@@ -226,48 +220,15 @@ def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str,
     return classes
 
 
-def _label_mode(
-    output: TensorMetadata,
-    k: int,
-    classes: int,
-    config: TeacherConfig,
-    parameters: Mapping[str, Any],
-    extensions: list[Any],
-) -> LabelMode:
-    """The form of the answers; ``k``: of the best so many classes, 0: of all."""
+def _label_mode(output: TensorMetadata, config: TeacherConfig, parameters: Mapping[str, Any]) -> LabelMode:
+    """The form of the answers: as announced, else as output and configuration let it be."""
     text = parameters.get("label_mode")
-    announced = LabelMode.parse(text) if isinstance(text, str) and LABEL_MODE.fullmatch(text) else None
-    if k:
-        _require_classification(output, k, classes, announced, extensions)
-        if k == 1 and config.label_mode == "label":
-            return LabelMode("label")
-        return LabelMode("top_k", k=k, decimals=announced.decimals if announced else None)
-    if announced is not None:
-        return announced
+    if isinstance(text, str) and LABEL_MODE.fullmatch(text):
+        return LabelMode.parse(text)
     if output.may_be_label and (output.numbers == 1 or config.label_mode == "label"):
         return LabelMode("label")
     logits = config.label_mode is not None and LabelMode.parse(config.label_mode).kind == "logits"
     return LabelMode("logits" if logits else "probabilities")
-
-
-def _require_classification(
-    output: TensorMetadata, k: int, classes: int, announced: LabelMode | None, extensions: list[Any]
-) -> None:
-    """UserError unless the server has the extension and the model reveals so many probabilities."""
-    flag = "--teacher.classification"
-    if "classification" not in extensions:
-        raise UserError(f"{flag}: the server does not have this extension; it announces {short(extensions)}")
-    if announced is not None and announced.kind in ("logits", "label"):
-        raise UserError(
-            f"{flag}: expected a model that reveals probabilities, got one that reveals {announced}"
-        )
-    most = min(classes, (announced.k if announced else None) or classes)
-    if not 0 < k <= most:
-        raise UserError(
-            f"{flag}: expected a number of classes from 1 to {most}, or 0 for the scores, got {k}"
-        )
-    if output.name is None:
-        raise UserError(f"{flag}: the metadata name no outputs; give --teacher.output")
 
 
 AxisOrder = Literal["nchw", "nhwc"]

@@ -19,7 +19,7 @@ from dfme.teachers.open_inference.tensors import NamedTensor, datatype_of, short
 INPUT = "image"
 VERSION = "1"
 PLATFORM = "dfme"
-EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "model_repository"]
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 BYTE_LEVELS = 256
 # most bytes of a pixel in JSON: seventeen digits, sign, exponent, comma, a share of the brackets
 JSON_PIXEL = 32
@@ -65,15 +65,11 @@ class Service:
 
 @dataclass(frozen=True)
 class Question:
-    """One inference request: float32 images (B, C, H, W) within the bounds, and the form of the answer.
-
-    ``classification``: the best so many classes as texts; 0: the scores or labels.
-    """
+    """One inference request: float32 images (B, C, H, W) within the bounds, and the form of the answer."""
 
     images: Array
     id: str | None = None
     binary: bool = False
-    classification: int = 0
 
 
 def server_metadata() -> dict[str, Any]:
@@ -125,8 +121,7 @@ def read_question(service: Service, body: bytes, header_length: int | None) -> Q
     request_id = header.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise ValueError(f"expected an id as text, got {short(request_id)}")
-    binary, classification = _wanted(service, header)
-    return Question(_images(service, tensors[0]), request_id, binary, classification)
+    return Question(_images(service, tensors[0]), request_id, _wants_binary(service, header))
 
 
 def write_answer(service: Service, question: Question, answers: Array) -> tuple[bytes, int | None]:
@@ -134,9 +129,6 @@ def write_answer(service: Service, question: Question, answers: Array) -> tuple[
     header = {"model_name": service.name, "model_version": VERSION}
     if question.id is not None:
         header["id"] = question.id
-    if question.classification:
-        most = min(service.num_classes, service.label_mode.k or service.num_classes)
-        answers = _best(answers, min(question.classification, most))
     return pack(header, [NamedTensor(service.output, answers)], "outputs", question.binary)
 
 
@@ -166,25 +158,20 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
     return images
 
 
-def _wanted(service: Service, header: Mapping[str, Any]) -> tuple[bool, int]:
-    """True if the output goes as raw bytes, and how many classes are asked for as texts."""
+def _wants_binary(service: Service, header: Mapping[str, Any]) -> bool:
+    """True if the output goes as raw bytes."""
     binary = _flag(parameters_of(header), "binary_data_output", False)
     outputs = header.get("outputs")
     if outputs is None or outputs == []:
-        return binary, 0
+        return binary
     if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
         raise ValueError(f"expected outputs as a list of one object, got {short(outputs)}")
     if outputs[0].get("name") != service.output:
         raise ValueError(f"expected the output {service.output!r}, got {short(outputs[0].get('name'))}")
     parameters = parameters_of(outputs[0])
-    count = parameters.get("classification", 0)
-    if type(count) is not int or count < 0:
-        raise ValueError(f"parameter classification: expected a number of classes, got {short(count)}")
-    if count and service.labels:
-        raise ValueError(
-            "parameter classification: expected none, because this model reveals no scores, only labels"
-        )
-    return _flag(parameters, "binary_data", binary), count
+    if parameters.get("classification"):
+        raise ValueError("parameter classification: expected none, since this server has no such extension")
+    return _flag(parameters, "binary_data", binary)
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -192,12 +179,3 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"parameter {name}: expected true or false, got {short(value)}")
     return value
-
-
-def _best(scores_BK: Array, count: int) -> Array:
-    """Best classes of each image as BYTES ``score:index`` (B, count); unrevealed ones last."""
-    order_Bn = np.argsort(-scores_BK, axis=1, kind="stable")[:, :count]
-    texts = np.empty(order_Bn.shape, dtype=object)
-    for (row, place), index in np.ndenumerate(order_Bn):
-        texts[row, place] = f"{scores_BK[row, index]}:{index}".encode()
-    return texts

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Basic, Count, Natural, Positive, Rate, accepted_by
+from dfme.config.fields import CONFIG, Basic, Count, Positive, Rate, accepted_by
 from dfme.spec import RequestPolicy
 from dfme.teachers.remote.consent import require_free
 
@@ -59,8 +59,6 @@ class V2Options(ServiceOptions):
     """name of the output tensor; none: the model's only one"""
     layout: Literal["auto", "nchw", "nhwc"] = "auto"
     """order of an image's axes: nchw, nhwc, or auto (as the model's metadata have it)"""
-    classification: Natural = 0
-    """ask for the k best classes as texts (the classification extension); 0: for the scores"""
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)

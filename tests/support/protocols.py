@@ -126,7 +126,7 @@ class V2:
 
     inputs: list[dict[str, Any]] = field(default_factory=lambda: [tensor("x", "FP32", [-1, 1, 2, 2])])
     outputs: list[dict[str, Any]] = field(default_factory=lambda: [tensor("y", "FP32", [-1, 3])])
-    extensions: list[str] = field(default_factory=lambda: ["binary_tensor_data", "classification"])
+    extensions: list[str] = field(default_factory=lambda: ["binary_tensor_data"])
     parameters: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
     pages: dict[str, object] = field(default_factory=dict)

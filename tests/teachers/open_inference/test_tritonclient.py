@@ -82,17 +82,6 @@ def test_answers_equal_those_of_the_teacher_in_this_process(label_mode: str, raw
     assert serving.meter.images == 14
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_classes_as_texts(served: tuple[Any, Serving], binary: bool) -> None:
-    client, _ = served
-    wanted = triton.InferRequestedOutput("scores", binary_data=binary, class_count=3)
-    texts = client.infer("digits", [tensor(rand(4), True)], outputs=[wanted]).as_numpy("scores")
-    scores, indices = digits()(torch.from_numpy(rand(4))).topk(3)
-    found = [[text.decode() if isinstance(text, bytes) else text for text in row] for row in texts]
-    assert [[int(text.split(":")[1]) for text in row] for row in found] == indices.tolist()
-    assert np.allclose([[float(text.split(":")[0]) for text in row] for row in found], scores, atol=1e-7)
-
-
 def test_bytes_as_pixels() -> None:
     spec = ImageSpec((3, 4, 4), levels=256)
     levels = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 4), np.uint8)

@@ -1,8 +1,6 @@
 """The v2 client against a server that a test scripts: what is sent, what is taken, and what is refused."""
 
-import json
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -187,52 +185,6 @@ def test_labels_that_are_no_whole_numbers_are_unusable() -> None:
     script = V2(outputs=[tensor("y", "INT64", [-1])], infer=answers(2))
     with v2_teacher(script, {"label_mode": "label", "num_classes": 3}) as made:
         refused("labels [2] as whole numbers", made, GREY, error=Unusable)
-
-
-def texts(*rows: list[str], **changes: Any) -> Callable[[Asked], bytes]:
-    """A classification as the extension has it, in the encoding that is asked for."""
-    flat = [text.encode() for row in rows for text in row]
-    raw = b"".join(struct.pack("<I", len(text)) + text for text in flat)
-    output = {**tensor("y", "BYTES", [len(rows), len(rows[0])]), **changes}
-
-    def infer(asked: Asked) -> bytes:
-        message = {"model_name": "m", "outputs": [output]}
-        if not asked.binary:
-            return http({**message, "outputs": [{**output, "data": [text.decode() for text in flat]}]})
-        output["parameters"] = {"binary_data_size": len(raw)}
-        head = json.dumps(message).encode()
-        return http(head + raw, **{LENGTH: str(len(head))})
-
-    return infer
-
-
-@pytest.mark.parametrize("encoding", ["binary", "json"])
-def test_the_best_classes_are_read_from_texts(encoding: str) -> None:
-    script = V2(infer=texts(["0.5:2:a cat: large", "0.25:0"], ["1e-3:1:ü", "0:2:"]))
-    with v2_teacher(script, encoding=encoding, classification=2) as made:
-        assert made.label_mode == LabelMode("top_k", k=2)
-        nan = math.nan
-        expected = torch.tensor([[0.25, nan, 0.5], [nan, 1e-3, 0.0]])
-        assert torch.equal(made(GREY).nan_to_num(9), expected.nan_to_num(9))
-    assert script.asked[0].message["outputs"][0]["parameters"]["classification"] == 2
-    script.infer = texts(["0.5:2"], ["0.4:1"])
-    with v2_teacher(script, {"label_mode": "label"}, encoding=encoding, classification=1) as made:
-        assert (made.label_mode, made(GREY).tolist()) == (LabelMode("label"), [2, 1])
-
-
-@pytest.mark.parametrize(
-    ("infer", "words"),
-    [
-        (texts(["0.5:2", "0.5:2"], ["1:0", "0:1"]), "a class twice or beyond"),
-        (texts(["0.5:3", "0.5:2"], ["1:0", "0:1"]), "a class twice or beyond"),
-        *((texts([odd, "0.5:2"], ["1:0", "0:1"]), "score:index") for odd in ("0.5", "x:1", "nan:1", "1:-1")),
-        (texts(["0.5:2"], ["1:0"]), "got BYTES [2, 1]"),
-        (answers(2, 2), "got FP32 [2, 2]"),
-    ],
-)
-def test_texts_that_are_no_classification_are_unusable(infer: Callable[[Asked], bytes], words: str) -> None:
-    with v2_teacher(V2(infer=infer), classification=2) as made:
-        refused(words, made, GREY, error=Unusable)
 
 
 @pytest.mark.parametrize(

@@ -133,13 +133,11 @@ METADATA = st.fixed_dictionaries({"inputs": TENSORS, "outputs": TENSORS}) | st.f
 
 
 @settings(max_examples=400, deadline=None)
-@given(METADATA | VALUES, VALUES, VALUES, st.sampled_from([0, 2]))
-def test_fuzzed_metadata_are_a_line_for_the_user_or_a_model(
-    metadata: Any, server: Any, triton: Any, k: int
-) -> None:
-    extensions = {"extensions": server} if k else {"extensions": ["classification"]}
+@given(METADATA | VALUES, VALUES, VALUES)
+def test_fuzzed_metadata_are_a_line_for_the_user_or_a_model(metadata: Any, server: Any, triton: Any) -> None:
+    extensions = {"extensions": server}
     pages = {"/v2/models/m": metadata, "/v2": extensions, "/v2/models/m/config": {"max_batch_size": triton}}
-    options = V2Options(url=Documents.url, model="m", classification=k)
+    options = V2Options(url=Documents.url, model="m")
     model, problem = None, ""
     try:
         model = read_model(Documents(pages), options, TeacherConfig())  # type: ignore[arg-type]
@@ -164,16 +162,14 @@ MODEL = V2Model(
     label_mode=LabelMode("probabilities"),
     max_batch=None,
     binary=True,
-    classification=0,
 )
-BEST = dataclasses.replace(MODEL, classification=2, label_mode=LabelMode("top_k", k=2))
-MODELS = [MODEL, BEST, dataclasses.replace(MODEL, label_mode=LabelMode("label"))]
-CLASSES = st.sampled_from(["0.5:1", "1:0:a", "1:9"])
+MODELS = [MODEL, dataclasses.replace(MODEL, label_mode=LabelMode("label"))]
+TEXTS = st.sampled_from(["0.5:1", "1:0:a", "1:9"])
 OUTPUT = {
     "name": st.just("y") | VALUES,
     "datatype": st.sampled_from(["FP32", "FP64", "INT64", "UINT64", "BOOL", "BYTES"]) | VALUES,
     "shape": st.sampled_from([[2, 3], [2], [2, 2], [2, 3, 1]]) | VALUES,
-    "data": st.lists(st.integers(0, 2**64) | st.floats() | CLASSES, max_size=6) | VALUES,
+    "data": st.lists(st.integers(0, 2**64) | st.floats() | TEXTS, max_size=6) | VALUES,
 }
 
 

@@ -93,8 +93,6 @@ def test_what_our_own_server_announces_is_used() -> None:
     assert (made.spec.bounds, made.spec.levels, made.info.max_batch) == ((0.0, 2.0), 4, 7)
     made = connect(V2(parameters={**ANNOUNCED, "label_mode": "label"}, outputs=[tensor("y", "INT64", [-1])]))
     assert (made.label_mode, made.num_classes) == (LabelMode("label"), 3)
-    made = connect(V2(parameters=ANNOUNCED), classification=2)
-    assert made.label_mode == LabelMode("top_k", k=2, decimals=4)
     strange = {"label_mode": 3, "bounds": [0, "x"], "levels": "8", "layout": 7}
     strange |= {"max_batch": True, "num_classes": -2}
     made = connect(V2(parameters=strange))
@@ -151,7 +149,6 @@ def test_a_server_without_metadata_of_tensors_is_asked_by_flags() -> None:
     assert connect(script, config, input="x", layout="nchw").spec.shape == (1, 2, 2)
     refused("--teacher.input", connect, script, config)
     refused("--teacher.num-classes: give it", connect, script, {"shape": (1, 2, 2)}, input="x", layout="nchw")
-    refused("--teacher.classification", connect, script, config, input="x", layout="nchw", classification=1)
 
 
 TWO = [tensor("image", "FP32", [-1, 1, 2, 2]), tensor("mask", "FP32", [-1, 1, 2, 2])]
@@ -167,10 +164,6 @@ CONTRADICTORY: list[tuple[V2, dict[str, Any], dict[str, Any], str]] = [
     (V2(), {"shape": (3, 2, 2)}, {}, "--teacher.shape"),
     (V2(inputs=[tensor("x", "BYTES", [-1, 1, 2, 2])]), {}, {}, "--teacher.input"),
     (V2(inputs=[tensor("x", "UINT8", [-1, 1, 2, 2])]), {"levels": 16}, {}, "--teacher.levels"),
-    (V2(extensions=[]), {}, {"classification": 1}, "--teacher.classification"),
-    (V2(), {}, {"classification": 4}, "--teacher.classification"),
-    (V2(parameters={"label_mode": "top_k:2"}), {}, {"classification": 3}, "--teacher.classification"),
-    (V2(parameters={"label_mode": "logits"}), {}, {"classification": 1}, "--teacher.classification"),
     (V2(inputs={"x": 1}), {}, {}, "inputs as a list"),  # type: ignore[arg-type]
     (V2(outputs=[{"name": "y"}]), {}, {}, "names and datatypes"),
     (V2(pages={"/v2/models/m": http({"error": "unknown model"}, 404)}), {}, {}, "unknown model"),
@@ -192,7 +185,7 @@ def test_what_is_missing_or_contradictory_is_said_in_a_line(
 
 
 def test_what_needs_no_answer_is_refused_before_anybody_is_asked() -> None:
-    given = {"url": "http://127.0.0.1:9", "model": "m", "classification": -1}
-    refused("--teacher.classification", from_mapping, V2Options, given, "--teacher.")
+    given = {"url": "http://127.0.0.1:9", "model": "m", "attempts": 0}
+    refused("--teacher.attempts", from_mapping, V2Options, given, "--teacher.")
     elsewhere = V2Options(url="http://192.0.2.1:8000", model="m")
     refused("--teacher.authorised-by", connect_v2, elsewhere, TeacherConfig(), CPU)

@@ -45,7 +45,7 @@ def test_json_nested_json_flat_and_raw_bytes_are_the_same_images():
         question = read_question(PLAIN, body, length)
         assert question.images.dtype == np.float32
         assert np.array_equal(question.images, IMAGES)
-        assert (question.id, question.binary, question.classification) == ("a1", False, 0)
+        assert (question.id, question.binary) == ("a1", False)
 
 
 def test_a_byte_is_its_share_of_the_bounds():
@@ -59,21 +59,17 @@ def test_a_byte_is_its_share_of_the_bounds():
 
 
 @pytest.mark.parametrize(
-    ("header", "binary", "classification"),
+    ("header", "binary"),
     [
-        ({"parameters": {"binary_data_output": True}}, True, 0),
-        ({"parameters": {"binary_data_output": True}, "outputs": output(binary_data=False)}, False, 0),
-        ({"outputs": output(binary_data=True)}, True, 0),
-        ({"outputs": output(binary_data=True, classification=3)}, True, 3),
-        ({"outputs": [{"name": "scores"}]}, False, 0),
-        ({"outputs": [], "parameters": {"priority": 7}}, False, 0),
+        ({"parameters": {"binary_data_output": True}}, True),
+        ({"parameters": {"binary_data_output": True}, "outputs": output(binary_data=False)}, False),
+        ({"outputs": output(binary_data=True)}, True),
+        ({"outputs": [{"name": "scores"}]}, False),
+        ({"outputs": [], "parameters": {"priority": 7}}, False),
     ],
 )
-def test_the_form_of_the_answer_is_as_asked(
-    header: dict[str, Any], binary: bool, classification: int
-) -> None:
-    question = read_question(PLAIN, request(**header), None)
-    assert (question.binary, question.classification) == (binary, classification)
+def test_the_form_of_the_answer_is_as_asked(header: dict[str, Any], binary: bool) -> None:
+    assert read_question(PLAIN, request(**header), None).binary is binary
 
 
 WRONG = [
@@ -95,7 +91,7 @@ WRONG = [
     (request(outputs=[{"name": "label"}]), "expected the output 'scores', got 'label'"),
     (request(outputs=[{"name": "scores"}] * 2), "expected outputs as a list of one object"),
     (request(outputs=output(binary_data=1)), "parameter binary_data: expected true or false, got 1"),
-    (request(outputs=output(classification="3")), "parameter classification: expected a number of classes"),
+    (request(outputs=output(classification=3)), "parameter classification: expected none"),
     (request(parameters=[]), "expected parameters as a JSON object"),
 ]
 
@@ -124,22 +120,6 @@ def test_an_answer_has_name_version_and_id_and_hides_what_is_not_revealed():
     body, _ = write_answer(hard, Question(IMAGES), np.array([3, 0]))
     labels = {"name": "label", "datatype": "INT64", "shape": [2], "data": [3, 0]}
     assert json.loads(body)["outputs"] == [labels]
-    asked = request(outputs=[{"name": "label", "parameters": {"classification": 2}}])
-    with pytest.raises(ValueError, match="reveals no scores, only labels"):
-        read_question(hard, asked, None)
-
-
-@pytest.mark.parametrize(("mode", "shown"), [("probabilities", 3), ("top_k:2", 2)])
-def test_a_classification_tells_no_more_than_the_label_mode(mode: str, shown: int) -> None:
-    service = Service("four", SPEC, 4, LabelMode.parse(mode))
-    answers = np.array([[0.125, 0.5, 0.25, 0.125], [0.25, 0.25, 0.0, 0.5]], np.float32)
-    if shown == 2:
-        answers = np.array([[np.nan, 0.5, 0.25, np.nan], [0.25, np.nan, np.nan, 0.5]], np.float32)
-    body, _ = write_answer(service, Question(IMAGES, classification=3), answers)
-    (tensor,) = json.loads(body)["outputs"]
-    best = [["0.5:1", "0.25:2", "0.125:0"], ["0.5:3", "0.25:0", "0.25:1"]]
-    assert (tensor["datatype"], tensor["shape"]) == ("BYTES", [2, shown])
-    assert tensor["data"] == [text for row in best for text in row[:shown]]
 
 
 def test_metadata_and_configuration_describe_the_same_tensors():
