@@ -260,7 +260,6 @@ def detection(
 
 
 def _in_words(facts: Facts) -> dict[str, str]:
-    """Statements of a stack of defences, for people."""
     return {
         "top_kept": facts.keeps_top,
         "l1_at_most": "no bound" if facts.l1 is None else f"{facts.l1:g}",

@@ -79,5 +79,4 @@ def _lattice(step: float, spec: ImageSpec) -> float:
             f"--estimator.step {step:g}: expected a whole number of levels from 1 to {most}, such as 1, "
             "with --estimator.space lattice"
         )
-    low, high = spec.bounds
-    return (high - low) / (spec.levels - 1)
+    return spec.step

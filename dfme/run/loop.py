@@ -189,7 +189,6 @@ def _scored(examination: Examination, trainer: StudentTrainer, progress: Progres
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
-    """The ledger's figures so far, and the time they took."""
     by_purpose = {f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()}
     return {
         **by_purpose,

@@ -97,7 +97,6 @@ def _archive(name: str, kind: str) -> Path:
 
 
 def _load_exported(path: Path, device: torch.device) -> ExportedProgram:
-    """The program, on ``device``."""
     with blaming(f"{path}: cannot be read as a torch.export program", UserError, first_line):
         with _silent("torch.export", "torch.export.pt2_archive._package"), path.open("rb") as file:
             exported = torch.export.load(file)  # noqa: TID251 (the user says to trust it)

@@ -171,7 +171,6 @@ def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> Tens
 def _spec(
     image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, parameters: Mapping[str, Any]
 ) -> ImageSpec:
-    """The images that the model takes."""
     if image.datatype not in IMAGE_DATATYPES:
         raise UserError(f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}")
     announced = parameters.get("levels")

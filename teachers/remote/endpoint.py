@@ -211,7 +211,6 @@ def _standing_headers(
 
 
 def _read(response: httpcore2.Response, body: bytearray, enough: int) -> None:
-    """Read into ``body`` until it has ``enough`` bytes."""
     for chunk in response.iter_stream():
         body += chunk
         if len(body) >= enough:

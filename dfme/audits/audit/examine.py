@@ -15,9 +15,9 @@ from torch import Tensor
 from dfme.answers.asking import binned_gaps
 from dfme.answers.reading import largest, top_class
 from dfme.audits.audit.differences import differences, numbers_without
+from dfme.audits.audit.findings import over_seeds
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
-from dfme.audits.compare.figures import spread
 from dfme.compute import DeferredChecks, choose_device, on_accelerator, within_memory
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
@@ -130,9 +130,8 @@ def _over_seeds(rows: Mapping[tuple[str, str], Sequence[Entry]]) -> list[Entry]:
     found = []
     for ((row, mode), every), name in product(rows.items(), FIGURES):
         values = [each[name] for each in every]
-        of = spread(values)
         told = {"row": row, "mode": mode, "figure": name, "values": values}
-        found.append(told | {"mean": of and of.mean, "sd": of and of.sd})
+        found.append(told | over_seeds(values))
     return found
 
 

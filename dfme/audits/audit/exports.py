@@ -8,7 +8,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from dfme.audits.audit.headline import seeds_text
-from dfme.audits.audit.model import Entry, cells_in, check_audit
+from dfme.audits.audit.model import Entry, cells_in
 from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
 from dfme.config.messages import printable
@@ -29,9 +29,8 @@ ASKED = {
 
 def write_all(audit: Entry, out: Path) -> list[Path]:
     """Write the page and the files into ``out``; their paths. RunError for what is no audit of this form."""
-    check_audit(audit)
-    texts = {SARIF: json.dumps(sarif(audit), indent=1), JUNIT: junit(audit)}
     page = write_page(audit, out / PAGE)
+    texts = {SARIF: json.dumps(sarif(audit), indent=1), JUNIT: junit(audit)}
     texts[BOM] = json.dumps(bom(audit, hashlib.sha256(page.read_bytes()).hexdigest()), indent=1)
     for name, text in texts.items():
         write_text(out / name, f"{text}\n")

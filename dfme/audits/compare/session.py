@@ -193,7 +193,6 @@ class Session:
             return waiting
 
     def _task(self, cell: Cell) -> Task:
-        """Task that begins or resumes a cell's run."""
         self._begun[cell.name] = time.monotonic(), self._done[cell.name][1]
         if not self._line.live and self._plan.config.engine != "commands":
             self._line.note(f"{cell.name}: {'begun' if self._plan.config.engine == 'local' else 'queued'}")

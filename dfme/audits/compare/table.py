@@ -263,7 +263,6 @@ def as_csv(findings: ComparisonResult) -> str:
 
 
 def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
-    """Every cell with its state and its figures."""
     cells = []
     for outcome in findings.outcomes:
         cell = outcome.cell

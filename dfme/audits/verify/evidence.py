@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 SURE = 100.0  # e-value from which on a suspect is more alike than every reference
 BATCH = 10  # images asked at once
-MIN_ASKED = (
-    50  # images after which a sure verdict may end the asking; few would be luck if p_reference is off
-)
+MIN_ASKED = 50
+"""Images after which a sure verdict may end the asking; few would be luck if p_reference is off."""
 MIN_P_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
 
 

@@ -35,9 +35,8 @@ from dfme.run.scores import batches
 from dfme.spec import ImageSpec
 
 IMAGES = 1_000  # held-out images that are looked at, unless a limit is given
-OWN_ARCH = (
-    3  # references of the owner's architecture, at least; without any, 37 % of its twins look like copies
-)
+OWN_ARCH = 3
+"""References of the owner's architecture, at least; without any, 37 % of its twins look like copies."""
 KEPT = ("budget", "seed", "device", "evaluation", "teacher")
 Tell = Callable[[str], None]
 

@@ -218,7 +218,6 @@ def adapter_text(found: Found) -> str:
 
 
 def _mode(found: Found) -> str:
-    """The label mode that the values show."""
     if not found.values:
         return "label"
     if min(found.values) < 0 or sum(found.values) / _scale(found.values, found.form) > 1 + _NEAR_ONE:
