@@ -12,6 +12,7 @@ from dfme.audits.verify.evidence import sentences
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
 from dfme.cli.teacher_side import check_teacher
+from dfme.config.defences import parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
@@ -41,6 +42,12 @@ class VerifyConfig:
     """go on with the verification in --out; nothing is asked twice"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """your held-out images with labels; without a limit at most 1,000 of them are looked at"""
+    record: str | None = None
+    """log of run.py serve --record with images: those that --watermark marked are asked, not mistakes"""
+    watermark: str = ""
+    """the defences as they were served, such as watermark:key_env=NAME:rate=0.005"""
+    account: str | None = None
+    """tag of the account whose images count, as run.py detect names it; by default all do"""
 
 
 SUMMARY = (
@@ -62,16 +69,21 @@ def run(words: Sequence[str]) -> int:
     asked.finish(_problems(config))
     check_teacher(teacher, options)
     job = Job(narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config())
-    from dfme.audits.verify.session import verify
+    from dfme.audits.verify.session import ServedLog, verify
 
     paths = [Path(each) for each in (config.model, *config.references)]
-    told = verify(job, paths, partial(print, file=sys.stderr, flush=True))
+    record = config.record and str(Path(config.record).absolute())
+    log = ServedLog(record, config.account, config.watermark) if record else None
+    told = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
     print("\n\n".join([*sentences(told), f"{told['directory']}: verify.md, verify.json"]))
     return 5 if told["sure"] else 0
 
 
 def _problems(config: VerifyConfig) -> Iterator[Problem]:
-    yield from evaluation_problems(config.evaluation, needed=True)
+    marked = any(each.name == "watermark" for each in parse_defences(config.watermark))
+    if marked != (config.record is not None):
+        yield Problem("watermark", "expected watermark:key_env=NAME, as it was served, beside --record LOG")
+    yield from evaluation_problems(config.evaluation, needed=not marked)
     if config.evaluation.mean is not None:
         yield Problem("evaluation.mean", "leave it out; --teacher.mean normalises within the suspect")
     yield from file_problems("model", config.model)

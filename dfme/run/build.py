@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.compute import (
@@ -18,6 +19,7 @@ from dfme.compute import (
     validate_like,
     within_memory,
 )
+from dfme.config.defences import parse_defences
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
@@ -48,12 +50,14 @@ from dfme.run.opening import (
 from dfme.run.parts import build_parts, require_room, take_threads
 from dfme.run.run import Result, Run
 from dfme.run.timing import rehearse, within_minutes
-from dfme.spec import Teacher
+from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher
+from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
+from dfme.teachers.serve.record import recorded_images
 
 
 def run_job(
@@ -287,6 +291,14 @@ def white_box(job: Job) -> TorchTeacher:
     """The job's teacher, of kind torch, with its gradients and no levels."""
     config = replace(job.teacher, levels=None)
     return load_torch(TorchOptions(**job.teacher_options), config, choose_device(job.config.device))
+
+
+def served(
+    model: TorchTeacher, record: str, account: str | None, defences: str
+) -> tuple[ImageSet, Callable[[Tensor], Tensor]]:
+    """Images of a log of ``serve``, and the labels that the model answers to any behind these defences."""
+    answers = Defended(model, parse_defences(defences), LabelMode("label")).preview
+    return recorded_images(Path(record), account, model), answers
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

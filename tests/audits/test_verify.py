@@ -28,7 +28,9 @@ from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
+from dfme.teachers.serve.record import Recording, account_tag
 from dfme.teachers.training.train import train_teacher
+from dfme.teachers.watch.detector import Observation
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN = PROJECT / "teachers/checkpoints/digits.safetensors"
@@ -161,6 +163,70 @@ def test_whom_it_calls_alike(name: str, models: dict[str, Path], words: str, cap
     assert own_N.equal(kept["expected"])
     assert int((suspect_N == own_N)[: told["asked"]].sum()) == told["matches"]
     assert told["ledger"]["spent"] == told["asked"] == audit(Path("found/ledger.jsonl")).spent
+
+
+PARROT = """
+import torch
+
+
+class Parrot:
+    shape, num_classes = (1, 8, 8), 10
+
+    def __init__(self):
+        self.known = torch.load("known.pt")
+
+    def __call__(self, images):
+        labels = torch.tensor([self.known.get(x.numpy().tobytes(), 0) for x in images])
+        return torch.nn.functional.one_hot(labels, 10).float()
+"""
+
+
+@pytest.mark.integration
+def test_who_learnt_what_the_watermark_answered_is_called_alike(
+    models: dict[str, Path], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARK", "a key of thirty-two characters!!")
+    mark = "watermark:key_env=MARK:rate=0.05"
+    own, options = teacher(OWN), {"checkpoint": str(OWN)}
+    served = make_teacher(TeacherConfig(defences=mark, label_mode="label"), options, torch.device("cpu"))
+    x_NCHW = ProceduralImages(own.spec, ("leaves", "strokes")).draw(1_000, torch.Generator())
+    x_NCHW = x_NCHW.mul(255).round().div(255)
+    record = Recording(Path("log"), 30, 10**8, print)
+    thief = x_NCHW[:600]
+    for account, part in (("thief", thief), ("thief", thief[:9]), ("honest", x_NCHW[600:])):
+        record(account_tag(account), 1, Observation(part, own(part).double(), None))
+    answer_N = served(thief)
+    given = {x.numpy().tobytes(): int(answer) for x, answer in zip(thief, answer_N, strict=True)}
+    torch.save(given, "known.pt")
+    Path("parrot.py").write_text(PARROT)
+    words = words.replace(" --evaluation.dataset digits", "")
+    log = f"{words} --watermark {mark} --record log"
+    of_thief = f"{log} --account {account_tag('thief')}"
+    assert run(f"verify --teacher parrot:Parrot {of_thief}") == 5
+    assert "that your model" in (shown := capsys.readouterr().out)
+    assert "was made to answer wrongly, the suspect" in shown
+    kept, told = torch.load("found/probes.pt"), json.loads(Path("found/verify.json").read_text())
+    marked = (answer_N != own(thief).argmax(1)).sum()
+    assert 20 < told["asked"] == told["matches"] == len(kept["images"]) <= marked
+    assert [given[x.numpy().tobytes()] for x in kept["images"]] == kept["expected"].tolist()
+    assert run("verify --resume --out found") == 5
+    assert run(f"verify {models[INNOCENT]} {of_thief.replace('found', 'other')}") == 0
+    assert json.loads(Path("other/verify.json").read_text())["probes"] == told["probes"]
+    run(f"verify {models[INNOCENT]} {log.replace('found', 'all')}")
+    assert json.loads(Path("all/verify.json").read_text())["asked"] > told["asked"]
+    capsys.readouterr()
+    for wrong, said in (
+        (f"{words} --record log", "--watermark: expected watermark:key_env=NAME, as it was served"),
+        (f"{words} --record log --watermark lattice", "--watermark: expected watermark:key_env=NAME"),
+        (f"{words} --watermark {mark}", "beside --record LOG"),
+        (f"{log} --account 0123456789abcdef", "log: expected images (--record-images true), found none"),
+        (of_thief.replace("0.05", "0"), "--record: found 0 images to ask, too few"),
+        (of_thief.replace("MARK", "GONE"), "the environment variable GONE should hold a key"),
+        (of_thief.replace("record log", "record nowhere"), "expected a folder that run.py serve --record"),
+    ):
+        assert run(f"verify {models['copy']} {wrong.replace('found', 'not')}") == 2
+        assert said in one_line(capsys), wrong
+    assert not Path("not").exists()
 
 
 @pytest.mark.integration

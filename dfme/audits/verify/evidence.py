@@ -56,12 +56,13 @@ def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
 def sentences(told: Mapping[str, Any]) -> list[str]:
     """Four for people: matches, how likely these are, what else explains them, what references came to."""
     verdict = "More alike than every reference" if told["sure"] else "It cannot be told"
+    wrong = "was made to answer wrongly" if told["marked"] else "gets wrong"
     rows = told["references"]
     own = ", ".join(f"{row['file']} {row['e_value']:.2g}" for row in rows)
     copies = " and ".join(row["file"] for row in rows if row["sure"])
     spoilt = f"; but {copies} looks like a copy itself, so that little can be told" if copies else ""
     return [
-        f"{verdict}: of {told['asked']} images that your model ({told['model']}) gets wrong, the suspect "
+        f"{verdict}: of {told['asked']} images that your model ({told['model']}) {wrong}, the suspect "
         f"({told['suspect']}) gave your model's answer to {told['matches']}, and no reference to more than "
         f"{told['p_reference']:.0%}.",
         f"This is {told['e_value']:.3g} times as likely of a copy, held to match on {told['p_copy']:.0%}, as "

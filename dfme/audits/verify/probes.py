@@ -45,13 +45,13 @@ class Mistakes(NamedTuple):
 
 
 def find_mistakes(
-    data: ImageSet, spec: ImageSpec, own: Answer, others: Sequence[Answer], rng: torch.Generator
+    data: ImageSet, spec: ImageSpec, own: Answer, others: Sequence[Answer], rng: torch.Generator | None
 ) -> Mistakes:
-    """Look at all images as they are, then corrupted, until ``LOOKED_AT`` or more have been looked at."""
+    """Look at all images as they are; with an ``rng`` then at corrupted ones, until at ``LOOKED_AT``."""
     wrong = list[tuple[Tensor, Tensor]]()
-    for again in range(1 + math.ceil(LOOKED_AT / len(data))):
+    for again in [None, *[rng] * math.ceil(LOOKED_AT / len(data))] if rng else [None]:
         for plain_BCHW, label_B in zip(data.split(500), data.required_labels.split(500), strict=True):
-            each = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)] if again else [plain_BCHW]
+            each = [corrupted(x_1CHW, again) for x_1CHW in plain_BCHW.split(1)] if again else [plain_BCHW]
             x_BCHW = spec.quantise(torch.cat(each))
             class_B = own(x_BCHW)
             wrong.append((x_BCHW[class_B != label_B], class_B[class_B != label_B]))

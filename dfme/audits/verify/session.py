@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import derived_seed
-from dfme.run.build import build_oracle, build_teacher, facts_of
+from dfme.run.build import build_oracle, build_teacher, facts_of, served
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import evaluation_images
@@ -41,16 +41,25 @@ KEPT = ("budget", "seed", "device", "evaluation", "teacher")
 Tell = Callable[[str], None]
 
 
-def verify(job: Job, paths: Sequence[Path], tell: Tell) -> dict[str, Any]:
+class ServedLog(NamedTuple):
+    """A log of the owner's service, the account in it that counts, and the defences that were served."""
+
+    record: str
+    account: str | None
+    watermark: str
+
+
+def verify(job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = None) -> dict[str, Any]:
     """Ask the job's teacher, the suspect; what verify.json holds. ``paths``: weights, the owner's first.
 
+    ``log``: what the owner's service marked in it is asked, in place of what the owner's model gets wrong.
     UserError for what cannot work, before the suspect is asked; TeacherError where it fails for good.
     """
     with ExitStack() as held:
         suspect = build_teacher(job, None, choose_device(job.config.device))
         held.callback(suspect.info.close)
         own = open_twin(paths[0], job, suspect.spec, suspect.num_classes, "--model")
-        case = Case(job, own, paths[1:], tell)
+        case = Case(job, own, paths[1:], tell, log)
         directory = held.enter_context(_open_directory(case, job, paths, suspect.spec.levels))
         probes, found = case.kept(directory)
         tell(f"{len(probes.images)} images are chosen, SHA-256 {probes.sha256}; if stopped, go on with:")
@@ -76,8 +85,11 @@ class Case:
     UserError for references that do not fit, or show no false alarms.
     """
 
-    def __init__(self, job: Job, own: Any, references: Sequence[Path], tell: Tell) -> None:
+    def __init__(
+        self, job: Job, own: Any, references: Sequence[Path], tell: Tell, log: ServedLog | None = None
+    ) -> None:
         self._job = job
+        self.log = log
         self._references = references
         self._tell = tell
         (spec, num_classes) = (own.spec, own.num_classes)
@@ -85,7 +97,11 @@ class Case:
         self._boxes = [own, *others]
         names = self.names = own.info.class_names or ()
         of = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
-        data = evaluation_images(of, ImageSpec(spec.shape), num_classes, names, tell=tell)
+        self._asked = list[Any](self._boxes)
+        if log is None:
+            data = evaluation_images(of, ImageSpec(spec.shape), num_classes, names, tell=tell)
+        else:
+            data, self._asked[0] = served(own, *log)
         if data is None or of.mean is not None:
             wanted = "expected --evaluation.dataset with it, images within 0 and 1 and no --evaluation.mean"
             raise UserError(f"--references: {wanted}")
@@ -115,19 +131,24 @@ class Case:
         """Probes, quantised to so many levels, and what the references come to. UserError where no answers to
         them could tell anything.
         """
-        self._tell("looking for images that your model gets wrong, and the references not as it does")
+        wrong = "was made to answer wrongly" if self.log else "gets wrong"
+        self._tell(f"looking for images that your model {wrong}, and the references not as it does")
         rng = torch.Generator().manual_seed(derived_seed(self._job.config.seed, "verify"))
         spec = ImageSpec(self._boxes[0].spec.shape, levels=levels)
-        (own, *others) = (self.answer(box.spec, box.info.class_names or (), box) for box in self._boxes)
-        mistakes = find_mistakes(self._data, spec, own, others, rng)
+        (own, *others) = (
+            self.answer(box.spec, box.info.class_names or (), ask)
+            for box, ask in zip(self._boxes, self._asked, strict=True)
+        )
+        mistakes = find_mistakes(self._data, spec, own, others, None if self.log else rng)
         at = choose(mistakes, most, rng)
         share = p_reference(mistakes, most, rng)
         if not Evidence(len(at), len(at), share).sure:
             few = f"found {len(at)} images to ask, too few where an independent model matches on {share:.0%}"
-            raise UserError(f"--evaluation.dataset: {few}; give more held-out images, or a larger --budget")
+            option = "--record" if self.log else "--evaluation.dataset"
+            raise UserError(f"{option}: {few}; give more of them, or a larger --budget")
         seen = zip(self._references, left_out(mistakes, most, rng), strict=True)
         rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
-        found = {"p_reference": share, "references": rows}
+        found = {"marked": self.log is not None, "p_reference": share, "references": rows}
         return Probes(mistakes.images[at], mistakes.expected_N[at]), found
 
     def kept(self, directory: RunDirectory) -> tuple[Probes, dict[str, Any]]:
@@ -151,6 +172,7 @@ def _open_directory(case: Case, job: Job, paths: Sequence[Path], levels: int | N
     directory.is_new_run = True
     (model, *references) = (str(path.absolute()) for path in paths)
     settings = {name: document(job)[name] for name in KEPT}
+    settings |= case.log._asdict() if case.log else {}
     directory.write_config(dump_yaml({"model": model, "references": references, **settings}))
     kept = {"inputs": case.inputs, "found": json.dumps(found), **probes._asdict()}
     save_checkpoint(directory.path / "probes.pt", kept)
