@@ -49,6 +49,7 @@ from dfme.run.opening import (
 )
 from dfme.run.parts import build_parts, require_room, take_threads
 from dfme.run.run import Result, Run
+from dfme.run.scores import batches
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
@@ -296,9 +297,12 @@ def white_box(job: Job) -> TorchTeacher:
 def served(
     model: TorchTeacher, record: str, account: str | None, defences: str
 ) -> tuple[ImageSet, Callable[[Tensor], Tensor]]:
-    """Images of a log of ``serve``, and the labels that the model answers to any behind these defences."""
-    answers = Defended(model, parse_defences(defences), LabelMode("label")).preview
-    return recorded_images(Path(record), account, model), answers
+    """A log's images with the model's labels, and the labels it answers to any behind these defences."""
+    behind = Defended(model, parse_defences(defences), LabelMode("label"))
+    logged = recorded_images(Path(record), account, model.spec.shape)
+    low, high = model.spec.bounds
+    labels = [behind.undefended(x_BCHW * (high - low) + low).cpu() for x_BCHW in batches(logged)]
+    return replace(logged, labels=torch.cat(labels)), behind.preview
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

@@ -26,7 +26,6 @@ RIDGE = 1e-3  # of the identity, in a covariance of features
 MAX_TRAIN = 5_000  # images of a train part that means and covariance of features are taken from (heuristic)
 MIN_OF_CLASS = 20  # of each class, whatever that comes to
 TIED = 1 + 1e-4  # ratio of distances taken for equal
-MAX_LOGGED = 65_536  # images in a watermark's log
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
 
@@ -251,21 +250,18 @@ class NoiseDefence(Defence):
 
 
 class WatermarkDefence(Defence):
-    """DAWN: on images that the key draws, swap the top score with another; log 52 bits of each."""
+    """DAWN: on images that the key draws, swap the top score with another."""
 
-    STATE: ClassVar = {"marked": 0, "log": (1,)}
+    STATE: ClassVar = {"marked": 0}
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         y_BK = p_BK.clone()
-        log = [self.state["log"]]
         for row, draw in enumerate(self.draws(images_BCHW)):
             if float(torch.rand((), generator=draw)) < self.options.rate:
                 top = int(p_BK[row].argmax())
                 other = (top + int(torch.randint(1, self.classes, (), generator=draw))) % self.classes
                 y_BK[row, [top, other]] = p_BK[row, [other, top]]
-                log.append(torch.tensor([[draw.initial_seed() >> 11]]).double())
-        self.state["marked"] += len(log) - 1
-        self.state["log"] = torch.cat(log)[:MAX_LOGGED]
+                self.state["marked"] += 1
         return y_BK
 
 

@@ -34,7 +34,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from dfme.data import ImageSet
 from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
-from dfme.spec import Shape, Teacher
+from dfme.spec import Shape
 from dfme.teachers.arrays import Array
 from dfme.teachers.watch.detector import Observation
 
@@ -182,19 +182,19 @@ def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
                 raise RunError(said) from error
 
 
-def recorded_images(folder: Path, account: str | None, model: Teacher) -> ImageSet:
-    """Images that a log kept, each once, with the model's classes before any defence as labels.
+def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet:
+    """Images that a log kept, each once. ``account``: the tag of the one whose images count; None: of all.
 
-    ``account``: the tag of the one whose images count; None: of all. UserError where none is kept.
+    UserError where none is kept.
     """
-    found = dict[bytes, int]()
-    for batch in read_log(folder, model.spec.shape):
+    found = dict[bytes, None]()
+    for batch in read_log(folder, shape):
         if batch["images"] is not None and account in (None, batch["account"]):
-            found |= {x.tobytes(): int(top) for x, top in zip(batch["images"], batch["top"], strict=True)}
+            found |= dict.fromkeys(x.tobytes() for x in batch["images"])
     if not found:
         raise UserError(f"{folder}: expected images (--record-images true), found none of the account")
-    pixels_NCHW = np.frombuffer(b"".join(found), np.uint8).reshape(-1, *model.spec.shape)
-    return ImageSet(str(folder), torch.from_numpy(pixels_NCHW.copy()), torch.tensor([*found.values()]))
+    pixels_NCHW = np.frombuffer(b"".join(found), np.uint8).reshape(-1, *shape)
+    return ImageSet(str(folder), torch.from_numpy(pixels_NCHW.copy()))
 
 
 def _batches(path: Path, entries: list[dict[str, Any]], shape: Shape) -> Iterator[dict[str, Any]]:
