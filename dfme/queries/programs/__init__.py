@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-DrawProgram = Callable[[int, ImageSpec, "torch.Generator"], "Tensor"]
+    from dfme.queries.programs.canvas import DrawProgram
 
 
 class ProceduralImages:

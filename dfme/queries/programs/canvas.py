@@ -2,25 +2,27 @@
 
 import math
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 from torch import Tensor
 
 from dfme.spec import ImageSpec
 
+DrawProgram = Callable[[int, ImageSpec, torch.Generator], Tensor]
 CHUNK = 1 << 18  # numbers worked on at once: as many as a processor's cache holds
 
 
-def in_chunks(
-    drawn: Callable[[int, ImageSpec, torch.Generator], Tensor],
-    count: int,
-    spec: ImageSpec,
-    rng: torch.Generator,
-) -> Tensor:
-    """``count`` images within the bounds; ``drawn`` makes as many at a time as memory allows."""
-    chunk = max(1, CHUNK // spec.numel)
-    parts = [drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
-    return within_bounds(torch.cat(parts), spec)
+def in_chunks(drawn: DrawProgram) -> DrawProgram:
+    """``drawn``, asked for as many images at a time as memory allows, and brought within the bounds."""
+
+    @wraps(drawn)
+    def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+        chunk = max(1, CHUNK // spec.numel)
+        parts = [drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
+        return within_bounds(torch.cat(parts), spec)
+
+    return draw
 
 
 def pixel_grid(spec: ImageSpec, device: torch.device) -> tuple[Tensor, Tensor]:

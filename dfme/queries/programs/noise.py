@@ -15,13 +15,10 @@ EXPONENTS = (0.0, 2.0)  # of the amplitude: 0 is white noise; photographs have a
 CONTRASTS = (0.05, 0.5)  # standard deviation of the field, where 1 is the whole range of a pixel
 
 
+@in_chunks
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    return in_chunks(_drawn, count, spec, rng)
-
-
-def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Fields of mean 0 are mixed to colours of any correlation, then scaled and moved to a random mean."""
+    # Fields of mean 0 are mixed to colours of any correlation, then scaled and moved to a random mean.
     channels = spec.shape[0]
     mixing_BCC = torch.randn(count, channels, channels, generator=rng, device=rng.device)
     mixing_BCC /= mixing_BCC.norm(dim=2, keepdim=True)

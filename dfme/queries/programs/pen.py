@@ -21,12 +21,9 @@ LIGHT = 0.75  # share of grey images whose ink is lighter than the ground
 CONTRASTS = (0.7, 1.0)  # of ink and ground in grey
 
 
+@in_chunks
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    return in_chunks(_pages, count, spec, rng)
-
-
-def _pages(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     ground_BC11, ink_BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng).unbind()
     if spec.shape[0] == 1:
         ground_BC11 = (ground_BC11 > LIGHT).float()

@@ -14,12 +14,9 @@ from dfme.spec import ImageSpec
 LENGTHS = (0.25, 4.0)  # of the way from one colour to the other, in halves of the shorter side
 
 
+@in_chunks
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    return in_chunks(_drawn, count, spec, rng)
-
-
-def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     one = (count, 1, 1)
     channels = spec.shape[0]
     position_BHW = _position(count, spec, rng).div_(log_uniform(one, *LENGTHS, rng))

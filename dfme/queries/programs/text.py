@@ -35,12 +35,9 @@ SHIFT = 0.25  # of the line's middle, in halves of the shorter side, at most
 SINGLE = 0.5  # share of images with one character
 
 
+@in_chunks
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``."""
-    return in_chunks(_lines, count, spec, rng)
-
-
-def _lines(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     unit = ImageSpec(spec.shape)
     half = -(-count // 2)
     both_NCHW = torch.cat([grounds(half, unit, rng), textured.draw(half, unit, rng)])
