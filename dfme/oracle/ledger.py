@@ -157,19 +157,14 @@ class Ledger:
 
     def refuse(self, seq: int, reason: str) -> None:
         """Give charge ``seq`` back: the server said that it did not serve it."""
-        images, purpose = self._unanswered[seq]
-        self._write_event("refused", seq, images=images, reason=reason)
-        del self._unanswered[seq]
+        images, purpose = self._write_off("refused", seq, reason)
         self.refused += images
         count_reason(self.reasons, "refused", reason)
         self._count(self.position, -images, purpose)
 
     def fail(self, seq: int, reason: str) -> None:
         """Keep charge ``seq``, which may have been served, though there will be no answer to it."""
-        images, _ = self._unanswered[seq]
-        self._write_event("failed", seq, images=images, reason=reason)
-        del self._unanswered[seq]
-        self.failed += images
+        self.failed += self._write_off("failed", seq, reason).images
         count_reason(self.reasons, "failed", reason)
 
     def record_beside(self, images: int) -> None:
@@ -201,10 +196,8 @@ class Ledger:
         """End the replay: write off charges whose answers are lost, and put the new budget in force."""
         if self._settled:
             return
-        for seq, charge in list(self._unanswered.items()):
-            self._write_event("lost", seq, images=charge.images, reason="no answer on record after a restart")
-            self.lost += charge.images
-            del self._unanswered[seq]
+        for seq in [*self._unanswered]:
+            self.lost += self._write_off("lost", seq, "no answer on record after a restart").images
         if self._history.budget(self.position) != self._wanted_budget:
             facts = {"teacher": self.teacher} if self.teacher and not self._history.budgets else {}
             self._write_event("budget", self.position, budget=self._wanted_budget, run=self.run, **facts)
@@ -246,6 +239,11 @@ class Ledger:
         self.position = seq
         self._images[purpose] += images
         self.spent += images if purpose in CHARGED else 0
+
+    def _write_off(self, event: str, seq: int, reason: str) -> Charge:
+        """End a charge without an answer, on file first."""
+        self._write_event(event, seq, images=self._unanswered[seq].images, reason=reason)
+        return self._unanswered.pop(seq)
 
     def _write_event(self, event: str, seq: int, **details: Any) -> None:
         self._write(json.dumps({"seq": seq, "event": event, **details}, separators=(",", ":"))[:-1])
