@@ -72,9 +72,7 @@ class Captured:
     _off: bool = False
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
-        shapes = [
-            (each.shape, each.stride(), each.dtype) if isinstance(each, Tensor) else each for each in given
-        ]
+        shapes = [(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in given]
         form = in_force(), *shapes
         if replay := self._replays.get(form):
             return replay(*given)

@@ -144,11 +144,7 @@ def infer_net(state_dict: Mapping[str, Tensor]) -> Guess | None:
 
 
 def _shapes(state_dict: Mapping[str, Tensor]) -> Shapes:
-    return {
-        name: tuple(tensor.shape)
-        for name, tensor in state_dict.items()
-        if not name.endswith("num_batches_tracked")
-    }
+    return {key: tuple(x.shape) for key, x in state_dict.items() if not key.endswith("num_batches_tracked")}
 
 
 def _ours(shapes: Shapes) -> Guess | None:

@@ -87,11 +87,9 @@ class Generator(GeneratorNet):
         for size, (inputs, outputs) in zip(sizes[1:], pairwise(widths), strict=True):
             blocks += [nn.Upsample(size=size), nn.Conv2d(inputs, outputs, 3, padding=1)]
             blocks += [SteadyBatchNorm2d(outputs), nn.LeakyReLU(0.2)]
-        blocks += [
-            nn.Conv2d(widths[-1], spec.shape[0], 3, padding=1),
-            SteadyBatchNorm2d(spec.shape[0], affine=False),
-        ]
-        self.blocks = nn.Sequential(*blocks)
+        channels = spec.shape[0]
+        last = nn.Conv2d(widths[-1], channels, 3, padding=1), SteadyBatchNorm2d(channels, affine=False)
+        self.blocks = nn.Sequential(*blocks, *last)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
         """``gen_op``: the output before the squashing."""
@@ -106,9 +104,8 @@ def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
     sizes = [(math.ceil(height / 2**left), math.ceil(width / 2**left)) for left in range(doublings, -1, -1)]
     if longest <= PUBLISHED:
         return sizes, [128, 128, 64]
-    return sizes, [
-        max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes
-    ]
+    widths = [max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes]
+    return sizes, widths
 
 
 DrawImages = Callable[[int, torch.Generator], Tensor]

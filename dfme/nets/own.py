@@ -70,15 +70,13 @@ def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
 
 def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) -> None:
     """UserError unless the net, in eval mode, makes trainable floats of this shape."""
-    expected = (
-        f"{what} {type(getattr(net, 'net', net)).__name__}: expected floats {shape} for {tuple(inputs.shape)}"
-    )
+    name = type(getattr(net, "net", net)).__name__
+    expected = f"{what} {name}: expected floats {shape} for {tuple(inputs.shape)}"
     with blaming(f"{expected}, but it failed", UserError), torch.enable_grad():
         made = net.eval()(inputs)
     net.train()
     if not isinstance(made, Tensor) or not made.is_floating_point() or made.shape != shape:
-        raise UserError(
-            f"{expected}, got {tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__}"
-        )
+        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        raise UserError(f"{expected}, got {got}")
     if not made.requires_grad:
         raise UserError(f"{expected} by parameters to train, got none that its output depends on")

@@ -109,10 +109,8 @@ def _judge(file: IO[bytes], size: int) -> None:
         file.seek(start)
         walk.run(io.BytesIO(file.read(length)))
         held = {key: entries.get(f"{folder}/data/{key}", (0, -1))[1] for key in walk.storages}
-        _require(
-            held == {key: STORAGES[kind] * count for key, (kind, count) in walk.storages.items()},
-            NOT_ORDINARY,
-        )
+        needed = {key: STORAGES[kind] * count for key, (kind, count) in walk.storages.items()}
+        _require(held == needed, NOT_ORDINARY)
     else:  # five pickles, the last of them the storages' keys, and then their values, each with its length
         file.seek(0)
         for mark in LEGACY:
@@ -168,9 +166,8 @@ def _opcodes(file: IO[bytes]) -> list[tuple[str, Any]]:
             elif opcode.name == "BINGET" and isinstance(argument, int) and argument < len(memo):
                 texts.append(memo[argument])
             if opcode.name in ("GLOBAL", "STACK_GLOBAL"):
-                argument = (
-                    (argument or ".".join(texts[-2:])).replace(" ", ".").replace("__builtin__", "builtins")
-                )
+                argument = (argument or ".".join(texts[-2:])).replace(" ", ".")
+                argument = argument.replace("__builtin__", "builtins")
                 if argument not in KNOWN and not argument.startswith(SPECIAL):
                     imports.add(argument)
             steps.append((opcode.name, argument))

@@ -26,9 +26,7 @@ def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimiz
             decoupled_weight_decay=config.optimizer == "adamw",
             fused=True,
         )
-    return SGD(
-        net.parameters(), config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-    )
+    return SGD(net.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
 class ScheduledOptimizer:
