@@ -83,11 +83,8 @@ def _telling(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] |
     """Names that a teacher announces; None if missing or if they only number the classes."""
     if names is None or len(names) != num_classes or not all(isinstance(name, str) for name in names):
         return None
-    return (
-        None
-        if all(re.fullmatch(rf"(LABEL_|class_?)?0*{n}", name) for n, name in enumerate(names))
-        else tuple(names)
-    )
+    numbers = all(re.fullmatch(rf"(LABEL_|class_?)?0*{n}", name) for n, name in enumerate(names))
+    return None if numbers else tuple(names)
 
 
 def _list(names: Sequence[str] | None) -> str:

@@ -84,12 +84,10 @@ def _paint(coverage_N1HW: Tensor, config: DrawnConfig, rng: torch.Generator) -> 
     (channels, height, width) = config.shape
     direction = torch.rand(count, channels, 1, 1, generator=rng) * 2 - 1
     direction = direction / direction.abs().amax(1, keepdim=True).clamp_min(1e-6)
-    difference = direction * (
-        config.contrast + (1 - config.contrast) * torch.rand(count, 1, 1, 1, generator=rng)
-    )
-    ground = torch.rand(count, channels, 1, 1, generator=rng) * (1 - difference.abs()) - difference.clamp_max(
-        0
-    )
+    contrast = config.contrast + (1 - config.contrast) * torch.rand(count, 1, 1, 1, generator=rng)
+    difference = direction * contrast
+    ground = torch.rand(count, channels, 1, 1, generator=rng) * (1 - difference.abs())
+    ground -= difference.clamp_max(0)
     wave = config.texture * _waves(count, height, width, rng) * (1 - coverage_N1HW)
     noise = config.noise * torch.randn(count, channels, height, width, generator=rng)
     image = ground + difference * coverage_N1HW + wave + noise

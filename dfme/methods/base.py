@@ -172,13 +172,11 @@ class Method(ABC):
 
     def paid_batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of so many images to learn from, the last perhaps smaller, and their paid answers."""
-        batch_size = self.config.batch_size
+        size = self.config.batch_size
         for call in self.student_asks(images):
-            drawn = [
-                self.query_images(part.images) for part in in_batches("student", call.images, batch_size)
-            ]
+            drawn = [self.query_images(part.images) for part in in_batches("student", call.images, size)]
             answers = self.oracle(drawn[0] if len(drawn) == 1 else torch.cat(drawn), "student")
-            yield from zip(drawn, answers.split(batch_size), strict=True)
+            yield from zip(drawn, answers.split(size), strict=True)
 
     def query_images(self, count: int) -> Tensor:
         """``count`` images (B, C, H, W) to pay for, as the wire carries them."""

@@ -24,8 +24,7 @@ class DescendingMethod(Method):
 
     def __init__(self, config: Any, components: Components) -> None:
         super().__init__(config, components)
-        weights = self.generator.parameters()
-        adam = Adam(weights, config.generator_lr, betas=self.betas, fused=True)
+        adam = Adam(self.generator.parameters(), config.generator_lr, betas=self.betas, fused=True)
         self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
     def step(self) -> Metrics:

@@ -58,9 +58,8 @@ def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Gen
 def _turns(rank_N: Tensor, class_N: Tensor, classes: int) -> Tensor:
     """Number of candidates of the same class that have a higher rank."""
     order_N = rank_N.argsort(descending=True)
-    before_N = (
-        one_hot(class_N[order_N], classes).cumsum(dim=0).gather(1, class_N[order_N, None]).squeeze(1) - 1
-    )
+    class_N = class_N[order_N]
+    before_N = one_hot(class_N, classes).cumsum(dim=0).gather(1, class_N[:, None]).squeeze(1) - 1
     return torch.empty_like(before_N).scatter(0, order_N, before_N)
 
 

@@ -112,11 +112,10 @@ class _Check:
         objective = self._objective(torch.cat([base, again, among]))
         # Ask for both ends of central differences; every step goes along the same directions.
         steps = candidate_steps(self.config, spec) if base.ndim == 2 else ()
-        central = [replace(self.config, step=step, form="central") for step in steps]
-        pairs = [
-            pair_of_images(config, spec, squash, u_NCHW, self._same_chance(), features_NFHW)
-            for config in central
-        ]
+        pairs = []
+        for step in steps:
+            central = replace(self.config, step=step, form="central")
+            pairs.append(pair_of_images(central, spec, squash, u_NCHW, self._same_chance(), features_NFHW))
         asked = [self._ask(torch.cat(pair)) for pair in pairs]
         answers = torch.cat([base, again, among, *asked])
         resolution = Resolution.seen(answers) if base.ndim == 2 else Resolution()

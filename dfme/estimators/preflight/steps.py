@@ -108,9 +108,8 @@ def predicted(
         torch.where(steps_J > steps_J[j], likeness_J.clamp_max(1.0), 1.0),
         clear_J * revealed_J,
     )
-    return tuple(
-        StepCandidate(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)
-    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return tuple(StepCandidate(*row) for row in rows)
 
 
 def reference(slope_JN: Tensor, known_J: Tensor) -> tuple[int, Tensor, Tensor]:
