@@ -197,9 +197,8 @@ def teacher_name(teacher: Mapping[str, Any]) -> str:
     if files:
         name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else "")
     if teacher.get("url") and ":" not in teacher["kind"]:
-        name = urlsplit(teacher["url"]).netloc + (
-            f", model {teacher['model']}" if teacher.get("model") else ""
-        )
+        model = f", model {teacher['model']}" if teacher.get("model") else ""
+        name = urlsplit(teacher["url"]).netloc + model
     return printable(name)
 
 

@@ -101,10 +101,8 @@ def _answers(run: RunFiles) -> dict[str, Any] | None:
         range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known)
     )
     names = told.get("names") or [f"class {number}" for number in told["classes"]]
-    rows = [
-        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known])
-        for row in sorted(most[:MAX_SHOWN])
-    ]
+    shown = sorted(most[:MAX_SHOWN])
+    rows = [(names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in shown]
     return {"heads": [head for head, _, _ in known], "rows": rows, "others": len(most) - len(rows)}
 
 

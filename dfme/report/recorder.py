@@ -74,8 +74,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         low, high = self._bounds
         pixels_NCHW = np.rint(np.clip((images_NCHW - low) / (high - low), 0.0, 1.0) * 255.0).astype(np.uint8)
         arrays: dict[str, Any] = {"images": pixels_NCHW} | ({} if answers is None else {"answers": answers})
-        path = self._run_dir / "samples" / f"queries-{queries:09d}.npz"
-        with replacing(path) as file:
+        with replacing(self._run_dir / "samples" / f"queries-{queries:09d}.npz") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         self._wandb.images(queries, pixels_NCHW[:SHEET_IMAGES])
 

@@ -71,10 +71,8 @@ class WandbRun:
         run.finish(exit_code=exit_code)
         if run.offline:  # each part of a resumed run is a folder, all under one id
             parts = sorted(Path(run.dir).parents[1].glob(f"offline-run-*-{run.id}"))
-            self._notify(
-                "wandb: recorded offline; upload it with:\n  "
-                f"{shlex.join(['wandb', 'sync', *map(str, parts)])}"
-            )
+            command = shlex.join(["wandb", "sync", *map(str, parts)])
+            self._notify(f"wandb: recorded offline; upload it with:\n  {command}")
 
     def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
         # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
