@@ -51,9 +51,8 @@ def _speaking_python() -> Iterator[None]:
     except DfmeError as error:
         sections = [option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")]
         options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher."), *sections]
-        said = in_python(
-            str(error), {option.key: option for option in options}, signature(extract).parameters
-        )
+        keys = {option.key: option for option in options}
+        said = in_python(str(error), keys, signature(extract).parameters)
         error.args = (said, *error.args[1:])
         raise
 
@@ -117,10 +116,8 @@ def extract(
     name = method if method is None or isinstance(method, str) else top_name(method, "--method.name")
     described = _mapping(student, "arch")
     own = _mapping(method_options)
-    nets = {
-        **_handed_over(described, "arch", "student.arch"),
-        **_handed_over(own, "generator", "method.generator"),
-    }
+    nets = _handed_over(described, "arch", "student.arch")
+    nets |= _handed_over(own, "generator", "method.generator")
     examined, images = _evaluation(evaluation)
     resume = is_run(out) if resume == "auto" and out else resume
     below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)

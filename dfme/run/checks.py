@@ -321,10 +321,8 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
         return str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
 
     for keys, conditions in EFFECTS.items():
-        stated = [each.partition("=") for each in conditions]
-        needed = " or ".join(
-            f"{spelled_flag(key)} {value}".strip() for key, _, value in stated if key in usual
-        )
+        told = [each.partition("=") for each in conditions]
+        needed = " or ".join(f"{spelled_flag(key)} {text}".strip() for key, _, text in told if key in usual)
         for key in keys.split():
             if key in held and said(key) and held[key] != usual[key] and not any(map(holds, conditions)):
                 yield Problem(key, f"takes effect only with {needed}")

@@ -49,9 +49,8 @@ def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
     whole = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
     if job.config.student.arch != "auto" or "student.arch" in job.nets or not (nets and whole):
         return job  # what is no net is refused as such when it is loaded
-    found = infer_net(
-        {name.removeprefix("members.0."): nets[name] for name in nets if "members.1." not in name}
-    )
+    names = [name for name in nets if "members.1." not in name]
+    found = infer_net({name.removeprefix("members.0."): nets[name] for name in names})
     student = replace(job.config.student, arch=found.arch if found else "auto")
     return replace(job, config=replace(job.config, student=student))
 

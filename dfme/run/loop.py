@@ -189,9 +189,8 @@ def _scored(examination: Examination, trainer: StudentTrainer, progress: Progres
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
-    by_purpose = {f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()}
     return {
-        **by_purpose,
+        **{f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()},
         **({} if price is None else {"cost": ledger.totals().served * price / 1000}),
         "queries_evaluation": ledger.evaluation_queries,
         **{name: getattr(ledger, name) for name in ("requests", "refused", "failed", "lost")},
