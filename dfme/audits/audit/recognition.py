@@ -34,9 +34,8 @@ def recognise(
     """
     device = choose_device(job.config.device)
     with within_memory(device), ieee_fp32():
-        nets: list[Any] = [
-            load_student_of_run(cell.directory / "student.safetensors").to(device) for cell in cells
-        ]
+        files = (cell.directory / "student.safetensors" for cell in cells)
+        nets: list[Any] = [load_student_of_run(file).to(device) for file in files]
         case = case_of(job, references, tell)
         probes, found = case.choose(PROBES, nets[0].spec.levels)
         told = {"probes": len(probes.images), "p_reference": found["p_reference"]}
@@ -46,8 +45,7 @@ def recognise(
             ask = case.answer(net.spec, case.names, partial(scores, net))
             hits = (ask(probes.images) == probes.expected).tolist()
             seen = follow((hits[at : at + BATCH] for at in range(0, len(hits), BATCH)), told["p_reference"])
-            own = copies.setdefault((cell.row, cell.mode), [])
-            own.append((cell.name, sum(hits) / len(hits), seen))
+            copies.setdefault((cell.row, cell.mode), []).append((cell.name, sum(hits) / len(hits), seen))
     rows = []
     for (row, mode), found_of in copies.items():
         names, matches, evidence = zip(*found_of, strict=True)

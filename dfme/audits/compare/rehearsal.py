@@ -115,8 +115,7 @@ def _measures(
     # which answers a cell gets matters little to its time
     for cell in {(cell.row, cell.budget, cell.attempt.answers): cell for cell in cells}.values():
         try:
-            fitting = _fitting(cell, teacher, scored, plan, sharing)
-            measures.setdefault((cell.row, cell.budget), fitting)
+            measures.setdefault((cell.row, cell.budget), _fitting(cell, teacher, scored, plan, sharing))
         except UserError as error:
             problems.setdefault(str(error), {})[cell.row] = None
     return measures

@@ -58,9 +58,7 @@ class Commands(WorkerPool):
         if not on_cpus and not any(name.startswith("gpus") for name in said):
             options["gres"] = "gpu:1"
         options |= {"output": "/dev/null", "array": f"1-{count}", **said}
-        lines = [
-            f"#SBATCH --{name}{'=' * bool(text)}{shlex.quote(text) if text else ''}"
-            for name, text in options.items()
-        ]
+        values = {name: f"={shlex.quote(text)}" if text else "" for name, text in options.items()}
+        lines = [f"#SBATCH --{name}{value}" for name, value in values.items()]
         task = f'sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))}'
         return "\n".join(["#!/bin/bash", *lines, 'env() { exec env "$@"; }', f'eval "$({task})"', ""])
