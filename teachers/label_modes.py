@@ -62,8 +62,7 @@ class Wrapper:
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
         self.label_mode = teacher.label_mode
-        remote = self if teacher.info.remote else None
-        self.info = replace(teacher.info, remote=remote)
+        self.info = replace(teacher.info, remote=self if teacher.info.remote else None)
         self.wire = teacher.info.wire
         self.close = teacher.info.close
 

@@ -123,9 +123,8 @@ class V2Adapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         try:
-            header, tensors = unpack(
-                reply.body, read_header_length(reply.headers), "outputs", len(reply.body)
-            )
+            length = read_header_length(reply.headers)
+            header, tensors = unpack(reply.body, length, "outputs", len(reply.body))
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
         model = self.model

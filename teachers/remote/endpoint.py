@@ -72,9 +72,8 @@ class Endpoint:
         try:
             return self._ask("GET", path, b"", {}, most)
         except (Refused, Unanswered) as error:
-            problem = str(error) + (
-                "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
-            )
+            remedy = "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
+            problem = f"{error}{remedy}"
         raise UserError(problem)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:

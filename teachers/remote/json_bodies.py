@@ -110,12 +110,8 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
     known = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
     if known < needed:
-        fewer = known and mode.kind != "logits"
-        hint = (
-            f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}"
-            if fewer
-            else ""
-        )
+        remedy = f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}"
+        hint = remedy if known and mode.kind != "logits" else ""
         raise Unusable(
             f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores"
         )

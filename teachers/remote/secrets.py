@@ -28,9 +28,8 @@ class Secrets:
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
         forms = {form for value in self._values.values() for form in _forms(value) if form}
-        self._pattern = (
-            re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
-        )
+        pattern = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
+        self._pattern = re.compile(pattern) if forms else None
 
     @classmethod
     def from_environment(cls, names: Iterable[str]) -> Secrets:

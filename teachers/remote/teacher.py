@@ -88,11 +88,8 @@ class RemoteTeacher:
         try:
             reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
         except Refused as refused:
-            limit = (
-                adapter.batch_limit(refused.body)
-                if refused.reason in TOO_LARGE_STATUSES and batch > 1
-                else False
-            )
+            too_large = refused.reason in TOO_LARGE_STATUSES and batch > 1
+            limit = adapter.batch_limit(refused.body) if too_large else False
             if limit is False or (limit is not None and not 1 <= limit < batch):
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None
