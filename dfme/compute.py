@@ -92,14 +92,16 @@ def device_name(device: torch.device) -> str:
 
 THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a person's or a scheduler's number for torch
 
-WORTH = 0.75
-"""Share of what twice the threads could give that they must give to be taken, so 1.5 times the pace of one.
-Heuristic: less than that on an idle machine is a loss on a busy one, where threads wait for each other."""
+WORTH = 0.65
+"""Share of what twice the threads could give that they must give to be taken, so 1.3 times the pace of one.
+Measured: two threads give steps of 45 ms 1.5 to 1.6 times the pace. Where the machine gets busy they wait for
+each other, and go at half the pace of one (docs/precision.md)."""
 
+SHORT_STEP = 0.01  # seconds of one core, below which a step is left to it
 LONG_STEP = 0.25  # seconds of one core, from which on a step's operations keep every thread at work
-ROUNDS = 3
+ROUNDS = 5
 ROUND_SECONDS = 0.015
-ROUNDS_SECONDS = 0.1
+ROUNDS_SECONDS = 0.3
 PILOT_IMAGES = 8
 
 
@@ -144,7 +146,7 @@ def worthwhile_threads(
             while len(paces) < ROUNDS and (not paces or wall() - started < ROUNDS_SECONDS):
                 paces.append((pace(threads), pace(more)))
             fewer, doubled = zip(*paces, strict=True)
-            if statistics.median(doubled) * WORTH * more > min(fewer) * threads:
+            if max(statistics.median(doubled) * WORTH * more, SHORT_STEP) > min(fewer) * threads:
                 break
             threads = more
         return threads

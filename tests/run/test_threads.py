@@ -37,12 +37,13 @@ class Machine:
 @pytest.mark.parametrize(
     ("milliseconds", "most", "taken"),
     [
-        ({1: 8, 2: 4, 4: 2, 8: 1}, 8, 8),
-        ({1: 8, 2: 4, 4: 2, 6: 4 / 3}, 6, 6),
-        ({1: 8, 2: 4, 4: 3.9}, 8, 2),
-        ({1: 8, 2: 6, 4: 1}, 8, 1),  # a third more is not worth the second
-        ({1: 8, 2: (4, 300, 200)}, 2, 1),  # on a busy machine they wait for each other
-        ({1: (99, 99, 40, 16, 50), 2: 12}, 2, 1),  # and one thread now and then for a core
+        ({1: 12, 2: 6, 4: 3, 8: 1.5}, 8, 8),
+        ({1: 12, 2: 6, 4: 3, 6: 2}, 6, 6),
+        ({1: 12, 2: 6, 4: 5.9}, 8, 2),
+        ({1: 12, 2: 10, 4: 1}, 8, 1),  # a fifth more is not worth the second
+        ({1: 8, 2: 4, 4: 2}, 4, 1),  # nor is whatever a short step gains
+        ({1: 12, 2: (6, 300, 200)}, 2, 1),  # on a busy machine they wait for each other
+        ({1: (99, 99, 40, 16, 50), 2: 13}, 2, 1),  # and one thread now and then for a core
         ({1: 16, 2: (20, 8, 8, 8, 8)}, 2, 2),  # a first step makes what the others find
         ({1: 8}, 1, 1),
     ],
