@@ -75,7 +75,11 @@ def recovered_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """
     if mode.kind == "logits":
         return _centred(answers_BK)
-    bounded_BK = torch.where(unresolved(answers_BK), _bound(answers_BK, mode), answers_BK)
+    return _recovered(answers_BK, unresolved(answers_BK), mode)
+
+
+def _recovered(answers_BK: Tensor, unresolved_BK: Tensor, mode: LabelMode) -> Tensor:
+    bounded_BK = torch.where(unresolved_BK, _bound(answers_BK, mode), answers_BK)
     least = SMALLEST if mode.decimals is None else probability_floor(mode)
     return _centred(bounded_BK.clamp_min(least).log())
 
@@ -110,7 +114,7 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
     if loss == "cross_entropy":
         return Distance(top_class, partial(cross_entropy, reduction="none"))
     if mode.kind == "logits":
-        return Distance(partial(recovered_logits, mode=mode), _l1)
+        return Distance(_centred, _l1)
     return Distance(partial(_marked_logits, mode=mode), _bounded_l1)
 
 
@@ -120,7 +124,8 @@ def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
 
 def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """Recovered logits as a replay keeps them: an upper bound is marked by ``BOUND_MARK``."""
-    return recovered_logits(answers_BK, mode).add(unresolved(answers_BK), alpha=-BOUND_MARK)
+    bound_BK = unresolved(answers_BK)
+    return _recovered(answers_BK, bound_BK, mode).add(bound_BK, alpha=-BOUND_MARK)
 
 
 def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:
