@@ -203,8 +203,9 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
     log = f"{words} --watermark {mark} --record log"
     of_thief = f"{log} --account {account_tag('thief')}"
     assert run(f"verify --teacher parrot:Parrot {of_thief}") == 5
-    assert "that your model" in (shown := capsys.readouterr().out)
+    shown = capsys.readouterr().out
     assert "was made to answer wrongly, the suspect" in shown
+    assert "it learnt from your service's answers with permission" in shown
     kept, told = torch.load("found/probes.pt"), json.loads(Path("found/verify.json").read_text())
     marked = (answer_N != own(thief).argmax(1)).sum()
     assert 20 < told["asked"] == told["matches"] == len(kept["images"]) <= marked

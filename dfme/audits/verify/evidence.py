@@ -14,6 +14,15 @@ BATCH = 10  # images asked at once
 MIN_ASKED = 50
 """Images after which a sure verdict may end the asking; few would be luck if p_reference is off."""
 MIN_P_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
+MISTAKEN = (
+    "gets wrong",
+    "the same training data, the same pretrained weights, a common ancestor that both were fine-tuned from, "
+    "one fine-tuned from the other with permission",
+)
+MARKED = (
+    "was made to answer wrongly",
+    "it learnt from your service's answers with permission, or from a model that did",
+)
 
 
 class Evidence(NamedTuple):
@@ -56,7 +65,7 @@ def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
 def sentences(told: Mapping[str, Any]) -> list[str]:
     """Four for people: matches, how likely these are, what else explains them, what references came to."""
     verdict = "More alike than every reference" if told["sure"] else "It cannot be told"
-    wrong = "was made to answer wrongly" if told["marked"] else "gets wrong"
+    wrong, why = MARKED if told["marked"] else MISTAKEN
     rows = told["references"]
     own = ", ".join(f"{row['file']} {row['e_value']:.2g}" for row in rows)
     copies = " and ".join(row["file"] for row in rows if row["sure"])
@@ -67,9 +76,7 @@ def sentences(told: Mapping[str, Any]) -> list[str]:
         f"{told['p_reference']:.0%}.",
         f"This is {told['e_value']:.3g} times as likely of a copy, held to match on {told['p_copy']:.0%}, as "
         f"of a model like the references; from {SURE:.0f} times on, it is called more alike.",
-        "What else explains likeness: the same training data, the same pretrained weights, a common ancestor "
-        "that both were fine-tuned from, one fine-tuned from the other with permission; the figure is a "
-        "likelihood, and no proof of copying.",
+        f"What else explains likeness: {why}; the figure is a likelihood, and no proof of copying.",
         f"Held to the same test, each left out, the references came to {own}; with {len(rows)} of them no "
         f"rate of false alarms below {min(1.0, 3 / len(rows)):.0%} is claimed{spoilt}.",
     ]
