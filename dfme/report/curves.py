@@ -7,7 +7,7 @@ from typing import Any, Literal
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from dfme.files import remove, replacing
 from dfme.report.facts import scored_on, wilson_interval
@@ -82,7 +82,7 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         values = [value for _, series in lines for _, value in series]
         if min(values) > 0 and max(values) > WIDE * min(values):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+            axes.yaxis.set_major_formatter(short_count)
             axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(
             loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False, fontsize=8
@@ -106,7 +106,7 @@ def query_axis(
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    axes.xaxis.set_major_formatter(short_count)
     axes.set_xlabel(label)
     frame(axes)
 
@@ -139,8 +139,8 @@ def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
     return found
 
 
-def short_count(value: float) -> str:
-    """A count as an axis shows it: 500, 20k, 1.5M."""
+def short_count(value: float, _position: object = None) -> str:
+    """A count as an axis shows it, wherever the tick is: 500, 20k, 1.5M."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
