@@ -12,7 +12,7 @@ from dfme.audits.verify.evidence import sentences
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
 from dfme.cli.teacher_side import check_teacher
-from dfme.config.defences import parse_defences
+from dfme.config.defences import DefencesText, parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
@@ -44,7 +44,7 @@ class VerifyConfig:
     """your held-out images with labels; without a limit at most 1,000 of them are looked at"""
     record: str | None = None
     """log of run.py serve --record with images: those that --watermark marked are asked, not mistakes"""
-    watermark: str = ""
+    watermark: DefencesText = ()
     """the defences as they were served, such as watermark:key_env=NAME:rate=0.005"""
     account: str | None = None
     """tag of the account whose images count, as run.py detect names it; by default all do"""
@@ -80,7 +80,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _problems(config: VerifyConfig) -> Iterator[Problem]:
-    marked = any(each.name == "watermark" for each in parse_defences(config.watermark))
+    stack = parse_defences(config.watermark)
+    marked = any(getattr(each, "key_env", None) for each in stack if each.name == "watermark")
     if marked != (config.record is not None):
         yield Problem("watermark", "expected watermark:key_env=NAME, as it was served, beside --record LOG")
     yield from evaluation_problems(config.evaluation, needed=not marked)

@@ -1,6 +1,6 @@
 """From a job to a run: the one module that knows every role and puts them together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -49,7 +49,6 @@ from dfme.run.opening import (
 )
 from dfme.run.parts import build_parts, require_room, take_threads
 from dfme.run.run import Result, Run
-from dfme.run.scores import batches
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
@@ -295,14 +294,11 @@ def white_box(job: Job) -> TorchTeacher:
 
 
 def served(
-    model: TorchTeacher, record: str, account: str | None, defences: str
+    model: TorchTeacher, record: str, account: str | None, defences: Sequence[str]
 ) -> tuple[ImageSet, Callable[[Tensor], Tensor]]:
-    """A log's images with the model's labels, and the labels it answers to any behind these defences."""
+    """A log's images, and the labels that the model answers to any behind these defences."""
     behind = Defended(model, parse_defences(defences), LabelMode("label"))
-    logged = recorded_images(Path(record), account, model.spec.shape)
-    low, high = model.spec.bounds
-    labels = [behind.undefended(x_BCHW * (high - low) + low).cpu() for x_BCHW in batches(logged)]
-    return replace(logged, labels=torch.cat(labels)), behind.preview
+    return recorded_images(Path(record), account, model.spec.shape), behind.preview
 
 
 def _require_same_run(job: Job, run_dir: Path) -> None:

@@ -219,6 +219,8 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
     for wrong, said in (
         (f"{words} --record log", "--watermark: expected watermark:key_env=NAME, as it was served"),
         (f"{words} --record log --watermark lattice", "--watermark: expected watermark:key_env=NAME"),
+        (f"{words} --record log --watermark watermark", "--watermark: expected watermark:key_env=NAME"),
+        (f"{words} --record log --watermark nonsense", "--watermark: expected a defence (quota, "),
         (f"{words} --watermark {mark}", "beside --record LOG"),
         (f"{log} --account 0123456789abcdef", "log: expected images (--record-images true), found none"),
         (of_thief.replace("0.05", "0"), "--record: found 0 images to ask, too few"),

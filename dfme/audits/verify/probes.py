@@ -47,11 +47,13 @@ class Mistakes(NamedTuple):
 def find_mistakes(
     data: ImageSet, spec: ImageSpec, own: Answer, others: Sequence[Answer], rng: torch.Generator | None
 ) -> Mistakes:
-    """Look at all images as they are; with an ``rng`` then at corrupted ones, until at ``LOOKED_AT``."""
+    """Look at all images as they are, then, by an ``rng``, corrupted, until at ``LOOKED_AT`` or more."""
     wrong = list[tuple[Tensor, Tensor]]()
-    for again in [None, *[rng] * math.ceil(LOOKED_AT / len(data))] if rng else [None]:
+    for again in range(1 + math.ceil(LOOKED_AT / len(data)) * (rng is not None)):
         for plain_BCHW, label_B in zip(data.split(500), data.required_labels.split(500), strict=True):
-            each = [corrupted(x_1CHW, again) for x_1CHW in plain_BCHW.split(1)] if again else [plain_BCHW]
+            each = [plain_BCHW]
+            if again and rng is not None:
+                each = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)]
             x_BCHW = spec.quantise(torch.cat(each))
             class_B = own(x_BCHW)
             wrong.append((x_BCHW[class_B != label_B], class_B[class_B != label_B]))

@@ -46,7 +46,7 @@ class ServedLog(NamedTuple):
 
     record: str
     account: str | None
-    watermark: str
+    watermark: tuple[str, ...]
 
 
 def verify(job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = None) -> dict[str, Any]:
@@ -105,7 +105,11 @@ class Case:
         if data is None or of.mean is not None:
             wanted = "expected --evaluation.dataset with it, images within 0 and 1 and no --evaluation.mean"
             raise UserError(f"--references: {wanted}")
-        self._data = replace(data, class_names=data.class_names or names, labels=data.required_labels)
+        self._data = replace(data, class_names=data.class_names or names)
+        if log is not None:
+            undefended = self.answer(spec, names, own)
+            labels = torch.cat([undefended(x_BCHW) for x_BCHW in batches(data)])
+            self._data = replace(self._data, labels=labels)
         self.inputs = self._checked_inputs()
 
     def _checked_inputs(self) -> list[str]:
