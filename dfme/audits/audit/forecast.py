@@ -1,7 +1,7 @@
 """What an audit will ask, cost and take, known before anybody is asked."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -75,9 +75,15 @@ class Forecast:
 
 
 def forecast(
-    plan: AuditPlan, cells: Sequence[Cell], rehearsal: Rehearsal | None, owner: ModuleType
+    plan: AuditPlan,
+    cells: Sequence[Cell],
+    waiting: Collection[str],
+    rehearsal: Rehearsal | None,
+    owner: ModuleType,
 ) -> Forecast:
-    """Images and time of the audit, in ``cells`` and beside; ``rehearsal`` is None if all are finished.
+    """Images of the audit, in ``cells`` and beside, and the time of what is left of it.
+
+    ``waiting``: names of the cells that are not finished; ``rehearsal`` is None if all are.
 
     UserError beyond ``--total``, and for a wrong ``--twin`` or ``--references``.
     """
@@ -89,7 +95,8 @@ def forecast(
     charged = sum(cell.budget for cell in cells) + config.budget * (config.keep_below is not None)
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     transfer, of_source = _transfer(plan, scored)
-    seconds = _seconds(plan, cells, rehearsal, transfer, of_source, owner) if rehearsal else {}
+    left = [cell for cell in cells if cell.name in waiting]
+    seconds = _seconds(plan, left, rehearsal, transfer, of_source, owner) if rehearsal else {}
     found = Forecast(
         plan,
         attacks=len(cells) + (config.keep_below is not None),

@@ -131,7 +131,7 @@ class Audit:
         free = is_local(plan.job) and not dry  # any other teacher's count is to be that of the ledgers
         facts: list[str] = []  # a refusal stands alone
         rehearsal = rehearse(plan.first, [*waiting.values()], facts.append, ask=free)
-        found = forecast(plan, [*cells.values()], rehearsal, self._owner)
+        found = forecast(plan, [*cells.values()], waiting, rehearsal, self._owner)
         for fact in facts:
             self._line.note(fact)
         self._rehearsal = rehearsal

@@ -24,14 +24,17 @@ SCORED = 20
 OWNER = SimpleNamespace(benign_at_most=lambda images, stacks, detectors, cells: 1_000 * detectors)
 
 
-def foretold(words: str, step: float = 0.0, answer: float = 0.0, attack: float = 60.0) -> Forecast:
-    """The forecast for two copies, whose attacks take a minute each on one core."""
+def foretold(
+    words: str, step: float = 0.0, answer: float = 0.0, attack: float = 60.0, finished: int = 0
+) -> Forecast:
+    """The forecast for two copies, whose attacks take a minute each on one core; so many are finished."""
     plan = plan_of(f"--budget 200 --label-modes probabilities --defences none {words}".split())
     cells = plan.first.cells
     seconds = {(cell.row, cell.budget): attack for cell in cells}
     assert len(cells) == 2
     plan = replace(plan, first=replace(plan.first, jobs=1))
-    return forecast(plan, cells, Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)]), OWNER)
+    waiting = [cell.name for cell in cells[finished:]]
+    return forecast(plan, cells, waiting, Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)]), OWNER)
 
 
 def examining(words: str, step: float = 0.0, answer: float = 0.0) -> float:
@@ -90,7 +93,11 @@ def test_a_twin_takes_the_images_of_its_epochs(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_line_has_the_whole_and_its_parts() -> None:
-    assert foretold("--twin none --transfer false").time == "about 2:00 on this machine: 2:00 for the attacks"
+    whole = foretold("--twin none --transfer false")
+    assert whole.time == "about 2:00 on this machine: 2:00 for the attacks"
+    resumed = foretold("--twin none --transfer false", finished=1)
+    assert resumed.time == "about 1:00 on this machine: 1:00 for the attacks"
+    assert (resumed.total, resumed.line) == (whole.total, whole.line)  # --total counts the whole audit
     told = foretold("--twin none --transfer false", answer=0.03)
     assert told.time == (
         "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch four honest streams"
