@@ -118,8 +118,10 @@ class Guard:
         self._app = app
         self._teacher = _made(teacher, options, alarm_file)
         own = SimpleNamespace(images=images, scores=scores, replace=replace)
-        if (form is None) == (None in vars(own).values()):
-            raise UserError(f"Guard: expected either form or all of {', '.join(vars(own))}")
+        unknown = isinstance(form, str) and form != "v2"
+        if unknown or (form is None) == (None in vars(own).values()):
+            either = "Guard: expected either form, v2 or an object of yours, or all of"
+            raise UserError(f"{either} {', '.join(vars(own))}; got form={form!r}")
         self._form = V2Form(self._teacher.spec, self._teacher.num_classes) if form == "v2" else form or own
         self._guarded = paths if callable(paths) else _matching(paths)
         self._strict = paths is not None
@@ -363,8 +365,8 @@ def _made(teacher: Any, options: dict[str, Any], alarm_file: str | None) -> Teac
 
 
 def _matching(paths: Sequence[str] | None) -> Callable[[Scope], bool]:
-    """Whether a path may be one of the routes, by the laxest of routers; None: any is."""
-    routes = ["{all}"] if paths is None else paths
+    """Whether a path may be one of the routes, or the one, by the laxest of routers; None: any is."""
+    routes = ["{all}"] if paths is None else [paths] if isinstance(paths, str) else paths
     forms = [".*".join(map(re.escape, re.split(r"\{[^}]*\}", _loose(each)))) for each in routes]
     pattern = re.compile(f".*({'|'.join(forms)})", re.DOTALL)
     spellings: Any = (str.lower, _loose)

@@ -128,9 +128,9 @@ AUDIT = form(
 )
 
 
-def cells_in(audit: Mapping[str, Any], mode: str) -> list[str]:
-    """Names of the cells of all attackers and seeds on the undefended model's answers in this label mode."""
-    return [name for line in audit["price"] if line["mode"] == mode for name in line["cells"]]
+def cells_in(audit: Mapping[str, Any], *modes: str) -> list[str]:
+    """Names of the cells of all attackers and seeds on the undefended model, in these label modes."""
+    return [name for line in audit["price"] if line["mode"] in modes for name in line["cells"]]
 
 
 def json_schema() -> Entry:

@@ -157,7 +157,8 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
             wanted = "images such as 10000 or 10k" if name in LIMITS else "a share from 0 to 1"
             raise UserError(f"expected {name}={wanted}, got {text!r}")
         if name in LIMITS and found[name] > budget:
-            raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; give more --budget")
+            more = "give more --budget, and --profile standard in place of quick"
+            raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; {more}")
     return found
 
 

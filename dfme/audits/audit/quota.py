@@ -41,8 +41,8 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
 
 
 def _deployed(audit: Entry) -> dict[str, None]:
-    """Cells of every attacker and seed on the model's own answers without a defence that was tried."""
-    own = cells_in(audit, audit["target"]["label_mode"])
+    """Cells of every attacker and seed on the model's own answers, or their labels, without a defence."""
+    own = cells_in(audit, audit["target"]["label_mode"], "label")
     bare = [line["attackers"] for line in audit["defences"] if line["defence"] == NO_DEFENCE]
     return dict.fromkeys([*own, *(name for of in bare for each in of for name in each["cells"])])
 
@@ -54,11 +54,14 @@ def _step(curve: list[list[float]], level: float) -> int | None:
 
 
 def _lines(images: int, per: str) -> dict[str, str]:
-    """The quota as servers say it; nginx lets burst + 1 requests pass at once, then ``rate`` a minute."""
+    """The quota as servers say it; nginx lets burst + 1 requests pass at once, then ``rate`` a minute.
+
+    It counts no request with an empty key, so ``key:`` stands before a header that may be missing.
+    """
     minutes = TERMS[per] // 60
     rate, burst = divmod(images - 1, minutes)
-    zone = f"limit_req_zone $http_x_api_key zone=copy:10m rate={rate}r/m;"
-    rare = f"# limit_req cannot: its least rate, 1r/m, is {minutes:,} a {per}"
+    zone = f"limit_req_zone key:$http_x_api_key zone=copy:10m rate={rate}r/m;"
+    rare = f"# limit_req cannot: its least rate, 1r/m, is {minutes:,} per {per}"
     kong = f"config: {{{per}: {images}, limit_by: credential, policy: cluster}}"
     return {
         "nginx": f"{zone} limit_req zone=copy burst={burst} nodelay;" if rate else rare,
@@ -75,7 +78,7 @@ def _text(found: Entry) -> list[str]:
     more = f"{found['attacker']} is the first to get there with more"
     if found["open"]:
         more = "none that ran got there, and what more images buy is not known"
-    first = f"{found['images']:,} images a {found['per']} for a key keep every attacker below {level}"
+    first = f"{found['images']:,} images per {found['per']} for a key keep every attacker below {level}"
     under = "We did not check it with an attack."
     if (seen := found["checked"]) is not None:
         judged = "the quota holds" if seen["holds"] else "the quota DOES NOT HOLD: take a smaller one"

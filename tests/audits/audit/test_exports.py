@@ -15,10 +15,12 @@ from audit_pages import audit, page_of
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from junitparser import JUnitXml
+from processes import PROJECT
 
 from dfme.audits.audit import page as page_module
 from dfme.audits.audit.controls import controls
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
+from dfme.audits.audit.options import AuditConfig, budget_of, limits
 from dfme.audits.audit.quota import TERMS, sheet
 from dfme.cli import report
 from dfme.errors import RunError
@@ -66,8 +68,9 @@ def levels(told: dict[str, Any]) -> dict[str, str]:
 
 PARENTS = {"testsuite": "testsuites", "testcase": "testsuite"}
 PARENTS |= dict.fromkeys(("skipped", "error", "failure"), "testcase")
-NEEDED = {"testsuite": {"name", "tests", "failures", "errors", "skipped"}, "testcase": {"classname", "name"}}
-"""The form that CI servers share, from its published description: no package ships a schema of it."""
+COUNTS = {"tests", "failures", "errors"}
+KNOWN = {"testsuites": COUNTS, "testsuite": COUNTS | {"name", "skipped"}, "testcase": {"classname", "name"}}
+"""The form that CI servers share, by junit-10.xsd of Jenkins' xUnit plugin; no package ships it."""
 
 
 def held(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -77,7 +80,7 @@ def held(told: dict[str, Any]) -> list[tuple[str, str]]:
     assert root.tag == "testsuites"
     for each in root.iter():
         assert {PARENTS[child.tag] for child in each} <= {each.tag}
-        assert NEEDED.get(each.tag, set()) <= set(each.attrib)
+        assert {*each.attrib} == KNOWN.get(each.tag, {"message"})
     found = JUnitXml.fromstring(text.encode())
     (suite,) = found
     before = suite.tests, suite.failures, suite.errors, suite.skipped
@@ -133,6 +136,9 @@ def test_a_case_per_limit_and_seed_of_the_worst_attacker() -> None:
     ]
     expected = [(name, "Failure" if "seed 1" in name else "") for name in cases]
     assert held(told) == [*expected, ("frugal-mad-kl-3k-seed0", "Error")]
+    cells = {cell["name"]: cell for cell in told["cells"]}
+    cells["frugal-label-3k-seed0"]["agreement"] = 0.99  # whoever gets scores has labels
+    assert held(told)[3] == ("agreement=0.945, seed 0", "Failure")
 
 
 def test_what_failed_is_an_error_what_was_not_run_is_skipped_and_a_known_failure_stays_one() -> None:
@@ -197,7 +203,8 @@ def curved(curves: Curves, per: str = "day", checked: float | None = None) -> di
     for name, curve in (curves | ({"check": [(1, checked)]} if checked else {})).items():
         told["cells"].append(like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve})
     told["options"] |= {"keep_below": 0.8, "per": per, "budget": 1_000}
-    told["price"][0]["cells"] = [*curves]
+    told["price"][0]["cells"] = [name for name in curves if name != "b"]
+    told["price"][1]["cells"] = [name for name in curves if name == "b"]  # on labels, which scores tell
     told["price"][2]["cells"] = []  # the other attacker's on scores
     told["quota"] = sheet(told, "check")
     told["controls"] = controls(told)
@@ -238,7 +245,7 @@ def test_the_attack_under_a_quota_stands_beside_what_was_promised_and_takes_it_b
 def test_servers_let_no_more_pass_in_a_term(per: str, images: int) -> None:
     lines = curved({"a": [(images, 0.5), (images + 1, 0.9)]}, per)["quota"]["lines"]
     minutes = {"minute": 1, "hour": 60, "day": 1_440, "month": 43_200}[per]
-    if found := re.search(r"rate=(\d+)r/m; .*burst=(\d+) nodelay", lines["nginx"]):
+    if found := re.search(r"_zone key:\S+ .*rate=(\d+)r/m; .*burst=(\d+) nodelay", lines["nginx"]):
         # a bucket of burst + 1 that leaks `rate` a minute
         assert int(found[1]) * minutes + int(found[2]) + 1 == images
     else:
@@ -257,6 +264,18 @@ def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) ->
     page = model["externalReferences"][0]
     digest = hashlib.sha256((tmp_path / "audit.html").read_bytes()).hexdigest()
     assert (page["url"], page["hashes"][0]["content"]) == ("audit.html", digest)
+
+
+def test_the_jobs_of_the_page_say_limits_that_can_fail_and_upload_what_is_written(tmp_path: Path) -> None:
+    page = (PROJECT / "docs/audit.md").read_text()
+    github, gitlab = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    command = gitlab["extraction"]["script"][-1]
+    assert command in [step.get("run") for step in github["jobs"]["extraction"]["steps"]]
+    (stated,) = re.findall(r"--acceptable (\S+)", command)
+    assert limits(stated.split(","), budget_of(AuditConfig()))
+    kept = gitlab["extraction"]["artifacts"]
+    written = {f"audit/{path.name}" for path in write_all(of(), tmp_path)}
+    assert {kept["reports"]["junit"], *kept["paths"]} == written | {"audit/audit.json"}
 
 
 def spoilt(part: Any) -> Any:

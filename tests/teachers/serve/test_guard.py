@@ -223,8 +223,8 @@ TRIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("paths", [["/predict"], None])
-def test_no_question_gets_an_undefended_answer(paths: list[str] | None) -> None:
+@pytest.mark.parametrize("paths", [["/predict"], "/predict", None])
+def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) -> None:
     app = guard(lax, paths=paths)
     for name, asked in TRIES.items():
         assert leaks(ask(lax, **asked)) or name in ("pixels out of bounds", "an image too large"), name
