@@ -22,7 +22,6 @@ from dfme.cli.compare import plan_of
 from dfme.cli.main import main
 from dfme.config.yaml_files import sealed
 from dfme.errors import UserError
-from dfme.run.job import PROJECT
 
 WORDS = "compare --methods static --seeds 0 --budgets 1k --student-steps 8 --out out".split()
 
@@ -175,13 +174,3 @@ def test_a_file_does_not_say_which_host_runs_it(tmp_path: Path, monkeypatch: pyt
     assert (plan.config.engine, plan.config.retries, plan.jobs) == ("commands", 3, 1)
     Path("out/comparison.yaml").write_text(sealed(content + "engine_options: [address=evil:6379]\n"))
     assert "say --engine-options" in refused("", ["--resume", "--out", "out"])
-
-
-@pytest.mark.integration
-def test_an_engine_that_is_not_asked_for_is_not_loaded(tmp_path: Path) -> None:
-    after = "import sys; print(*sorted({'ray', 'submitit', 'cloudpickle'} & set(sys.modules)), code, sep=',')"
-    code = f"from dfme.cli.main import main\ncode = main({WORDS!r})\n{after}"
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], **how, timeout=110)
-    assert done.stdout.splitlines()[-1] == "0", done.stderr

@@ -35,6 +35,8 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_a_comparison_of_one_cell(bench: Bench) -> None:
     words = "compare --config c.yaml --methods static,dfme --label-modes label --format pdf".split()
+    for name in ("ray", "submitit", "cloudpickle"):  # of engines that are not asked for
+        (bench.folder / f"{name}.py").write_text("raise SystemExit('it is loaded')")
     code, out, err = bench.run([*words, "--out", "out"])
     assert code == 0, err
     assert "[1/1] static-label-2k-seed0" in err, "the cell that is not applicable did not run"
