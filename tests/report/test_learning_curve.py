@@ -94,7 +94,7 @@ def test_the_constants_are_those_of_the_recorded_curves():
 def test_the_truth_lies_in_the_interval_made_from_other_curves_in_four_of_five():
     told = [*coverage(read_curves(CURVES))]
     assert {goal for _, goal, _, _ in told} == set(GOALS)
-    for reached, least in ((True, 40), (False, 5)):  # of today's curves few miss a goal
+    for reached in (True, False):
         held = [each[3] for each in told if each[2] == reached]
-        assert len(held) >= least
+        assert len(held) >= 8
         assert sum(held) / len(held) >= 0.8
