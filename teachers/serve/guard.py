@@ -26,14 +26,14 @@ from dfme.compute import choose_device
 from dfme.config.imports import name_of
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.errors import Refused, UserError
+from dfme.errors import Refused
 from dfme.spec import LabelMode, Teacher, TeacherInfo
 from dfme.teachers.arrays import Array
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.open_inference.message import HEADER_LENGTH
-from dfme.teachers.serve.forms import HttpBody, V2Form
+from dfme.teachers.serve.forms import AdapterForm, HttpBody, form_of
 from dfme.teachers.serve.model import Meter, Rejected, asked, one_thread, refuse, rejected
 from dfme.teachers.serve.record import AlarmFile, account_tag
 
@@ -78,17 +78,17 @@ class Guard:
     ``teacher``, which calibrates the watch, is the model of the app: a callable images -> scores, or the
     path of a checkpoint. ``options`` are those of a teacher: ``defences``, ``watch``, ``benign``,
     ``on_alarm``, ``label_mode``, and ``shape``, ``num_classes``... where it does not say them. Without
-    options a ``Teacher`` stays as it is. ``form``: ``v2``, or what has the three callables. Those are called
-    with bodies: ``images`` gives those of a request, (B, C, H, W) within the bounds; ``scores`` those of an
-    answer, (B, K), or labels; either fails where there are none; ``replace`` gives the answer with others,
-    which tells nothing of its own. ``paths``, written as the app's routes are, answer scores; None: whatever
-    a request with a body asks. They get an answer only if its scores were read and defended, or if it is an
-    error without scores. ``answers``: ``logits`` or ``probabilities``, where those of the app are other than
-    the teacher's; a checkpoint's are taken for probabilities. ``account``: of a scope, the text whose digest
-    is the account. ``metrics``: the path of the counts. Alarms are lines of JSON in ``alarm_file``, or in
-    the log; ``tell`` hears of each detector's first. ``fail_open``: where the guard fails, the app's answer
-    goes out. A body takes ``seconds``, and ``limit`` bytes, which it has in words, too. ``in_turn``: one
-    request after the other. UserError for what cannot work.
+    options a ``Teacher`` stays as it is. ``form``: ``v2``, the YAML file of an adapter, or what has the three
+    callables. Those are called with bodies: ``images`` gives those of a request, (B, C, H, W) within the
+    bounds; ``scores`` those of an answer, (B, K), or labels; either fails where there are none; ``replace``
+    gives the answer with others, which tells nothing of its own. ``paths``, written as the app's routes are,
+    answer scores; None: whatever a request with a body asks. They get an answer only if its scores were read
+    and defended, or if it is an error without scores. ``answers``: ``logits`` or ``probabilities``, where
+    those of the app are other than the teacher's; a checkpoint's are taken for probabilities. ``account``:
+    of a scope, the text whose digest is the account. ``metrics``: the path of the counts. Alarms are lines
+    of JSON in ``alarm_file``, or in the log; ``tell`` hears of each detector's first. ``fail_open``: where
+    the guard fails, the app's answer goes out. A body takes ``seconds``, and ``limit`` bytes, which it has in
+    words, too. ``in_turn``: one request after the other. UserError for what cannot work.
     """
 
     def __init__(
@@ -114,15 +114,13 @@ class Guard:
         tell: Callable[[str], None] = lambda line: None,
         **options: Any,
     ) -> None:
-        answers = answers or ("probabilities" if isinstance(teacher, str) else None)
         self._app = app
         self._teacher = _made(teacher, options, alarm_file)
         own = SimpleNamespace(images=images, scores=scores, replace=replace)
-        unknown = isinstance(form, str) and form != "v2"
-        if unknown or (form is None) == (None in vars(own).values()):
-            either = "Guard: expected either form, v2 or an object of yours, or all of"
-            raise UserError(f"{either} {', '.join(vars(own))}; got form={form!r}")
-        self._form = V2Form(self._teacher.spec, self._teacher.num_classes) if form == "v2" else form or own
+        self._form = form_of(form, own, self._teacher)
+        if isinstance(self._form, AdapterForm):
+            answers = answers or self._form.answers
+        answers = answers or ("probabilities" if isinstance(teacher, str) else None)
         self._guarded = paths if callable(paths) else _matching(paths)
         self._strict = paths is not None
         self._account = account

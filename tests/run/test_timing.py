@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 EMBEDDED = {
     "digits": "--budget 2k --evaluation.dataset digits",
-    "shapes": "--recipe frugal --budget 150 --evaluation.dataset shapes "
+    "shapes": "--recipe frugal --budget 60 --evaluation.dataset shapes "
     "--teacher.checkpoint teachers/checkpoints/shapes.safetensors",
     "disguide": "--method.name disguide --budget 1k --evaluation.dataset digits",
     "28x28": "--method.name procedural --budget 300 --student.arch lenet5 --teacher.checkpoint t.safetensors",

@@ -78,6 +78,21 @@ class JsonPath:
         except Unusable:
             return None
 
+    def put(self, document: Any, value: Any) -> Any:
+        """The document with ``value`` at the path; with ``[*]`` a list of new ones, one an item of it."""
+        if not self.steps:
+            return value
+        step, below = self.steps[0], JsonPath("", self.steps[1:])
+        if step is _EACH:
+            return [below.put(None, item) for item in value]
+        if isinstance(step, int) and not isinstance(document, dict):
+            items = [*(document or [])]
+            items += [None] * (step + 1 - len(items))
+            items[step] = below.put(items[step], value)
+            return items
+        entries = document or {}
+        return {**entries, str(step): below.put(entries.get(str(step)), value)}
+
     def _take(self, value: object, step: object) -> object:
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
             return cast(object, value[step])
@@ -170,3 +185,27 @@ def needs_one(node: object) -> bool:
     if isinstance(node, dict):
         return any(map(needs_one, node.values()))
     return isinstance(node, list) and len(node) != 1 and any(map(needs_one, node))
+
+
+def find_images(node: Any, document: Any) -> list[Any]:
+    """The encoded images in a document that ``fill_images`` made of a template. Any error if it did not."""
+    if isinstance(node, dict):
+        (key,) = (key for key in node if _has_images(node[key]))
+        return find_images(node[key], document[key])
+    if isinstance(node, list) and len(node) == 1 and needs_one(node[0]):
+        return [each for item in document for each in find_images(node[0], item)]
+    if isinstance(node, list):
+        (place,) = (place for place, below in enumerate(node) if _has_images(below))
+        return find_images(node[place], document[place])
+    if node == IMAGES:
+        return list(document)
+    if node == IMAGE:
+        return [document]
+    start, end = node.split(IMAGE)
+    if not document.startswith(start) or not document.endswith(end):
+        raise ValueError(f"expected {node!r}")
+    return [document.removeprefix(start).removesuffix(end)]
+
+
+def _has_images(node: object) -> bool:
+    return any(IMAGE in text or IMAGES in text for text in texts([node]))
