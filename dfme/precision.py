@@ -8,12 +8,11 @@ products both are kept in step here.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Literal
 
 import torch
 
-Precision = Literal["fp32", "bf16"]
 PrecisionSwitch = tuple[str, str]  # backend and operation
 
 _GENERIC: PrecisionSwitch = ("generic", "all")
@@ -63,16 +62,6 @@ def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.devi
 def has_tf32(device: torch.device) -> bool:
     """True if fp32 products on ``device`` can run in TF32: NVIDIA's GPUs from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def autocast(device: torch.device | str, precision: Precision) -> AbstractContextManager[object]:
-    """A student's training step in ``precision``: bf16 through autocast, fp32 with everything as it is.
-
-    bf16 belongs around the forward pass and the loss only, and never around an estimate.
-    """
-    if precision == "bf16":
-        return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def in_force() -> tuple[object, ...]:

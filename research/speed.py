@@ -29,7 +29,7 @@ from dfme.graphs import GraphedForward
 from dfme.methods.base import Method
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
-from dfme.precision import arithmetic, autocast, ieee_fp32
+from dfme.precision import arithmetic, ieee_fp32
 from dfme.randomness import Streams
 from dfme.report.recorder import Recorder
 from dfme.run import loop, work
@@ -158,7 +158,8 @@ class Work:
                     generator.squash(generator(z_BZ))
                     self.teacher(x_BCHW)
                 for _ in range(1 + self.job.config.student.replay_steps):
-                    with autocast(self.device, self.job.config.precision):
+                    in_bf16 = self.job.config.precision == "bf16"
+                    with torch.autocast(self.device.type, torch.bfloat16, enabled=in_bf16):
                         scores_BK = self.student(x_BCHW)
                     _backward(self.student, scores_BK.float(), ones_BK)
 

@@ -24,8 +24,6 @@ from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.watch.watch import Watch
 
-__all__ = ["make_teacher", "wrap_callable"]
-
 LOGGER = logging.getLogger("dfme")
 
 # common keys that say nothing of images or answers

@@ -106,10 +106,7 @@ class CustomTeacher:
 
 
 def complete(own: Any, max_batch: int | None = None) -> TeacherInfo:
-    """Facts of a user's object: its ``info``, or else what single attributes say.
-
-    ``wire`` or ``ask`` make it a service, ``witness`` a teacher with defences.
-    """
+    """Facts of a user's object: its ``info``, or single attributes; ``wire`` or ``ask`` make it a service."""
     info = getattr(own, "info", None)
     if not isinstance(info, TeacherInfo):
         device = getattr(own, "device", None)
@@ -121,7 +118,6 @@ def complete(own: Any, max_batch: int | None = None) -> TeacherInfo:
             getattr(own, "max_batch", None),
             tuple(names) if isinstance(names, list | tuple) else None,
             remote=_remote(own),
-            **_defended(own),
         )
     return info if info.max_batch is not None else replace(info, max_batch=max_batch)
 
@@ -133,21 +129,6 @@ def _remote(own: Any) -> Any:
     if wire is None and ask is None:
         return None
     return SimpleNamespace(wire=wire or RequestPolicy(), ask=ask or (lambda images, key: own(images)))
-
-
-def _defended(own: Any) -> dict[str, Any]:
-    """The parts of a user's teacher that has defences; one without ``witness`` has none."""
-    if not hasattr(own, "witness"):
-        return {}
-    stateful = SimpleNamespace(
-        replay_answer=own.witness,
-        state_dict=getattr(own, "state_dict", dict),
-        load_state_dict=getattr(own, "load_state_dict", lambda state: None),
-        report=getattr(own, "report", dict),
-    )
-    parts = {"undefended": "truth", "preview": "served", "watch": "watch"}
-    found = {name: getattr(own, old, None) for name, old in parts.items()}
-    return {**found, "stateful": stateful, "defences": tuple(getattr(own, "defences", ()))}
 
 
 def wrap_callable(

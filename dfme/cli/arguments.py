@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
-from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag
+from dfme.config.messages import Problem, did_you_mean, members, nearest, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig, wandb_environment
 from dfme.config.values import Option, build, flatten, options_of, read_value
 from dfme.config.yaml_files import is_record
@@ -84,7 +84,7 @@ class Arguments:
         for key, flag in self._flags.items():
             option = self.options.get(key)
             given[key] = "true" if flag.text is None else flag.text
-            if flag.text is None and option and not option.is_switch:
+            if flag.text is None and option and bool not in members(option.type):
                 del given[key]
                 self.report([Problem(key, f"expected a value: {option.help or option.name}")])
         if "recipe" in self.options:

@@ -45,11 +45,6 @@ class Option:
     def required(self) -> bool:
         return self.default is REQUIRED
 
-    @property
-    def is_switch(self) -> bool:
-        """True if the flag alone means true."""
-        return bool in members(self.type)
-
 
 def options_of(model: type[Any], prefix: str = "") -> list[Option]:
     """The fields of a model, nested models expanded, in their order."""

@@ -1,6 +1,5 @@
 """Images by name or folder, to score students on and to train teachers with. Nothing heavy loads here."""
 
-import difflib
 import os
 import zipfile
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 
+from dfme.config.messages import did_you_mean
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.errors import UserError
 from dfme.spec import Shape
@@ -70,10 +70,9 @@ def check_dataset(
         raise UserError(f"data set {name}: expected a folder of images or an .npz file, got another file")
     if len(path.parts) > 1 or path.suffix == ".npz":
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
-    near = difflib.get_close_matches(name, DATASETS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(name, DATASETS) or ";"
     raise UserError(
-        f"data set: unknown name {name!r}; {hint}Expected {', '.join(DATASETS)}, a folder of images (one "
+        f"data set: unknown name {name!r}{hint} Expected {', '.join(DATASETS)}, a folder of images (one "
         "folder per class), or an .npz file of images and labels"
     )
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dfme.data.drawn import DrawnConfig, asked, draw
+from dfme.data.drawn import asked, draw
 from dfme.data.images import DatasetRequest, ImageSet
 
 TABLE = """
@@ -35,12 +35,7 @@ SLANTS = (-0.25, 0.25)  # to the left, for each radius of height
 
 def load(request: DatasetRequest) -> ImageSet:
     """20,000 images to train with, 2,000 others held out, at the size asked for."""
-    return generate(asked(request, (1, 12, 12), rotation=15.0))
-
-
-def generate(config: DrawnConfig) -> ImageSet:
-    """``config.count`` images (N, C, H, W) as uint8, each letter as often as the others, in random order."""
-    return draw(config, tuple(LINES), _inside)
+    return draw(asked(request, (1, 12, 12), rotation=15.0), tuple(LINES), _inside)
 
 
 def segments(letter: str) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:

@@ -41,7 +41,7 @@ class GeneratorConfig:
     """Options of all methods that train a generator."""
 
     batch_size: BatchSize = 256
-    """images per batch, of the generator and of the student, or auto: halved until it fits the budget"""
+    """images per batch, of the generator and of the students, or auto: halved until it fits the budget"""
     generator_steps: Count = 1
     """generator updates per iteration (g)"""
     student_steps: Count = 5
@@ -122,12 +122,8 @@ class MazeConfig(EstimatingConfig):
 class TwoStudentsConfig(GeneratorConfig):
     """Options of methods that play students against each other."""
 
-    batch_size: BatchSize = 256
-    """images per batch, of the generator and of the students, or auto: halved until it fits the budget"""
     generator_steps: Count = 1
     """generator updates per iteration, which cost no queries"""
-    student_steps: Count = 5
-    """student batches paid for per iteration"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -135,7 +131,6 @@ class DisguideConfig(TwoStudentsConfig):
     """DisGUIDE: disagreement-guided data-free model extraction (Rosenthal et al., AAAI 2023)."""
 
     student_steps: Count = 1
-    """student batches paid for per iteration"""
     diversity: NotNegative = 0.2
     """weight of the class-diversity term (lambda)"""
     grey_every: Natural = 8
@@ -161,7 +156,6 @@ class DfmsConfig(GeneratorConfig):
     generator_steps: Count = 1
     """steps of generator and discriminator per iteration, which cost no queries"""
     student_steps: Count = 1
-    """student batches paid for per iteration"""
     generator_lr: Positive = 2e-4
     discriminator_lr: Positive = 2e-4
     """learning rate of the discriminator's Adam"""

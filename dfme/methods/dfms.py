@@ -76,7 +76,7 @@ class Dfms(DescendingMethod):
     @staticmethod
     def open_pool(config: DfmsConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The proxy images. UserError where they are missing."""
-        return open_pool(config.proxy, spec, config)
+        return open_pool(config.proxy, spec, config.root, download=config.download)
 
     def prepare(self) -> tuple[str, ...]:
         """Train the GAN that the rest begins with; nothing is asked."""

@@ -52,10 +52,7 @@ class EstimatingMethod(Method):
         f(x) = -loss(S(x), T(x)) is what the generator minimises, one number per image. T is a paid API: it
         returns no gradient. Asks B (m + 1) images by forward differences.
         """
-
-        def query_teacher(x_NCHW: Tensor) -> Tensor:
-            return self.oracle(x_NCHW, "generator")
-
+        query_teacher = partial(self.oracle, purpose="generator")
         f = partial(self.disagreement, self.approximate_gradients.distance)
         with evaluating(self.student):
             objective = Objective(query_teacher, f, scores=self.student, remembered=self.recent_batches)

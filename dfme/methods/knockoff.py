@@ -45,7 +45,7 @@ class Knockoff(Method):
     @staticmethod
     def open_pool(config: KnockoffConfig, spec: ImageSpec, budget: int) -> ImageSource:
         """The pool. UserError where it cannot be read, or has fewer images than the budget asks for."""
-        pool = open_pool(config.pool, spec, config)
+        pool = open_pool(config.pool, spec, config.root, download=config.download)
         require_enough(pool, budget, "--method.pool")
         return pool
 

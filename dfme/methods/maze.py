@@ -84,7 +84,7 @@ class Maze(EstimatingMethod):
                 f"--budget: expected more than the {config.seed_images:,} images of --method.seed-images, "
                 f"whose answers are paid for first, got {budget:,}; give more, or fewer seed images"
             )
-        pool = open_pool(config.partial_data, spec, config)
+        pool = open_pool(config.partial_data, spec, config.root, download=config.download)
         if pool.size is not None and pool.size < config.seed_images:
             raise UserError(
                 f"--method.seed-images {config.seed_images:,}: --method.partial-data {pool.name} has "
@@ -98,7 +98,7 @@ class Maze(EstimatingMethod):
         for _ in range(self.config.generator_steps):
             metrics |= self.critic_steps()
             metrics |= self.generator_step(self.config.batch_size)
-        return metrics | self.train_students(self._keeps_all)
+        return metrics | self.train_students(keep_all=self.config.store == "all")
 
     def generator_step(self, batch_size: int) -> Metrics:
         """One step of the generator on -KL(T || S), estimated, and the critic's term, by autograd."""
@@ -118,7 +118,7 @@ class Maze(EstimatingMethod):
         return self.generator_metrics(upstream_grads) | self.after_estimate(gen_op, estimate)
 
     def finish(self, images: int) -> Metrics:
-        return self.pay_in_batches(images, self._keeps_all)
+        return self.pay_in_batches(images, keep_all=self.config.store == "all")
 
     def prepare(self) -> tuple[str, ...]:
         """Resolve the estimator's settings; then pay for the real images, which are learnt from."""
@@ -139,10 +139,6 @@ class Maze(EstimatingMethod):
     def asks_before(self) -> list[Ask]:
         seeds = self.config.seed_images if self._critic is not None else 0
         return in_batches("seed", seeds, self.config.batch_size)
-
-    @property
-    def _keeps_all(self) -> bool:
-        return self.config.store == "all"
 
     def critic_steps(self) -> Metrics:
         """The critic's steps, on seed images drawn with replacement and as many of the generator's."""

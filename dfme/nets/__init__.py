@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dfme.config.imports import find_target
+from dfme.config.messages import did_you_mean
 from dfme.errors import UserError
 from dfme.nets.torchvision_nets import TIMM, registered_names, timm_net, torchvision_net
 from dfme.spec import SMALL_SIDE, Shape
@@ -30,14 +30,13 @@ def check_net(name: str) -> None:
     theirs = [*registered_names("torchvision"), *(TIMM + other for other in registered_names("timm"))]
     if name in theirs:
         return
-    near = difflib.get_close_matches(name, [*NETS, *theirs], n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(name, [*NETS, *theirs]) or ";"
     install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
     lacks = "".join(
         f" ({each} is not installed{how})" for each, how in install.items() if not registered_names(each)
     )
     also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
-    raise UserError(f"arch: unknown net {name[:80]!r}; {hint}Expected {', '.join(NETS)}, {also}")
+    raise UserError(f"arch: unknown net {name[:80]!r}{hint} Expected {', '.join(NETS)}, {also}")
 
 
 def auto_net(shape: Shape, accelerated: bool = True) -> str:

@@ -32,6 +32,7 @@ DIGEST_BYTES = 16
 HEAD_BYTES = HEADER.size + CRC.size
 DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.int64)
 ABANDONED = bytes(DIGEST_BYTES)
+"""In place of a digest: the batch was given up, for want of budget to ask again after a failure."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,6 @@ class Record:
     answers: Tensor
     start: int
     batch: int
-
-    @property
-    def abandoned(self) -> bool:
-        """True if its batch was given up, for want of budget to ask again after a failure."""
-        return self.digest == ABANDONED
 
 
 class RecordPosition(NamedTuple):

@@ -16,11 +16,9 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
 from dfme.files import AppendFile, whole_lines
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
-from dfme.oracle.journal import Journal, digest
+from dfme.oracle.journal import ABANDONED, Journal, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.spec import Teacher
-
-__all__ = ["BudgetExhausted", "Ledger", "Oracle"]
 
 SLACK = 1e-4  # how far beyond its bounds a query may reach, as a share of their range: rounding errors
 
@@ -251,7 +249,7 @@ class Oracle:
         rest = len(queries_BCHW)
         while rest and journal is not None and journal.replaying:
             record = journal.peek()
-            if record.abandoned:
+            if record.digest == ABANDONED:
                 self._abandoned(journal, record.seq, rest, purpose)
                 continue
             images = len(record.answers)

@@ -84,17 +84,7 @@ class Pool:
         self._order = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed))
 
 
-class ImageFolder(Protocol):
-    """A method's configuration that says where images lie."""
-
-    @property
-    def root(self) -> str: ...
-
-    @property
-    def download(self) -> bool: ...
-
-
-def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
+def open_pool(name: str, spec: ImageSpec, root: str = "datasets", *, download: bool = False) -> ImageSource:
     """The images called ``name``, fitted to the shape of ``spec``.
 
     ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures
@@ -102,10 +92,10 @@ def open_pool(name: str, spec: ImageSpec, place: ImageFolder) -> ImageSource:
     without its labels; a half (``HALVES``) is that of the test part. UserError for any other name, and for
     files that are missing or unreadable.
     """
-    check_pool(name, place.root, download=place.download)
+    check_pool(name, root, download=download)
     if name == PROCEDURAL:
         return ProceduralImages(spec, ("leaves",))
-    where: dict[str, Any] = {"root": place.root, "download": place.download, "download_flag": DOWNLOAD_FLAG}
+    where: dict[str, Any] = {"root": root, "download": download, "download_flag": DOWNLOAD_FLAG}
     if name != whole_name(name):
         half = load_dataset(name, "test", shape=spec.shape, lazy=True, **where)
         images_NCHW = half.images if half.read is None else half.read(slice(None))

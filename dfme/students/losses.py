@@ -67,18 +67,12 @@ def unresolved(answers_BK: Tensor) -> Tensor:
     return ~(answers_BK > 0)
 
 
-def recovered_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
+def recovered_logits(answers_BK: Tensor, unresolved_BK: Tensor, mode: LabelMode) -> Tensor:
     """Logits up to a constant per image: rec(p) = log p - mean_k log p (Truong et al. 2021, section 3.4).
 
-    An unresolved class counts with its bound: its even share of the mass not revealed, at least
+    An ``unresolved`` class counts with its bound: its even share of the mass not revealed, at least
     ``probability_floor`` and at most the least answer that is resolved.
     """
-    if mode.kind == "logits":
-        return _centred(answers_BK)
-    return _recovered(answers_BK, unresolved(answers_BK), mode)
-
-
-def _recovered(answers_BK: Tensor, unresolved_BK: Tensor, mode: LabelMode) -> Tensor:
     bounded_BK = torch.where(unresolved_BK, _bound(answers_BK, mode), answers_BK)
     least = SMALLEST if mode.decimals is None else probability_floor(mode)
     return _centred(bounded_BK.clamp_min(least).log())
@@ -125,7 +119,7 @@ def _l1(scores_BK: Tensor, logits_BK: Tensor) -> Tensor:
 def _marked_logits(answers_BK: Tensor, mode: LabelMode) -> Tensor:
     """Recovered logits as a replay keeps them: an upper bound is marked by ``BOUND_MARK``."""
     bound_BK = unresolved(answers_BK)
-    return _recovered(answers_BK, bound_BK, mode).add(bound_BK, alpha=-BOUND_MARK)
+    return recovered_logits(answers_BK, bound_BK, mode).add(bound_BK, alpha=-BOUND_MARK)
 
 
 def _bounded_l1(scores_BK: Tensor, marked_BK: Tensor) -> Tensor:

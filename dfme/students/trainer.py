@@ -13,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config.settings import Augmentation, ExtractConfig
 from dfme.graphs import Captured, GraphedForward, warn_not_captured
-from dfme.precision import autocast
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
     ScheduledOptimizer,
@@ -127,7 +126,7 @@ class StudentTrainer:
         self.plan = self._plan(config.images)
         self._budget = 0
         self._schedule = config.schedule
-        self._precision = config.precision
+        self._in_bf16 = config.precision == "bf16"
         self._share = share
         self._rng = rng
         self._fresh = fresh
@@ -287,7 +286,8 @@ class StudentTrainer:
             images_BCHW = torch.cat([images_BCHW] * 2)
             targets = torch.cat([targets] * 2)
         self._optimizer.zero_grad()
-        with autocast(images_BCHW.device, self._precision):
+        # around the forward pass alone: the loss, and every estimate, is computed in fp32
+        with torch.autocast(images_BCHW.device.type, torch.bfloat16, enabled=self._in_bf16):
             scores = self._whole(images_BCHW)
         if len(self.nets) == 1:
             losses_B = self.distance.between(scores.float(), targets)

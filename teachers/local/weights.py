@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.nets.files import save_module, state_dict_problems
+from dfme.nets.files import state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.teachers.local.checks import first_line
 
@@ -113,11 +113,6 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
     if broken:
         raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
     module.load_state_dict(state, strict=False)
-
-
-def save_weights(path: str | Path, module: nn.Module, card: Card) -> None:
-    """Write a state dict and its card as safetensors: whole or not at all, always the same bytes."""
-    save_module(Path(path), module, card.to_metadata())
 
 
 def _head(path: Path) -> bytes:

@@ -23,13 +23,12 @@ from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_heade
 from dfme.teachers.open_inference.metadata import V2Model, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.remote.endpoint import Endpoint, Reply
+from dfme.teachers.remote.json_bodies import NUMBER, ROOM
 from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.secrets import read_secrets
 from dfme.teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
 
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
-SPARE = 1_000_000  # bytes of an answer for its JSON, and for outputs that nobody asked for
-NUMBER = 64  # most bytes of a number, in any encoding
 
 
 def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
@@ -144,10 +143,18 @@ class V2Adapter:
         return read_scores(outputs[0], batch, model.num_classes, model.label_mode)
 
     def most_bytes(self, batch: int) -> int:
-        return SPARE + batch * self.model.num_classes * NUMBER
+        return ROOM + batch * self.model.num_classes * NUMBER
 
-    def batch_limit(self, refused: bytes) -> int | Literal[False] | None:
-        return batch_limit(refused)
+    @staticmethod
+    def batch_limit(refused: bytes) -> int | Literal[False] | None:
+        """Batch limit in a server's words; None: fewer; False: another complaint."""
+        for pattern in LIMITS:
+            if found := pattern.search(refused):
+                return int(found[1])
+        shapes = SHAPES.search(refused)
+        if shapes and shapes[2] == shapes[4] and len(shapes[1]) < 9 and len(shapes[3]) < 9:
+            return int(shapes[1])
+        return None if TOO_LARGE.search(refused) else False
 
 
 LIMITS = tuple(
@@ -187,17 +194,6 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
         raise _unusable(tensor, f"scores [{batch}, {classes}]", hint)
     scores = torch.from_numpy(as_float32(array))
     return two_classes(scores[:, None], mode) if lone else scores
-
-
-def batch_limit(refused: bytes) -> int | Literal[False] | None:
-    """Batch limit in a server's words; None: fewer; False: another complaint."""
-    for pattern in LIMITS:
-        if found := pattern.search(refused):
-            return int(found[1])
-    shapes = SHAPES.search(refused)
-    if shapes and shapes[2] == shapes[4] and len(shapes[1]) < 9 and len(shapes[3]) < 9:
-        return int(shapes[1])
-    return None if TOO_LARGE.search(refused) else False
 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:

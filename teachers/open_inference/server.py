@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dfme import __version__
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference.message import pack, parameters_of, unpack
@@ -70,11 +69,6 @@ class Question:
     images: Array
     id: str | None = None
     binary: bool = False
-
-
-def server_metadata() -> dict[str, Any]:
-    """The name of the server, and the extensions it has."""
-    return {"name": "dfme", "version": __version__, "extensions": EXTENSIONS}
 
 
 def model_metadata(service: Service) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dfme import __version__
 from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
@@ -50,10 +51,11 @@ class Endpoints:
                 Route(f"{model}/config", self._always(protocol.model_config(self._service))),
                 Route(model, self._always(protocol.model_metadata(self._service))),
             ]
+        server = {"name": "dfme", "version": __version__, "extensions": protocol.EXTENSIONS}
         index = [{"name": self._service.name, "version": protocol.VERSION, "state": "READY"}]
         return [
             *routes,
-            Route("/v2", self._always(protocol.server_metadata())),
+            Route("/v2", self._always(server)),
             Route("/v2/health/live", self._always({"live": True})),
             Route("/v2/health/ready", self._always({"ready": True})),
             Route("/v2/repository/index", self._always(index), methods=["POST"]),

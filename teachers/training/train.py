@@ -18,11 +18,11 @@ from dfme.compute import SGD, Adam, choose_device
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
-from dfme.precision import autocast
+from dfme.nets.files import save_module
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
-from dfme.teachers.local.weights import Card, save_weights
+from dfme.teachers.local.weights import Card
 from dfme.teachers.options import TrainTeacherConfig, check_training
 
 EpochCallback = Callable[[dict[str, float]], None]
@@ -59,7 +59,7 @@ def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = N
         net = build_net(task.arch, task.spec.shape, task.num_classes).to(device)
         accuracy = _Training(config, task, net, device).run(progress)
     card = _card(config, task, accuracy)
-    save_weights(config.path, net, card)
+    save_module(config.path, net, card.to_metadata())
     return TrainedTeacher(config.path, card, time.perf_counter() - started)
 
 
@@ -152,7 +152,7 @@ class _Training:
             flip = self.config.augmentation == "crop_flip"
             x_BCHW = shift(x_BCHW, self.config.padding, flip, self.augmentation)
         self.optimizer.zero_grad(set_to_none=True)
-        with autocast(self.device, self.config.precision):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             logits_BK = self.net(self.normalise(x_BCHW))
         smoothing = self.config.label_smoothing
         loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=smoothing)

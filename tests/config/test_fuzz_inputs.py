@@ -14,6 +14,7 @@ from command_line import parse_extract
 from fuzzing import JSON, LAUGHS, fuzz, mutated, only_ours, repacked, saved, with_header
 from hypothesis import given
 from hypothesis import strategies as st
+from model_folders import save_weights
 from torch import nn
 
 from dfme.config.settings import TeacherConfig
@@ -23,7 +24,7 @@ from dfme.nets import build_net
 from dfme.run.student_file import load_student, save_student
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import load_torch
-from dfme.teachers.local.weights import Card, save_weights
+from dfme.teachers.local.weights import Card
 from dfme.teachers.options import TorchOptions
 
 # Students and weights of teachers

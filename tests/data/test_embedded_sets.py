@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dfme.data import DRAWN, ImageSet, check_dataset, letters, load_dataset, shapes
-from dfme.data.drawn import DrawnConfig
-from dfme.data.letters import HALF_LINES
+from dfme.data.drawn import DrawnConfig, draw
+from dfme.data.letters import HALF_LINES, LINES
 from dfme.data.shapes import OUTLINES
 from dfme.errors import UserError
 
@@ -102,8 +102,8 @@ def test_outlines_have_the_area_of_geometry(name: str, area: float) -> None:
 
 def drawn(name: str, **settings: Any) -> ImageSet:
     if name == "shapes":
-        return shapes.generate(DrawnConfig(name, **settings))
-    return letters.generate(DrawnConfig(name, rotation=15.0, **settings))
+        return draw(DrawnConfig(name, **settings), tuple(OUTLINES), shapes._inside)
+    return draw(DrawnConfig(name, rotation=15.0, **settings), tuple(LINES), letters._inside)
 
 
 @pytest.mark.parametrize(("name", "classes"), [("shapes", 10), ("letters", 26)])

@@ -9,7 +9,6 @@ from PIL import Image
 
 from dfme.config.settings import EvaluationConfig
 from dfme.data import HALVES, check_dataset, has_train_part, load_dataset
-from dfme.methods.configs import KnockoffConfig
 from dfme.queries.pool import open_pool
 from dfme.run.evaluation import evaluation_images
 from dfme.spec import ImageSpec
@@ -52,7 +51,7 @@ def test_evaluation_and_pool_of_a_folder_are_the_two_halves(tmp_path: Path, labe
     spec = ImageSpec((1, 8, 8), (0.0, 1.0), 256)
     check_dataset(f"{tmp_path}@scored")
     data = evaluation_images(EvaluationConfig(f"{tmp_path}@scored"), spec, 2, ("b", "a"))
-    pool = open_pool(f"{tmp_path}@like", spec, KnockoffConfig())
+    pool = open_pool(f"{tmp_path}@like", spec)
     assert data is not None and pool.size == 12  # noqa: PT018
     drawn = pool.draw(12, torch.Generator().manual_seed(0))
     both = [float(image.mean()) for image in (*data.images, *drawn)]

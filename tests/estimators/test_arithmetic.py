@@ -11,7 +11,8 @@ from torch.nn.functional import cosine_similarity
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme import precision
-from dfme.estimators import Objective, approximate
+from dfme.estimators import approximate
+from dfme.estimators.base import Objective
 from dfme.nets import build_net
 from dfme.spec import ImageSpec
 

@@ -10,8 +10,9 @@ from torch.nn.functional import cosine_similarity, unfold
 from toy_objectives import Linear, agreement, point, rng
 
 from dfme.errors import UserError
-from dfme.estimators import DIRECTIONS, FiniteDifference, Objective, PerturbedPoint
-from dfme.estimators.directions import low_frequencies
+from dfme.estimators import FiniteDifference
+from dfme.estimators.base import Objective
+from dfme.estimators.directions import DIRECTIONS, PerturbedPoint, low_frequencies
 
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
 ISOTROPIC: tuple[str, ...] = ("sphere", "gaussian", "rademacher", "orthogonal")

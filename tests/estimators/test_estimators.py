@@ -8,7 +8,9 @@ from tiers import exhaustive, exhaustive_rows
 from torch import Tensor
 from toy_objectives import Linear, Toy, agreement, point, rng
 
-from dfme.estimators import DIRECTIONS, FORMS, FiniteDifference
+from dfme.estimators import FiniteDifference
+from dfme.estimators.differences import FORMS
+from dfme.estimators.directions import DIRECTIONS
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))

@@ -11,7 +11,8 @@ from toy_objectives import agreement, point, rng
 from two_parts import TwoParts, cosines, straight
 
 from dfme.errors import UserError
-from dfme.estimators import FiniteDifference, Objective
+from dfme.estimators import FiniteDifference
+from dfme.estimators.base import Objective
 from dfme.estimators.prior_guided import PriorGuided, measured_alpha2, mixing_weight
 from dfme.spec import ImageSpec
 

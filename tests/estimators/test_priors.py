@@ -6,7 +6,7 @@ from torch import Tensor
 from toy_objectives import point, rng
 from two_parts import TwoParts, cosines, straight
 
-from dfme.estimators import Objective
+from dfme.estimators.base import Objective
 from dfme.estimators.prior_guided import NEIGHBOURS, PRIORS, neighbour_prior, student_prior, student_term
 
 every_prior = pytest.mark.parametrize("prior", list(PRIORS))

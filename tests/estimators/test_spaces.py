@@ -9,7 +9,11 @@ from torch import Tensor
 from toy_objectives import Linear, OverImages, agreement, composed, featured, of_answers, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.estimators import DIRECTIONS, FORMS, Estimate, FiniteDifference, Objective, make_estimator
+from dfme.estimators import FiniteDifference
+from dfme.estimators.base import Estimate, Objective
+from dfme.estimators.build import make_estimator
+from dfme.estimators.differences import FORMS
+from dfme.estimators.directions import DIRECTIONS
 from dfme.estimators.spaces import AfterSquash, BeforeSquash, carried
 from dfme.spec import ImageSpec
 

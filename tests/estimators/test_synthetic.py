@@ -10,7 +10,8 @@ from torch import Tensor
 from toy_objectives import agreement, of_answers, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.estimators import Objective, make_estimator
+from dfme.estimators.base import Objective
+from dfme.estimators.build import make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic
 from dfme.run.checkpoint import load_checkpoint, save_checkpoint
 from dfme.spec import ImageSpec

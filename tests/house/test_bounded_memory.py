@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 from fuzzing import LAUGHS, saved, with_header
+from model_folders import save_weights
 from pickled import PICKLES, archive, series, zipped
 from processes import PROJECT
 
 from dfme.nets import build_net
 from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
-from dfme.teachers.local.weights import Card, save_weights
+from dfme.teachers.local.weights import Card
 
 pytestmark = pytest.mark.integration
 

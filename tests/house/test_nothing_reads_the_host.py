@@ -16,8 +16,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig, StudentConfig
-from dfme.estimators import DIRECTIONS, FORMS, MAKERS, SPACES, synthetic
+from dfme.estimators import synthetic
+from dfme.estimators.build import MAKERS
+from dfme.estimators.differences import FORMS
+from dfme.estimators.directions import DIRECTIONS
 from dfme.estimators.prior_guided import PRIORS
+from dfme.estimators.spaces import SPACES
 from dfme.methods import METHODS, disguide
 from dfme.queries import sampler
 from dfme.queries.names import PROGRAMS

@@ -10,7 +10,7 @@ from tiers import exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import QueriesConfig
-from dfme.estimators import Objective
+from dfme.estimators.base import Objective
 from dfme.methods import METHODS
 from dfme.methods.base import Components
 from dfme.queries import sampler

@@ -16,7 +16,7 @@ from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec, Teacher, TeacherInfo
-from dfme.teachers.build import wrap_callable
+from dfme.teachers.custom import wrap_callable
 
 SHAPE = (1, 8, 8)
 
@@ -82,7 +82,7 @@ def test_scoring_asks_the_truth_and_is_counted() -> None:
     assert str(teacher.state_dict()) != before
 
 
-def test_names_that_mean_something_else_to_a_teacher_without_witness_are_left_alone() -> None:
+def test_names_that_mean_something_else_to_a_teacher_without_info_are_left_alone() -> None:
     class Own(nn.Module):
         served, truth, defences, report = 3, torch.zeros(5), "none", "ok"
 

@@ -11,18 +11,12 @@ from torch import Tensor
 from dfme.data import load_dataset
 from dfme.data.images import fitted
 from dfme.errors import UserError
-from dfme.methods.configs import KnockoffConfig
-from dfme.queries import pool as pools
 from dfme.queries.names import check_pool
-from dfme.queries.pool import ImageSource, Pool, by_programs, require_enough
+from dfme.queries.pool import Pool, by_programs, open_pool, require_enough
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
 
 GREY = ImageSpec((1, 2, 2))
-
-
-def open_pool(name: str, spec: ImageSpec, root: str = "datasets") -> ImageSource:
-    return pools.open_pool(name, spec, KnockoffConfig(root=root))
 
 
 def numbered(count: int = 20, bounds: tuple[float, float] = (0.0, 1.0)) -> Pool:

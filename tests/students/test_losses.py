@@ -7,7 +7,7 @@ import torch
 
 from dfme.errors import UserError
 from dfme.spec import LabelMode
-from dfme.students.losses import log_probabilities, make_distance, recovered_logits
+from dfme.students.losses import log_probabilities, make_distance, recovered_logits, unresolved
 
 PROBABILITIES = LabelMode("probabilities")
 FOUR_DECIMALS = LabelMode("probabilities", decimals=4)
@@ -20,6 +20,11 @@ def confident_teacher(images: int = 400, classes: int = 10) -> tuple[torch.Tenso
     rng = torch.Generator().manual_seed(3)
     logits = 5.0 * torch.randn(images, classes, generator=rng)
     return logits, logits + torch.randn(images, classes, generator=rng)
+
+
+def recovered(answers: torch.Tensor, mode: LabelMode) -> torch.Tensor:
+    """The logits behind answers, their bounds unmarked."""
+    return recovered_logits(answers, unresolved(answers), mode)
 
 
 def published_l1(scores: torch.Tensor, probabilities: torch.Tensor, floor: float) -> torch.Tensor:
@@ -38,8 +43,8 @@ def gradient(distance, scores: torch.Tensor, *answers: object) -> torch.Tensor:
 def test_recovered_logits_are_the_logits_up_to_a_constant_per_image():
     logits = torch.tensor([[1.0, -2.0, 4.0], [0.5, 0.25, -7.0]])
     expected = logits - logits.mean(dim=1, keepdim=True)
-    torch.testing.assert_close(recovered_logits(logits.softmax(dim=1), PROBABILITIES), expected)
-    torch.testing.assert_close(recovered_logits(logits, LabelMode("logits")), expected)
+    torch.testing.assert_close(recovered(logits.softmax(dim=1), PROBABILITIES), expected)
+    torch.testing.assert_close(make_distance("l1", LabelMode("logits")).target(logits), expected)
 
 
 def test_by_hand():
@@ -57,14 +62,14 @@ def test_by_hand():
 
 def test_a_zero_counts_as_half_a_rounding_step_in_logits_and_as_nothing_in_probabilities():
     answers = torch.tensor([[1.0, 0.0]])
-    log_p, logits = log_probabilities(answers, FOUR_DECIMALS), recovered_logits(answers, FOUR_DECIMALS)
+    log_p, logits = log_probabilities(answers, FOUR_DECIMALS), recovered(answers, FOUR_DECIMALS)
     assert (logits[0, 0] - logits[0, 1]).item() == pytest.approx(-math.log(0.00005), rel=1e-6)
     assert log_p.exp()[0].tolist() == pytest.approx([1.0, 0.0], abs=1e-30)
     assert torch.isfinite(log_p).all()
 
 
 def test_a_zero_of_no_declared_rounding_stands_for_no_more_than_the_least_answer_beside_it():
-    logits = recovered_logits(torch.tensor([[1.0, 0.0, 0.25], [1.0, 0.0, 1e-20]]), PROBABILITIES)
+    logits = recovered(torch.tensor([[1.0, 0.0, 0.25], [1.0, 0.0, 1e-20]]), PROBABILITIES)
     assert (logits[0, 0] - logits[0, 1]).item() == pytest.approx(-math.log(1e-7), rel=1e-6)
     assert (logits[1, 0] - logits[1, 1]).item() == pytest.approx(-math.log(1e-20), rel=1e-6)
 
@@ -84,7 +89,7 @@ def test_the_true_logits_have_no_error_whatever_rounding_hid():
     true_p = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9, 1e-12], [0.25, 0.75, 1e-5, 3e-20]], dtype=torch.float64)
     answers = true_p.float().round(decimals=4)
     assert (answers == 0).tolist() == [[False, False, True, True]] * 2
-    lost_by_recovery = true_p[:, :1].log() - recovered_logits(answers, FOUR_DECIMALS)[:, :1]
+    lost_by_recovery = true_p[:, :1].log() - recovered(answers, FOUR_DECIMALS)[:, :1]
     scores = (true_p.log() - lost_by_recovery).float()
     distance = make_distance("l1", FOUR_DECIMALS)
     assert distance(scores, answers).max().item() < 1e-6
@@ -145,7 +150,7 @@ def test_top_k_l1_by_hand_an_unrevealed_class_is_at_most_its_share():
 def test_an_unrevealed_class_is_never_more_likely_than_the_least_revealed_one():
     nan, mode = math.nan, LabelMode("top_k", k=2, decimals=1)
     answers = torch.tensor([[0.7, 0.1, nan], [0.9, 0.0, nan]])  # the rest is .2 and .1, by rounding alone
-    log_p, logits = log_probabilities(answers, mode), recovered_logits(answers, mode)
+    log_p, logits = log_probabilities(answers, mode), recovered(answers, mode)
     assert log_p.exp()[:, 2].tolist() == pytest.approx([0.1, 0.05], rel=1e-5)
     assert (logits[:, 2] <= logits[:, 1]).all()
     assert make_distance("l1", mode)(logits, answers).tolist() == pytest.approx([0.0, 0.0], abs=1e-4)

@@ -41,6 +41,17 @@ def test_the_loss_falls(optimizer, precision):
     assert student.net[1].weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_forward_pass_alone_is_in_the_precision(precision, dtype):
+    student = trainer(StudentConfig(), precision=precision)
+    seen = []
+    student.net.register_forward_hook(lambda net, inputs, scores: seen.append(scores.dtype))
+    images, answers = batch(16)
+    assert student.learn(images, answers)["student_loss"].dtype == torch.float32
+    student.net(images)
+    assert seen == [dtype, torch.float32]
+
+
 def test_one_sgd_step_is_the_formula():
     student = trainer(StudentConfig(lr=0.1, momentum=0.0, weight_decay=0.0), share=0.5)
     images, answers = batch(16)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import validate_like
+from dfme.spec import TeacherInfo
 
 
 class Counting:
@@ -23,6 +24,9 @@ class Counting:
         self._at = at or {}
         self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
         self._moved, self._asked, self._sum = moved, 0, torch.zeros(10)
+        self.info = TeacherInfo(
+            defences=self.defences, stateful=self, undefended=self.truth, preview=self.served
+        )
 
     @property
     def images(self) -> int:
@@ -43,7 +47,7 @@ class Counting:
         self.honest += len(images)
         return self._answers(images, 0)
 
-    def witness(self, images: Tensor, answers: Tensor) -> None:
+    def replay_answer(self, images: Tensor, answers: Tensor) -> None:
         self.witnessed += len(images)
         if not torch.equal(self._defended(images), answers):
             raise ValueError(f"{len(images)} answers differ")

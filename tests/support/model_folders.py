@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from refusals import Harm
+from torch import nn
+
+from dfme.nets.files import save_module
+from dfme.teachers.local.weights import Card
 
 
 @contextmanager
@@ -23,6 +27,11 @@ def no_network() -> Iterator[None]:
         patch.setattr(socket, "getaddrinfo", refuse)
         patch.setattr(socket.socket, "connect", refuse)
         yield
+
+
+def save_weights(path: Path, module: nn.Module, card: Card) -> None:
+    """A teacher's weights and card, as training leaves them."""
+    save_module(path, module, card.to_metadata())
 
 
 def edit(path: Path, **changes: Any) -> None:

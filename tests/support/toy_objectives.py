@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dfme.estimators import Objective
-from dfme.estimators.base import ImageFunction
+from dfme.estimators.base import ImageFunction, Objective
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dfme.estimators import Objective
+from dfme.estimators.base import Objective
 
 
 def net(shape: tuple[int, ...], seed: int) -> nn.Module:

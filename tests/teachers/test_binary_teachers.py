@@ -14,7 +14,8 @@ from dfme.errors import TeacherError, UserError
 from dfme.nets.architectures import BUILDERS
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
-from dfme.teachers.build import make_teacher, wrap_callable
+from dfme.teachers.build import make_teacher
+from dfme.teachers.custom import wrap_callable
 
 SHAPE = (1, 8, 8)
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, RequestPolicy, Teacher, TeacherInfo
-from dfme.teachers.build import make_teacher, wrap_callable
+from dfme.teachers.build import make_teacher
+from dfme.teachers.custom import wrap_callable
 
 CPU = torch.device("cpu")
 MODULE = '''

@@ -68,10 +68,6 @@ class Findings:
         """Agreement of one answer to everything."""
         return (self.example.get("baselines") or {}).get("constant_agreement")
 
-    def is_no_copy(self, share: float) -> bool:
-        """True if such an agreement is no better than one answer's, as far as the images can tell."""
-        return self.constant is not None and (self.interval(share) or [1.0])[0] <= self.constant
-
     def cost(self, queries: float | None) -> float | None:
         """Cost of so many images."""
         price = self.price_per_1000

@@ -82,7 +82,8 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
         told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]
         told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
         return f"A {copy} costs{whom} {best['median']:,.0f} queries{by} ({'; '.join(told)})."
-    if of.is_no_copy(mean):
+    # no better than one answer to everything, as far as the images can tell
+    if of.constant is not None and (of.interval(mean) or [1.0])[0] <= of.constant:
         return (
             f"No attack {_free(of)}copied your model: after {of.budget:,} queries the best copy "
             f"agrees on {mean:.1%} of {images}; one constant answer agrees on {of.constant:.1%}. {FAILED}."

@@ -1,6 +1,5 @@
 """Probes: images, plain or corrupted, that the owner's model gets wrong, and references not as it does."""
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,15 +20,13 @@ Answer = Callable[[Tensor], Tensor]  # classes in the owner's order, on the host
 
 
 class Probes(NamedTuple):
-    """Images within 0 and 1, in the order in which they are asked, and the owner's answers to them."""
+    """Images within 0 and 1, in the order in which they are asked, and the owner's answers to them.
+
+    Their SHA-256 is over the images' bytes (float32), then the classes' (int64).
+    """
 
     images: Tensor
     expected: Tensor
-
-    @property
-    def sha256(self) -> str:
-        """Over the images' bytes (float32), then the classes' (int64)."""
-        return hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in self)).hexdigest()
 
 
 class Mistakes(NamedTuple):

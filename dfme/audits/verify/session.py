@@ -62,7 +62,8 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = 
         case = Case(job, own, paths[1:], tell, log)
         directory = held.enter_context(_open_directory(case, job, paths, suspect.spec.levels))
         probes, found = case.kept(directory)
-        tell(f"{len(probes.images)} images are chosen, SHA-256 {probes.sha256}; if stopped, go on with:")
+        sha256 = _digest(probes)
+        tell(f"{len(probes.images)} images are chosen, SHA-256 {sha256}; if stopped, go on with:")
         tell(f"  {resume_command(directory.path, job, 'verify')}")
         facts = facts_of(job, suspect)
         checks = DeferredChecks()
@@ -72,7 +73,7 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = 
         seen = follow(_matches(oracle, ask, probes), found["p_reference"])
         checks.verify()
         told = {"dfme": __version__, "suspect": facts["target"], "model": str(paths[0]), **found, **seen.told}
-        told |= {"probes": probes.sha256, "directory": str(directory.path)}
+        told |= {"probes": sha256, "directory": str(directory.path)}
         told["ledger"] = asdict(oracle.ledger.totals())
         write_text(directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n")
         write_text(directory.path / "verify.md", "\n\n".join(sentences(told)) + "\n")

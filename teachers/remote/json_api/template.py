@@ -106,6 +106,7 @@ class JsonPath:
 
 IMAGE = "${image}"
 IMAGES = "${images}"
+_PLACE = re.compile(r"\$\{images?\}")
 _NAME = re.compile(r"\$\{([^}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -159,7 +160,7 @@ def with_environment(node: Any, fill: Callable[[str], str]) -> Any:
         return [with_environment(item, fill) for item in node]
     if not isinstance(node, str):
         return node
-    parts = re.split(r"(\$\{images?\})", node)
+    parts = re.split(f"({_PLACE.pattern})", node)
     return "".join(part if part in (IMAGE, IMAGES) else fill(part) for part in parts)
 
 
@@ -189,23 +190,15 @@ def needs_one(node: object) -> bool:
 
 def find_images(node: Any, document: Any) -> list[Any]:
     """The encoded images in a document that ``fill_images`` made of a template. Any error if it did not."""
-    if isinstance(node, dict):
-        (key,) = (key for key in node if _has_images(node[key]))
-        return find_images(node[key], document[key])
     if isinstance(node, list) and len(node) == 1 and needs_one(node[0]):
         return [each for item in document for each in find_images(node[0], item)]
-    if isinstance(node, list):
-        (place,) = (place for place, below in enumerate(node) if _has_images(below))
-        return find_images(node[place], document[place])
-    if node == IMAGES:
-        return list(document)
-    if node == IMAGE:
-        return [document]
+    if isinstance(node, dict | list):
+        below = dict(enumerate(node)) if isinstance(node, list) else node
+        (key,) = (key for key in below if any(map(_PLACE.search, texts([below[key]]))))
+        return find_images(below[key], document[key])
+    if node in (IMAGE, IMAGES):
+        return [document] if node == IMAGE else list(document)
     start, end = node.split(IMAGE)
     if not document.startswith(start) or not document.endswith(end):
         raise ValueError(f"expected {node!r}")
     return [document.removeprefix(start).removesuffix(end)]
-
-
-def _has_images(node: object) -> bool:
-    return any(IMAGE in text or IMAGES in text for text in texts([node]))

@@ -7,7 +7,7 @@ from defended import defended, digits, queries, truths
 from dfme.config.defences import DEFENCES as OPTIONS
 from dfme.config.defences import parse_defences
 from dfme.spec import LabelMode
-from dfme.teachers.build import wrap_callable
+from dfme.teachers.custom import wrap_callable
 from dfme.teachers.defences import DEFENCES
 from dfme.teachers.defences.wrapper import Defended
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_folders import save_weights
 from refusals import refused
 from tiers import exhaustive
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.build import make_teacher
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
-from dfme.teachers.local.weights import Card, save_weights
+from dfme.teachers.local.weights import Card
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import TeacherConfig
-from dfme.oracle.oracle import Ledger, Oracle
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 

@@ -11,7 +11,8 @@ from refusals import refused
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
-from dfme.oracle.oracle import Ledger, Oracle
+from dfme.oracle.ledger import Ledger
+from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_folders import save_weights
 from refusals import refused
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -16,7 +17,7 @@ from tables import all_hold
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.teachers.local.weights import Card, load_into, read_weights, save_weights
+from dfme.teachers.local.weights import Card, load_into, read_weights
 
 
 def net() -> nn.Sequential:

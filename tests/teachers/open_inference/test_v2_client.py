@@ -15,7 +15,7 @@ from service import http
 from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.label_modes import restrict
-from dfme.teachers.open_inference.client import batch_limit
+from dfme.teachers.open_inference.client import V2Adapter
 from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.teacher import request_policy_of
 
@@ -207,7 +207,7 @@ def test_labels_that_are_no_whole_numbers_are_unusable() -> None:
     ],
 )
 def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bool | None) -> None:
-    found = batch_limit(text)
+    found = V2Adapter.batch_limit(text)
     assert found == limit
     assert type(found) is type(limit)
 
