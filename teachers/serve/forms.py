@@ -89,7 +89,8 @@ class AdapterForm:
         self._request = api.description.request
         self._answer = api.description.answer
         self._names = model.classes.names
-        self._path = JsonPath.read(self._answer.path)
+        paths = (self._answer.path, self._answer.label, self._answer.score)
+        self._path, self._label, self._score = map(JsonPath.read, paths)
         self._adapter = JsonAdapter(self._image, lambda images: (b"", {}), self._answer, model)
         self.answers = model.mode.kind
         self._as_logits = self.answers == "logits" and teacher.label_mode.kind != "logits"
@@ -122,9 +123,8 @@ class AdapterForm:
             return told
         if self._answer.form == "scores":
             return [told.get(name) for name in self._names]
-        label, score = (JsonPath.read(path) for path in (self._answer.label, self._answer.score))
         best = sorted(told.items(), key=lambda pair: -pair[1])
-        return [score.put(label.put(None, name), each) for name, each in best]
+        return [self._score.put(self._label.put(None, name), each) for name, each in best]
 
     def _read(self, image: Any) -> Array:
         """One image (1, C, H, W), as it is encoded."""
