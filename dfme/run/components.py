@@ -141,6 +141,8 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
         net.to(memory_format=torch.channels_last)
     if config.graphs:
         require_gpu(device)
+        # what is captured runs on streams of its own, and waits for the others
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
     if config.compile:
         require_compiler(device)
         # advice that would ruin an estimate

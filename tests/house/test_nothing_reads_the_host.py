@@ -146,6 +146,7 @@ READS: dict[str, Callable[[torch.Tensor], object]] = {
     "bincount": lambda x: torch.bincount(x.argmax(dim=1)),
     "unique": lambda x: x.unique(),
     "loop": lambda x: [float(value) for value in x.flatten()],
+    "send": lambda x: x + torch.tensor([1.0], device=x.device),
 }
 
 

@@ -26,6 +26,7 @@ def run(out: Path, *more: str, kill: bool = False) -> bytes:
         return b""
     _, err = process.communicate()
     assert process.returncode == 0, err
+    assert "UserWarning" not in err
     return student(out)
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dfme import compute
 from dfme.answers import reading
 from dfme.nets.generators import Generator
-from dfme.queries.programs import random_generators
+from dfme.queries.programs import random_generators, text
 
 NOT_A_KERNEL = {"aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 """Besides views: what reserves memory or renames it."""
@@ -52,8 +53,23 @@ def _without_memory(*arguments: Any) -> Generator:
         return Generator(*arguments)
 
 
+def _cells(coarser: int, _: torch.device) -> Tensor:
+    """In place of the characters of ``text``, which are sent once."""
+    return torch.zeros(len(text.WEIGHTS) * len(text.CHARACTERS), text.SIDE // coarser, text.SIDE // coarser)
+
+
 def _refuse(*_: object, **__: object) -> None:
     raise HostReadError("the host reads a tensor")
+
+
+class NothingSent(TorchFunctionMode):
+    """Refuses numbers for an accelerator, which waits for them; torch says "cpu" where it means the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = (kwargs or {}).get("device")
+        if func is torch.tensor and isinstance(device, torch.device) and device.type != "meta":
+            raise HostReadError("the host sends a tensor")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -61,12 +77,13 @@ def unreadable() -> Iterator[None]:
     """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends on it.
 
     Fake tensors raise where a number, a size or an index follows from values. What copies a whole tensor is
-    refused here. They cannot be swapped or deep-copied, so that modules stay where they are and copies are
+    refused here, and so are numbers sent to a device. They cannot be swapped or deep-copied, so that modules stay where they are and copies are
     clones.
     """
-    with pretended() as patch, FakeTensorMode():
+    with pretended() as patch, FakeTensorMode(), NothingSent():
         for name in ("cpu", "numpy", "__array__"):
             patch.setattr(Tensor, name, _refuse)
+        patch.setattr(text, "_cells", _cells)
         patch.setattr(reading, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
         patch.setattr(nn.Module, "_apply", _in_its_place)
         patch.setattr(random_generators, "Generator", _without_memory)

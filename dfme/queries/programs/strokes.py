@@ -58,8 +58,10 @@ def curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: 
     This ``share`` of curves start where the one before them ended.
     """
     _, height, width = spec.shape
-    extent_2 = torch.tensor([width, height], device=rng.device) / min(height, width)
-    start, middle, end = (uniform((3, count, most, 2), -1, 1, rng) * extent_2).unbind()
+    points_3BM2 = uniform((3, count, most, 2), -1, 1, rng)
+    points_3BM2[..., 0] *= width / min(height, width)
+    points_3BM2[..., 1] *= height / min(height, width)
+    start, middle, end = points_3BM2.unbind()
     joined = uniform((count, most, 1), 0, 1, rng) < share
     joined[:, 0] = False
     start = torch.where(joined, end.roll(1, dims=1), start)

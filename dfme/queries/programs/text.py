@@ -10,7 +10,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn.functional import grid_sample
@@ -69,7 +68,7 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     middle_B11 = (uniform(one, 0, 1, rng) * number_B11).floor()
     pitch_B11 = 2 * uniform(one, *PITCHES, rng)
     weight_B = torch.randint(len(WEIGHTS), (count,), generator=rng, device=rng.device)
-    cells_NHW = torch.tensor(_cells(max(1, SIDE // min(height, width))), device=rng.device)
+    cells_NHW = _cells(max(1, SIDE // min(height, width)), rng.device)
     cover_BHW = torch.zeros_like(along_BHW)
     for place in range(most):
         digit_B = torch.randint(len(DIGITS), (count,), generator=rng, device=rng.device)
@@ -83,8 +82,11 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 @cache
-def _cells(coarser: int) -> NDArray[np.float32]:
-    """Ink of every character in every weight (N, H, W), within 0 and 1, so many times coarser."""
+def _cells(coarser: int, device: torch.device) -> Tensor:
+    """Ink of every character in every weight (N, H, W), within 0 and 1, so many times coarser.
+
+    It stays on the device: to send it again for every batch would make a GPU wait.
+    """
     font = ImageFont.load_default(0.8 * SIDE)
     drawn = []
     for weight in WEIGHTS:
@@ -93,4 +95,4 @@ def _cells(coarser: int) -> NDArray[np.float32]:
             place = (SIDE / 2, SIDE / 2)
             ImageDraw.Draw(image).text(place, character, 255, font, "mm", stroke_width=weight)
             drawn.append(np.asarray(image.reduce(coarser), dtype=np.float32) / 255)
-    return np.stack(drawn)
+    return torch.tensor(np.stack(drawn), device=device)
