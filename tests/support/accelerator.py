@@ -77,8 +77,8 @@ def unreadable() -> Iterator[None]:
     """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends on it.
 
     Fake tensors raise where a number, a size or an index follows from values. What copies a whole tensor is
-    refused here, and so are numbers sent to a device. They cannot be swapped or deep-copied, so that modules stay where they are and copies are
-    clones.
+    refused here, and so are numbers sent to a device. They cannot be swapped or deep-copied, so that modules
+    stay where they are and copies are clones.
     """
     with pretended() as patch, FakeTensorMode(), NothingSent():
         for name in ("cpu", "numpy", "__array__"):
