@@ -4,7 +4,6 @@ import inspect
 import os
 import platform
 import re
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -152,17 +151,6 @@ def worthwhile_threads(
         return threads
     finally:
         torch.set_num_threads(was)
-
-
-def require_compiler(device: torch.device) -> None:
-    """UserError where torch.compile would find no compiler: C++ on a CPU, C on a GPU."""
-    variable, names = ("CC", ["gcc", "clang"]) if device.type == "cuda" else ("CXX", ["g++", "clang++"])
-    tried = [os.environ[variable]] if os.environ.get(variable) else names
-    if not any(map(shutil.which, tried)):
-        raise UserError(
-            f"--compile: expected a compiler ({' or '.join(tried)}) on the PATH, found none; "
-            f"install one, name it in {variable}, or leave --compile out"
-        )
 
 
 @contextmanager

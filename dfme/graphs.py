@@ -107,9 +107,6 @@ class GraphedForward:
         self._waiting = False
         self._plain: Callable[..., Any] = net.forward
         self.before: Any = vars(net).get("forward")
-        if net._compiled_call_impl is not None:  # compiled, but inside the graph
-            net._compiled_call_impl = None
-            self._plain = torch.compile(net.forward)
         given = part, lambda x, _: (self._plain(x),), lambda: list(net.buffers())
         self._still = Captured(*given)
         self._learning = Captured(*given, self._graphed) if with_gradient else None

@@ -26,13 +26,14 @@ done
 
 read -ra flags <<<"${FLAGS:-}"
 if [ -z "${TOY:-}" ]; then
-    tests=(tests)
+    mapfile -t tests < <(grep -rl --include="test_*.py" "mark\.gpu" tests) # the others need the extra `dev`
     same=(--config configs/shapes.yaml --student.arch resnet18_8x)
-    half=50000
+    half=10000
     bench=(--rounds 3 --seconds 1.5)
     speed=(--against published --cases "resnet,digits28" "${bench[@]}")
     gradients=(--conditions "exact,tf32,bf16" --budget 300k --stages "0,0.04")
-    teacher=(--arch resnet34_8x --epochs 14 --batch-size 256 --precision bf16 --device auto --threads 0)
+    teacher=(--arch resnet34_8x --optimizer adam --lr 0.001 --epochs 14 --batch-size 256 --precision bf16)
+    teacher+=(--device auto --threads 0)
     net=(--student.arch resnet18_8x)
     paper=(--budget 2M)
     large=(--methods "paper,static" --budgets 20M --student-steps 78125)
@@ -80,7 +81,14 @@ taught() { # TASK: its images and its teacher, which is trained unless it is the
         echo "$name: expected $data; it is made by: python -m research.tasks $1 $data" && return 1
     }
     set -- --config "research/tasks/$1.yaml" --data.name "$data" "${teacher[@]}" --out "$weights"
-    try teacher "$python" run.py train-teacher "$@"
+    try teacher "$python" run.py train-teacher "$@" || return
+    local right=100
+    [ -n "$dry${TOY:-}" ] ||
+        right=$(sed -nE 's/.*: accuracy ([0-9]+).*/\1/p' "$folder/teacher.log" | tail -n 1)
+    [ "${right:-0}" -ge 70 ] || { # a copy of it would show nothing
+        rm -f "$weights"
+        echo "$name: the teacher is right on ${right:-0} %, expected at least 70" && return 1
+    }
 }
 killed() { # WORDS: a run killed once half is spent, which `once` goes on with
     [ -z "$dry" ] && [ ! -e "$folder/killed" ] || return 0

@@ -50,8 +50,6 @@ class BenchConfig:
     """of the student's training steps: fp32 or bf16"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
-    compile: bool = False
-    """run student and generator through torch.compile"""
     options: tuple[str, ...] = ()
     """options of a run that the loop is timed with, such as graphs=true,teacher.precision=bf16"""
 

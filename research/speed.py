@@ -88,7 +88,7 @@ class Work:
         values = {
             **{"student.arch": case.student, "student.replay_steps": case.replay_steps},
             **{"student.replay_batch": self.batch, "schedule.kind": "constant"},
-            **{name: getattr(config, name) for name in ("precision", "channels_last", "compile")},
+            **{name: getattr(config, name) for name in ("precision", "channels_last")},
             **dict(text.split("=", 1) for text in config.options),
         }
         precision = values.pop("teacher.precision", "auto")

@@ -41,8 +41,6 @@ class RetrainConfig:
     """of the training steps: fp32, or bf16 (autocast)"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
-    compile: bool = False
-    """run the student through torch.compile"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule, over the steps"""
     student: StudentConfig = field(default_factory=StudentConfig)

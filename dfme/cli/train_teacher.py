@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dfme.cli import teacher_side
 from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.teacher_side import TrainTeacherConfig
+from dfme.report.console import duration
 from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
@@ -27,10 +28,14 @@ def run(words: Sequence[str]) -> int:
 
 
 def show_epoch(metrics: dict[str, float]) -> None:
-    """One line per epoch on stderr; on a terminal it is written over the last one."""
+    """One line per epoch on stderr, and more of a long one; on a terminal it is written over the last one."""
     named = {"loss": "loss {:.4f}", "train_accuracy": "train {:.1%}", "test_accuracy": "test {:.1%}"}
     parts = [text.format(metrics[name]) for name, text in named.items() if name in metrics]
     line = f"epoch {metrics['epoch']:.0f}/{metrics['epochs']:.0f}  {'  '.join(parts)}"
+    if "step" in metrics:
+        done = metrics["epoch"] - 1 + metrics["step"] / metrics["steps"]
+        left = metrics["seconds"] * (metrics["epochs"] / max(done, 1e-9) - 1)
+        line += f"step {metrics['step']:.0f} of {metrics['steps']:.0f}  {duration(left)} left"
     line += f"  {metrics['seconds']:.0f} s"
     last = "\n" if metrics["epoch"] >= metrics["epochs"] else ""
     sys.stderr.write(f"\r{line:<78}{last}" if sys.stderr.isatty() else f"{line}\n")

@@ -130,7 +130,6 @@ class Discriminator:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(components.seed, "adversary"))
             net = discriminator(components.oracle.spec.shape, normalised=game.normalised)
-        # never compiled: a penalty is differentiated twice
         self.net = net.to(components.rng["latent"].device)
         self._game = game
         adam = Adam(self.net.parameters(), lr, betas=betas, fused=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, on_accelerator, require_compiler
+from dfme.compute import DeferredChecks, on_accelerator
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
@@ -135,7 +135,7 @@ def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
 
 
 def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Module:
-    """The net on its device, in the memory format and compiled as its configuration says."""
+    """The net on its device, in the memory format that its configuration says."""
     net.to(device)
     if config.channels_last != "no":  # measured to be faster on a CPU (docs/results/speed.md) and a GPU
         net.to(memory_format=torch.channels_last)
@@ -143,11 +143,6 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
         require_gpu(device)
         # what is captured runs on streams of its own, and waits for the others
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
-    if config.compile:
-        require_compiler(device)
-        # advice that would ruin an estimate
-        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-        net.compile()
     return net
 
 

@@ -66,7 +66,7 @@ def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
     most = torch.get_num_threads()
     if most == 1 or any(os.environ.get(name) for name in THREADS_GIVEN):
         return []
-    net = copy.deepcopy(nets.students[0])  # not compiled, and its statistics are nobody's
+    net = copy.deepcopy(nets.students[0])  # its statistics are nobody's
     config = job.config
     images = config.student.batch(config.images) if keeps_answers(job) else job.method_config.batch_size
     x_BCHW = torch.rand(images, *spec.shape, generator=torch.Generator().manual_seed(0))

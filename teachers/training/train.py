@@ -26,6 +26,7 @@ from dfme.teachers.local.weights import Card
 from dfme.teachers.options import TrainTeacherConfig, check_training
 
 EpochCallback = Callable[[dict[str, float]], None]
+LULL = 1.5  # seconds of an epoch that ``progress`` hears nothing of, but for a step
 
 # where and how loudly a teacher is trained, not which one
 NOT_IN_RECIPE = ("device", "evaluate_every", "out")
@@ -45,8 +46,8 @@ def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = N
 
     The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After
     every epoch ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy
-    where it was scored. UserError for settings, data or a device that cannot work, and for a loss that
-    diverges.
+    where it was scored; in a long epoch epoch, epochs, step, steps and seconds now and then. UserError for
+    settings, data or a device that cannot work, and for a loss that diverges.
     """
     check_training(config)
     device = choose_device(config.device)
@@ -109,6 +110,7 @@ class _Training:
             for purpose in ("order", "augmentation")
         )
         self.optimizer = _optimizer(config, net)
+        self.told = time.perf_counter()
         self.steps = max(1, len(self.train) // config.batch_size)
         steps = config.epochs * self.steps
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=steps)
@@ -119,7 +121,7 @@ class _Training:
         every = self.config.evaluate_every
         accuracy = 0.0
         for epoch in range(1, self.config.epochs + 1):
-            metrics = self._epoch()
+            metrics = self._epoch(partial(self._tell, progress, epoch, started))
             if not math.isfinite(metrics["loss"]):
                 raise UserError(f"the loss became {metrics['loss']} in epoch {epoch}; lower --lr")
             if epoch == self.config.epochs or (every and epoch % every == 0):
@@ -130,14 +132,22 @@ class _Training:
                 progress({"epoch": epoch, "epochs": self.config.epochs, **metrics, "seconds": seconds})
         return accuracy
 
-    def _epoch(self) -> dict[str, float]:
+    def _tell(self, progress: EpochCallback | None, epoch: int, started: float, step: int) -> None:
+        now = time.perf_counter()
+        if progress is not None and now - self.told > LULL:
+            self.told = now
+            place = {"epoch": epoch, "epochs": self.config.epochs, "step": step, "steps": self.steps}
+            progress({**place, "seconds": now - started})
+
+    def _epoch(self, tell: Callable[[int], None]) -> dict[str, float]:
         """One pass over the training images in a new order; those that fill no batch wait for the next."""
         self.net.train()
         order = torch.randperm(len(self.train), generator=self.order)
         loss_sum = torch.zeros((), device=self.device)
         right = torch.zeros((), device=self.device)
         images = 0
-        for index in torch.split(order, self.config.batch_size)[: self.steps]:
+        for step, index in enumerate(torch.split(order, self.config.batch_size)[: self.steps]):
+            tell(step)
             labels_B = self.train_labels[index].to(self.device)
             loss, logits_BK = self._step(self.train.batch(index).to(self.device), labels_B)
             loss_sum += loss * len(index)

@@ -1,5 +1,6 @@
 """Detectors over honest accounts, per stream, and over accounts in a log of ``serve --record``."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ THINNED = (1, 2, 4, 8, 16, 32, 64)  # of so many images of an account in a log o
 ACCOUNTS = 16  # of a log that are looked at: those with the most images
 MAX_COUNTED = 100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
 Tell = Callable[[str], None]
+LULL = 1.5  # seconds without a line, at most, but for one account
 
 
 def detect(
@@ -59,7 +61,11 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
             images = held_out(str(other), teacher.spec)[0]
             places_N = torch.arange(len(images))
         accounts = list[dict[str, Any]]()
+        told = time.monotonic()
         for number in range(SESSIONS):
+            if time.monotonic() > told + LULL:
+                told = time.monotonic()
+                tell(f"watched {number} of {SESSIONS} honest accounts: {stream}")
             teacher.watch.load_state_dict({})  # nobody has asked yet
             rng = torch.Generator().manual_seed(seed * SESSIONS + number)
             for x_BCHW in session(stream, images, places_N, rng):

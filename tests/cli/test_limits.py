@@ -11,15 +11,6 @@ from dfme.errors import DfmeError
 from dfme.run import parts
 
 
-def test_a_missing_compiler_is_one_line(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert run("--teacher own:Linear --budget 90 --out run --compile --device cpu") == 2
-    assert "--compile: expected a compiler (no-such-compiler) on the PATH, found none" in one_line(capsys)
-    assert not (here / "run").exists()
-
-
 def test_too_little_memory_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,12 +51,23 @@ def test_every_command_is_understood(toy: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.integration
-def test_a_step_that_is_none_is_refused_and_missing_images_are_named(tmp_path: Path) -> None:
+def test_a_step_that_is_none_missing_images_and_a_useless_teacher_are_named(tmp_path: Path) -> None:
     refused = script("test")
     assert (refused.returncode, refused.stderr[:38]) == (2, "gpu_day: test: expected a step: tests ")
     lacking = script("--out", str(tmp_path), "paper", TASKS="nowhere").stdout
     assert "paper: expected nowhere/plates.npz; it is made by: python -m research.tasks plates" in lacking
     assert not (tmp_path / "paper" / "finished").exists()
+    (tmp_path / "plates.npz").touch()
+    teach = tmp_path / "teach"
+    teach.write_text(
+        "#!/bin/sh\n[ $2 = train-teacher ] || exit 0\necho out: accuracy $RIGHT on the test part\n"
+    )
+    teach.chmod(0o755)
+    said = {"PYTHON": str(teach), "TASKS": str(tmp_path)}
+    useless = script("--out", str(tmp_path), "paper", RIGHT="11.70%", **said).stdout
+    assert "paper: the teacher is right on 11 %, expected at least 70" in useless
+    assert not (tmp_path / "paper" / "finished").exists()
+    assert "paper: finished" in script("--out", str(tmp_path), "paper", RIGHT="98.75%", **said).stdout
 
 
 def test_tables_hold_runs_timings_and_what_is_unfinished(tmp_path: Path) -> None:

@@ -97,7 +97,6 @@ def test_the_state_of_defences_comes_from_the_checkpoint_alone(tmp_path: Path, r
         ("--precision", "bf16"),
         ("--method", "maze"),
         ("--method", "disguide"),
-        ("--compile", "true"),
     ],
 )
 def test_graphs_change_no_bit(tmp_path: Path, run: Run, more: tuple[str, ...]) -> None:

@@ -227,7 +227,7 @@ class Audit:
         images = self._plan.owner_evaluation
         asked = job.teacher, job.teacher_options, self._plan.watch, images, job.config.device
         if self._plan.watch:
-            measure = partial(self._owner.detection, *asked, meter=self._meter)
+            measure = partial(self._owner.detection, *asked, tell=self._line.note, meter=self._meter)
             self._measured = self._tried("detection", lambda: cached(file, asked[2], measure))
 
     def _examine(self) -> None:

@@ -59,8 +59,7 @@ def curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: 
     """
     _, height, width = spec.shape
     points_3BM2 = uniform((3, count, most, 2), -1, 1, rng)
-    points_3BM2[..., 0] *= width / min(height, width)
-    points_3BM2[..., 1] *= height / min(height, width)
+    points_3BM2[..., int(height > width)] *= max(height, width) / min(height, width)
     start, middle, end = points_3BM2.unbind()
     joined = uniform((count, most, 1), 0, 1, rng) < share
     joined[:, 0] = False

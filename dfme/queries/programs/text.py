@@ -68,6 +68,7 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     middle_B11 = (uniform(one, 0, 1, rng) * number_B11).floor()
     pitch_B11 = 2 * uniform(one, *PITCHES, rng)
     weight_B = torch.randint(len(WEIGHTS), (count,), generator=rng, device=rng.device)
+    # kept there: a GPU waits for what is sent to it
     cells_NHW = _cells(max(1, SIDE // min(height, width)), rng.device)
     cover_BHW = torch.zeros_like(along_BHW)
     for place in range(most):
@@ -83,10 +84,7 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 @cache
 def _cells(coarser: int, device: torch.device) -> Tensor:
-    """Ink of every character in every weight (N, H, W), within 0 and 1, so many times coarser.
-
-    It stays on the device: to send it again for every batch would make a GPU wait.
-    """
+    """Ink of every character in every weight (N, H, W), within 0 and 1, so many times coarser."""
     font = ImageFont.load_default(0.8 * SIDE)
     drawn = []
     for weight in WEIGHTS:

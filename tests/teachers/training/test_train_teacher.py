@@ -9,6 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from dfme.cli.train_teacher import show_epoch
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.data import load_dataset
@@ -17,6 +18,7 @@ from dfme.nets import build_net
 from dfme.teachers.build import make_teacher
 from dfme.teachers.local.weights import read_weights
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig, check_training
+from dfme.teachers.training import train
 from dfme.teachers.training.train import channel_statistics, shift, train_teacher
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,6 +64,19 @@ def test_the_file_says_what_it_is_and_scores_what_it_says(tmp_path: Path) -> Non
     assert card.accuracy == pytest.approx(seen[-1]["test_accuracy"], abs=1e-6)
     assert card.accuracy > 0.5
     assert all(value.isfinite().all() for value in state.values())
+
+
+def test_a_long_epoch_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "LULL", -1.0)
+    seen: list[dict[str, float]] = []
+    train_teacher(tiny(tmp_path / "t.safetensors", epochs=2), seen.append)
+    steps = int(seen[0]["steps"])
+    assert [each.get("step") for each in seen] == [*range(steps), None, *range(steps), None]
+    half = {"epoch": 2, "epochs": 2, "step": steps / 2, "steps": steps, "seconds": 90.0}
+    show_epoch(half)
+    assert capsys.readouterr().err == f"epoch 2/2  step {steps / 2:.0f} of {steps}  30 s left  90 s\n"
 
 
 def accuracy_of(path: Path) -> float:

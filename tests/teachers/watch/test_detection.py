@@ -1,7 +1,9 @@
 """Detectors over honest accounts and logs: counts against brute force."""
 
+import itertools
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -50,6 +52,18 @@ def toy(*names: str) -> Defended:
 def raised(values: list[float], threshold: float = 0.33) -> list[int]:
     """Where an alarm is raised, from 1, and again only once it was not."""
     return [at + 1 for at, each in enumerate(values) if each > threshold >= ([0.0, *values][at])]
+
+
+def test_a_long_watch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    seconds = itertools.count()
+    monkeypatch.setattr(detection, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    detect(toy("labels"), "digits", None, 3, told.append, None)
+    streams = [stream for stream in STREAMS if stream != "other data"]
+    lines = [
+        (f"watched 1 of 2 honest accounts: {each}", f"watched 2 honest accounts: {each}") for each in streams
+    ]
+    assert told == [*itertools.chain(*lines)]
 
 
 def test_honest_accounts_are_counted_by_stream_and_session() -> None:
