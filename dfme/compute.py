@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dfme.errors import DfmeError, UserError
 
+LULL = 1.5  # seconds without a word from a computation, but for one of its steps
 MAX_PENDING = 4_096  # flags of an accelerator that wait to be read at most
 Eager = TypeVar("Eager", bound=torch.optim.Optimizer)
 
@@ -151,6 +152,19 @@ def worthwhile_threads(
         return threads
     finally:
         torch.set_num_threads(was)
+
+
+class Seldom:
+    """Pass on how far a long computation is, unless that was said a moment ago."""
+
+    def __init__(self, say: Callable[[Any], object]) -> None:
+        self._say = say
+        self._at = time.monotonic()
+
+    def __call__(self, far: Any) -> None:
+        if time.monotonic() > self._at + LULL:
+            self._at = time.monotonic()
+            self._say(far)
 
 
 @contextmanager

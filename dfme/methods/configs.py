@@ -20,9 +20,9 @@ class ProceduralConfig:
     """Queries drawn by a program (``queries.programs``), with no data and no training."""
 
     batch_size: BatchSize = 256
-    """images per query batch, or auto: halved until it fits the budget"""
+    """images per batch, of students and generator alike, or auto: halved until it fits the budget"""
     student_steps: Count = 5
-    """student batches paid for per iteration"""
+    """student batches paid for per iteration (d)"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -37,20 +37,11 @@ class StaticConfig(ProceduralConfig):
 
 
 @dataclass(frozen=True, config=CONFIG)
-class GeneratorConfig:
+class GeneratorConfig(StaticConfig):
     """Options of all methods that train a generator."""
 
-    batch_size: BatchSize = 256
-    """images per batch, of the generator and of the students, or auto: halved until it fits the budget"""
     generator_steps: Count = 1
     """generator updates per iteration (g)"""
-    student_steps: Count = 5
-    """student batches paid for per iteration (d)"""
-    latent_size: Count = 256
-    """size of the generator's input"""
-    generator: str = "auto"
-    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before
-    tanh"""
     generator_lr: Positive = 1e-4
     """learning rate of the generator's Adam"""
 

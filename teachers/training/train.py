@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import SGD, Adam, choose_device
+from dfme.compute import SGD, Adam, Seldom, choose_device
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
@@ -26,7 +26,6 @@ from dfme.teachers.local.weights import Card
 from dfme.teachers.options import TrainTeacherConfig, check_training
 
 EpochCallback = Callable[[dict[str, float]], None]
-LULL = 1.5  # seconds of an epoch that ``progress`` hears nothing of, but for a step
 
 # where and how loudly a teacher is trained, not which one
 NOT_IN_RECIPE = ("device", "evaluate_every", "out")
@@ -110,7 +109,6 @@ class _Training:
             for purpose in ("order", "augmentation")
         )
         self.optimizer = _optimizer(config, net)
-        self.told = time.perf_counter()
         self.steps = max(1, len(self.train) // config.batch_size)
         steps = config.epochs * self.steps
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=steps)
@@ -120,26 +118,30 @@ class _Training:
         started = time.perf_counter()
         every = self.config.evaluate_every
         accuracy = 0.0
+        tell = progress or bool
+        seldom = Seldom(tell)
+
+        def say(to: Callable[[dict[str, float]], object], **more: float) -> None:
+            to(
+                {
+                    "epoch": epoch,
+                    "epochs": self.config.epochs,
+                    **more,
+                    "seconds": time.perf_counter() - started,
+                }
+            )
+
         for epoch in range(1, self.config.epochs + 1):
-            metrics = self._epoch(partial(self._tell, progress, epoch, started))
+            metrics = self._epoch(partial(say, seldom))
             if not math.isfinite(metrics["loss"]):
                 raise UserError(f"the loss became {metrics['loss']} in epoch {epoch}; lower --lr")
             if epoch == self.config.epochs or (every and epoch % every == 0):
                 accuracy = self._score()
                 metrics["test_accuracy"] = accuracy
-            if progress is not None:
-                seconds = time.perf_counter() - started
-                progress({"epoch": epoch, "epochs": self.config.epochs, **metrics, "seconds": seconds})
+            say(tell, **metrics)
         return accuracy
 
-    def _tell(self, progress: EpochCallback | None, epoch: int, started: float, step: int) -> None:
-        now = time.perf_counter()
-        if progress is not None and now - self.told > LULL:
-            self.told = now
-            place = {"epoch": epoch, "epochs": self.config.epochs, "step": step, "steps": self.steps}
-            progress({**place, "seconds": now - started})
-
-    def _epoch(self, tell: Callable[[int], None]) -> dict[str, float]:
+    def _epoch(self, say: Callable[..., None]) -> dict[str, float]:
         """One pass over the training images in a new order; those that fill no batch wait for the next."""
         self.net.train()
         order = torch.randperm(len(self.train), generator=self.order)
@@ -147,7 +149,7 @@ class _Training:
         right = torch.zeros((), device=self.device)
         images = 0
         for step, index in enumerate(torch.split(order, self.config.batch_size)[: self.steps]):
-            tell(step)
+            say(step=step, steps=self.steps)
             labels_B = self.train_labels[index].to(self.device)
             loss, logits_BK = self._step(self.train.batch(index).to(self.device), labels_B)
             loss_sum += loss * len(index)

@@ -1,6 +1,5 @@
 """Detectors over honest accounts, per stream, and over accounts in a log of ``serve --record``."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dfme.compute import Seldom
 from dfme.config.defences import NEED_FEATURES
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
@@ -25,7 +25,6 @@ THINNED = (1, 2, 4, 8, 16, 32, 64)  # of so many images of an account in a log o
 ACCOUNTS = 16  # of a log that are looked at: those with the most images
 MAX_COUNTED = 100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
 Tell = Callable[[str], None]
-LULL = 1.5  # seconds without a line, at most, but for one account
 
 
 def detect(
@@ -61,17 +60,15 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
             images = held_out(str(other), teacher.spec)[0]
             places_N = torch.arange(len(images))
         accounts = list[dict[str, Any]]()
-        told = time.monotonic()
+        seldom = Seldom(tell)
         for number in range(SESSIONS):
-            if time.monotonic() > told + LULL:
-                told = time.monotonic()
-                tell(f"watched {number} of {SESSIONS} honest accounts: {stream}")
             teacher.watch.load_state_dict({})  # nobody has asked yet
             rng = torch.Generator().manual_seed(seed * SESSIONS + number)
             for x_BCHW in session(stream, images, places_N, rng):
                 for part_BCHW in taken(x_BCHW, teacher).split(teacher.info.max_batch or len(x_BCHW)):
                     teacher(part_BCHW)
             accounts.append(teacher.watch.report()["detectors"])
+            seldom(f"watched {number + 1} of {SESSIONS} honest accounts: {stream}")
         teacher.watch.drain()
         for name in largest:
             alarms = [each[name]["alarms"] for each in accounts]

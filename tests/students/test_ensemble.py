@@ -36,13 +36,6 @@ def test_every_member_is_trained_as_if_it_were_alone(arch, shape):
         torch.testing.assert_close(own.state_dict(), net.state_dict())
 
 
-def test_refuses_no_nets_and_nets_of_two_kinds():
-    with pytest.raises(ValueError, match="got none"):
-        Ensemble([])
-    with pytest.raises(ValueError, match="one architecture, got SmallCnn, LeNet5"):
-        Ensemble([*nets(1), *nets(1, "lenet5", (1, 28, 28))])
-
-
 class Fixed(nn.Module):
     """Answers every image with the logarithms of the same probabilities, shifted."""
 

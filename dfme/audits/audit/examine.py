@@ -18,7 +18,7 @@ from dfme.audits.audit.differences import differences, numbers_without
 from dfme.audits.audit.findings import over_seeds
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
-from dfme.compute import DeferredChecks, choose_device, on_accelerator, within_memory
+from dfme.compute import DeferredChecks, Seldom, choose_device, on_accelerator, within_memory
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data import ImageSet
@@ -215,7 +215,6 @@ def _ask(
     job = replace(job, config=replace(job.config, answers=AnswersConfig(), budget=1))
     device = choose_device(job.config.device)
     deferred = DeferredChecks()
-    seed = job.config.seed
     counts = {name: [0] * (len(nets) + 1) for name in ("procedural", "adversarial")}
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
@@ -226,6 +225,7 @@ def _ask(
         begun = lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking")  # noqa: E731
         oracle = build_oracle(job, *parts, begun)
         held.enter_context(closing(oracle)).report_to(tell)
+        seldom = Seldom(tell)
         spec = oracle.spec
         (headline,) = eps_of(spec, brief=True)
         sizes = eps_of(spec, brief)
@@ -233,6 +233,7 @@ def _ask(
         def ask(source: Surrogate | None, eps: float, x_BCHW: Tensor) -> Tensor:
             """The teacher's classes; the number of images on which each copy follows it."""
             class_B = top_class(oracle(x_BCHW, "transfer"))
+            seldom(f"asked {oracle.ledger.totals().transfer_queries:,} images")
             kind = "procedural" if source is None else "adversarial"
             if source is None or (source.kind != "clone" and source.logits is not None and eps == headline):
                 alike = [int((scores(net, x_BCHW).argmax(1) == class_B).sum()) for net in nets]
@@ -240,12 +241,12 @@ def _ask(
             return class_B
 
         draw = ProceduralImages(spec, ("leaves", "strokes")).draw
-        rng = torch.Generator().manual_seed(derived_seed(seed, "procedural"))
+        rng = torch.Generator().manual_seed(derived_seed(job.config.seed, "procedural"))
         for part in torch.arange(PROCEDURAL).split(evaluation_batch(spec.shape)) if is_local(job) else ():
             ask(None, 0.0, spec.quantise(draw(len(part), rng)).to(device))
         sources = _sources(found, nets, job, twin)
         x_NCHW, labels_N = _right(on, MAX_IMAGES if is_local(job) else MAX_IMAGES // len(sources), device)
-        rows = measure(sources, x_NCHW, labels_N, spec, sizes, seed, ask)
+        rows = measure(sources, x_NCHW, labels_N, spec, sizes, job.config.seed, ask)
         deferred.verify()
         totals = oracle.ledger.totals()
     found["asked"] = totals.transfer_queries

@@ -16,6 +16,7 @@ from command_line import parse_extract
 from matplotlib.image import imread
 from torch import Tensor
 
+from dfme import compute
 from dfme.audits.audit import differences
 from dfme.audits.audit import examine as module
 from dfme.audits.audit.examine import ExaminedCell, examine
@@ -100,13 +101,19 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> Metering:
 def quiet(line: str) -> None: ...
 
 
-def test_what_is_asked_is_in_a_ledger_outside_the_budget(cells: Cells, metered: Metering, tmp_path: Path):
-    meters = metered()
-    found = examine(tmp_path, cells, job_of(), None, None, quiet)
+def test_what_is_asked_is_in_a_ledger_outside_the_budget_and_told(
+    cells: Cells, metered: Metering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compute, "LULL", -1.0)
+    meters, told = metered(), list[str]()
+    found = examine(tmp_path, cells, job_of(), None, None, told.append)
     totals = audit(tmp_path / "examined" / "ledger.jsonl")
     right, sources = found["transfer"]["images"], 4  # random signs, untrained, teacher, copy
     assert meters[0].served == totals.transfer_queries == found["asked"] == found["transfer"]["asked"]
     assert totals.transfer_queries == 100 + right * 3 * (1 + 3 * (sources - 1))
+    far = [int(line.split()[1].replace(",", "")) for line in told if line.startswith("asked ")]
+    assert far == sorted(far)
+    assert (far[0], far[-1], len(far)) == (100, found["asked"], 1 + 3 * (1 + 3 * (sources - 1)))
     assert (totals.spent, totals.evaluation_queries, totals.lost) == (0, 0, 0)
     assert totals.served == meters[0].served
     assert set(totals.spent_by_purpose) == {"generator", "student", "seed", "check"}

@@ -9,6 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from dfme import compute
 from dfme.cli.train_teacher import show_epoch
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
@@ -18,7 +19,6 @@ from dfme.nets import build_net
 from dfme.teachers.build import make_teacher
 from dfme.teachers.local.weights import read_weights
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig, check_training
-from dfme.teachers.training import train
 from dfme.teachers.training.train import channel_statistics, shift, train_teacher
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,7 +69,7 @@ def test_the_file_says_what_it_is_and_scores_what_it_says(tmp_path: Path) -> Non
 def test_a_long_epoch_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train, "LULL", -1.0)
+    monkeypatch.setattr(compute, "LULL", -1.0)
     seen: list[dict[str, float]] = []
     train_teacher(tiny(tmp_path / "t.safetensors", epochs=2), seen.append)
     steps = int(seen[0]["steps"])

@@ -1,9 +1,7 @@
 """Detectors over honest accounts and logs: counts against brute force."""
 
-import itertools
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +10,7 @@ from torch import Tensor
 from toys import LinearTeacher
 from watched import pairs, procedural
 
+from dfme import compute
 from dfme.config.settings import TeacherConfig
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec, LabelMode
@@ -56,14 +55,10 @@ def raised(values: list[float], threshold: float = 0.33) -> list[int]:
 
 def test_a_long_watch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
-    seconds = itertools.count()
-    monkeypatch.setattr(detection, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(compute, "LULL", -1.0)
     detect(toy("labels"), "digits", None, 3, told.append, None)
-    streams = [stream for stream in STREAMS if stream != "other data"]
-    lines = [
-        (f"watched 1 of 2 honest accounts: {each}", f"watched 2 honest accounts: {each}") for each in streams
-    ]
-    assert told == [*itertools.chain(*lines)]
+    watched = ("watched 1 of 2", "watched 2 of 2", "watched 2")
+    assert told == [f"{far} honest accounts: {stream}" for stream in STREAMS[:-1] for far in watched]
 
 
 def test_honest_accounts_are_counted_by_stream_and_session() -> None:
