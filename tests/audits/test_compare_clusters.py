@@ -22,11 +22,21 @@ rows:
   static: {method: {name: static, batch_size: 32}}
   adam: {method: {name: static, batch_size: 32}, student: {optimizer: adam, lr: 0.001}}
   dfme: {method: {name: dfme, batch_size: 32}}
-teacher: {kind: "meter:Meter", log: served.log}
+teacher: {kind: "plain:Meter", log: served.log}
 student: {arch: cnn_small}
 evaluation: {dataset: digits, points: 2}
 device: cpu
 """
+PLAIN = """
+from small_runs import narrow_generators, no_pictures, no_rehearsal
+
+held = [each() for each in (narrow_generators, no_pictures, no_rehearsal)]
+for each in held:
+    each.__enter__()
+
+from meter import Meter
+"""
+"""The teacher, which leaves out what takes a small run's time: no test here looks at it."""
 CELLS = [f"{row}-probabilities-3k-seed0" for row in ("static", "adam", "dfme")]
 MIDDLE = 25
 """Charges of a cell that is in the midst of its run."""
@@ -37,6 +47,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A folder with what ``--engine local`` comes to, in ``whole``."""
     made = Bench(tmp_path_factory.mktemp("c") / "bench")
     (made.folder / "c.yaml").write_text(COMPARISON)
+    (made.folder / "plain.py").write_text(PLAIN)
     code, _, err = made.run(["compare", "--config", "c.yaml", "--out", "whole", "--jobs", "2"])
     assert code == 0, err
     return made
