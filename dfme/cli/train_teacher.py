@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dfme.cli import teacher_side
 from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.teacher_side import TrainTeacherConfig
-from dfme.report.console import duration
 from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
@@ -33,6 +32,8 @@ def show_epoch(metrics: dict[str, float]) -> None:
     parts = [text.format(metrics[name]) for name, text in named.items() if name in metrics]
     line = f"epoch {metrics['epoch']:.0f}/{metrics['epochs']:.0f}  {'  '.join(parts)}"
     if "step" in metrics:
+        from dfme.report.console import duration
+
         done = metrics["epoch"] - 1 + metrics["step"] / metrics["steps"]
         left = metrics["seconds"] * (metrics["epochs"] / max(done, 1e-9) - 1)
         line += f"step {metrics['step']:.0f} of {metrics['steps']:.0f}  {duration(left)} left"
