@@ -122,14 +122,8 @@ class _Training:
         seldom = Seldom(tell)
 
         def say(to: Callable[[dict[str, float]], object], **more: float) -> None:
-            to(
-                {
-                    "epoch": epoch,
-                    "epochs": self.config.epochs,
-                    **more,
-                    "seconds": time.perf_counter() - started,
-                }
-            )
+            now = time.perf_counter() - started
+            to({"epoch": epoch, "epochs": self.config.epochs, **more, "seconds": now})
 
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))
