@@ -20,7 +20,7 @@ class ProceduralConfig:
     """Queries drawn by a program (``queries.programs``), with no data and no training."""
 
     batch_size: BatchSize = 256
-    """images per batch, of students and generator alike, or auto: halved until it fits the budget"""
+    """images per batch, or auto: halved until it fits the budget"""
     student_steps: Count = 5
     """student batches paid for per iteration (d)"""
 

@@ -126,6 +126,14 @@ def write_answer(service: Service, question: Question, answers: Array) -> tuple[
     return pack(header, [NamedTensor(service.output, answers)], "outputs", question.binary)
 
 
+def pixels_of(levels: Array, spec: ImageSpec) -> Array:
+    """Pixels, float32 within the bounds, of levels from 0 to 255."""
+    low, high = map(np.float32, spec.bounds)
+    step = np.float32((spec.bounds[1] - spec.bounds[0]) / (BYTE_LEVELS - 1))
+    pixels: Array = levels.astype(np.float32) * step + low
+    return pixels.clip(low, high)
+
+
 def _images(service: Service, tensor: NamedTensor) -> Array:
     """The images of the input tensor, copied, as float32 within the bounds."""
     array = tensor.array
@@ -139,9 +147,7 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
         raise BatchTooLargeError(f"batch of {len(array)} images: expected at most {service.max_batch} images")
     low, high = map(np.float32, service.spec.bounds)
     if array.dtype == np.uint8:
-        step = (service.spec.bounds[1] - service.spec.bounds[0]) / (BYTE_LEVELS - 1)
-        scaled: Array = array.astype(np.float32) * np.float32(step) + low
-        return scaled.clip(low, high)
+        return pixels_of(array, service.spec)
     images = np.array(array, np.float32)  # aligned, and the model may write into it
     least = images.min()
     most = images.max()

@@ -13,6 +13,7 @@ from dfme.errors import UserError
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
+from dfme.teachers.open_inference.server import pixels_of
 from dfme.teachers.open_inference.tensors import NamedTensor
 from dfme.teachers.remote.endpoint import Reply
 from dfme.teachers.remote.json_api.adapter_file import load_adapter, model_spec
@@ -158,8 +159,7 @@ def _picture(data: bytes, spec: ImageSpec) -> bytes:
 def _pixels(array: Array, spec: ImageSpec, channels_last: bool) -> Array:
     """Images (B, C, H, W) of numbers as the wire has them; bytes are levels from 0 to 255."""
     if array.dtype == np.uint8:
-        low, high = spec.bounds
-        array = (low + array.astype(np.float32) * ((high - low) / 255)).clip(low, high)
+        array = pixels_of(array, spec)
     return array.transpose(0, 3, 1, 2) if channels_last else array
 
 
