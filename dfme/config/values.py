@@ -133,7 +133,7 @@ def _key_of(loc: Sequence[int | str], prefix: str, options: Mapping[str, Option]
 
 def narrowed(model: type[T], config: Any) -> T:
     """The model with the values of another one that has fields of the same names."""
-    names = [name for name in cast(Any, model).__pydantic_fields__ if hasattr(config, name)]
+    names = [each.name for each in dataclasses.fields(cast(Any, model)) if hasattr(config, each.name)]
     return model(**{name: getattr(config, name) for name in names})
 
 

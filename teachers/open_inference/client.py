@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import narrowed
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
-from dfme.spec import LabelMode
+from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.label_modes import two_classes
 from dfme.teachers.local.pytorch import Normalise
@@ -26,7 +27,7 @@ from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM
 from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.secrets import read_secrets
-from dfme.teachers.remote.teacher import Query, RemoteTeacher, request_policy_of
+from dfme.teachers.remote.teacher import Query, RemoteTeacher
 
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
 
@@ -61,7 +62,7 @@ class V2Teacher(RemoteTeacher):
         binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
         self._v2 = V2Adapter(model, Normalise(config.mean, config.std, model.spec.shape[0]), binary)
-        limits = request_policy_of(options)
+        limits = narrowed(RequestPolicy, options)
         super().__init__(
             endpoint, self._v2, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
         )

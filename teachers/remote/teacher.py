@@ -11,7 +11,6 @@ from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import outline, parse
-from dfme.teachers.remote.options import ServiceOptions
 from dfme.teachers.remote.secrets import Secrets
 
 PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
@@ -105,17 +104,6 @@ class RemoteTeacher:
     def close(self) -> None:
         """Let go of the connections; closing twice is no error."""
         self._endpoint.close()
-
-
-def request_policy_of(options: ServiceOptions) -> RequestPolicy:
-    """Limits for the oracle with a service, by its options."""
-    return RequestPolicy(
-        in_flight=options.in_flight,
-        attempts=options.attempts,
-        patience=options.patience,
-        images_per_second=options.images_per_second,
-        requests_per_second=options.requests_per_second,
-    )
 
 
 def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import narrowed
 from dfme.errors import Unusable
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, RequestPolicy
 from dfme.teachers.arrays import Array
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.endpoint import Endpoint, Reply
@@ -39,7 +40,7 @@ from dfme.teachers.remote.json_bodies import (
 from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.pictures import png
 from dfme.teachers.remote.secrets import Secrets, read_secrets
-from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher, request_policy_of
+from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.devi
     endpoint = Endpoint(options, url, secrets, api.description.headers)
     adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, model)
     batch = min(config.max_batch or api.description.batch, api.description.batch)
-    wire = request_policy_of(options)
+    wire = narrowed(RequestPolicy, options)
     names = model.classes.names
     return RemoteTeacher(endpoint, adapter, model.spec, len(names), model.mode, batch, wire, names)
 

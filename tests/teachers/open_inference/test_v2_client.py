@@ -12,12 +12,12 @@ from protocols import LENGTH, V2, Asked, answer, scores, tensor
 from refusals import refused
 from service import http
 
+from dfme.config.values import narrowed
 from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import V2Adapter
 from dfme.teachers.remote.options import V2Options
-from dfme.teachers.remote.teacher import request_policy_of
 
 pytestmark = pytest.mark.integration
 
@@ -301,4 +301,4 @@ def test_any_other_refusal_stays_what_it_is(status: int, said: str, batch: int) 
 def test_the_wire_is_what_the_options_say() -> None:
     limits = {"images_per_second": 5.0, "requests_per_second": 2.0}
     options = V2Options(url="", model="m", in_flight=3, attempts=7, patience=11.0, **limits)
-    assert request_policy_of(options) == RequestPolicy(3, 7, RequestPolicy().unusable, 11.0, 5.0, 2.0)
+    assert narrowed(RequestPolicy, options) == RequestPolicy(3, 7, RequestPolicy().unusable, 11.0, 5.0, 2.0)
