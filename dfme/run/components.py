@@ -149,7 +149,6 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
 def build_trainer(
     config: ExtractConfig,
     students: Sequence[nn.Module],
-    spec: ImageSpec,
     mode: LabelMode,
     replay: Replay | None,
     share: Callable[[], float],
@@ -186,7 +185,7 @@ def build_components(
     def share() -> float:
         return oracle.images_counted / oracle.ledger.budget
 
-    students = build_trainer(config, nets.students, spec, mode, replay, share, rng, nets.fresh)
+    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
     if config.graphs:
         students.use_graphs()
         if nets.generator is not None:

@@ -141,7 +141,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         settings = replace(settings, student=student)
         arch, nets = build_students(settings, max(1, student.count), paid.spec, paid.num_classes, device)
         torch.manual_seed(derived_seed(settings.seed, "global"))
-        trainer = build_trainer(settings, nets, paid.spec, mode, paid.replay, lambda: 1.0, streams)
+        trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
             seconds = _train(trainer, examination, tell)
             seen = classified(examination, paid.num_classes, student=trainer.delivered)
