@@ -172,10 +172,6 @@ class Coding:
     def dtype(self) -> torch.dtype:
         return torch.uint8 if self.spec.levels is not None and self.spec.levels <= 256 else torch.float32
 
-    def item_bytes(self, answer: int, on_disk: bool) -> int:
-        """Bytes of one item with an answer of so many."""
-        return self.spec.numel * self.dtype.itemsize + answer + CRC_BYTES * on_disk
-
     def encode(self, images_BCHW: Tensor) -> Tensor:
         """Images within the bounds, float32, as they are kept."""
         return self.spec.encode(images_BCHW) if self.dtype == torch.uint8 else images_BCHW
@@ -259,7 +255,8 @@ class Replay:
     def size(self, answer: int) -> int:
         """Bytes of its items when full, in memory or on disk, with answers of so many bytes."""
         count = rows_for(self.capacity) if self.on_disk else self.capacity
-        return count * self._coding.item_bytes(answer, self.on_disk)
+        image = self.spec.numel * self._coding.dtype.itemsize
+        return count * (image + answer + CRC_BYTES * self.on_disk)
 
     def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
         """Store a batch of paid images and answers, dropping the oldest. RunError for disk errors."""
