@@ -70,12 +70,12 @@ def price_problems(kind: str, key: str) -> Iterator[Problem]:
         )
 
 
-def make(config: TeacherConfig, options: Mapping[str, Any], device: str) -> Teacher:
-    """The teacher, on a device as the flag names it."""
+def make(config: TeacherConfig, options: Mapping[str, Any], device: str, **more: Any) -> Teacher:
+    """The teacher, on a device as the flag names it; ``more`` goes on to ``make_teacher``."""
     from dfme.compute import choose_device
     from dfme.teachers.build import make_teacher
 
-    return make_teacher(config, options, choose_device(device))
+    return make_teacher(config, options, choose_device(device), **more)
 
 
 def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) -> Any:
@@ -93,11 +93,9 @@ def serve(
         if config.record:
             make_folder(Path(config.record))
             held.callback(DirectoryLock(Path(config.record), "--record").close)
-        from dfme.compute import choose_device
-        from dfme.teachers.build import make_teacher
         from dfme.teachers.serve.server import serve as serve_teacher
 
-        made = make_teacher(teacher, options, choose_device(config.device), recorded=bool(config.record))
+        made = make(teacher, options, config.device, recorded=bool(config.record))
         return serve_teacher(made, config, tell=tell)
 
 
@@ -242,15 +240,13 @@ def detection(
 ) -> dict[str, Any]:
     """Detectors over honest accounts, on images that calibrated none of them, and over a ``log``."""
     from dfme.audits.audit.findings import share_at_most
-    from dfme.compute import choose_device
-    from dfme.teachers.build import make_teacher
     from dfme.teachers.watch.detection import detect
 
     data = config.benign or evaluation.dataset
     blind = NEED_FEATURES if config.kind != "torch" else ()
     seeing = tuple(name for name in names if name not in blind)
     plain = replace(config, watch=seeing, benign=data, on_alarm="log", defences=(), label_mode=None)
-    teacher = make_teacher(plain, options, choose_device(device), meter=meter)
+    teacher = make(plain, options, device, meter=meter)
     found = detect(teacher, data, other, seed, tell, log)
     found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
     for each in found["benign"]:
