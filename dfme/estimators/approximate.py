@@ -144,7 +144,11 @@ class ApproximateGradients:
 
     def _settle(self, settings: EstimatorConfig) -> None:
         if settings.direction == "range" and self._estimator is None:
-            self._watch_generator()
+
+            def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                self._features_BFHW = inputs[0].detach()  # from which the directions are made
+
+            self._generator.last_convolution.register_forward_hook(note)
         self.settings = settings
         self.distance = self._distance_of(settings.objective)
         seed = derived_seed(self._seed, "estimator")
@@ -161,14 +165,6 @@ class ApproximateGradients:
             return ("arithmetic: TF32 in differences, whatever that leaves of them",)
         idle = f"--estimator.arithmetic tf32 is idle on {self._device}, which has no TF32"
         return (f"arithmetic: IEEE fp32; {idle}",)
-
-    def _watch_generator(self) -> None:
-        """Record inputs of the generator's last convolution, from which ``range`` directions are made."""
-
-        def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            self._features_BFHW = inputs[0].detach()
-
-        self._generator.last_convolution.register_forward_hook(note)
 
     def _distance_of(self, objective: ObjectiveName) -> Distance:
         return self._own_distance if objective == "student" else make_distance(objective, self._label_mode)
