@@ -14,6 +14,7 @@ from dfme.data.images import fitted
 from dfme.errors import UserError
 from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
 from dfme.queries.programs import ProceduralImages
+from dfme.queries.programs.canvas import within_bounds
 from dfme.spec import ImageSpec
 
 
@@ -63,9 +64,8 @@ class Pool:
         assert self._order is not None
         picked_BCHW = self._images[self._order[self._position : self._position + count]].to(rng.device)
         self._position += count
-        low, high = self._spec.bounds
         unit_BCHW = picked_BCHW if picked_BCHW.is_floating_point() else picked_BCHW.float().div_(255)
-        return unit_BCHW.mul_(high - low).add_(low).clamp_(low, high)
+        return within_bounds(unit_BCHW, self._spec)
 
     def state_dict(self) -> dict[str, Any]:
         return {"size": self.size, "seed": self._seed, "position": self._position}
