@@ -1,7 +1,6 @@
 """Findings of an audit for ``audit.json``, from the files of its cells, by arithmetic alone. No torch."""
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +8,7 @@ from typing import Any
 
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.options import LIMITS
-from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, spread
+from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, middle_of, spread
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.audits.compare.table import defended
 from dfme.oracle.ledger_log import Totals
@@ -241,12 +240,6 @@ def to_copy(line: Entry, level: str = f"{COPY:g}") -> list[float | None]:
 def median_to_copy(line: Entry) -> float | None:
     """Over seeds; one that did not get there counts as more than any number."""
     return middle_of(to_copy(line))
-
-
-def middle_of(counts: Iterable[float | None]) -> float | None:
-    """The median, where an unknown number is more than any; None if it is unknown."""
-    middle = statistics.median([math.inf if count is None else count for count in counts] or [math.inf])
-    return middle if math.isfinite(middle) else None
 
 
 def usable(lines: Iterable[Entry], mode: str) -> list[Entry]:

@@ -15,10 +15,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dfme.audits.audit.findings import median_to_copy, middle_of, to_copy
+from dfme.audits.audit.findings import median_to_copy, to_copy
 from dfme.audits.audit.headline import seeds_text
 from dfme.audits.audit.model import Entry, cells_in, check_audit
 from dfme.audits.audit.options import APPENDIX
+from dfme.audits.compare.figures import middle_of
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis

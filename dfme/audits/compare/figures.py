@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,18 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
 
 
+def middle_of(counts: Iterable[float | None]) -> float | None:
+    """The median, where an unknown number is more than any; None if it is unknown."""
+    middle = statistics.median([math.inf if count is None else count for count in counts] or [math.inf])
+    return middle if math.isfinite(middle) else None
+
+
 def reached(queries: Sequence[int | None]) -> Reached:
     """Spread of the queries that each seed needed; None is a seed that never got there."""
     known = [count for count in queries if count is not None]
     if len(known) == len(queries):
         return Reached(len(known), len(queries), spread(known), None)
-    middle = statistics.median([math.inf if count is None else count for count in queries])
-    return Reached(len(known), len(queries), None, middle if math.isfinite(middle) else None)
+    return Reached(len(known), len(queries), None, middle_of(queries))
 
 
 @dataclass(frozen=True)
