@@ -34,7 +34,7 @@ from dfme.cli.flags import Flag, Recipe, asks_to_resume, last_text, read_recipe,
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import Option, options_of
+from dfme.config.values import Option, flatten, options_of
 from dfme.errors import UserError
 from dfme.methods import SECTIONS, find_method
 from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
@@ -134,10 +134,7 @@ def planned(
 
 def said(flags: Sequence[Flag], parts: Parts, key: str) -> str | None:
     """Value of an option that all cells share, by the last flag, or the file."""
-    section, _, name = key.partition(".")
-    in_section = parts.shared.get(section)
-    written = in_section.get(name) if isinstance(in_section, dict) else None
-    found = (last_text(flags, key), parts.overrides.get(key), written)
+    found = (last_text(flags, key), parts.overrides.get(key), dict(flatten(parts.shared, ())).get(key))
     return next((str(text) for text in found if text is not None), None)
 
 

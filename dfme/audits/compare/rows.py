@@ -127,9 +127,8 @@ def _require_fair(row: str, own: Content, shared: Content) -> None:
         if name not in OF_A_ROW:
             text = f"expected one of {', '.join(OF_A_ROW)}; the rest is shared{did_you_mean(name, OF_A_ROW)}"
             raise UserError(f"rows.{row}.{name}: {text}")
-    student = own.get("student", {})
     for name, key in EQUAL.items():
-        value = student.get(name) if isinstance(student, dict) else None
+        value = _section(own, "student").get(name)
         if value is not None and value != _section(shared, "student").get(name):
             raise UserError(f"rows.{row}.student.{name}: is equal in every row; set {key} instead")
 
