@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import count_text
-from dfme.audits.compare.table import best_rows
+from dfme.audits.compare.table import best_rows, finished
 from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
@@ -95,13 +95,11 @@ def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> 
     for row, outcomes in table.items():
         if curves := _curves(outcomes):  # of more lines than colours nobody tells the bands apart
             draw_row(axes, row, curves, rows.index(row), band=len(rows) <= len(COLOURS))
-    every = [outcome.figures for each in table.values() for outcome in each]
-    teacher = {figures.teacher_accuracy for figures in every if figures}
+    teacher = {figures.teacher_accuracy for each in table.values() for figures in finished(each)}
     for accuracy in (value for value in teacher if value is not None):
         axes.axhline(accuracy, color=GREY, linewidth=0.9, linestyle=":", label=TEACHER)
     share_axis(axes)
 
 
 def _curves(outcomes: Sequence[Outcome]) -> list[Series]:
-    every = [outcome.figures for outcome in outcomes]
-    return [figures.curve for figures in every if figures is not None and figures.curve]
+    return [figures.curve for figures in finished(outcomes) if figures.curve]

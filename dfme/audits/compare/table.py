@@ -119,7 +119,7 @@ def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, l
 
 
 def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked:
-    done = [each.figures for each in outcomes if each.figures is not None]
+    done = finished(outcomes)
     agreement = spread([of.agreement for of in done])
     renamed = spread([of.agreement_relabelled for of in done])
     if agreement is None:
@@ -210,7 +210,7 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
         parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table}")
     parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
     of = findings.outcomes
-    constants = [done.constant_agreement for done in _done(of) if done.constant_agreement is not None]
+    constants = [done.constant_agreement for done in finished(of) if done.constant_agreement is not None]
     parts += [f"One answer to everything would agree on {max(constants):.1%}."] if constants else []
     failed = [each for each in of if each.state == "failed" and not each.shared]
     left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in failed]
@@ -283,7 +283,7 @@ def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     """One row of a table, over the seeds that are finished."""
-    done = _done(outcomes)
+    done = finished(outcomes)
     if not done:
         return (row, _seeds(outcomes), *("",) * (len(HEADS) - 2))
     names = ("accuracy", "agreement", "vote_accuracy", "vote_agreement")
@@ -305,7 +305,7 @@ def _seed_line(cell: Cell, figures: Figures) -> tuple[str, ...]:
 
 
 def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    done = _done(outcomes)
+    done = finished(outcomes)
     named = ("accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds")
     spreads = {name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")}
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
@@ -319,7 +319,8 @@ def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _done(outcomes: Iterable[Outcome]) -> list[Figures]:
+def finished(outcomes: Iterable[Outcome]) -> list[Figures]:
+    """The figures of those that have some."""
     return [outcome.figures for outcome in outcomes if outcome.figures is not None]
 
 
