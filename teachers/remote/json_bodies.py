@@ -39,12 +39,11 @@ def dump(document: object) -> bytes:
 def parse(body: bytes) -> object:
     """The document in a body. Unusable if it is no JSON, or nested too deep to be read."""
     try:
-        document: object = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:_SHOWN]
         text = f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})"
         raise Unusable(text, "no JSON") from None
-    return document
 
 
 def shown(value: object) -> str:
