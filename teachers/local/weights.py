@@ -137,6 +137,8 @@ def _looks_like(head: bytes, path: Path) -> str:
         return "is an HTML page, perhaps saved in place of a download"
     if text.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer; fetch the file itself with git lfs pull"
+    if path.suffix == ".onnx":
+        return "is an ONNX model, for which say --teacher onnx --teacher.model"
     if path.suffix == ".safetensors":
         return "is no safetensors file, or is cut short"
     is_text = all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head)

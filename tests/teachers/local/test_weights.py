@@ -189,6 +189,12 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
     refused("is a directory", read_weights, tmp_path)
 
 
+def test_an_onnx_model_is_told_what_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x08\x12\x07pytorch")
+    refused("is an ONNX model, for which say --teacher onnx --teacher.model;", read_weights, path)
+
+
 def test_load_into_counts_and_names_what_does_not_fit() -> None:
     module = net()
     state = module.state_dict()
