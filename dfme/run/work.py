@@ -23,6 +23,11 @@ STEPS_AT_ONCE = 50  # most student steps between two looks at the clock, ...
 LOOK_SECONDS = 0.5  # ... and the most time of them, about
 
 
+def shorter(seconds: float, by: str) -> str:
+    """The end of a line that foretells so many: what shortens them, if they are long."""
+    return f"; shorter with {by}" * (seconds > LONG_SECONDS)
+
+
 class UnitTime:
     """Seconds of a unit of work: as foretold, if it was, and more and more as measured."""
 
@@ -177,8 +182,8 @@ class Work:
         student = self._job.config.student
         fewer = "passes" if student.passes and not student.steps else "steps"
         gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"
-        short = f"; shorter with --minutes {LONG_SECONDS / 60:g}, fewer --student.{fewer}, "
-        return text, f"{short}a smaller --student.arch{gpu}" * (seconds > LONG_SECONDS)
+        minutes = f"--minutes {LONG_SECONDS / 60:g}"
+        return text, shorter(seconds, f"{minutes}, fewer --student.{fewer}, a smaller --student.arch{gpu}")
 
     @property
     def _rounds(self) -> list[tuple[int, int, float]]:

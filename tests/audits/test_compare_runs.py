@@ -132,6 +132,18 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
     assert load_yaml("out/cells/good-probabilities-2k-seed1.yaml")["seed"] == 1
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(1190.0, "19:50"), (1210.0, "20:10")])
+def test_what_takes_more_than_twenty_minutes_says_what_shortens_it(
+    stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
+) -> None:
+    monkeypatch.setattr(rehearsal.Rehearsal, "total", lambda *_: seconds)
+    told = io.StringIO()
+    assert session.compare(plan("--seeds 0", good=FINE), StatusLine(told), lambda text: None) == 0
+    (line,) = (line for line in told.getvalue().splitlines() if line.startswith("about "))
+    shorter = "; shorter with smaller --budgets, fewer --student-steps, --methods or --seeds"
+    assert line == f"about {said} on this machine for 1 cells" + shorter * (seconds > 1200)
+
+
 def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[str]]) -> None:
     said = "killed by signal 9 (the system does that when memory runs out)"
     _, told, _ = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))

@@ -18,6 +18,7 @@ from dfme.errors import UserError
 from dfme.report.console import duration
 from dfme.run.build import is_local
 from dfme.run.plan import table
+from dfme.run.work import shorter
 
 BACKWARD = 3  # answers that a step on the teacher itself takes as long as; heuristic
 STRANGERS = 4
@@ -67,7 +68,9 @@ class Forecast:
     def time(self) -> str:
         """The time of the whole audit and of its parts, in words."""
         parts = ", ".join(f"{duration(each)} {what}" for what, each in self.seconds.items() if each >= 1)
-        text = f"about {duration(sum(self.seconds.values()))} on this machine: {parts}"
+        whole = sum(self.seconds.values())
+        text = f"about {duration(whole)} on this machine: {parts}"
+        text += shorter(whole, "a smaller --budget, fewer --student-steps, --attackers or --defences")
         text = text if parts else "the time is not known: no attack is left here to be rehearsed"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"

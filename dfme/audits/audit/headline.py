@@ -254,6 +254,8 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         "intervals are over images; with fewer than five seeds we state none over seeds.",
         "Prices are upper bounds: a copy may have been as good before the evaluation that showed it, and an "
         "attacker who trains longer pays for no more queries.",
+        "Every copy is a net of one architecture. Another may learn far more from the same answers: name one "
+        "by --student.arch, your model's own first.",
         *([] if of.holds_data or not local else [GATES]),
         *([DATA_FREE] if of.like and of.defences else []),
         "Every attack came from one client. Several clients divide a quota, and what a detector sees, among "

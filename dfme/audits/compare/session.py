@@ -29,7 +29,7 @@ from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, consent_flags, document, resume_command
 from dfme.run.lock import DirectoryLock
-from dfme.run.work import UnitTime
+from dfme.run.work import UnitTime, shorter
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 
@@ -45,7 +45,8 @@ def compare(
     session = Session(plan, not_applicable(plan.runs), line)
     rehearsal = session.rehearsal = rehearse(plan, session.waiting, line.note)
     if rehearsal and (seconds := rehearsal.total(session.waiting, plan.jobs)):
-        line.note(f"about {duration(seconds)} on this machine for {len(session.waiting)} cells")
+        told = f"about {duration(seconds)} on this machine for {len(session.waiting)} cells"
+        line.note(told + shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds"))
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.config.engine_options:  # which no file keeps
         command += f" --engine-options {shlex.quote(','.join(plan.config.engine_options))}"

@@ -102,5 +102,8 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
     assert told.time == (
         "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch four honest streams"
     )
+    hint = "shorter with a smaller --budget, fewer --student-steps, --attackers or --defences"
+    for seconds, is_long in ((500.0, False), (1500.0, True)):  # 20 minutes are 1,200 s
+        assert (hint in foretold("--twin none --transfer false", attack=seconds).time) is is_long
     unknown = foretold("--twin none --transfer false", attack=0.0).time
     assert unknown == "the time is not known: no attack is left here to be rehearsed"
