@@ -255,6 +255,8 @@ def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_en
     assert told._left(0.0) == pytest.approx(20.0)
     first = made.cells[0].name
     told._begun[first] = (0.0, 0.0)
+    assert told._left(4.0) == pytest.approx(16.0), "no record so far, and four seconds less"
+    assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), "nor where it should have ended"
     told._done[first] = (1_000, 0.5)  # after three times as long as the whole of it was to take
     assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))
 

@@ -172,7 +172,12 @@ class Session:
         # half of a cell counts as much as what was foretold (heuristic): its first record comes late
         pace = UnitTime(1.0 if known else None, max(units.values()) / 2)
         for name, (began, before) in self._begun.items():
-            pace.add(self._over.get(name, now) - began, (self._done[name][1] - before) * units[name])
+            spent = self._over.get(name, now) - began
+            gained = (self._done[name][1] - before) * units[name]
+            if known and not gained:  # until its first record it goes as foretold, as far as is known
+                gained = min(spent, 0.9 * units[name])
+                units[name] -= gained
+            pace.add(spent, gained)
         left = [units[cell.name] * (1 - self._done[cell.name][1]) for cell in self.waiting]
         if pace.each is None or not left:
             return None if left else 0.0
