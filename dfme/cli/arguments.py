@@ -257,7 +257,7 @@ class Arguments:
             return own_options(find_target(self.kind), _common())
         hint = did_you_mean(self.kind, KINDS)
         if os.path.isfile(self.kind):
-            hint = "; for a file of weights say --teacher.checkpoint; --teacher onnx has --teacher.model"
+            hint = "; for a file of weights say --teacher.checkpoint, for .onnx --teacher onnx"
         choices = f"{', '.join(KINDS)}, module:Class or module:function"
         raise UserError(f"--teacher: expected {choices}, got {self.kind!r}{hint}")
 

@@ -171,14 +171,13 @@ class Session:
         units = seconds if known else {name: float(cell.budget) for name, cell in self._due.items()}
         # half of a cell counts as much as what was foretold (heuristic): its first record comes late
         pace = UnitTime(1.0 if known else None, max(units.values()) / 2)
+        done = {name: share for name, (_, share) in self._done.items()}
         for name, (began, before) in self._begun.items():
             spent = self._over.get(name, now) - began
-            gained = (self._done[name][1] - before) * units[name]
-            if known and not gained:  # until its first record it goes as foretold, as far as is known
-                gained = min(spent, 0.9 * units[name])
-                units[name] -= gained
-            pace.add(spent, gained)
-        left = [units[cell.name] * (1 - self._done[cell.name][1]) for cell in self.waiting]
+            if known and done[name] == before:  # as foretold until its first record (heuristic)
+                done[name] += min(spent / units[name], 0.9 * (1 - before))
+            pace.add(spent, (done[name] - before) * units[name])
+        left = [units[cell.name] * (1 - done[cell.name]) for cell in self.waiting]
         if pace.each is None or not left:
             return None if left else 0.0
         return pace.each * max(math.fsum(left) / min(self._plan.jobs, len(left)), *left)
