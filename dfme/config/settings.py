@@ -111,8 +111,8 @@ class StudentConfig:
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam", "adamw", "auto"] = "sgd"
-    """sgd, adam, adamw, or auto: for scores sgd, above 16 pixels a side adamw with a hundredth of lr and, if
-    loss is auto, kl; for labels adam with a fiftieth of lr and no weight decay"""
+    """sgd, adam, adamw, or auto: above 16 pixels a side adamw with a hundredth of lr, 500 times weight_decay
+    and, if loss is auto, kl of scores; below sgd for scores, adam with lr / 50 and no decay for labels"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both spread what
     top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of top_k, else that)"""
@@ -136,8 +136,9 @@ class StudentConfig:
     """shares of the budget, up to 1, at which the students take their passes, or parts of their steps like
     the roots of these shares, on everything paid for, each by a schedule of its own, and none in between;
     empty: steps are spread"""
-    shrink: Share = 0.4
-    """shrink-and-perturb: share of the students' weights left as a round begins; the rest is fresh"""
+    shrink: Share | Literal["auto"] = "auto"
+    """shrink-and-perturb: share of the students' weights left as a round begins, the rest is fresh; or auto:
+    0.4, but 1 above 16 pixels a side with optimizer auto, whose decay makes them forget"""
     replay_steps: Natural = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count | Literal["auto"] = 256
@@ -164,24 +165,30 @@ class StudentConfig:
         """The settings with ``auto`` chosen by the teacher's answers and the images.
 
         Heuristic: with few scores a high rate and decay of SGD give the best clone of small images, with
-        labels they keep a student from fitting what it has paid for (docs/results/comparison.md). Scores of
-        larger images are learnt faster by AdamW, on KL, in steps of few images; a small image is cheap, so a
+        labels they keep a student from fitting what it has paid for (docs/results/comparison.md). Larger
+        images are learnt faster by AdamW, scores on KL, in steps of few images, and with a decay that makes a
+        student forget in a few hundred steps, so that no weights are shrunk; a small image is cheap, so a
         step of many costs little more, and its gradient is less noisy (docs/results/real_size.md).
         """
         chosen = self
         small = max(shape[1:]) <= SMALL_SIDE
+        labels = mode.kind == "label"
+        decays = self.optimizer == "auto" and not small
         if self.replay_batch == "auto" and small:
             chosen = replace(chosen, replay_batch=256, passes=2 * self.passes)
         if self.augment == "auto":
             chosen = replace(chosen, augment="none" if small else "affine")
+        if self.shrink == "auto":
+            chosen = replace(chosen, shrink=1.0 if decays else 0.4)
+        if decays:
+            loss = "kl" if self.loss == "auto" and not labels else self.loss
+            decay = 500 * self.weight_decay
+            return replace(chosen, optimizer="adamw", lr=self.lr / 100, weight_decay=decay, loss=loss)
         if self.optimizer != "auto":
             return chosen
-        if mode.kind == "label":
+        if labels:
             return replace(chosen, optimizer="adam", lr=self.lr / 50, weight_decay=0.0)
-        if small:
-            return replace(chosen, optimizer="sgd")
-        loss = "kl" if self.loss == "auto" else self.loss
-        return replace(chosen, optimizer="adamw", lr=self.lr / 100, loss=loss)
+        return replace(chosen, optimizer="sgd")
 
     def batch(self, held: int) -> int:
         """Images of a replay step while so many are held; of ``auto`` above 16 pixels a side."""

@@ -247,6 +247,7 @@ class StudentTrainer:
         if number < 1:
             return
         assert self._fresh is not None, "rounds need fresh nets"
+        assert self.config.shrink != "auto", "the job was not fitted to a teacher"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
             shrink_and_perturb(net, fresh, self.config.shrink)
         self._optimizer.forget_moments()

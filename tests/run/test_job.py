@@ -76,7 +76,7 @@ def other(option: Option) -> Any:
         return ("lattice",)
     if isinstance(value, bool):
         return not value
-    if value is None and kind in (float, int):
+    if value in (None, "auto") and kind in (float, int):
         return 0.5 if kind is float else 50
     if isinstance(value, int | float):
         halved = isinstance(value, float) and value

@@ -63,16 +63,26 @@ def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -
         (0.5, 0.1),
         (0.01, 0),
     ]
-    said = StudentConfig(lr=0.5, weight_decay=0.1)
+    said = StudentConfig(lr=0.5, weight_decay=0.1, shrink=0.4)
     assert said.fitting(LabelMode("label"), SMALL) is said
 
 
-@pytest.mark.parametrize(("asked", "loss"), [("auto", "kl"), ("l1", "l1")])
-def test_scores_of_larger_images_are_learnt_by_adamw_on_kl(asked: str, loss: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "asked", "loss"),
+    [("probabilities", "auto", "kl"), ("probabilities", "l1", "l1"), ("label", "auto", "auto")],
+)
+def test_larger_images_are_learnt_by_adamw_with_a_strong_decay(mode: str, asked: str, loss: str) -> None:
     config = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1, loss=asked)
-    taken = config.fitting(LabelMode("probabilities"), (1, 8, 17))
-    assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == ("adamw", 0.005, 0.1, loss)
-    assert config.fitting(LabelMode("label"), (1, 8, 17)).optimizer == "adam"
+    taken = config.fitting(LabelMode(mode), (1, 8, 17))
+    assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == ("adamw", 0.005, 50.0, loss)
+
+
+def test_weights_are_kept_between_rounds_where_the_decay_makes_them_forget() -> None:
+    auto, sgd = StudentConfig(optimizer="auto"), StudentConfig(optimizer="sgd")
+    mode, large = LabelMode("label"), (1, 8, 17)
+    assert [each.fitting(mode, large).shrink for each in (auto, sgd)] == [1.0, 0.4]
+    assert auto.fitting(mode, SMALL).shrink == 0.4
+    assert StudentConfig(optimizer="auto", shrink=0.2).fitting(mode, large).shrink == 0.2
 
 
 def test_a_replay_batch_of_auto_is_large_for_small_images() -> None:
