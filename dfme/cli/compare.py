@@ -68,7 +68,7 @@ def run(words: Sequence[str]) -> int:
     plan = plan_of(words)
     job = plan.cells[0].job  # whose teacher is every cell's
     check_teacher(job.teacher, job.teacher_options)
-    plan = replace(plan, bills=_bills(plan))
+    plan = replace(plan, bills={} if plan.config.dry_run else _bills(plan))
     from dfme.audits.compare.session import compare
     from dfme.report.terminal import StatusLine, columns
 
@@ -78,8 +78,7 @@ def run(words: Sequence[str]) -> int:
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     """Cost of every stack of defences to honest users; empty without defences or honest images."""
     job = plan.cells[0].job
-    every = dict.fromkeys(cell.attempt.stack for cell in plan.cells)
-    stacks = [stack for stack in every if stack != "none"]
+    stacks = [*dict.fromkeys(cell.attempt.stack for cell in plan.cells if cell.attempt.stack != "none")]
     if not stacks or job.config.evaluation.dataset == "none":
         return {}
     tell = partial(print, "honest users:", file=sys.stderr)

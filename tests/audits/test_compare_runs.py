@@ -103,7 +103,7 @@ def compare(made: ComparisonPlan) -> tuple[int, list[str], str]:
     """The exit code, the lines told and the text shown at the end."""
     told, shown = io.StringIO(), list[str]()
     code = session.compare(made, StatusLine(told), shown.append)
-    progress = re.compile(r"teacher |about |\d+ of \d+ cells done")
+    progress = re.compile(r"teacher |about |\d+ of \d+ cells done|0 cells of 0 images$")
     lines = [line for line in told.getvalue().splitlines() if not progress.match(line)]
     assert all(f"{line.split()[1][:-1]}: begun" in lines for line in lines if line.startswith("["))
     return code, [line for line in lines if not line.endswith(": begun")], "\n".join(shown)
@@ -141,7 +141,22 @@ def test_what_takes_more_than_twenty_minutes_says_what_shortens_it(
     assert session.compare(plan("--seeds 0", good=FINE), StatusLine(told), lambda text: None) == 0
     (line,) = (line for line in told.getvalue().splitlines() if line.startswith("about "))
     shorter = "; shorter with smaller --budgets, fewer --student-steps, --methods or --seeds"
-    assert line == f"about {said} on this machine for 1 cells" + shorter * (seconds > 1200)
+    assert line == f"about {said} on this machine for 1 cells of 2,000 images" + shorter * (seconds > 1200)
+
+
+def test_a_dry_run_says_images_and_time_and_begins_nothing(stand_in: list[Sequence[str]]) -> None:
+    told = io.StringIO()
+    assert session.compare(plan("--dry-run", bad=FAILS, good=FINE), StatusLine(told), print) == 0
+    about = r"^about [\d:]+( s)? on this machine for 4 cells of 8,000 images$"
+    assert re.search(about, told.getvalue(), re.M)
+    assert "not asked before the cells" in told.getvalue()
+    assert not stand_in
+    assert not Path("out").exists()
+    compare(plan(bad=FAILS, good=FINE))
+    told = io.StringIO()
+    session.compare(plan("--resume --dry-run", bad=FAILS, good=FINE), StatusLine(told), print)
+    assert "for 2 cells of 4,000 images\n" in told.getvalue()
+    assert len(stand_in) == 4
 
 
 def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[str]]) -> None:

@@ -141,6 +141,8 @@ class CompareConfig:
     """directory of tables, curves and runs; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the comparison in --out: what is finished is kept, what was interrupted is resumed"""
+    dry_run: Basic[bool] = False
+    """say how many images the cells would ask, and their time; ask nothing and write nothing"""
 
 
 OPTIONS = "comparison.yaml"  # a comparison's own file of options, in its directory

@@ -163,7 +163,6 @@ ELSEWHERE = {
     "minutes": "student_steps, since every row takes the same",
     "method": "methods and rows",
     "recipe": "methods and rows",
-    "dry_run": "run.py extract --dry-run of one row; nothing is planned",
 }
 """Options of a single run, and those of a comparison that say it instead."""
 

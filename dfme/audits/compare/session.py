@@ -43,10 +43,14 @@ def compare(
     and data are written after every cell. UserError for what cannot work, before any is started.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    rehearsal = session.rehearsal = rehearse(plan, session.waiting, line.note)
+    rehearsal = session.rehearsal = rehearse(plan, session.waiting, line.note, not plan.config.dry_run)
+    told = f"{len(session.waiting)} cells of {sum(cell.budget for cell in session.waiting):,} images"
     if rehearsal and (seconds := rehearsal.total(session.waiting, plan.jobs)):
-        told = f"about {duration(seconds)} on this machine for {len(session.waiting)} cells"
-        line.note(told + shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds"))
+        told = f"about {duration(seconds)} on this machine for {told}"
+        told += shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds")
+    line.note(told)
+    if plan.config.dry_run:
+        return 0
     command = resume_command(plan.out, plan.cells[0].job, "compare")
     if plan.config.engine_options:  # which no file keeps
         command += f" --engine-options {shlex.quote(','.join(plan.config.engine_options))}"
