@@ -44,11 +44,11 @@ def compare(
     """
     session = Session(plan, not_applicable(plan.runs), line)
     rehearsal = session.rehearsal = rehearse(plan, session.waiting, line.note, not plan.config.dry_run)
-    told = f"{len(session.waiting)} cells of {sum(cell.budget for cell in session.waiting):,} images"
-    if rehearsal and (seconds := rehearsal.total(session.waiting, plan.jobs)):
-        told = f"about {duration(seconds)} on this machine for {told}"
-        told += shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds")
-    line.note(told)
+    seconds = rehearsal.total(session.waiting, plan.jobs) if rehearsal else 0.0
+    about = f"about {duration(seconds)} on this machine for " * bool(seconds)
+    told = f"{about}{len(session.waiting)} cells of {sum(cell.budget for cell in session.waiting):,} images"
+    if session.waiting or plan.config.dry_run:
+        line.note(told + shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds"))
     if plan.config.dry_run:
         return 0
     command = resume_command(plan.out, plan.cells[0].job, "compare")
