@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import on_accelerator
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
 
@@ -32,23 +31,12 @@ def _drawn(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     return generator.squash(u_BCHW)[:count]
 
 
-def fresh_generator(spec: ImageSpec, rng: torch.Generator) -> Generator:
-    """A generator in train mode on the device of ``rng``, its weights decided by ``rng`` alone."""
-    make = _drawn_on_device if on_accelerator(rng.device) else _drawn_by_torch
-    return make(spec, rng).train()
-
-
-def _drawn_by_torch(spec: ImageSpec, rng: torch.Generator) -> Generator:
-    """Layers initialise themselves from torch's global state on the CPU: it is lent to them and put back."""
-    seed = int(torch.randint(1 << 62, (), generator=rng, device=rng.device))
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(seed)
-        return Generator(LATENT_SIZE, spec)
-
-
 @torch.no_grad()
-def _drawn_on_device(spec: ImageSpec, rng: torch.Generator) -> Generator:
-    """The same distributions from the stream itself: no number goes to the host, no weight comes back."""
+def fresh_generator(spec: ImageSpec, rng: torch.Generator) -> Generator:
+    """A generator in train mode on the device of ``rng``, its weights decided by ``rng`` alone.
+
+    They are drawn where they are used, so a GPU waits for nothing from the host.
+    """
     with torch.device("meta"):
         generator = Generator(LATENT_SIZE, spec)
     for layer in generator.to_empty(device=rng.device).modules():

@@ -2,7 +2,8 @@
 
 Heuristic: what is known of printed text without having seen any that the teacher reads. The characters are
 those of Pillow's own font (Aileron) in three weights. Half of the grounds are plain, half textured leaves.
-What it is worth is in docs/results/real_size.md.
+An image wider than high is filled by its line, the more so the wider it is, and half of the lines are upside
+down. What it is worth is in docs/results/real_size.md.
 """
 
 import math
@@ -32,6 +33,7 @@ PITCHES = (0.45, 0.6)  # from one character to the next, in cells
 TURN = 0.3  # radians, at most; of the slant its tangent
 SHIFT = 0.25  # of the line's middle, in halves of the shorter side, at most
 SINGLE = 0.5  # share of images with one character
+UPSIDE = 0.5  # share of images with the line upside down, where they are wider than high
 
 
 @in_chunks
@@ -53,16 +55,21 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     _, height, width = spec.shape
     most = 1 + 2 * math.ceil(width / height)
     one = (count, 1, 1)
+    play = min(1.0, height / width)  # a line that fills a wide image has little
+    shift = play * SHIFT
     x_1W, y_H1 = pixel_grid(spec, rng.device)
-    x_BHW = x_1W - uniform(one, -SHIFT, SHIFT, rng)
-    y_BHW = y_H1 - uniform(one, -SHIFT, SHIFT, rng)
-    turn_B11 = uniform(one, -TURN, TURN, rng)
-    cell_B11 = uniform(one, *HEIGHTS, rng) / CAPITAL
+    x_BHW = x_1W - uniform(one, -shift, shift, rng)
+    y_BHW = y_H1 - uniform(one, -shift, shift, rng)
+    turn_B11 = uniform(one, -play * TURN, play * TURN, rng)
+    if width > height:
+        turn_B11 = turn_B11 + math.pi * (uniform(one, 0, 1, rng) < UPSIDE)
+    lowest, highest = HEIGHTS
+    cell_B11 = uniform(one, lowest + (1 - play) * (highest - lowest), highest, rng) / CAPITAL
     down_BHW = (y_BHW * turn_B11.cos() - x_BHW * turn_B11.sin()) / cell_B11
     along_BHW = (x_BHW * turn_B11.cos() + y_BHW * turn_B11.sin()) / (cell_B11 * uniform(one, *STRETCHES, rng))
     along_BHW = along_BHW + uniform(one, -TURN, TURN, rng) * down_BHW
     gone_BM11 = absent(count, (1, most), rng)
-    gone_BM11[:, 1:] |= uniform((count, 1, 1, 1), 0, 1, rng) < SINGLE
+    gone_BM11[:, 1:] |= uniform((count, 1, 1, 1), 0, 1, rng) < play * SINGLE
     number_B11 = most - gone_BM11.sum(1)
     # In an image that cannot hold all of the line, any of its characters is in the middle.
     middle_B11 = (uniform(one, 0, 1, rng) * number_B11).floor()
