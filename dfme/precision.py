@@ -7,9 +7,9 @@ A finite difference needs all of fp32's 23 bits, and TF32, which cuDNN's convolu
 products both are kept in step here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -62,6 +62,12 @@ def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.devi
 def has_tf32(device: torch.device) -> bool:
     """True if fp32 products on ``device`` can run in TF32: NVIDIA's GPUs from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """True for a CPU with instructions for bf16, as torch describes it (AVX512-BF16, which AMX implies)."""
+    told: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.9 has it not
+    return device.type == "cpu" and bool(told().get("avx512_bf16"))
 
 
 def in_force() -> tuple[object, ...]:

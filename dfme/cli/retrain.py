@@ -37,8 +37,8 @@ class RetrainConfig:
     """seed of the student's weights and of the draws"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """of the training steps: fp32, or bf16 (autocast)"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """of the training steps: fp32 or bf16 (autocast); auto: bf16 where a CPU is fast in it"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -314,8 +314,9 @@ class ExtractConfig:
     none: as the recipe says"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """of the student's training steps: fp32, or bf16 (autocast); estimates are always fp32"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """of the student's training steps: fp32 or bf16 (autocast); auto: bf16 above 16 pixels a side on a CPU
+    that has instructions for it, else fp32; estimates are always fp32"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
     graphs: bool = False
@@ -336,6 +337,16 @@ class ExtractConfig:
     """what is made of the answers of a defended teacher"""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """experiment tracking"""
+
+    def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "ExtractConfig":
+        """The settings with ``auto`` chosen by the teacher's answers, the images, and the device.
+
+        ``fast_bf16``: the device is a CPU that computes in it. Measured: half of a step's time, and level
+        copies (docs/results/real_size.md). A net of one's own may have an operation that is fp32 alone.
+        """
+        halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
+        precision = ("bf16" if halved else "fp32") if self.precision == "auto" else self.precision
+        return replace(self, student=self.student.fitting(mode, shape), precision=precision)
 
     @property
     def images(self) -> int:
@@ -360,9 +371,9 @@ class Job:
     queries: QueriesConfig = field(default_factory=QueriesConfig)
     nets: dict[str, Any] = field(default_factory=dict)
 
-    def fitting(self, mode: LabelMode, shape: Shape) -> "Job":
-        """The job with what students and queries leave to the teacher's answers and images."""
-        config = replace(self.config, student=self.config.student.fitting(mode, shape))
+    def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "Job":
+        """The job with what it leaves to the teacher's answers and images, and to the device."""
+        config = self.config.fitting(mode, shape, fast_bf16)
         return replace(self, config=config, queries=self.queries.fitting(mode, shape))
 
 

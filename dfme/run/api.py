@@ -85,7 +85,7 @@ def extract(
     answers: AnswersConfig | Mapping[str, Any] | None = None,
     wandb: WandbConfig | Mapping[str, Any] | None = None,
     device: str = "auto",
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
     until_agreement: float | None = None,
     minutes: float | None = None,
     resume: bool | Literal["auto"] = False,

@@ -22,6 +22,7 @@ from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import default_settings, needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods import METHODS, find_method
+from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
@@ -48,7 +49,7 @@ def build_parts(
     for line in (*unfit(job, spec.shape), *(weak_differences(job.estimator, spec) if estimates else ())):
         tell(line)
     answers = job.config.answers
-    job = job.fitting(answers.mode(teacher.label_mode), spec.shape)
+    job = job.fitting(answers.mode(teacher.label_mode), spec.shape, has_fast_bf16(device))
     if estimates:
         settled = with_placeholder_step(job.estimator, spec)
         make_estimator(settled, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
@@ -73,7 +74,9 @@ def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
 
     def step(count: int) -> None:
         net.zero_grad()
-        net(x_BCHW[:count]).square().mean().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            scores_BK = net(x_BCHW[:count])
+        scores_BK.float().square().mean().backward()
 
     torch.set_num_threads(taken := worthwhile_threads(step, images, most))
     return [f"threads: {taken} of {most}, by timing a few steps of the student; OMP_NUM_THREADS=N takes N"]

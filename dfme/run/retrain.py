@@ -17,6 +17,7 @@ from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
+from dfme.precision import has_fast_bf16
 from dfme.randomness import Streams, derived_seed
 from dfme.report.summary_file import read_summary
 from dfme.report.verdict import baselines, warnings
@@ -135,7 +136,8 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         paid = read_again(paid, settings, streams["replay"])
         # All answers are there from the first step on, so every step comes after the spending.
         mode = paid.answers.mode(paid.label_mode)
-        student = settings.student.fitting(mode, paid.spec.shape)
+        settings = settings.fitting(mode, paid.spec.shape, has_fast_bf16(device))
+        student = settings.student
         steps = student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
         student = replace(student, steps=steps, passes=0, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
@@ -158,6 +160,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
                 "student_arch": arch,
                 "students": len(trainer.nets),
                 "student_steps": trainer.steps,
+                "precision": trainer.precision,
                 "wall_seconds": round(seconds, 3),
             }
             directory.write_summary(summary)

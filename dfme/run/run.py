@@ -273,6 +273,7 @@ class Run:
             "students": len(self.trainer.nets),
             **({"callback_metrics": added} if added else {}),
             "student_steps": self.trainer.steps,
+            "precision": self.trainer.precision,
             "wall_seconds": round(seconds, 3),
             "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,
             "device": device_name(self.device),

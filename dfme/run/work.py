@@ -161,7 +161,8 @@ class Work:
         replays = self._trainer.replay is not None
         images = self._batch(1.0) if replays else self._job.method_config.batch_size
         several = f"{len(nets)} of " * (len(nets) > 1)
-        return f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of {images} images"
+        bf16 = " in bf16" * (self._trainer.precision == "bf16")
+        return f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of {images} images{bf16}"
 
     def whole(self, evaluated: int) -> float | None:
         """Seconds until the run's last file is written; None if a part of them is not known.

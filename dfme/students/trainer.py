@@ -126,7 +126,7 @@ class StudentTrainer:
         self.plan = self._plan(config.images)
         self._budget = 0
         self._schedule = config.schedule
-        self._in_bf16 = config.precision == "bf16"
+        self.precision = config.precision
         self._share = share
         self._rng = rng
         self._fresh = fresh
@@ -288,7 +288,7 @@ class StudentTrainer:
             targets = torch.cat([targets] * 2)
         self._optimizer.zero_grad()
         # around the forward pass alone: the loss, and every estimate, is computed in fp32
-        with torch.autocast(images_BCHW.device.type, torch.bfloat16, enabled=self._in_bf16):
+        with torch.autocast(images_BCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             scores = self._whole(images_BCHW)
         if len(self.nets) == 1:
             losses_B = self.distance.between(scores.float(), targets)
@@ -310,6 +310,7 @@ class StudentTrainer:
             "average": None if self._average is None else self._average.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
             "steps": self.steps,
+            "precision": self.precision,
             "rounds": {"budget": self._budget, "ends": list(plan.ends), "since": plan.since}
             if rounds
             else None,
@@ -323,6 +324,7 @@ class StudentTrainer:
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
         self.steps = state["steps"]
+        self.precision = "bf16" if state["precision"] == "bf16" else "fp32"  # the run's, on any machine
         if self.config.rounds:
             rounds = state["rounds"]
             if (ends := [0, *rounds["ends"]]) != sorted(map(int, ends)):

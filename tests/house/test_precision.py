@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme import precision
-from dfme.precision import ieee_fp32
+from dfme.precision import has_fast_bf16, ieee_fp32
 
 KEYS = [("generic", "all")] + [
     (backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")
@@ -151,3 +151,22 @@ def test_tf32_is_off_inside_on_a_gpu() -> None:
             fine = (conv(images.cuda()).cpu() - truth).abs().max()
     assert fine < 1e-5
     assert coarse > 10 * fine
+
+
+@pytest.mark.parametrize(
+    ("told", "device", "fast"),
+    [
+        ({"avx512_bf16": True}, "cpu", True),
+        ({"avx512_bf16": True}, "cuda", False),
+        ({"avx512_bf16": False, "avx512_f": True}, "cpu", False),
+        ({"architecture": "aarch64"}, "cpu", False),
+        (None, "cpu", False),
+    ],
+)
+def test_bf16_is_fast_on_a_cpu_that_has_instructions_for_it(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, object] | None, device: str, fast: bool
+) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)  # as in torch 2.9
+    if told is not None:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    assert has_fast_bf16(torch.device(device)) is fast

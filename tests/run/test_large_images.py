@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import nn
 
+import dfme
 from dfme.cli.main import main
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.settings import EvaluationConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.errors import UserError
 from dfme.run import scores as scoring
 from dfme.run.evaluation import EvaluationSet, HoldOut, evaluation_images, examination_of
 from dfme.run.parts import weak_differences
+from dfme.run.retrain import retrain
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 
@@ -117,6 +119,8 @@ LARGE = """
 import torch
 from torch import nn
 
+import dfme
+
 torch.manual_seed(7)
 NET = nn.Sequential(nn.Conv2d(3, 8, 7, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
 NET.append(nn.Linear(128, 1000))
@@ -141,3 +145,32 @@ def test_224_pixels_and_1000_classes_run_with_their_replay_on_disk(monkeypatch: 
     assert main(words) == 0
     blocks = Path("run/replay/items.bin").stat().st_blocks * 512
     assert blocks == pytest.approx(16 * (150_528 + 4_000 + 4), rel=0.05)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_students_of_large_images_train_in_bf16_where_the_cpu_is_fast_in_it(
+    fast: bool, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": fast}, raising=False)
+    linear: list[torch.dtype] = []
+
+    def ask(images: torch.Tensor) -> torch.Tensor:
+        return torch.stack([images.mean((1, 2, 3)), 1 - images.mean((1, 2, 3))], 1)
+
+    given = nn.Linear.forward
+
+    def forward(self: nn.Linear, features: torch.Tensor) -> torch.Tensor:
+        scores = given(self, features)
+        if torch.is_grad_enabled():
+            linear.append(scores.dtype)
+        return scores
+
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    what = {"method": "procedural", "budget": 64, "student": {"steps": 3, "replay_batch": 8}, "device": "cpu"}
+    run = dfme.extract(ask, shape=(1, 17, 17), num_classes=2, out="run", progress=True, **what)  # type: ignore[arg-type]
+    assert set(linear) == {torch.bfloat16 if fast else torch.float32}
+    assert run.summary["precision"] == ("bf16" if fast else "fp32")
+    assert ("images in bf16" in capfd.readouterr().err) is fast
+    again = retrain(Path("run"), Path("again"), ExtractConfig(device="cpu"), tell=print)
+    assert again["precision"] == run.summary["precision"]
+    assert {weight.dtype for weight in run.student.parameters()} == {torch.float32}

@@ -111,3 +111,30 @@ def test_a_batch_that_is_not_kept_is_learnt_once_and_never_again():
     assert (student.steps, len(student.replay)) == (5, 8)
     assert metrics["student_loss"].isfinite()
     assert metrics["replay_loss"].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("asked", "fast", "shape", "arch", "taken"),
+    [
+        ("auto", True, (1, 8, 17), "auto", "bf16"),
+        ("auto", True, (3, 16, 16), "auto", "fp32"),
+        ("auto", False, (1, 28, 28), "auto", "fp32"),
+        ("auto", True, (1, 28, 28), "mine:Net", "fp32"),
+        ("bf16", False, (1, 8, 8), "mine:Net", "bf16"),
+        ("fp32", True, (1, 28, 28), "auto", "fp32"),
+    ],
+)
+def test_bf16_is_taken_where_a_cpu_is_fast_in_it_and_images_are_large(asked, fast, shape, arch, taken):
+    config = ExtractConfig(student=StudentConfig(arch=arch), precision=asked)
+    assert config.fitting(TEACHER.label_mode, shape, fast_bf16=fast).precision == taken
+
+
+def test_a_resumed_student_keeps_the_precision_of_its_run():
+    began = trainer(StudentConfig(), precision="bf16")
+    resumed = trainer(StudentConfig())
+    resumed.load_state_dict(began.state_dict())
+    for student in (began, resumed):
+        student.learn(*batch(16))
+    assert resumed.precision == "bf16"
+    for own, other in zip(began.net.parameters(), resumed.net.parameters(), strict=True):
+        assert torch.equal(own, other)
