@@ -1,7 +1,6 @@
 """The curves of a comparison: agreement against queries, a line per row with the spread of its seeds."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +68,10 @@ def mean_and_band(curves: Sequence[Series]) -> tuple[NDArray[Any], NDArray[Any],
     first = max(curve[0][0] for curve in curves)
     last = min(curve[-1][0] for curve in curves)
     at_N = np.array(sorted({queries for curve in curves for queries, _ in curve if first <= queries <= last}))
-    lines = [np.array(_last_of_each(curve), dtype=float).T for curve in curves]
-    values_SN = np.stack([np.interp(at_N, queries, values) for queries, values in lines])
+    # of one number of queries the last: a student may be scored again after the budget is spent
+    lines = [dict(curve) for curve in curves]
+    values_SN = np.stack([np.interp(at_N, [*line], [*line.values()]) for line in lines])
     return at_N, values_SN.mean(axis=0), values_SN.min(axis=0), values_SN.max(axis=0)
-
-
-def _last_of_each(curve: Series) -> Series:
-    """One value per number of queries, the last: a student may be scored again after the budget is spent."""
-    return [here for here, after in pairwise(curve) if here[0] != after[0]] + [curve[-1]]
 
 
 def draw_row(axes: Axes, label: str, curves: Sequence[Series], place: int, band: bool = True) -> None:
