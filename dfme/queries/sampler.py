@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -66,6 +67,7 @@ def _turns(rank_N: Tensor, class_N: Tensor, classes: int) -> Tensor:
 CHUNK = 4_096  # candidates in one forward pass of the students; fewer where they are large
 
 
+@dataclass(eq=False)
 class QuerySampler:
     """Draws the images to pay for, quantised as the teacher takes them.
 
@@ -73,80 +75,68 @@ class QuerySampler:
     where fewer are wanted, for its batch statistics. ``students`` score the pool, once they are ``trained``.
     """
 
-    def __init__(
-        self,
-        config: QueriesConfig,
-        spec: ImageSpec,
-        generator: GeneratorNet | None,
-        draw: DrawImages | None,
-        students: Sequence[nn.Module],
-        streams: Streams,
-        batch_size: int,
-        evolution: Evolution | None = None,
-        trained: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._config = config
-        self._spec = spec
-        self._generator = generator
-        self._draw = draw
-        self._students = students
-        self._streams = streams
-        self._batch_size = batch_size
-        self._evolution = evolution
-        self._trained = trained
+    config: QueriesConfig
+    spec: ImageSpec
+    generator: GeneratorNet | None
+    draw: DrawImages | None
+    students: Sequence[nn.Module]
+    streams: Streams
+    batch_size: int
+    evolution: Evolution | None = None
+    trained: Callable[[], bool] = lambda: True
 
     @property
     def by_students(self) -> bool:
         """True if what is drawn depends on the students, or on answers that came before."""
-        return self._config.pool > 1 or self._evolution is not None
+        return self.config.pool > 1 or self.evolution is not None
 
     def drawn(self, count: int) -> int:
         """Number of ``count`` images, neither bred nor chosen, that a program draws: the last ones."""
-        return count if self._generator is None else round(count * self._config.procedural)
+        return count if self.generator is None else round(count * self.config.procedural)
 
     @torch.no_grad()
     def images(self, count: int) -> Tensor:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
-        config = self._config
-        if config.pool == 1 or not self._trained():
-            return self._spec.quantise(torch.cat(self._parts(count)))
+        config = self.config
+        if config.pool == 1 or not self.trained():
+            return self.spec.quantise(torch.cat(self._parts(count)))
         assert config.choose != "auto", "the job was not fitted to a teacher"
         # The last, smaller batch is chosen from as many candidates as any other.
-        x_NCHW = self._spec.quantise(torch.cat(self._parts(self._batch_size * config.pool)))
-        scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self._students])
-        rng = self._streams["choice"]
+        x_NCHW = self.spec.quantise(torch.cat(self._parts(self.batch_size * config.pool)))
+        scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self.students])
+        rng = self.streams["choice"]
         return x_NCHW[choose(scores_ENK, count, config.choose, config.balance, rng)]
 
     def _parts(self, count: int) -> list[Tensor]:
         """``count`` images, the configured share from each source."""
-        if self._evolution is None or not self._evolution.ready:
+        if self.evolution is None or not self.evolution.ready:
             return self._fresh(count)
-        most = round(count * self._config.evolve)
-        rng = self._streams["evolution"]
+        most = round(count * self.config.evolve)
+        rng = self.streams["evolution"]
         if on_accelerator(rng.device):
-            return [self._evolution.replace(torch.cat(self._fresh(count)), most, rng)]
-        bred_BCHW = self._evolution.draw(most, rng)
+            return [self.evolution.replace(torch.cat(self._fresh(count)), most, rng)]
+        bred_BCHW = self.evolution.draw(most, rng)
         return [*self._fresh(count - len(bred_BCHW)), bred_BCHW]
 
     def _fresh(self, count: int) -> list[Tensor]:
         drawn = self.drawn(count)
         parts = [self._generated(count - drawn)] if count > drawn else []
         if drawn:
-            assert self._draw is not None
-            parts.append(self._draw(drawn, self._streams["procedural"]))
+            assert self.draw is not None
+            parts.append(self.draw(drawn, self.streams["procedural"]))
         return parts
 
     def _generated(self, count: int) -> Tensor:
-        assert self._generator is not None
+        assert self.generator is not None
         batches = []
-        for _ in range(math.ceil(count / self._batch_size)):
-            z_BZ = self._generator.draw(self._batch_size, self._streams["latent"])
-            batches.append(self._generator.squash(self._generator(z_BZ)))
+        for _ in range(math.ceil(count / self.batch_size)):
+            z_BZ = self.generator.draw(self.batch_size, self.streams["latent"])
+            batches.append(self.generator.squash(self.generator(z_BZ)))
         return torch.cat(batches)[:count]
 
     def _scores_of(self, net: nn.Module, x_NCHW: Tensor) -> Tensor:
         with evaluating(net):
-            return torch.cat([net(part) for part in x_NCHW.split(self._spec.at_once(CHUNK))]).float()
+            return torch.cat([net(part) for part in x_NCHW.split(self.spec.at_once(CHUNK))]).float()
 
 
 PARENTS = 4_096  # paid images that parents are taken from, drawn for every batch of children

@@ -53,7 +53,7 @@ def grey(count: int, rng: torch.Generator) -> Tensor:
 def test_of_a_pool_the_students_choose_and_the_pool_size_sets_how_picky():
     def distance(pool: int) -> float:
         source = queries(grey, "none", batch=64, pool=pool, balance=False)
-        net = source._students[0].train()
+        net = source.students[0].train()
         images = source.images(64)
         assert net.training, "choosing changes no student's mode"
         assert len(images) == 64
