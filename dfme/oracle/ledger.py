@@ -26,7 +26,6 @@ from dfme.oracle.ledger_log import (
     Purpose,
     Totals,
     audit,
-    count_reason,
     read_history,
     require_same_teacher,
 )
@@ -159,13 +158,13 @@ class Ledger:
         """Give charge ``seq`` back: the server said that it did not serve it."""
         images, purpose = self._write_off("refused", seq, reason)
         self.refused += images
-        count_reason(self.reasons, "refused", reason)
+        self.reasons["refused"][reason] += 1
         self._count(self.position, -images, purpose)
 
     def fail(self, seq: int, reason: str) -> None:
         """Keep charge ``seq``, which may have been served, though there will be no answer to it."""
         self.failed += self._write_off("failed", seq, reason).images
-        count_reason(self.reasons, "failed", reason)
+        self.reasons["failed"][reason] += 1
 
     def record_beside(self, images: int) -> None:
         """Record images asked outside the run's queries, such as ``benign`` ones, before they are sent."""

@@ -16,6 +16,7 @@ in all sessions of a run; ``teacher`` is what the run was started with.
 
 import json
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ class History:
     check: int = 0
     kept: dict[int, Charge] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
-    reasons: dict[str, dict[str, int]] = field(default_factory=dict)
+    reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     budgets: list[tuple[int, int]] = field(default_factory=list)
     stretches: list[dict[str, Any]] = field(default_factory=list)
     requests: int = 0
@@ -116,7 +117,7 @@ class History:
         elif event in ("refused", "failed", "lost"):
             self._unanswered(seq, event, entry["images"])
             if event != "lost":
-                count_reason(self.reasons, event, str(entry["reason"]))
+                self.reasons[event][str(entry["reason"])] += 1
         elif event == "beside":
             self.beside += entry["images"]
         elif event == "budget":
@@ -156,12 +157,6 @@ class History:
             self.lost += images
         else:
             self.refused += images
-
-
-def count_reason(reasons: dict[str, dict[str, int]], event: str, reason: str) -> None:
-    """One more request that was refused or failed for ``reason``."""
-    requests = reasons.setdefault(event, {})
-    requests[reason] = requests.get(reason, 0) + 1
 
 
 def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
