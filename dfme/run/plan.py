@@ -13,7 +13,7 @@ from rich.filesize import decimal as size_of
 from dfme.compute import choose_device
 from dfme.config.settings import Job
 from dfme.estimators.preflight.measure import preflight_calls
-from dfme.methods.base import Ask, Method
+from dfme.methods.base import Ask, Method, in_batches
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of, is_local
 from dfme.run.components import Nets
@@ -55,18 +55,15 @@ class Spending:
 
 def spending(job: Job, teacher: Teacher, method: Method, evaluated: int) -> Spending:
     """Images that the run pays for, by step; so many are ``evaluated``."""
-    at_once = evaluation_batch(teacher.spec.shape)
     wire = teacher.info.wire
     budget = int(job.config.budget)
     rate = wire.images_per_second
     limits = [teacher.info.max_batch, max(1, int(rate)) if rate else None]
     times = job.config.answers.times
     spent = Spending(min(filter(None, limits), default=None), times)
-    for images in preflight_calls(job.estimator, teacher.spec) if runs_preflight(job) else ():
-        spent.add(Ask("check", images))
-    for start in range(0, evaluated, at_once):
-        spent.add(Ask("evaluation", min(at_once, evaluated - start)))
-    for ask in method.asks_before():
+    checks = preflight_calls(job.estimator, teacher.spec) if runs_preflight(job) else ()
+    scored = in_batches("evaluation", evaluated, evaluation_batch(teacher.spec.shape))
+    for ask in (*(Ask("check", images) for images in checks), *scored, *method.asks_before()):
         spent.add(ask)
     while step := method.asks(spent.iterations):
         if spent.charged + times * sum(ask.images for ask in step) > budget:
