@@ -93,10 +93,6 @@ class Journal:
         self._place = self._next[1]
         self._next = next(self._records, None)
 
-    def abandon(self, seq: int) -> None:
-        """Record that the batch in progress was given up after charge ``seq``."""
-        self.append(Record(seq, ABANDONED, torch.empty(0), 0, 0))
-
     def append(self, record: Record) -> None:
         """Write a record, answers (B, K) float32 or (B,) int64 on the CPU; on file when this returns.
 

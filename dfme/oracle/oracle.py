@@ -16,7 +16,7 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
 from dfme.files import AppendFile, whole_lines
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
-from dfme.oracle.journal import ABANDONED, Journal, digest
+from dfme.oracle.journal import ABANDONED, Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.spec import Teacher
 
@@ -286,7 +286,7 @@ class Oracle:
             return self._dispatcher.deliver(batch, purpose)
         except BudgetExhausted:
             if self._journal is not None:
-                self._journal.abandon(self.ledger.requests)
+                self._journal.append(Record(self.ledger.requests, ABANDONED, torch.empty(0), 0, 0))
             raise
 
     def _no_answers(self) -> Tensor:
