@@ -84,10 +84,6 @@ class ApproximateGradients:
         looks_back = self.settings.kind == "prior_guided" and self.settings.prior == "neighbours"
         return self._spec.at_once(REMEMBERED) if looks_back else 1
 
-    def calls(self, batch: int, ahead: int = 0) -> list[int]:
-        """Images in each call by the next estimate at ``batch`` points, or ``ahead`` estimates later."""
-        return self.estimator.calls(batch, ahead)
-
     def prepare(
         self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator
     ) -> tuple[str, ...]:

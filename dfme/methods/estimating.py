@@ -88,7 +88,8 @@ class EstimatingMethod(Method):
     def asks(self, ahead: int = 0) -> list[Ask]:
         size = self.config.batch_size
         steps = self.config.generator_steps
-        calls = [self.approximate_gradients.calls(size, ahead * steps + number) for number in range(steps)]
+        estimator = self.approximate_gradients.estimator
+        calls = [estimator.calls(size, ahead * steps + number) for number in range(steps)]
         reuse = self.config.reuse and bool(calls[-1])
         students = self.student_asks((self.config.student_steps - reuse) * size)
         return [Ask("generator", images) for call in calls for images in call] + students
