@@ -83,11 +83,9 @@ class Estimator(Protocol):
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         """Images in each call of the objective by that estimate."""
-        ...
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d point with exactly ``cost(B)`` images; all chance comes from ``rng``."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """State that the next estimate depends on besides its arguments: nothing, for most."""
