@@ -127,6 +127,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Estimator", CHOSEN.format_map(told["estimator"]) if told.get("estimator") else None),
         ("Student", _text(told.get("student_arch"))),
         ("Student's training steps", _text(told.get("student_steps"), "{:,}")),
+        ("Precision of these steps", _text(told.get("precision"))),
         ("Time", _text(told.get("wall_seconds"), "{:,.1f} s")),
         ("Speed", _text(told.get("queries_per_second"), "{:,.0f} queries/s")),
         ("Device", _text(told.get("device"))),
