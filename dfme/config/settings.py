@@ -341,7 +341,7 @@ class ExtractConfig:
     def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "ExtractConfig":
         """The settings with ``auto`` chosen by the teacher's answers, the images, and the device.
 
-        ``fast_bf16``: the device is a CPU that computes in it. Measured: half of a step's time, and level
+        ``fast_bf16``: the device is a CPU that computes in it. Measured: .6 of a step's time, and level
         copies (docs/results/real_size.md). A net of one's own may have an operation that is fp32 alone.
         """
         halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch

@@ -119,8 +119,6 @@ LARGE = """
 import torch
 from torch import nn
 
-import dfme
-
 torch.manual_seed(7)
 NET = nn.Sequential(nn.Conv2d(3, 8, 7, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
 NET.append(nn.Linear(128, 1000))
