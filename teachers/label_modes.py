@@ -3,7 +3,6 @@
 A mode only ever reveals less: logits > probabilities > rounded probabilities > top_k > label.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,27 +100,6 @@ class Restricted(Wrapper):
         wanted = self.label_mode
         as_it_is = self.info.remote and given.kind != "logits" and wanted.kind != "label"
         return scores_BK if scores_BK.ndim == 1 or as_it_is else reveal(scores_BK, given, wanted)
-
-
-class AskedOnce(Wrapper):
-    """The same answers as ``teacher``, asked through ``metered`` and never twice about an image.
-
-    The answers are kept in memory, some bytes an image and a number a class.
-    """
-
-    def __init__(self, teacher: Teacher, metered: Callable[[Tensor], Tensor]) -> None:
-        super().__init__(teacher)
-        self._metered = metered
-        self._known: dict[bytes, Tensor] = {}
-
-    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
-        pixels = images.cpu().contiguous().numpy()
-        digests = [hashlib.sha256(image.tobytes()).digest() for image in pixels]
-        new = {digest: place for place, digest in enumerate(digests) if digest not in self._known}
-        if new:
-            answers = self._metered(images[list(new.values())]).cpu()
-            self._known.update(zip(new, answers, strict=True))
-        return torch.stack([self._known[digest] for digest in digests]).to(images.device)
 
 
 def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:

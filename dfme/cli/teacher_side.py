@@ -158,7 +158,7 @@ def benign_meter(
     from dfme.compute import DeferredChecks
     from dfme.run.build import build_oracle, facts_of
     from dfme.run.directory import RunDirectory
-    from dfme.teachers.label_modes import AskedOnce
+    from dfme.teachers.asked_once import AskedOnce
 
     job = Job(ExtractConfig(budget=1), config, dict(options), "none", None)
     checks = DeferredChecks()
@@ -172,7 +172,9 @@ def benign_meter(
                 oracle = build_oracle(job, teacher, directory, {}, checks, facts_of(job, teacher))
                 held.enter_context(closing(oracle))
                 held.callback(checks.verify)
-                metered.append(AskedOnce(teacher, partial(oracle, purpose="benign")))
+                kept = folder / "asked.sqlite"
+                kept.unlink(missing_ok=True)  # the journal gives the answers of a killed session again
+                metered.append(AskedOnce(teacher, kept, partial(oracle, purpose="benign")))
             return metered[0]
 
         yield meter

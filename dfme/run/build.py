@@ -1,5 +1,7 @@
 """From a job to a run: the one module that knows every role and puts them together."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -34,7 +36,7 @@ from dfme.report.recorder import Recorder
 from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import examination_of, goal_of, shape_of
+from dfme.run.evaluation import SHARED, examination_of, goal_of, shape_of
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
@@ -52,6 +54,7 @@ from dfme.run.run import Result, Run
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
+from dfme.teachers.asked_once import AskedOnce, spared
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
@@ -91,7 +94,7 @@ def run_job(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
-        made = build_teacher(job, teacher, device)
+        made = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
             held.callback(made.info.close)
         job = replace(job, config=replace(job.config, minutes=None)) if resume else job
@@ -147,6 +150,27 @@ def build_teacher(
         made.info = replace(made.info, inferred=(line, *made.info.inferred))
         return made
     return make_teacher(job.teacher, {}, device, own=teacher)
+
+
+def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
+    """What makes a teacher of one's own share its answers with the other runs of an audit."""
+    folder = Path(job.config.out or "").parent / SHARED
+    if job.teacher.kind in KINDS or not folder.is_dir():
+        return None
+
+    def shared(teacher: Teacher) -> Teacher:
+        if teacher.info.stateful or teacher.info.remote:
+            return teacher
+        facts = json.dumps(facts_of(job, teacher), sort_keys=True)
+        name = f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.sqlite"
+        return AskedOnce(teacher, folder / name)
+
+    return shared
+
+
+def spared_images(runs: Path) -> int:
+    """Images that the runs of an audit, in a directory, had answers to since another run had asked."""
+    return spared((runs / SHARED).glob("*.sqlite"))
 
 
 def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:

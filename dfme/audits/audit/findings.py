@@ -193,12 +193,16 @@ class Findings:
         told |= {"config_hash": summary.get("config_hash"), "requests": asked and asked.requests}
         return told | {"steps_seconds": of.figures and of.figures.seconds, "cost": self.cost(told["spent"])}
 
-    def ledger(self, beside: Sequence[Totals]) -> Entry:
-        """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most owed."""
+    def ledger(self, beside: Sequence[Totals], shared: int) -> Entry:
+        """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most owed.
+
+        ``shared``: those that were not asked, since another cell had asked them.
+        """
         every = [*self.ledgers.values(), *beside]
         purposes = {name: f"{name}_queries" for name in ("evaluation", "transfer", "benign")}
         purposes = {"images": "spent", **purposes, "served": "served"}
         found = {name: sum(getattr(each, of) for each in every) for name, of in purposes.items()}
+        found |= {"shared": shared, "served": found["served"] - shared}
         return {**found, "cost": self.cost(found["served"]), "cells": len(self.ledgers)}
 
     def not_run(self) -> list[Entry]:

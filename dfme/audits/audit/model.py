@@ -118,7 +118,7 @@ AUDIT = form(
         "fidelity_seeds": [ADVANTAGE | {"figure": str}],
         **{"differences": maybe(DIFFERENCES), "transfer": maybe(TRANSFER)},
         "recognition": maybe(RECOGNITION),
-        "ledger": each("images evaluation transfer benign served cells", int) | {"cost": float | None},
+        "ledger": each("images evaluation transfer benign shared served cells", int) | {"cost": float | None},
         **{"quota": maybe(QUOTA), "controls": [CONTROL]},
         "taxonomy": {"atlas": [each("id name", str)], "owasp": [str]},
         "not_run": [each("what why", str)],

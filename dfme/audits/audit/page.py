@@ -130,6 +130,7 @@ FACTS = {
     "Sent by attacks": "{ledger[images]:,} images in {ledger[cells]:,} attacks",
     "Sent besides": "{ledger[evaluation]:,} images to score, {ledger[transfer]:,} for transfer",
     "Sent as honest users": "{ledger[benign]:,} images",
+    "Asked by another attack before": "{ledger[shared]:,} images",
     "May have been served": "{ledger[served]:,} images",
     "Money for these": "{ledger[cost]:,.2f}",
     "Versions": "dfme {tool[dfme]}, torch {tool[torch]}, Python {tool[python]}",

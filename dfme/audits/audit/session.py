@@ -41,7 +41,7 @@ from dfme.report.console import teacher_name
 from dfme.report.page import embedded
 from dfme.report.summary_file import read_object, read_summary
 from dfme.report.terminal import StatusLine, wrapped
-from dfme.run.build import is_local
+from dfme.run.build import is_local, spared_images
 from dfme.run.evaluation import SHARED
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
@@ -346,7 +346,7 @@ class Audit:
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
             **{name: examined.get(name) for name in ("differences", "transfer")},
             "recognition": self._recognised,
-            "ledger": of.ledger(beside),
+            "ledger": of.ledger(beside, spared_images(plan.out / "cells")),
             **{"taxonomy": headline.TAXONOMY, "not_run": not_run, "limits": told_not},
             "pictures": pictures(plan, first["attacker"]),
         }

@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from compared import cells_here
 from processes import in_this_process
+from small_runs import student
 
 from dfme.oracle.ledger_log import audit
+from dfme.run.checkpoint import load_checkpoint
 from dfme.run.job import PROJECT
 
 pytestmark = pytest.mark.integration
@@ -33,6 +36,8 @@ class Client:
         self.weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
 
     def __call__(self, images):
+        with open("images", "a") as seen:
+            seen.writelines(image.numpy().tobytes().hex() + "\\n" for image in images)
         with open("meter", "a") as meter:
             meter.write(f"{len(images)}\\n")
             meter.flush()
@@ -40,7 +45,8 @@ class Client:
                 os.kill(os.getpid(), signal.SIGKILL)
         if os.path.exists("broken") and len(images) < 20:
             raise RuntimeError("gone")
-        return (3 * (images - 0.5).flatten(1) @ self.weight).softmax(1)
+        scores = 3 * (images - 0.5).flatten(1).double() @ self.weight.double()
+        return scores.softmax(1).float()  # the same bits whatever the other images of a batch are
 """
 KILLED = """
 import sys
@@ -111,7 +117,8 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
     assert (told["detection"]["benign"] != [], len(told["utility"])) == (True, 3)
     ledger = told["ledger"]
     assert asked() == ledger["served"]
-    assert ledger["served"] == ledger["images"] + ledger["evaluation"] + ledger["benign"]
+    assert ledger["served"] == ledger["images"] + ledger["evaluation"] + ledger["benign"] - ledger["shared"]
+    assert ledger["shared"] > 60  # the images that score, and queries of three attacks of one seed
     measured = audit(Path("a/benign/ledger.jsonl")).benign_queries
     most = int(done.stderr.split("and at most ")[1].split()[0].replace(",", ""))
     assert 5_000 < measured < ledger["benign"] <= most
@@ -129,6 +136,31 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
     assert asked() - before <= 100  # the one request in flight
     assert cut["detection"] == told["detection"]
     assert cut["utility"] == told["utility"]
+
+
+def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alone() -> None:
+    words = [*WORDS, "--jobs", "2", "--attackers", "frugal", "--label-modes", "probabilities,probabilities:2"]
+    words += ["--like-images", "none", *LOCAL[:4], *LOCAL[6:]]
+    done = run(*words, "--out", "a")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(Path("a/audit.json").read_text())
+    ledger = told["ledger"]
+    seen = Path("images").read_text().split()
+    assert len(seen) == asked() == ledger["served"]
+    paid = [  # a checkpoint has the numbers of their 17 levels
+        (image.float() / 16).numpy().tobytes().hex()
+        for path in Path("a/cells").glob("*/checkpoint.pt")
+        for image in load_checkpoint(path)["trainer"]["replay"]["items"]["images"]
+    ]
+    assert len(paid) == ledger["images"] == 160 * len(told["cells"])
+    often = Counter(seen)
+    assert {often[image] for image in paid} == {1}
+    # 60 images score two forms, and 30 of them had calibrated the watch
+    assert ledger["shared"] == len(paid) - len(set(paid)) + 60 + 30 > 600
+    for cell in told["cells"]:
+        alone = run("--config", f"a/cells/{cell['name']}.yaml", "--out", f"alone/{cell['name']}")
+        assert alone.returncode == 0, alone.stderr
+        assert student(Path("alone", cell["name"])) == student(Path("a/cells", cell["name"]))
 
 
 def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
