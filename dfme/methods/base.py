@@ -91,6 +91,7 @@ class Method(ABC):
         self._generator = components.generator
         self._hold_out = components.hold_out
         self.recent_batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=1)
+        self._own_parts: dict[str, Any] = {}  # of a method, with a state each
 
     @staticmethod
     def open_pool(config: Any, spec: ImageSpec, budget: int) -> ImageSource | None:
@@ -216,10 +217,10 @@ class Method(ABC):
             self.recent_batches.append((images.to(device), answers.to(device)))
 
     @property
-    def _parts_with_state(self) -> dict[str, GeneratorNet | ScheduledOptimizer]:
-        parts: dict[str, GeneratorNet | ScheduledOptimizer] = {}
+    def _parts_with_state(self) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
         if self._generator is not None:
             parts["generator"] = self._generator
         if hasattr(self, "generator_optimizer"):
             parts["generator_optimizer"] = self.generator_optimizer
-        return parts
+        return parts | self._own_parts

@@ -72,6 +72,8 @@ class Dfms(DescendingMethod):
         assert components.pool is not None
         self._proxy = by_programs(components.pool, self.oracle.spec, components.sources.programs)
         self._passes = Passes(self._proxy)
+        self._own_parts |= {"discriminator": self._discriminator, "proxy": self._proxy}
+        self._own_parts["passes"] = self._passes
 
     @staticmethod
     def open_pool(config: DfmsConfig, spec: ImageSpec, budget: int) -> ImageSource:
@@ -151,16 +153,8 @@ class Dfms(DescendingMethod):
         return {"variant": "HL" if self.oracle.label_mode.kind == "label" else "SL"}
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "discriminator": self._discriminator.state_dict(),
-            "proxy": self._proxy.state_dict(),
-            "passes": self._passes.state_dict(),
-            "pretrained": self._pretrained,
-        }
+        return super().state_dict() | {"pretrained": self._pretrained}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._discriminator.load_state_dict(state["discriminator"])
-        self._proxy.load_state_dict(state["proxy"])
-        self._passes.load_state_dict(state["passes"])
         self._pretrained = state["pretrained"]

@@ -39,6 +39,7 @@ class EstimatingMethod(Method):
             self.students,
             components.seed,
         )
+        self._own_parts["approximate_gradients"] = self.approximate_gradients
         self.recent_batches = deque(maxlen=self.approximate_gradients.remembers)
         self.last_objective: Objective | None = None
 
@@ -105,10 +106,3 @@ class EstimatingMethod(Method):
         return self.approximate_gradients.prepare(
             channel, self.disagreement, self.config.reuse, self.rng["check"]
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"approximate_gradients": self.approximate_gradients.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.approximate_gradients.load_state_dict(state["approximate_gradients"])

@@ -39,7 +39,7 @@ class Knockoff(Method):
     def __init__(self, config: KnockoffConfig, components: Components) -> None:
         super().__init__(config, components)
         assert components.pool is not None
-        self._pool = components.pool
+        self._pool = self._own_parts["pool"] = components.pool
         self.students.train_afterwards(config.epochs, self.oracle.ledger.budget // self.oracle.times)
 
     @staticmethod
@@ -60,10 +60,3 @@ class Knockoff(Method):
     @property
     def facts(self) -> dict[str, Any]:
         return {"pool": self._pool.name}
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"pool": self._pool.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._pool.load_state_dict(state["pool"])
