@@ -108,7 +108,9 @@ class Maze(EstimatingMethod):
         estimate = self.estimate(gen_op)
         upstream_grads = estimate.grad_BCHW / batch_size
         if self._critic is not None:
-            upstream_grads = upstream_grads + self._critic_grads(self._critic, gen_op)
+            u_BCHW = gen_op.detach().requires_grad_()
+            loss = self.config.gan_weight * self._critic.generator_loss(self.generator.squash(u_BCHW))
+            upstream_grads = upstream_grads + torch.autograd.grad(loss, u_BCHW)[0]
         check_upstream(gen_op, upstream_grads, self.deferred)
 
         self.generator_optimizer.zero_grad()
@@ -152,13 +154,6 @@ class Maze(EstimatingMethod):
             fake_BCHW = self.generate(batch_size)
             metrics["discriminator_loss"] = self._critic.learn(self._seeds_NCHW[drawn_B], fake_BCHW)
         return metrics
-
-    def _critic_grads(self, critic: Discriminator, gen_op: Tensor) -> Tensor:
-        """d gan_weight * (- mean D(x)) / d gen_op, (B, C, H, W)."""
-        u_BCHW = gen_op.detach().requires_grad_()
-        loss = self.config.gan_weight * critic.generator_loss(self.generator.squash(u_BCHW))
-        (grad_BCHW,) = torch.autograd.grad(loss, u_BCHW)
-        return grad_BCHW
 
     def state_dict(self) -> dict[str, Any]:
         critic = None if self._critic is None else self._critic.state_dict()
