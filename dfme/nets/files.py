@@ -59,11 +59,8 @@ def of_bounded_size() -> Iterator[None]:
                 "classifier"
             )
 
-    hook = register_module_parameter_registration_hook(count)
-    try:
+    with register_module_parameter_registration_hook(count):
         yield
-    finally:
-        hook.remove()
 
 
 def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:

@@ -49,13 +49,9 @@ class GeneratorNet(nn.Module):
     def watched(self) -> Iterator[list[Tensor]]:
         """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
         read: list[Tensor] = []
-        hook = self.last_convolution.register_forward_hook(
-            lambda _, inputs, __: read.append(inputs[0].detach())
-        )
-        try:
+        keep = lambda _, inputs, __: read.append(inputs[0].detach())  # noqa: E731
+        with self.last_convolution.register_forward_hook(keep):
             yield read
-        finally:
-            hook.remove()
 
     def squash(self, u_BCHW: Tensor) -> Tensor:
         """The image within the bounds."""
