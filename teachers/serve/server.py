@@ -8,9 +8,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 
@@ -92,11 +91,11 @@ class Serving:
 
     def run(self) -> None:
         """Serve until Ctrl-C or SIGTERM, from the main thread; requests under way are answered first."""
-        try:
-            with _signals(self._server.handle_exit):
-                self._server.run(sockets=[self._socket])
-        finally:
-            self._close()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._close)
+            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end, harmlessly
+                undo.callback(signal.signal, number, signal.signal(number, self._server.handle_exit))
+            self._server.run(sockets=[self._socket])
 
     def _close(self) -> None:
         self._socket.close()
@@ -178,14 +177,3 @@ def _listen(host: str, port: int) -> socket.socket:
         problem = f"cannot listen there: {error.args[-1]}; give another --port (0: a free one)"
         raise UserError(f"--host {host} --port {port}: {problem}") from None
     return listening
-
-
-@contextlib.contextmanager
-def _signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """``handle`` for Ctrl-C and SIGTERM. uvicorn raises them again at its end, harmlessly."""
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
