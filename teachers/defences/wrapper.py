@@ -74,10 +74,10 @@ class Defended(Wrapper):
         for each in self._stack:
             each.admit(images)
 
-    def around(self, change: Callable[[Teacher], Teacher]) -> "Defended":
-        """The same defences and watch, with the same state, around a change of the teacher behind them."""
+    def around(self, teacher: Teacher) -> "Defended":
+        """The same defences and watch, with the same state, around another teacher in place of their own."""
         other = copy(self)
-        other._teacher = change(self._teacher)
+        other._teacher = teacher
         return other
 
     def preview(self, images: Tensor) -> Tensor:

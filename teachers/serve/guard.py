@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,7 +29,7 @@ from dfme.errors import Refused
 from dfme.spec import LabelMode, Teacher, TeacherInfo
 from dfme.teachers.arrays import Array
 from dfme.teachers.build import make_teacher
-from dfme.teachers.defences.wrapper import Defended
+from dfme.teachers.defences.wrapper import Defended, behind
 from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.serve.forms import AdapterForm, HttpBody, form_of
@@ -133,17 +132,13 @@ class Guard:
         self._watch: Any = self._teacher.info.watch
         self._defended: Defended | None = None
         if isinstance(self._teacher, Defended):
-            self._defended = self._teacher.around(partial(self._of_app, answers))
+            self._given = Given(behind(self._teacher))  # the teacher as the app answers for it
+            self._given.label_mode = LabelMode.parse(answers) if answers else self._given.label_mode
+            self._defended = self._teacher.around(self._given)
         self._features = self._watch.features if self._defended and self._watch else None
         self._turns = asyncio.Semaphore(1) if in_turn or self._features else None
         self._worker = one_thread(threads)
         self.meter.alarms.update(dict.fromkeys(self._watch.names if self._watch else (), 0))
-
-    def _of_app(self, answers: str | None, teacher: Teacher) -> Teacher:
-        """The teacher as the app answers for it."""
-        self._given = Given(teacher)
-        self._given.label_mode = LabelMode.parse(answers) if answers else teacher.label_mode
-        return self._given
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == self._metrics:
