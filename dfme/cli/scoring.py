@@ -27,7 +27,8 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     device = choose_device(job.config.device)
     teacher = build_teacher(job, None, device)
     if net.spec != teacher.spec or net.num_classes != teacher.num_classes:
-        taken, asked = (_facts(each) for each in (net, teacher))
+        both: tuple[Any, Any] = net, teacher
+        taken, asked = (f"images {each.spec} and {each.num_classes} classes" for each in both)
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
     names = teacher.info.class_names
@@ -52,7 +53,3 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
         "evaluation queries": str(ledger.evaluation_queries),
         **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }
-
-
-def _facts(classifier: Any) -> str:
-    return f"images {classifier.spec} and {classifier.num_classes} classes"

@@ -42,6 +42,7 @@ def write_page(run: RunFiles, path: Path) -> Path:
     logged = {name for record in run.metrics for name in record}
     known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     pictures = [(path.with_name(name), text) for name, text in PICTURES.items()]
+    reached = [(level, queries_to_reach(run.series("agreement"), level)) for level in LEVELS]
     contents = {
         "name": run.name,
         "target": teacher_name(asked) if asked.get("kind") else run.name,
@@ -52,7 +53,7 @@ def write_page(run: RunFiles, path: Path) -> Path:
         "audited": _audited(run),
         "facts": _facts(run),
         "answers": _answers(run),
-        "prices": _prices(run),
+        "prices": [(f"{at:.0%}", "not reached" if count is None else f"{count:,}") for at, count in reached],
         "purposes": _purposes(run),
         "pictures": [
             (embedded(picture.read_bytes()), text) for picture, text in pictures if picture.is_file()
@@ -150,11 +151,6 @@ def with_interval(share: float | None, images: int) -> str | None:
 
 def _text(value: object, form: str = "{}") -> str | None:
     return None if value is None else form.format(value)
-
-
-def _prices(run: RunFiles) -> list[tuple[str, str]]:
-    reached = [(level, queries_to_reach(run.series("agreement"), level)) for level in LEVELS]
-    return [(f"{level:.0%}", "not reached" if count is None else f"{count:,}") for level, count in reached]
 
 
 def _purposes(run: RunFiles) -> list[tuple[str, str, str]]:

@@ -21,7 +21,11 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
     """
     level = audit["options"]["keep_below"]
     cells = {cell["name"]: cell for cell in audit["cells"]}
-    known = [cells[name] for name in _deployed(audit) if name in cells and cells[name]["curve"]]
+    # every attacker and seed on the model's own answers, or their labels, without a defence
+    own = cells_in(audit, audit["target"]["label_mode"], "label")
+    bare = [line["attackers"] for line in audit["defences"] if line["defence"] == NO_DEFENCE]
+    deployed = dict.fromkeys([*own, *(name for of in bare for each in of for name in each["cells"])])
+    known = [cells[name] for name in deployed if name in cells and cells[name]["curve"]]
     if level is None or not known:
         return None
     steps = {cell["name"]: _step(cell["curve"], level) for cell in known}
@@ -38,13 +42,6 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
         found["checked"] = {"cell": under["name"], "agreement": under["agreement"], "holds": holds}
     kept = images and (found["checked"] or {"holds": True})["holds"]
     return found | {"lines": _lines(images, found["per"]) if kept else {}, "text": _text(found)}
-
-
-def _deployed(audit: Entry) -> dict[str, None]:
-    """Cells of every attacker and seed on the model's own answers, or their labels, without a defence."""
-    own = cells_in(audit, audit["target"]["label_mode"], "label")
-    bare = [line["attackers"] for line in audit["defences"] if line["defence"] == NO_DEFENCE]
-    return dict.fromkeys([*own, *(name for of in bare for each in of for name in each["cells"])])
 
 
 def _step(curve: list[list[float]], level: float) -> int | None:

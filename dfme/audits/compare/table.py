@@ -238,8 +238,10 @@ def as_json(findings: ComparisonResult) -> str:
     """Facts, every row of every table with its spreads, and every cell with its figures."""
     tables = list[dict[str, Any]]()
     for mode, budget in findings.groups():
-        rows = _filled([_row_json(*row) for row in findings.rows(mode, budget).items()])
-        tables.append({"label_mode": mode, "budget": budget, "rows": rows})
+        rows = [_row_json(*row) for row in findings.rows(mode, budget).items()]
+        known = {name for row in rows for name, value in row.items() if value is not None}
+        filled = [{name: value for name, value in row.items() if name in known} for row in rows]
+        tables.append({"label_mode": mode, "budget": budget, "rows": filled})
         if findings.defended:
             tables[-1]["defences"] = [asdict(one) for one in defended(findings, mode, budget)]
     content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": _cells(findings)}
@@ -273,12 +275,6 @@ def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
         state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
         cells.append(named | state | {"figures": figures})
     return cells
-
-
-def _filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without what none of them has."""
-    known = {name for row in rows for name, value in row.items() if value is not None}
-    return [{name: value for name, value in row.items() if name in known} for row in rows]
 
 
 def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
