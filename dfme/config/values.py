@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -196,14 +197,9 @@ def spelled(kind: Any, value: Any) -> Any:
     if sequence is not None and value.lstrip().startswith("("):
         value = value.replace("(", "[").replace(")", "]")
     if Any in kinds or (value.lstrip().startswith(("[", "{")) and kinds != (str,)):
-        return _as_yaml(value)
+        with contextlib.suppress(yaml.YAMLError):
+            return parse_yaml(value)
+        return value
     if sequence is None or str in kinds:
         return value
     return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _as_yaml(text: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except yaml.YAMLError:
-        return text

@@ -78,8 +78,9 @@ class StatusLine:
         self._stream = stream
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
         self._drawing: Drawing = lambda: (0.0, [""], [])
+        draw = lambda: bar(*self._drawing(), self._console.width)  # noqa: E731
         self._display = Live(
-            console=self._console, redirect_stdout=False, redirect_stderr=False, get_renderable=self._draw
+            console=self._console, redirect_stdout=False, redirect_stderr=False, get_renderable=draw
         )
 
     def show(self, drawing: Drawing) -> None:
@@ -87,9 +88,6 @@ class StatusLine:
         if self.live:
             self._drawing = drawing
             self._display.start(refresh=True)
-
-    def _draw(self) -> RenderableType:
-        return bar(*self._drawing(), self._console.width)
 
     def note(self, text: str) -> None:
         """Say something at once, above the line."""

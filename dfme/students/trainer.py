@@ -125,13 +125,13 @@ class StudentTrainer:
         self.config = config.student
         self.plan = self._plan(config.images)
         self._budget = 0
-        self._schedule = config.schedule
         self.precision = config.precision
         self._share = share
         self._rng = rng
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), self._lr_factor)
+        lr_factor = lambda: factor(config.schedule, self.progress)  # noqa: E731
+        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), lr_factor)
         decay = config.student.average
         self._average = MovingAverage(self._whole, decay) if decay else None
         self._update: Callable[..., tuple[Tensor, ...]] = self._kernels
@@ -238,9 +238,6 @@ class StudentTrainer:
     def _begin(self) -> Metrics:
         self._optimizer.set_weight_decay(weight_decay(self.config, self._held))
         return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": self._optimizer.lr}
-
-    def _lr_factor(self) -> float:
-        return factor(self._schedule, self.progress)
 
     def _begin_round(self, number: int) -> None:
         """Shrink and perturb the students and restart optimiser and average; not in the first round."""
