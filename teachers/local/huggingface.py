@@ -58,7 +58,10 @@ def load_huggingface(
     _require_plain(folder, model_config)
     checks.require_weights(folder)
     processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
-    size = _size(model_config, processor or {})
+    made = processor or {}  # the size of the images that the preprocessor makes, else that the network takes
+    crop = made.get("crop_size") if made.get("do_center_crop") else None
+    sizes = map(_height_width, (crop, made.get("size"), model_config.get("image_size")))
+    size = next(filter(None, sizes), None)
     shape = checks.image_shape(config.shape, whole(model_config.get("num_channels")), size)
     scale = checks.given_scale(config) or _scale(folder, processor, config)
     model = _load(folder)
@@ -121,13 +124,6 @@ def _silent() -> Iterator[None]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
-
-
-def _size(model_config: dict[str, Any], processor: dict[str, Any]) -> tuple[int, int] | None:
-    """The size of the images that the preprocessor makes, else that the network takes."""
-    crop = processor.get("crop_size") if processor.get("do_center_crop") else None
-    sizes = map(_height_width, (crop, processor.get("size"), model_config.get("image_size")))
-    return next(filter(None, sizes), None)
 
 
 def _height_width(size: Any) -> tuple[int, int] | None:

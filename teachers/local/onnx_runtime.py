@@ -49,8 +49,7 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
         scores = [each.name for each in session.get_outputs() if each.type in DTYPES]
         there = ", ".join(scores) or "none of that kind"
         raise UserError(f"{path}: output {output.name} holds no scores but {output.type}; there is {there}")
-    axes = _axes(image, path)
-    batch = _sizes(image)[0]
+    batch, axes = _batch_and_axes(image, path)
     nchw = _is_nchw(options.layout, config.shape, axes)
 
     def run(x_BCHW: Tensor) -> Tensor:
@@ -118,18 +117,16 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
     return there[names.index(name)]
 
 
-def _axes(image: Any, path: Path) -> Axes:
-    """The three sizes of an image in the model's own order. UserError for an input that is no image."""
+def _batch_and_axes(image: Any, path: Path) -> tuple[int | None, Axes]:
+    """The batch, and the three sizes of an image in the model's own order, None for those that are free.
+
+    UserError for an input that is no image.
+    """
     if image.type not in DTYPES or len(image.shape) != 4:
         expected = f"expected images, four axes of {', '.join(kind[7:-1] for kind in DTYPES)}"
         raise UserError(f"{path}: its input {image.name} is {image.type} {image.shape}; {expected}")
-    _, first, second, third = _sizes(image)
-    return first, second, third
-
-
-def _sizes(image: Any) -> list[int | None]:
-    """The input's axes, None for those that are free."""
-    return [size if isinstance(size, int) and size > 0 else None for size in image.shape]
+    batch, *axes = (size if isinstance(size, int) and size > 0 else None for size in image.shape)
+    return batch, (axes[0], axes[1], axes[2])
 
 
 def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> bool:

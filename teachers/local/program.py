@@ -70,7 +70,9 @@ class ProgramTeacher:
         batch = len(images)
         least = self._program.least
         with torch.no_grad(), arithmetic(self._program.precision, self._program.device):
-            x_BCHW = self._pixels(images.detach().to(self._program.device))
+            x_BCHW = images.detach().to(self._program.device)
+            as_bytes = self._program.dtype == torch.uint8
+            x_BCHW = self.spec.encode(x_BCHW) if as_bytes else self._normalise(x_BCHW).to(self._program.dtype)
             if batch < least:
                 x_BCHW = torch.cat([x_BCHW, x_BCHW[-1:].expand(least - batch, -1, -1, -1)])
             scores_BK = self._program.run(x_BCHW)
@@ -80,11 +82,6 @@ class ProgramTeacher:
         if isinstance(scores_BK, Tensor) and len(got) == 2 and got[0] == len(x_BCHW) and got[1]:
             return scores_BK[:batch]
         raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {got}")
-
-    def _pixels(self, x_BCHW: Tensor) -> Tensor:
-        if self._program.dtype != torch.uint8:
-            return self._normalise(x_BCHW).to(self._program.dtype)
-        return self.spec.encode(x_BCHW)
 
 
 def make_program_teacher(

@@ -92,7 +92,10 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
         raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
-    return _strip_prefixes(state), card
+    state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    # what all of them have
+    prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)
+    return {name[prefix:]: value for name, value in state.items()}, card
 
 
 def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:
@@ -187,11 +190,3 @@ def _unwrap(value: object, path: Path) -> State:
         f"{', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
         f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
     )
-
-
-def _strip_prefixes(state: State) -> State:
-    """Names as the network itself has them."""
-    state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
-    # what all of them have
-    prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)
-    return {name[prefix:]: value for name, value in state.items()}
