@@ -88,19 +88,13 @@ def _pin_each_operation(undo: ExitStack) -> None:
                 undo.callback(_write, key, own)
                 _write(key, "ieee")
         _write(whole, "ieee")
-    _pin_older_matmul(undo)
-
-
-def _pin_older_matmul(undo: ExitStack) -> None:
-    """Bring the older switch for matrix products into step; setting it writes the newer ones too."""
-    older = torch.get_float32_matmul_precision()
-    if older == "highest":
-        return
-    for backend in _BACKENDS:
-        key = (backend, "matmul")
-        undo.callback(_write, key, _own_value(key, parent=(backend, "all")))
-    undo.callback(torch.set_float32_matmul_precision, older)
-    torch.set_float32_matmul_precision("highest")
+    # Bring the older switch for matrix products into step; setting it writes the newer ones too.
+    if (older := torch.get_float32_matmul_precision()) != "highest":
+        for backend in _BACKENDS:
+            key = (backend, "matmul")
+            undo.callback(_write, key, _own_value(key, parent=(backend, "all")))
+        undo.callback(torch.set_float32_matmul_precision, older)
+        torch.set_float32_matmul_precision("highest")
 
 
 def _own_value(key: PrecisionSwitch, parent: PrecisionSwitch) -> str:
