@@ -105,17 +105,14 @@ def _forms(value: str) -> Iterator[str]:
         yield quoted
         yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
     yield from (value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value))
-    yield from _base64_forms(value.encode())
-
-
-def _base64_forms(value: bytes) -> Iterator[str]:
-    """Base64 of the value alone, and the part of it that is the same wherever it stands in a longer text."""
+    raw = value.encode()
+    # base64 of the value alone, and the part of it that is the same wherever it stands in a longer text
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        whole = encode(value).decode()
+        whole = encode(raw).decode()
         yield from (whole, whole.rstrip("="))
         for before in range(3):
             start = -(-before * 4 // 3)
-            end = (before + len(value)) * 4 // 3
-            inner = encode(b"\0" * before + value).decode()[start:end]
+            end = (before + len(raw)) * 4 // 3
+            inner = encode(b"\0" * before + raw).decode()[start:end]
             if len(inner) >= MIN_BASE64:
                 yield inner
