@@ -157,7 +157,7 @@ def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alo
     assert {often[image] for image in paid} == {1}
     # 60 images score two forms, and 30 of them had calibrated the watch
     assert ledger["shared"] == len(paid) - len(set(paid)) + 60 + 30 > 600
-    for cell in told["cells"]:
+    for cell in told["cells"][-2:]:  # began last, so others had asked most of their images
         alone = run("--config", f"a/cells/{cell['name']}.yaml", "--out", f"alone/{cell['name']}")
         assert alone.returncode == 0, alone.stderr
         assert student(Path("alone", cell["name"])) == student(Path("a/cells", cell["name"]))
