@@ -42,11 +42,11 @@ class AskedOnce(Wrapper):
 
     def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
         codes = [hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()]
-        labels = self.label_mode.kind == "label"
-        find = "SELECT answer FROM answers WHERE image = ?"
+        find = "SELECT image, answer FROM answers WHERE image = ?"
         with _opened(self._file) as kept:
             kept.execute("BEGIN IMMEDIATE")
-            new = {code: at for at, code in enumerate(codes) if not kept.execute(find, (code,)).fetchone()}
+            known: dict[bytes, bytes] = dict(row for code in codes for row in kept.execute(find, (code,)))
+            new = {code: at for at, code in enumerate(codes) if code not in known}
             if new:
                 raw = self._metered(images[[*new.values()]])
                 form = len(new), self.num_classes, self.label_mode
@@ -54,14 +54,16 @@ class AskedOnce(Wrapper):
                     answers = read_answers(raw, *form, DeferredChecks(), torch.device("cpu")).numpy()
                 except Exception:
                     return raw  # the oracle says what is wrong with it
-                rows = zip(new, (answer.tobytes() for answer in answers), strict=True)
-                kept.executemany("INSERT INTO answers VALUES (?, ?)", rows)
+                rows = dict(zip(new, (answer.tobytes() for answer in answers), strict=True))
+                kept.executemany("INSERT INTO answers VALUES (?, ?)", rows.items())
+                known |= rows
             if CHARGED.get():  # a ledger has all of them
                 kept.execute("INSERT INTO spared VALUES (?)", (len(codes) - len(new),))
-            found = b"".join(kept.execute(find, (code,)).fetchone()[0] for code in codes)
-            shape = (len(codes),) if labels else (len(codes), self.num_classes)
-            answers = np.frombuffer(found, np.int64 if labels else np.float32).reshape(shape)
-        return torch.from_numpy(answers.copy()).to(images.device)
+        labels = self.label_mode.kind == "label"
+        shape = (len(codes),) if labels else (len(codes), self.num_classes)
+        joined = b"".join(known[code] for code in codes)
+        found = np.frombuffer(joined, np.int64 if labels else np.float32).reshape(shape)
+        return torch.from_numpy(found.copy()).to(images.device)
 
 
 def spared(files: Iterable[Path]) -> int:
