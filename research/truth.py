@@ -69,7 +69,7 @@ def stages(
     ledger = method.oracle.ledger
     gradients = method.approximate_gradients if isinstance(method, Dfme) else None
     if gradient and gradients is not None:
-        gradients.override(gradient(method.generator.squash))
+        gradients.estimator = gradient(method.generator.squash)
     images_NCHW = _evaluation_images(box, job, method.generator)
     with torch.no_grad():
         teacher_N = torch.cat([box.logits(part).argmax(1) for part in images_NCHW.split(GENERATED)])

@@ -310,8 +310,8 @@ class ExtractConfig:
     """end the run once student and teacher agree, with 95% confidence, on this share of the queries that are
     then held back from training; none: spend the whole budget"""
     minutes: Basic[Annotated[float, Field(gt=0)] | None] = None
-    """fit the student's steps to so many minutes on this machine, by a rehearsal; config.yaml has how many;
-    none: as the recipe says"""
+    """fit the student's steps to so many minutes on this machine, by a rehearsal, or cnn_small's where few of
+    an auto student do not fit; config.yaml has what was chosen; none: as the recipe says"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

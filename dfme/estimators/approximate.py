@@ -64,19 +64,9 @@ class ApproximateGradients:
         self._device = next(self._student.parameters()).device
         self._in_tf32 = settings.arithmetic == "tf32" and has_tf32(self._device)
         self._features_BFHW: Tensor | None = None
-        self._estimator: Estimator | None = None
+        self.estimator: Estimator | None = None  # until its settings are settled
         if not needs_preflight(settings):
             self._settle(settings)
-
-    @property
-    def estimator(self) -> Estimator:
-        """The estimator, once its settings are settled."""
-        assert self._estimator is not None, "prepare comes first"
-        return self._estimator
-
-    def override(self, estimator: Estimator) -> None:
-        """From now on this one in place of what the settings say."""
-        self._estimator = estimator
 
     @property
     def remembers(self) -> int:
@@ -88,7 +78,7 @@ class ApproximateGradients:
         self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator
     ) -> tuple[str, ...]:
         """Settle what is open, by a check; lines for the user. ``reuse``: as of ``choose``."""
-        if self._estimator is not None:
+        if self.estimator is not None:
             return self._arithmetic_lines()
 
         def value_of(objective: ObjectiveName) -> ObjectiveOfAnswers:
@@ -104,6 +94,7 @@ class ApproximateGradients:
         """Estimate d objective / d gen_op, image by image; ``gen_op`` (B, C, H, W) has no graph."""
         value = self._in_arithmetic(objective.value)
         objective = dataclasses.replace(objective, value=value, features_BFHW=self._features_BFHW)
+        assert self.estimator is not None, "prepare comes first"
         return self.estimator.estimate(objective, gen_op, rng)
 
     def metrics(self, objective: Objective, gen_op: Tensor, estimate: Estimate) -> Metrics:
@@ -126,20 +117,21 @@ class ApproximateGradients:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        if self._estimator is None:
+        if self.estimator is None:
             return {"settings": {}, "estimator": {}}
         return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up only what the pre-flight check chose; the rest is the configuration's."""
-        if self._estimator is None:
+        if self.estimator is None:
             names = ("objective", "form", "step") if self.settings.kind == "auto" else ("step",)
             chosen = {name: state["settings"][name] for name in names}
             self._settle(dataclasses.replace(default_settings(self.settings, self._spec), **chosen))
+        assert self.estimator is not None
         self.estimator.load_state_dict(state["estimator"])
 
     def _settle(self, settings: EstimatorConfig) -> None:
-        if settings.direction == "range" and self._estimator is None:
+        if settings.direction == "range" and self.estimator is None:
 
             def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
                 self._features_BFHW = inputs[0].detach()  # from which the directions are made
@@ -148,7 +140,7 @@ class ApproximateGradients:
         self.settings = settings
         self.distance = self._distance_of(settings.objective)
         seed = derived_seed(self._seed, "estimator")
-        self._estimator = make_estimator(settings, self._spec, self._generator.squash, CHUNK, seed)
+        self.estimator = make_estimator(settings, self._spec, self._generator.squash, CHUNK, seed)
 
     def _in_arithmetic(self, value: ObjectiveOfAnswers) -> ObjectiveOfAnswers:
         """``value`` in the chosen precision; IEEE fp32 is pinned around a difference by the estimator."""

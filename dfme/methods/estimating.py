@@ -90,6 +90,7 @@ class EstimatingMethod(Method):
         size = self.config.batch_size
         steps = self.config.generator_steps
         estimator = self.approximate_gradients.estimator
+        assert estimator is not None, "prepare comes first"
         calls = [estimator.calls(size, ahead * steps + number) for number in range(steps)]
         reuse = self.config.reuse and bool(calls[-1])
         students = self.student_asks((self.config.student_steps - reuse) * size)

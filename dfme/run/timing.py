@@ -96,32 +96,46 @@ def rehearse(
 def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None = None) -> Job:
     """The job with the student's steps that fit its ``minutes``, if any.
 
-    UserError where one pass over what is paid for takes longer.
+    Where few steps of an ``auto`` student do not fit, it is cnn_small, which agrees as well in so little time
+    (docs/results/real_size.md). UserError where one pass over what is paid for takes longer.
     """
     config = job.config
     if config.minutes is None:
         return job
-    settled, data, pool, nets = build_parts(job, teacher, choose_device(config.device), evaluation)
+    limit = 60 * config.minutes
+    small = replace(job, config=replace(config, student=replace(config.student, arch="cnn_small")))
+    for own in (job, small) if config.student.arch == "auto" else (job,):
+        arch, few, least, more = _few_steps(own, teacher, free, evaluation)
+        if least <= limit:
+            return _taking(few + int((limit - least) / more), own)
+    faster = ", a faster student (--student.arch cnn_small)" * (arch not in ("cnn_small", "lenet5"))
+    raise UserError(
+        f"--minutes {config.minutes:g}: expected at least {least / 60:.2g} on this machine, for {few:,} "
+        f"steps of {arch}; give more{faster} or a smaller --budget; nothing was asked"
+    )
+
+
+def _few_steps(
+    job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None
+) -> tuple[str, int, float, float]:
+    """The student, few of its steps, seconds of a run with them, and those of one step more."""
+    job, data, pool, nets = build_parts(job, teacher, choose_device(job.config.device), evaluation)
     scored = 0 if data is None else len(data)
-
-    def taking(steps: int, own: Job = settled) -> Job:
-        student = replace(own.config.student, steps=steps, passes=0, replay_steps=0)
-        return replace(own, config=replace(own.config, minutes=None, student=student))
-
-    once = math.ceil(config.images / settled.config.student.batch(config.images))
-    few = max(10, 10 * len(config.student.rounds), once)
-    found = rehearse(taking(few), teacher, nets, pool, scored, free)
-    jobs = taking(few), taking(2 * few)
+    student, images = job.config.student, job.config.images
+    few = max(10, 10 * len(student.rounds), math.ceil(images / student.batch(images)))
+    # by the pace of a long run, since the first calls of a short one are slow
+    found = rehearse(_taking(100 * few, job), teacher, nets, pool, scored, free)
+    jobs = [_taking(steps, job) for steps in (few, 2 * few)]
     least, twice = (Work(each, method_of(each, teacher, nets, pool), found).whole(scored) for each in jobs)
     if least is None or twice is None:
         raise UserError("--minutes: a part of one's own cannot be rehearsed; give --student.steps instead")
-    if least > 60 * config.minutes:
-        faster = ", a faster student (--student.arch cnn_small)" * (nets.arch not in ("cnn_small", "lenet5"))
-        raise UserError(
-            f"--minutes {config.minutes:g}: expected at least {least / 60:.2g} on this machine, for {few:,} "
-            f"steps of {nets.arch}; give more{faster} or a smaller --budget; nothing was asked"
-        )
-    return taking(few + int(few * (60 * config.minutes - least) / (twice - least)), job)
+    return nets.arch, few, least, (twice - least) / few
+
+
+def _taking(steps: int, job: Job) -> Job:
+    """The job with so many steps of its student in all."""
+    student = replace(job.config.student, steps=steps, passes=0, replay_steps=0)
+    return replace(job, config=replace(job.config, minutes=None, student=student))
 
 
 class _Stage:

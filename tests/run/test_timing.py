@@ -105,6 +105,31 @@ def test_minutes_are_kept_and_written_down_as_steps(
     assert "finished before" in capsys.readouterr().err
 
 
+@pytest.mark.integration
+def test_where_the_automatic_student_does_not_fit_a_smaller_one_is_trained(
+    seconds: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    save_student(
+        Path("t.safetensors"), build_net("lenet5", (1, 28, 28), 10), "lenet5", ImageSpec((1, 28, 28)), 10
+    )
+    words = "--recipe frugal --teacher.checkpoint t.safetensors --budget 5k".split()
+    assert main([*words, "--student.arch", "cnn_large", "--minutes", "0.001"]) == 2
+    (least,) = re.findall(
+        r"expected at least ([\d.]+) on this machine, for \d+ steps of", capsys.readouterr().err
+    )
+    minutes = 0.7 * float(least)
+    assert main([*words, "--minutes", f"{1.2 * float(least)}", "--dry-run"]) == 0
+    assert "cnn_large" in capsys.readouterr().out
+    for number in range(3):
+        assert main([*words, "--minutes", f"{minutes}", "--out", f"run{number}"]) == 0
+        assert "student cnn_small, " in capsys.readouterr().err
+        assert load_yaml(Path(f"run{number}/config.yaml"))["student"]["arch"] == "cnn_small"
+        if 60 * minutes / FACTOR <= seconds[-1] <= 60 * minutes * FACTOR:
+            return
+    pytest.fail(f"expected {60 * minutes} seconds, took {seconds}")
+
+
 @pytest.mark.parametrize("more", ["", "--dry-run", "--student.arch cnn_medium"])
 def test_a_time_in_which_nothing_fits_is_refused(more: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--minutes", "0.001", "--out", "run", *more.split()]) == 2
