@@ -105,6 +105,15 @@ def _quick_runs(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of the tier for GPUs needs one, so where there is none it is left out."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test of the default tier starts no process and opens no socket.

@@ -77,7 +77,6 @@ def test_the_check_tries_steps_in_the_arithmetic_that_they_are_taken_in(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpus_own_tf32() -> None:
     """It changes the differences with tf32 and not with ieee, whatever holds outside."""
     cuda, spec = torch.device("cuda"), ImageSpec((3, 32, 32))

@@ -13,10 +13,7 @@ from dfme.queries import sampler
 from dfme.queries.names import PROGRAMS
 from dfme.spec import ImageSpec
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 SPEC = ImageSpec((3, 16, 16))
 
 

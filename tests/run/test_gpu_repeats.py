@@ -17,16 +17,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 from kills import Strike, strike, written
 from small_runs import student
 
 from dfme.cli.main import main
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 WORDS = ["--config", "configs/digits.yaml", "--deterministic", "true"]
 WORDS += ["--device", "cuda", "--checkpoint-seconds", "0.2"]
 SHORT = ("--budget", "20k")

@@ -158,7 +158,6 @@ def test_on_cuda_convolutions_are_channels_last_and_nothing_else_is(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpus_answers_are_the_owners_whoever_asks() -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(4))
