@@ -40,9 +40,7 @@ class Edges(dfme.Method):
         spec = self.oracle.spec
         channels, height, width = spec.shape
         low, high = spec.bounds
-        rng = self.rng[
-            "edges"
-        ]  # all random numbers come from here, so that a resumed run asks the same
+        rng = self.rng["edges"]  # the only source of chance, so that a resumed run asks the same
 
         angle_B = 2 * math.pi * torch.rand(count, generator=rng, device=rng.device)
         offset_B = torch.rand(count, generator=rng, device=rng.device) - 0.5

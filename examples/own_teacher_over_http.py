@@ -40,9 +40,7 @@ class Teacher:
 
     shape = (1, 8, 8)
     num_classes = 2
-    levels = (
-        256  # the wire carries 8-bit pixels, so the student learns from what the service really saw
-    )
+    levels = 256  # of 8-bit pixels: the student then learns from what the service really saw
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -101,12 +101,8 @@ def test_the_method_of_its_own_learns_and_resumes(tmp_path):
     printed = run_example("own_method.py", tmp_path)
     summary = json.loads((tmp_path / "runs/edges/summary.json").read_text())
     assert summary["spent"] == 1_000
-    assert percentage(printed) > 65, (
-        printed
-    )  # 80 when it was written; a constant answer has about 50
-    assert run_example("own_method.py", tmp_path) == printed, (
-        "a run that has finished is not run again"
-    )
+    assert percentage(printed) > 65, printed  # 80 when written; a constant answer has some 50
+    assert run_example("own_method.py", tmp_path) == printed, "a finished run is not run again"
 
 
 @pytest.mark.integration
