@@ -11,10 +11,18 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dfme.cli.teacher_side import Detector as Detector
     from dfme.cli.teacher_side import Guard as Guard
+    from dfme.compute import evaluating as evaluating
+    from dfme.config.defences import Facts as Facts
+    from dfme.config.fields import Count as Count
+    from dfme.config.fields import Positive as Positive
     from dfme.errors import DfmeError as DfmeError
+    from dfme.errors import Refused as Refused
     from dfme.errors import TeacherError as TeacherError
+    from dfme.errors import Unanswered as Unanswered
     from dfme.errors import UserError as UserError
+    from dfme.estimators import FiniteDifference as FiniteDifference
     from dfme.methods import METHODS as METHODS
     from dfme.methods import MethodEntry as MethodEntry
     from dfme.methods.base import Method as Method
@@ -23,15 +31,40 @@ if TYPE_CHECKING:
     from dfme.run.student_file import load_student as load_student
     from dfme.spec import ImageSpec as ImageSpec
     from dfme.spec import LabelMode as LabelMode
+    from dfme.spec import RequestPolicy as RequestPolicy
+    from dfme.spec import Stateful as Stateful
+    from dfme.spec import TeacherInfo as TeacherInfo
+    from dfme.students.optimizers import ScheduledOptimizer as ScheduledOptimizer
 
-_LAZY = {
-    **{"extract": "dfme.run.api", "load_student": "dfme.run.student_file", "Result": "dfme.run.run"},
-    **{"Method": "dfme.methods.base", "MethodEntry": "dfme.methods", "METHODS": "dfme.methods"},
-    **dict.fromkeys(("ImageSpec", "LabelMode"), "dfme.spec"),
+_PUBLIC = {
+    "Count": "dfme.config.fields",
+    "Detector": "dfme.cli.teacher_side",
+    "DfmeError": "dfme.errors",
+    "Facts": "dfme.config.defences",
+    "FiniteDifference": "dfme.estimators",
     "Guard": "dfme.cli.teacher_side",
-    **dict.fromkeys(("DfmeError", "UserError", "TeacherError"), "dfme.errors"),
+    "ImageSpec": "dfme.spec",
+    "LabelMode": "dfme.spec",
+    "METHODS": "dfme.methods",
+    "Method": "dfme.methods.base",
+    "MethodEntry": "dfme.methods",
+    "Positive": "dfme.config.fields",
+    "Refused": "dfme.errors",
+    "RequestPolicy": "dfme.spec",
+    "Result": "dfme.run.run",
+    "ScheduledOptimizer": "dfme.students.optimizers",
+    "Stateful": "dfme.spec",
+    "TeacherError": "dfme.errors",
+    "TeacherInfo": "dfme.spec",
+    "Unanswered": "dfme.errors",
+    "UserError": "dfme.errors",
+    "evaluating": "dfme.compute",
+    "extract": "dfme.run.api",
+    "load_student": "dfme.run.student_file",
 }
-__all__ = ["__version__", *_LAZY]
+"""Public name -> the module that it is loaded from when it is asked for; docs/api.md describes each."""
+
+__all__ = ["__version__", *_PUBLIC]
 
 try:
     __version__ = version("dfme")
@@ -40,8 +73,8 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'dfme' has no attribute {name!r}")
 
 

@@ -27,15 +27,20 @@ from dfme.teachers.remote.options import ServiceOptions
 
 if TYPE_CHECKING:
     from dfme.teachers.serve.guard import Guard as Guard
+    from dfme.teachers.watch.detector import Detector as Detector
 
 
 def __getattr__(name: str) -> Any:
-    """``Guard``, which loads torch, only where it is asked for."""
-    if name != "Guard":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dfme.teachers.serve.guard import Guard
+    """``Guard`` and ``Detector``, which load torch, only where they are asked for."""
+    if name == "Guard":
+        from dfme.teachers.serve.guard import Guard
 
-    return Guard
+        return Guard
+    if name == "Detector":
+        from dfme.teachers.watch.detector import Detector
+
+        return Detector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:

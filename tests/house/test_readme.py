@@ -16,6 +16,7 @@ import pytest
 from command_line import parse_extract
 from toys import LinearTeacher, make_method, make_parts
 
+import dfme
 from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
 from dfme.cli.flags import ALIASES
@@ -41,6 +42,7 @@ RECIPES = sorted(
 )
 SECONDS = 110
 MARK = r"<!-- tested: (?P<section>[\w-]+)(?:, file (?P<file>\S+))? -->\n"
+BLOCK_OF_PYTHON = re.compile(r"```python\n(.*?)```", re.S)
 BLOCK = re.compile(MARK + r"```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
 
 
@@ -87,6 +89,22 @@ def test_the_two_commands_stand_there_as_they_are_run():
     assert len(lines) <= 200
     assert "    pip install -e . && python run.py" in lines[:12]
     assert '    pip install -e ".[dev]" && python -m pytest' in lines[:60]
+
+
+def test_the_page_of_public_names_has_them_all_and_the_examples_of_extending_import_no_others():
+    named = [name for row in rows("Name", TEXT[ROOT / "docs" / "api.md"]) for name in coded(row[0])]
+    assert sorted(named) == sorted(set(dfme.__all__) - {"__version__"})
+    code = "\n".join(BLOCK_OF_PYTHON.findall(TEXT[ROOT / "docs" / "extending.md"]))
+    imported = [line for line in code.splitlines() if re.match(r"(from|import) dfme\b", line)]
+    assert {line.split()[1] for line in imported} == {"dfme"}
+    assert len(imported) >= 3
+
+
+def test_a_release_has_at_most_20_lines_in_the_changelog():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for release in re.split(r"^## ", changelog, flags=re.M)[1:]:
+        lines = release.strip().splitlines()
+        assert len(lines) <= 21, f"{lines[0]}: {len(lines) - 1} lines"
 
 
 def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
