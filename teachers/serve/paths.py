@@ -60,13 +60,16 @@ class GuardedPaths:
         paths = [paths] if isinstance(paths, str) else paths
         for path in paths:
             sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
-            if fault := _fault(sample, sample):
+            if fault := _fault(sample, unquote(sample)):
                 raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
         self._routes = read_routes(app)
         guarded, self.unknown = self._routes.among(paths)
-        others = [leaf.endpoint for leaf in self._routes.leaves if leaf not in guarded]
+        others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
         self._guarded = guarded
-        self._endpoints = [leaf.endpoint for leaf in guarded if not _is_one(leaf.endpoint, others)]
+        self._taken = {
+            "route": _only([leaf.route for leaf in guarded], [leaf.route for leaf in others]),
+            "endpoint": _only([leaf.endpoint for leaf in guarded], [leaf.endpoint for leaf in others]),
+        }
         templates = [leaf.template for leaf in guarded]
         self._patterns = [Pattern(route) for route in dict.fromkeys([*paths, *templates])]
         # only where each path is a route, so that none of them is served by a route of another name
@@ -88,7 +91,7 @@ class GuardedPaths:
 
     def slipped(self, scope: Scope) -> bool:
         """Whether the app's router gave a request that was not guarded to a guarded route."""
-        return _is_one(scope.get("endpoint"), self._endpoints)
+        return any(_is_one(scope.get(key), things) for key, things in self._taken.items())
 
     def _leaf(self, scope: Scope) -> Leaf | None:
         """The route that the app's router takes, where that is certain."""
@@ -145,6 +148,11 @@ def _fault(path: str, decoded: str) -> str | None:
     ):
         return "without empty segments, blank ones, and those of dots"
     return None
+
+
+def _only(things: list[Any], others: list[Any]) -> list[Any]:
+    """Those that are not among the others."""
+    return [thing for thing in things if not _is_one(thing, others)]
 
 
 def _is_one(one: Any, of: Sequence[Any]) -> bool:

@@ -29,6 +29,8 @@ class Leaf:
     """Empty: any."""
     certain: bool = True
     """Whether a path that fits is always taken."""
+    route: Any = None
+    """The framework's own object."""
 
     @cached_property
     def shape(self) -> str:
@@ -188,7 +190,8 @@ class _Reader:
         matches = getattr(type(route), "matches", None)
         known = certain and _of_library(matches)
         methods = frozenset(getattr(route, "methods", None) or ())
-        self.routes.leaves.append(Leaf(prefix + path, endpoint, methods, known))
+        route = getattr(route, "original_route", route)
+        self.routes.leaves.append(Leaf(prefix + path, endpoint, methods, known, route))
 
 
 def _leaves_paths(app: Any) -> bool:
