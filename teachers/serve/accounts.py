@@ -5,6 +5,7 @@ is may come once only: otherwise one reads an account that was refused, and the 
 """
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -134,8 +135,7 @@ def _credentials(text: str) -> str:
     scheme = scheme.lower()
     token = token.strip()
     if scheme == "basic":
-        try:
-            token = base64.b64decode(token).partition(b":")[0].decode("latin-1")
-        except ValueError:
-            token = ""  # no app can read it
+        marks = re.sub("[^A-Za-z0-9+/]", "", token)
+        whole = marks if len(marks) % 4 != 1 else marks[:-1]
+        token = base64.b64decode(whole + "==").partition(b":")[0].decode("latin-1")
     return f"{scheme} {token}"
