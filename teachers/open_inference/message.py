@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from dfme.teachers.json_text import load_json
 from dfme.teachers.open_inference.tensors import (
     NamedTensor,
     checked_shape,
@@ -86,7 +87,7 @@ def read_header_length(headers: Mapping[str, str]) -> int | None:
 def read_object(text: bytes) -> dict[str, Any]:
     """A JSON object. ValueError in words for anything else, however it is malformed."""
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except RecursionError:
         raise ValueError("expected JSON, got lists or objects nested too deep") from None
     except ValueError as error:

@@ -32,6 +32,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _MAX_AXES = 16
 _MAX_ELEMENTS = 2**28  # a gigabyte of FP32: no honest batch of images is larger
+_SLICE = 2**16  # elements of a list that are read in one go
 _LENGTH = struct.Struct("<I")
 
 
@@ -103,23 +104,11 @@ def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
     """Array of a JSON list, nested by a checked shape or flat. ValueError unless all elements fit."""
     flat = _flattened(data, shape)
     dtype = np.dtype(object) if datatype == "BYTES" else _dtype(datatype)
-    kinds = _JSON_TYPES[dtype.kind]
-    strange = set(map(type, flat)) - kinds
-    if strange:
-        raise ValueError(
-            f"expected elements that are {datatype}, got {min(kind.__name__ for kind in strange)}"
-        )
-    if datatype == "BYTES":
-        return _objects([text.encode() for text in flat]).reshape(shape)
-    if dtype.kind in "iu" and flat:
-        limits: Any = np.iinfo(dtype)
-        if min(flat) < limits.min or max(flat) > limits.max:
-            raise ValueError(f"expected elements that are {datatype}, got some beyond its range")
-    try:
-        with np.errstate(over="ignore"):
-            return np.array(flat, dtype).reshape(shape)
-    except OverflowError:
-        raise ValueError(f"expected elements that are {datatype}, got some beyond its range") from None
+    array = np.empty(len(flat), dtype)
+    for start in range(0, len(flat), _SLICE):  # other threads may work between two
+        part = flat[start : start + _SLICE]
+        array[start : start + _SLICE] = _elements(part, datatype, dtype)
+    return array.reshape(shape)
 
 
 def short(value: object, most: int = 80) -> str:
@@ -135,6 +124,26 @@ _JSON_TYPES: dict[str, set[type]] = {
     "f": {int, float, type(None)},
     "O": {str},
 }
+
+
+def _elements(items: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
+    """Some elements of a JSON list. ValueError unless all are of the datatype and in its range."""
+    strange = set(map(type, items)) - _JSON_TYPES[dtype.kind]
+    if strange:
+        names = min(kind.__name__ for kind in strange)
+        raise ValueError(f"expected elements that are {datatype}, got {names}")
+    if datatype == "BYTES":
+        return _objects([text.encode() for text in items])
+    beyond = f"expected elements that are {datatype}, got some beyond its range"
+    if dtype.kind in "iu":
+        limits: Any = np.iinfo(dtype)
+        if min(items) < limits.min or max(items) > limits.max:
+            raise ValueError(beyond)
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(items, dtype)
+    except OverflowError:
+        raise ValueError(beyond) from None
 
 
 def _dtype(datatype: str) -> np.dtype[Any]:

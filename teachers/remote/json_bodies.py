@@ -12,6 +12,7 @@ import numpy as np
 from dfme.errors import Unusable
 from dfme.spec import LabelMode
 from dfme.teachers.arrays import Array, as_float32
+from dfme.teachers.json_text import load_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,7 @@ def dump(document: object) -> bytes:
 def parse(body: bytes) -> object:
     """The document in a body. Unusable if it is no JSON, or nested too deep to be read."""
     try:
-        return json.loads(body)
+        return load_json(body)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:_SHOWN]
         text = f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})"

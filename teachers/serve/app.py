@@ -23,12 +23,14 @@ from dfme.teachers.arrays import Array
 from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
+from dfme.teachers.serve.accounts import require_once
 from dfme.teachers.serve.forms import HttpBody, V2Form
 from dfme.teachers.serve.guard import ASKED, FAILED, PROMETHEUS, Guard
 from dfme.teachers.serve.model import Meter, Model, Rejected, refuse, rejected
 
 REQUEST_SECONDS = 60.0  # a client may take to send a request's head, to send its body, and to read the answer
 MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
+KEY_HEADERS = ("authorization", "x-api-key")
 PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,10 @@ class Endpoints:
     async def infer(self, request: Request) -> Response:
         """One batch that passed the gate, which reads these scores and sees to what is made of them."""
         self._require(request)
+        if ASKED not in request.scope:  # the router took another spelling for this path
+            raise Rejected(
+                404, f"{short(request.url.path)}: expected a path in its one spelling", "not found"
+            )
         images = request.scope[ASKED].question.images
         try:
             answers = await self._model.ask(images)
@@ -147,8 +153,16 @@ class Keys:
         self._meter = meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = [] if scope["type"] == "lifespan" else self._accounts(dict(scope["headers"]))
-        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or known:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            require_once(scope["headers"], KEY_HEADERS, "key given twice")
+        except Rejected as refused:
+            await refuse(self._meter, refused)(scope, receive, send)
+            return
+        known = self._accounts(dict(scope["headers"]))
+        if scope["path"] in PUBLIC_PATHS or known:
             await self._app({**scope, "account": known[0]} if known else scope, receive, send)
             return
         self._meter.refused["unauthorised"] += 1
@@ -218,6 +232,7 @@ def make_app(service: protocol.Service, model: Model, teacher: Teacher, **option
         form=ServedForm(service),
         paths=lambda scope: scope["method"] == "POST" and scope["path"] in paths,
         account=lambda scope: scope.get("account", ""),
+        errors=bytes,  # those of the app above, which have no scores
         limit=(most, f"{service.max_batch} images ({most} bytes)" if service.max_batch else f"{most} bytes"),
         seconds=REQUEST_SECONDS,
         in_turn=True,

@@ -12,6 +12,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.arrays import Array
+from dfme.teachers.json_text import load_json
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
 from dfme.teachers.open_inference.server import pixels_of
 from dfme.teachers.open_inference.tensors import NamedTensor
@@ -31,6 +32,10 @@ class HttpBody(bytes):
     request: Any = None
     status = 200
     question: Any = None
+
+    def json(self) -> Any:
+        """The document in it; while a large one is read, others are served."""
+        return load_json(self)
 
     @classmethod
     def of(

@@ -1,74 +1,47 @@
 """Defences, watch, limits, alarms and counts before any ASGI app that answers images with scores."""
 
 import asyncio
-import json
 import logging
-import posixpath
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
-from urllib.parse import unquote
+from typing import Any
 
 import numpy as np
 import torch
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from torch import Tensor, nn
+from torch import Tensor
 
-from dfme.compute import choose_device
-from dfme.config.imports import name_of
-from dfme.config.settings import TeacherConfig
-from dfme.config.values import from_mapping
 from dfme.errors import Refused
-from dfme.spec import LabelMode, Teacher, TeacherInfo
+from dfme.spec import LabelMode
 from dfme.teachers.arrays import Array
-from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended, behind
-from dfme.teachers.label_modes import Wrapper
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.serve.accounts import Account
+from dfme.teachers.serve.bodies import (
+    MAX_HELD,
+    BodyReaders,
+    is_phrase,
+    receive_again,
+    receive_body,
+    respond,
+)
 from dfme.teachers.serve.forms import AdapterForm, HttpBody, form_of
+from dfme.teachers.serve.guarded_teacher import Given, make_guarded
 from dfme.teachers.serve.model import Meter, Rejected, asked, one_thread, refuse, rejected
-from dfme.teachers.serve.record import AlarmFile, account_tag
+from dfme.teachers.serve.paths import MAX_PATH, GuardedPaths
+from dfme.teachers.serve.record import account_tag
 
-MAX_HELD = 64 * 2**20  # bytes of a request or an answer
 ASKED = "dfme.asked"  # where an app finds, in its scope, the body that was read
 FAILED = "the model failed on this request; it has been counted"
 OF_PART = ("accept-encoding", "range", "if-range")  # not passed on: an answer is to be whole and readable
-OF_BODY = (  # not passed back: they tell of the answer as the app gave it
-    *("content-length", "transfer-encoding", "trailer", "etag", "last-modified", "accept-ranges"),
-    *("digest", "content-md5", "content-digest", "repr-digest", HEADER_LENGTH.lower()),
-)
 PROMETHEUS = "text/plain; version=0.0.4"
 CONTENT_FREE = ("HEAD", "OPTIONS")  # methods whose answers are headers alone
 
 logger = logging.getLogger("dfme")
-
-
-class Given(Wrapper):
-    """A teacher whose scores an app has given.
-
-    ``heard``: what its last layer was given meanwhile, for a watch that listens to it; None: none listens.
-    """
-
-    scores: Any = None
-    heard: list[Tensor] | None = None
-
-    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.heard is not None and self.info.network is not None:
-            last = [each for each in self.info.network.modules() if isinstance(each, nn.Linear)][-1]
-            if sum(map(len, self.heard)) == len(images):
-                for each in [*self.heard]:
-                    last(each)
-            else:  # the app has another network
-                ask(images)
-        scores: Tensor = self.scores
-        return scores
 
 
 class Guard:
@@ -82,12 +55,14 @@ class Guard:
     bounds; ``scores`` those of an answer, (B, K), or labels; either fails where there are none; ``replace``
     gives the answer with others, which tells nothing of its own. ``paths``, written as the app's routes are,
     answer scores; None: whatever a request with a body asks. They get an answer only if its scores were read
-    and defended, or if it is an error without scores. ``answers``: ``logits`` or ``probabilities``, where
-    those of the app are other than the teacher's; a checkpoint's are taken for probabilities. ``account``:
-    of a scope, the text whose digest is the account. ``metrics``: the path of the counts. Alarms are lines
-    of JSON in ``alarm_file``, or in the log; ``tell`` hears of each detector's first. ``fail_open``: where
-    the guard fails, the app's answer goes out. A body takes ``seconds``, and ``limit`` bytes, which it has in
-    words, too. ``in_turn``: one request after the other. UserError for what cannot work.
+    and defended, or if it is an error without scores, whose body is left out unless it is a framework's own
+    phrase; ``errors`` gives another in its place, of an answer's body. ``answers``: ``logits`` or
+    ``probabilities``, where those of the app are other than the teacher's; a checkpoint's are taken for
+    probabilities. ``account``: the name of the header that says who asks, or of a scope the text whose digest
+    is the account. ``metrics``: the path of the counts. Alarms are lines of JSON in ``alarm_file``, or in the
+    log; ``tell`` hears of each detector's first. ``fail_open``: where the guard fails, the app's answer goes
+    out. A body takes ``seconds``, and ``limit`` bytes, maybe with the words for it. ``in_turn``: one request
+    after the other. UserError for what cannot work.
     """
 
     def __init__(
@@ -101,12 +76,13 @@ class Guard:
         replace: Callable[[HttpBody, Array], bytes] | None = None,
         paths: Sequence[str] | Callable[[Scope], bool] | None = None,
         answers: str | None = None,
-        account: Callable[[Scope], str] = lambda scope: "",
+        account: str | Callable[[Scope], str] = lambda scope: "",
+        errors: Callable[[HttpBody], bytes] | None = None,
         metrics: str | None = None,
         alarm_file: str | None = None,
         fail_open: bool = False,
         meter: Meter | None = None,
-        limit: tuple[int, str] = (MAX_HELD, f"{MAX_HELD} bytes"),
+        limit: int | tuple[int, str] = MAX_HELD,
         seconds: float = 60.0,
         threads: int = 0,
         in_turn: bool = False,
@@ -114,18 +90,20 @@ class Guard:
         **options: Any,
     ) -> None:
         self._app = app
-        self._teacher = _made(teacher, options, alarm_file)
+        self._teacher = make_guarded(teacher, options, alarm_file)
         own = SimpleNamespace(images=images, scores=scores, replace=replace)
         self._form = form_of(form, own, self._teacher)
         if isinstance(self._form, AdapterForm):
             answers = answers or self._form.answers
         answers = answers or ("probabilities" if isinstance(teacher, str) else None)
-        self._guarded = paths if callable(paths) else _matching(paths)
+        self._paths = None if paths is None or callable(paths) else GuardedPaths(paths, app)
+        self._chosen = paths if callable(paths) else None
         self._strict = paths is not None
-        self._account = account
+        self._account = Account(account)
+        self._errors = errors
         self._metrics = metrics
         self._fail_open = fail_open
-        self._limit = limit
+        self._limit = (limit, f"{limit} bytes") if isinstance(limit, int) else limit
         self._seconds = seconds
         self._tell = tell
         self.meter = meter or Meter()
@@ -138,25 +116,33 @@ class Guard:
         self._features = self._watch.features if self._defended and self._watch else None
         self._turns = asyncio.Semaphore(1) if in_turn or self._features else None
         self._worker = one_thread(threads)
+        self._readers = BodyReaders()
         self.meter.alarms.update(dict.fromkeys(self._watch.names if self._watch else (), 0))
+        for path in self._paths.unknown if self._paths else ():
+            logger.warning("Guard: paths: %r is none of the app's routes, and guards nothing", path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == self._metrics:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == self._metrics:
             page = PlainTextResponse(self.meter.exposition("model"), media_type=PROMETHEUS)
             await page(scope, receive, send)
             return
-        if scope["type"] != "http" or not self._guarded(scope):
-            await self._app(scope, receive, send)
-            return
         rest: list[asyncio.Future[None]] = []
         try:
-            body = await self._read(Request(scope, receive))
-            if not body and not self._strict:
-                await self._app(scope, _again(body, receive), send)
-                return
-            response = await self._response(scope, receive, body, rest)
+            response = None
+            if self._guards(scope):
+                body = await receive_body(Request(scope, receive), *self._limit, self._seconds)
+                if body or self._strict:
+                    response = await self._response(scope, receive, body, rest)
+                else:
+                    receive = receive_again(body, receive)
         except Rejected as refused:
             response = refuse(self.meter, refused)
+        if response is None:
+            await self._app(scope, receive, self._checked(scope, receive, send))
+            return
         await response(scope, receive, send)
         for each in rest:
             await each
@@ -164,22 +150,52 @@ class Guard:
     def close(self) -> None:
         """Defend nothing more; what is under way ends first."""
         self._worker.shutdown()
+        self._readers.close()
+
+    def _guards(self, scope: Scope) -> bool:
+        """Whether a request may ask for scores. Rejected where its path does not let one tell."""
+        length = len(scope.get("raw_path") or scope["path"])
+        if length > MAX_PATH:
+            text = f"expected a path of at most {MAX_PATH} bytes, got {length}"
+            raise Rejected(414, text, "path too long")
+        if self._paths is not None:
+            return self._paths.guards(scope)
+        return self._chosen is None or self._chosen(scope)
+
+    def _checked(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """``send`` of a request that is not guarded, unless the app's router takes it for one that is."""
+        if self._paths is None:
+            return send
+        paths = self._paths
+        stopped = False
+
+        async def checked(message: Message) -> None:
+            nonlocal stopped
+            if message["type"] == "http.response.start" and paths.slipped(scope):
+                stopped = True
+                logger.error("the app answers scores at a path that is not guarded: %r", scope["path"])
+                response = refuse(self.meter, Rejected(500, FAILED, "failed"))
+                await response(scope, receive, send)
+            elif not stopped:
+                await send(message)
+
+        return checked
 
     async def _response(
         self, scope: Scope, receive: Receive, body: HttpBody, rest: list[asyncio.Future[None]]
     ) -> Response:
         """What goes out: the app's answer, defended, or fit to go out as it is. Rejected for all else."""
+        account = self._account_of(scope)
         free = scope["method"] in CONTENT_FREE
-        images = None if free else self._images(body)
+        images = None if free else await self._readers.read_request(body, self._images, body)
         count = 0 if images is None else len(images)
-        account = account_tag(self._account(scope))
         answer = None
         try:
             with ExitStack() as turn:
                 heard = await self._enter(turn, account, count)
                 answer = await self._answer(scope, receive, body, rest)
                 if free:
-                    return _whole(answer, b"")
+                    return respond(answer, b"")
                 return await self._settled(answer, account, images, heard)
         except Refused as refused:
             self.meter.ask(-count, -1)
@@ -190,7 +206,17 @@ class Guard:
             logger.exception("there is no answer that can be defended")
             if answer is None or not self._fail_open:
                 raise Rejected(500, FAILED, "failed") from error
-            return _whole(answer)
+            return respond(answer)
+
+    def _account_of(self, scope: Scope) -> str:
+        """The digest of the account. Rejected where it is not clear, or cannot be read."""
+        try:
+            return account_tag(self._account(scope))
+        except Rejected:
+            raise
+        except Exception as error:
+            logger.exception("there is no account that can be read")
+            raise Rejected(500, FAILED, "failed") from error
 
     async def _enter(self, turn: ExitStack, account: str, images: int) -> list[Tensor] | None:
         """Wait for a turn; what a watch hears in it. Rejected or Refused where none is to be had."""
@@ -230,7 +256,7 @@ class Guard:
 
         headers = [each for each in scope["headers"] if each[0].decode("latin-1").lower() not in OF_PART]
         inner = {**scope, "headers": headers, "extensions": {}, ASKED: body}
-        task = asyncio.ensure_future(self._app(inner, _again(body, receive), hold))
+        task = asyncio.ensure_future(self._app(inner, receive_again(body, receive), hold))
         await asyncio.wait({task, whole}, return_when=asyncio.FIRST_COMPLETED)
         if not whole.done():
             raise task.exception() or ValueError("expected an answer, got none that is whole")
@@ -242,20 +268,30 @@ class Guard:
         self, answer: HttpBody, account: str, images: Array | None, heard: list[Tensor] | None
     ) -> Response:
         """The answer, defended. ValueError for one that might tell more than it is to."""
-        scores = self._scores(answer)
+        scores = await self._readers.read(answer, self._scores, answer)
         if answer.status >= 300 and scores is None:
             await self._work(self._hear)
             if answer.status < 500 and images is not None:
                 self.meter.ask(-len(images), -1)
             self.meter.failed += answer.status >= 500
-            return _whole(answer)
+            return self._error(answer)
         if images is None or scores is None or answer.status >= 300:
             raise ValueError(f"expected images and scores that can be read, got status {answer.status}")
-        new = self._form.replace(answer, await self._work(self._defend, account, images, scores, heard))
-        response = _whole(answer, bytes(new))
+        answers = await self._work(self._defend, account, images, scores, heard)
+        new = await self._readers.read(answer, self._form.replace, answer, answers)
+        response = respond(answer, bytes(new))
         response.headers.update(getattr(new, "headers", {}))
         self.meter.answered += 1
         return response
+
+    def _error(self, answer: HttpBody) -> Response:
+        """An error or a redirect without any part that might be scores under another name, or in words."""
+        if self._errors is not None:
+            return respond(answer, bytes(self._errors(answer)))
+        if is_phrase(answer):
+            return respond(answer)
+        logger.info("left out the %d bytes of an answer with status %d", len(answer), answer.status)
+        return respond(answer, b"")
 
     async def _work(self, call: Callable[..., Any], *given: Any) -> Any:
         """In the one thread that knows the state."""
@@ -318,75 +354,3 @@ class Guard:
             return scores.astype(np.int64 if labels else np.float32)
         except Exception:
             return None
-
-    async def _read(self, request: Request) -> HttpBody:
-        """The request's body. Rejected for one that is late, broken off or too long, or says that it is."""
-        most, most_text = self._limit
-        claimed = request.headers.get("content-length", "0")
-        size = int(claimed) if claimed.isdecimal() else 0  # the server has refused what is no number
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self._seconds):
-                chunks = request.stream()
-                while size <= most and (chunk := await anext(chunks, None)) is not None:
-                    content.extend(chunk)
-                    size = max(size, len(content))
-        except TimeoutError:
-            text = f"expected the request's body within {self._seconds:g} s"
-            raise Rejected(408, text, "too slow", {"Connection": "close"}) from None
-        except (ClientDisconnect, asyncio.CancelledError):  # nobody reads it, or the server is to end
-            raise Rejected(503, "not served: the request broke off", "broken off") from None
-        if size > most:
-            text = f"request of {size} bytes or more: expected at most {most_text}"
-            raise Rejected(413, text, "body too large", {"Connection": "close"})
-        return HttpBody.of(content, request.headers)
-
-
-def _made(teacher: Any, options: dict[str, Any], alarm_file: str | None) -> Teacher:
-    """The teacher behind defences and a watch, which has maybe no detectors, so that its label mode holds."""
-    if isinstance(getattr(teacher, "info", None), TeacherInfo) and not options:
-        return cast(Teacher, teacher)
-    of_file = isinstance(teacher, str)
-    config = from_mapping(TeacherConfig, {"kind": "torch" if of_file else name_of(teacher), **options})
-    file = {"checkpoint": teacher} if of_file else {}
-    bare = not (config.defences or config.watch)
-    made = make_teacher(config, file, choose_device("auto"), bare, own=None if of_file else teacher)
-    if made.info.watch:
-        to_file = AlarmFile(Path(alarm_file), logger.warning) if alarm_file else None
-        made.info.watch.alarmed = to_file or (lambda alarm: logger.warning("ALARM %s", json.dumps(alarm)))
-    return made
-
-
-def _matching(paths: Sequence[str] | None) -> Callable[[Scope], bool]:
-    """Whether a path may be one of the routes, or the one, by the laxest of routers; None: any is."""
-    routes = ["{all}"] if paths is None else [paths] if isinstance(paths, str) else paths
-    forms = [".*".join(map(re.escape, re.split(r"\{[^}]*\}", _loose(each)))) for each in routes]
-    pattern = re.compile(f".*({'|'.join(forms)})", re.DOTALL)
-    spellings: Any = (str.lower, _loose)
-    return lambda scope: any(pattern.fullmatch(each(scope["path"])) for each in spellings)
-
-
-def _loose(path: str) -> str:
-    """A path decoded, in lower case, without dots, doubles, parameters and blanks."""
-    while (plain := unquote(path)) != path:
-        path = plain
-    path = re.sub(r";[^/]*|[\s\x00-\x1f]", "", path).replace("\\", "/")
-    return posixpath.normpath("/" + path.lstrip("/")).lower()
-
-
-def _whole(answer: HttpBody, content: bytes | None = None) -> Response:
-    """The answer as it is; or with another content, and nothing that tells of its own."""
-    response = Response(bytes(answer) if content is None else content, answer.status)
-    raw = [each for each in answer.headers.raw if each[0].decode("latin-1") not in OF_BODY]
-    response.raw_headers = answer.headers.raw if content is None else [*response.raw_headers, *raw]
-    return response
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Receive a body that was read, and then what comes after it."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def received() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return received

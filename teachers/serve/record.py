@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import json
 import math
+import os
 import re
 import threading
 import time
@@ -132,11 +133,17 @@ class Recording:
 
 
 class AlarmFile:
-    """Appends each alarm to a file, as JSON with its time; ``tell`` hears of one that the disk refuses."""
+    """Appends each alarm to a file, as JSON with its time; ``tell`` hears of one that the disk refuses.
+
+    A last line that a crash tore is left as evidence, and ended: the next alarm has a line of its own.
+    """
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
         make_folder(path.parent)
-        self._file = AppendFile(path, path.stat().st_size if path.is_file() else 0, mode=0o600)
+        size = path.stat().st_size if path.is_file() else 0
+        self._file = AppendFile(path, size, mode=0o600)
+        if size and _last_byte(path) != b"\n":
+            self._file.append(b"\n")
         self._tell = tell
 
     def __call__(self, alarm: dict[str, Any]) -> None:
@@ -144,6 +151,16 @@ class AlarmFile:
             self._file.append((json.dumps({"at": _now(), **alarm}) + "\n").encode())
         except RunError as error:
             self._tell(f"WARNING: an alarm is not in --alarm-file: {error}")
+
+
+def _last_byte(path: Path) -> bytes:
+    """The last byte of a file that has one."""
+    try:
+        with open_file(path) as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1)
+    except OSError as error:
+        raise disk_error("read", path, error) from error
 
 
 def _now() -> str:

@@ -231,12 +231,20 @@ def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) ->
         answer = ask(app, **asked)
         assert not leaks(answer), name
         status, headers, body = answer
-        assert status in (200, 500), name
+        assert status in (200, 400, 500), name
         if status == 200 and body:
             assert (np.array(json.loads(body)["scores"]) * 4 % 1 == 0).all(), name
             assert headers["x-kept"] == "yes"
             assert headers["content-length"] == str(len(body))
-    for name in ("chunks", "a range", "answer in br", "path //predict", "method PUT", "other JSON"):
+    for name in (
+        "chunks",
+        "a range",
+        "answer in br",
+        "path /predict/",
+        "path /%2570redict",
+        "method PUT",
+        "other JSON",
+    ):
         assert ask(app, **TRIES[name])[0] == 200, name
     every = guard(lax, paths=["/predict/{rest}"])
     assert not any(
@@ -349,7 +357,7 @@ def test_what_asks_no_scores_passes_message_by_message() -> None:
             assert sent[0] == sent[1]
     feedback = answering(b'{"thanks": 1}', 201, Content_Type="application/json", Set_Cookie="a=b")
     assert ask(guard(feedback, paths=["/predict"]), path="/feedback") == ask(feedback)
-    refusal = answering(b'{"detail": "who are you?"}', 401, WWW_Authenticate="Bearer")
+    refusal = answering(b'{"detail": "Unauthorized"}', 401, WWW_Authenticate="Bearer")
     closed = guard(refusal)
     assert ask(closed) == ask(refusal)
     assert closed.meter.images == 0
@@ -381,9 +389,9 @@ def test_neither_a_pipeline_nor_a_connection_that_ends_early_gets_an_undefended_
             end = b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             pipeline.sendall(b"".join([*whole, chunked, end]))
             came = b"".join(iter(lambda: pipeline.recv(65_536), b""))
-        assert re.findall(rb"HTTP/1.1 (\d+)", came) == [b"200", b"404", b"200", b"200", b"200", b"404"]
+        assert re.findall(rb"HTTP/1.1 (\d+)", came) == [b"200", b"404", b"400", b"200", b"200", b"404"]
         assert not leaks((200, {}, came))
-        assert came.count(b'{"scores": [[') == 4
+        assert came.count(b'{"scores": [[') == 3
         for cut in (whole[0][:-9], whole[0], chunked[:-5], whole[0][:40]):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as leaving:
                 leaving.sendall(cut)

@@ -20,7 +20,7 @@ from dfme.cli.main import main
 from dfme.errors import RunError, UserError
 from dfme.run.lock import DirectoryLock
 from dfme.teachers.serve import record as module
-from dfme.teachers.serve.record import Recording, account_tag, fingerprints, read_log
+from dfme.teachers.serve.record import AlarmFile, Recording, account_tag, fingerprints, read_log
 from dfme.teachers.watch.detector import Observation
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
@@ -206,3 +206,23 @@ def test_a_line_of_anybodys_is_an_error_in_words(old: str, new: str, tmp_path: P
     log.unlink()
     with pytest.raises(UserError, match=r"expected a folder that run\.py serve --record wrote"):
         [*read_log(tmp_path, SHAPE)]
+
+
+@pytest.mark.parametrize("torn", [b'{"at": "2026", "detec', b"x", b'{"whole": 1}', b'{"whole": 1}\n{"at'])
+def test_an_alarm_after_a_line_that_a_crash_tore_has_a_line_of_its_own(torn: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "alarms.jsonl"
+    path.write_bytes(b'{"first": 1}\n' + torn)
+    for number in (1, 2):
+        AlarmFile(path, pytest.fail)({"image": number})
+    lines = path.read_bytes().split(b"\n")
+    assert b"\n".join(lines[:-3]) == b'{"first": 1}\n' + torn  # evidence stays as it is
+    assert [json.loads(line)["image"] for line in lines[-3:-1]] == [1, 2]
+    assert lines[-1] == b""
+
+
+def test_an_alarm_file_that_is_whole_or_empty_gets_no_empty_line(tmp_path: Path) -> None:
+    for before in (b"", b'{"first": 1}\n'):
+        path = tmp_path / "alarms.jsonl"
+        path.write_bytes(before)
+        AlarmFile(path, pytest.fail)({"image": 1})
+        assert path.read_bytes().startswith(before + b'{"at"')

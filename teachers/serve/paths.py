@@ -1,0 +1,160 @@
+"""Which paths ask for scores: one normal form of a path, compared with that of the guarded routes.
+
+A router may take more than one spelling for a route: it decodes once more, ignores case, blanks, doubled
+slashes or parameters, or what its regular expression lets through. So a path is first looked at as
+generously as can be: does it have the texts of a guarded route, in their order? If it has not, no router
+takes it for that route, and it passes, however it is spelled. If it has, it must be in the normal form, in
+which there is one way to read it, or it is refused. All of this takes time in proportion to the path.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Scope
+
+from dfme.errors import UserError
+from dfme.teachers.serve.model import Rejected
+from dfme.teachers.serve.routes import Leaf, read_routes, segments_of
+
+MAX_PATH = 8_192  # bytes of the longest path, as it is sent
+UNQUOTED = 2  # times, besides the one of the server
+PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+INVISIBLE = str.maketrans("", "", "".join(map(chr, [*range(33), 127])))
+UNREADABLE = "\ufffd"  # stands for bytes that are no UTF-8
+SEPARATORS = "\\;?#"  # some routers end a path, or a segment, there
+
+
+class Pattern:
+    """The fixed texts of a route, between which anything may stand, and before which a prefix may."""
+
+    def __init__(self, route: str) -> None:
+        pieces = [fold(unquote(piece)) for piece in PLACEHOLDER.split("/" + route.lstrip("/"))]
+        if len(pieces) > 1 or pieces[0] != "/":
+            pieces[-1] = pieces[-1].rstrip("/")
+        self._pieces = pieces
+        self._words = [word for piece in pieces for word in piece.split("/") if word]
+
+    def occurs(self, text: str) -> bool:
+        """Whether a folded path has all the words of the route in their order."""
+        return _in_order(text, self._words, len(text))
+
+    def ends(self, text: str) -> bool:
+        """Whether a folded path in normal form ends with the route."""
+        last = self._pieces[-1]
+        end = len(text) - len(last)
+        return text.endswith(last) and _in_order(text, self._pieces[:-1], end)
+
+
+class GuardedPaths:
+    """The routes of an app that answer scores, by ``paths``, which are written as the app's routes are.
+
+    Where the app is Starlette's or FastAPI's, its own list of routes helps in two ways. A path in normal form
+    that it gives to another route passes. An answer of a guarded route that came by a path which does not
+    look like one is found out (``slipped``).
+    """
+
+    def __init__(self, paths: Sequence[str], app: ASGIApp) -> None:
+        paths = [paths] if isinstance(paths, str) else paths
+        for path in paths:
+            sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
+            if fault := _fault(sample, unquote(sample)):
+                raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
+        self._routes = read_routes(app)
+        guarded, self.unknown = self._routes.among(paths)
+        others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
+        self._guarded = guarded
+        self._taken = {
+            "route": _only([leaf.route for leaf in guarded], [leaf.route for leaf in others]),
+            "endpoint": _only([leaf.endpoint for leaf in guarded], [leaf.endpoint for leaf in others]),
+        }
+        templates = [leaf.template for leaf in guarded]
+        self._patterns = [Pattern(route) for route in dict.fromkeys([*paths, *templates])]
+        # only where each path is a route, so that none of them is served by a route of another name
+        self._settled = self._routes.certain and self._routes.covers(paths)
+
+    def guards(self, scope: Scope) -> bool:
+        """Whether a request may ask for scores. Rejected for a path that may be read in two ways."""
+        path = scope["path"]
+        decoded = _decoded(path)
+        text = fold(decoded)
+        if not any(pattern.occurs(text) for pattern in self._patterns):
+            return False
+        if fault := _fault(path, decoded):
+            raise Rejected(400, f"expected a path {fault}", "path")
+        if not any(pattern.ends(each) for pattern in self._patterns for each in {text, text.rstrip("/")}):
+            return False
+        leaf = self._leaf(scope)
+        return leaf is None or leaf in self._guarded
+
+    def slipped(self, scope: Scope) -> bool:
+        """Whether the app's router gave a request that was not guarded to a guarded route."""
+        return any(_is_one(scope.get(key), things) for key, things in self._taken.items())
+
+    def _leaf(self, scope: Scope) -> Leaf | None:
+        """The route that the app's router takes, where that is certain."""
+        return self._routes.resolve(scope) if self._settled else None
+
+
+def fold(text: str) -> str:
+    """A path or a part of one in lower case, without accents, blanks and what cannot be seen."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+        # a dotless i is one for regular expressions that ignore case
+        text = "".join(mark for mark in text if not _unseen(mark)).replace("\u0131", "i")
+    return text.lower().translate(INVISIBLE)
+
+
+def _unseen(mark: str) -> bool:
+    return unicodedata.category(mark)[0] in "CZM"
+
+
+def _in_order(text: str, parts: Sequence[str], end: int) -> bool:
+    at = 0
+    for part in parts:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def _decoded(path: str) -> str:
+    """A path without any percent-encoding. Rejected for what stays encoded, and for what is no text."""
+    decoded = path
+    for _ in range(UNQUOTED):
+        decoded = unquote(decoded)
+    if UNREADABLE in decoded or unquote(decoded) != decoded:
+        raise Rejected(400, "expected a path in UTF-8, encoded at most three times", "path")
+    return decoded
+
+
+def _fault(path: str, decoded: str) -> str | None:
+    """What keeps a path from its normal form, in words; None: it is in it."""
+    plain = unicodedata.normalize("NFKC", decoded)
+    segments = segments_of(plain)
+    if any(unicodedata.category(mark) in ("Cc", "Cs", "Zl", "Zp") for mark in plain):
+        return "without control characters"
+    if any(mark in plain for mark in SEPARATORS):
+        return r"without backslashes, ;, ? and #"
+    if not path.startswith("/") or plain.count("/") != path.count("/"):
+        return "that starts with a slash and has no encoded one"
+    if plain.count("%") != decoded.count("%"):
+        return "without percent signs of other scripts"
+    if any(not set(fold(segment)) - {"."} for segment in segments[:-1]) or (
+        segments[-1] and not set(fold(segments[-1])) - {"."}
+    ):
+        return "without empty segments, blank ones, and those of dots"
+    return None
+
+
+def _only(things: list[Any], others: list[Any]) -> list[Any]:
+    """Those that are not among the others."""
+    return [thing for thing in things if not _is_one(thing, others)]
+
+
+def _is_one(one: Any, of: Sequence[Any]) -> bool:
+    """By identity: what an owner wrote may compare as it likes."""
+    return one is not None and any(one is each for each in of)

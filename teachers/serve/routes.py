@@ -1,0 +1,219 @@
+"""The routes of an app of Starlette or FastAPI, as far as they can be read from it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from starlette.convertors import CONVERTOR_TYPES
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.routing import Host, Mount, WebSocketRoute
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+LIBRARIES = ("starlette.", "fastapi.")  # whose middleware leaves a path as it is
+MOST_LAYERS = 100  # of middleware before an app
+BELOW = "/{path:path}"
+WHOLE = re.compile(r"\{[A-Za-z_]\w*(?::(\w+))?\}")  # a segment that is one parameter
+PARAMETER = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A route that no other is behind: its path from the app's root, its handler and its methods."""
+
+    template: str
+    endpoint: Any
+    methods: frozenset[str] = frozenset()
+    """Empty: any."""
+    certain: bool = True
+    """Whether a path that fits is always taken."""
+    route: Any = None
+    """The framework's own object."""
+
+    @cached_property
+    def shape(self) -> str:
+        """The path without the parameters' names and the last slash."""
+        return shape_of(self.template)
+
+    @cached_property
+    def segments(self) -> list[re.Pattern[str] | None] | None:
+        """What each segment must be; None: a parameter is more or less than one segment."""
+        patterns = []
+        for segment in self.template.split("/")[1:]:
+            whole = WHOLE.fullmatch(segment)
+            if whole is None and "{" in segment:
+                return None
+            kind = (whole[1] or "str") if whole else ""
+            if kind == "path" or (whole and kind not in CONVERTOR_TYPES):
+                return None
+            text = CONVERTOR_TYPES[kind].regex if whole else re.escape(segment)
+            patterns.append(re.compile(text))
+        return list(patterns)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return PARAMETER.split(self.template)
+
+    def fits(self, path: str) -> bool | None:
+        """Whether the route takes a path; None: maybe."""
+        if self.segments is None:
+            return None if _may_fit(self.texts, path) else False
+        parts = segments_of(path)
+        if len(parts) != len(self.segments):
+            return False
+        fit = all(p is None or p.fullmatch(part) for p, part in zip(self.segments, parts, strict=True))
+        return fit and (self.certain or None)
+
+
+@dataclass
+class Routes:
+    """All routes of an app in the order in which its router tries them.
+
+    ``certain``: no route is missing, and nothing before the router may change a path.
+    """
+
+    leaves: list[Leaf] = field(default_factory=list)
+    certain: bool = True
+    root: str = ""
+
+    def among(self, paths: Sequence[str]) -> tuple[list[Leaf], list[str]]:
+        """The routes that some paths name, and the paths that no route takes (none where it is unknown)."""
+        leaves: list[Leaf] = []
+        unknown = []
+        for path in paths:
+            named = self._named(path)
+            leaves += named
+            sample = "/" + PARAMETER.sub("x", path).lstrip("/")
+            if not named and not any(leaf.fits(sample) is not False for leaf in self.leaves):
+                unknown.append(path)
+        return list(dict.fromkeys(leaves)), unknown if self.leaves else []
+
+    def covers(self, paths: Sequence[str]) -> bool:
+        """Whether each path names a route."""
+        return all(self._named(path) for path in paths)
+
+    def resolve(self, scope: Scope) -> Leaf | None:
+        """The route that the router gives a request to; None: that is not certain, or there is none."""
+        path = scope["path"]
+        root = self.root or scope.get("root_path", "")
+        if root and path.startswith(f"{root}/"):
+            path = path[len(root) :]
+        other_method = None
+        for leaf in self.leaves:
+            fits = leaf.fits(path)
+            if fits is None:
+                return None
+            if fits and (not leaf.methods or scope["method"] in leaf.methods):
+                return leaf
+            if fits and other_method is None:
+                other_method = leaf
+        return other_method
+
+    def _named(self, path: str) -> list[Leaf]:
+        """The routes that end as a path does; else those that the path ends as, behind a prefix."""
+        shape = shape_of(path)
+        named = [leaf for leaf in self.leaves if leaf.shape.endswith(shape)]
+        return named or [leaf for leaf in self.leaves if leaf.shape and shape.endswith(leaf.shape)]
+
+
+def read_routes(app: Any) -> Routes:
+    """The routes behind an app and its middleware; none, and uncertain, where it is another framework's."""
+    reader = _Reader()
+    reader.read(app, "", certain=True)
+    return reader.routes
+
+
+def segments_of(path: str) -> list[str]:
+    """The parts of a path between its slashes; the last is empty behind a slash at the end."""
+    return path.removeprefix("/").split("/")
+
+
+def shape_of(path: str) -> str:
+    return "/" + PARAMETER.sub("{}", path).strip("/")
+
+
+class _Reader:
+    """Collects routes, by way of mounted apps and included routers."""
+
+    def __init__(self) -> None:
+        self.routes = Routes()
+
+    def read(self, app: Any, prefix: str, certain: bool) -> None:
+        inner = self._inner(app)
+        if inner is None:  # whatever it is, it may have any route
+            self.routes.certain = False
+            if prefix:
+                self.routes.leaves.append(Leaf(prefix + BELOW, app, certain=False))
+            return
+        if not prefix:
+            self.routes.root = getattr(inner, "root_path", "") or ""
+        for route in inner.routes:
+            self._add(route, prefix, certain)
+
+    def _inner(self, app: Any) -> Any:
+        """What has the routes, behind all middleware; None where nothing has."""
+        for _ in range(MOST_LAYERS):
+            self.routes.certain = self.routes.certain and _leaves_paths(app)
+            if isinstance(getattr(app, "routes", None), list):
+                return app
+            app = getattr(app, "app", None)
+        return None
+
+    def _add(self, route: Any, prefix: str, certain: bool) -> None:
+        contexts = getattr(route, "effective_route_contexts", None)  # of a router that FastAPI includes
+        if callable(contexts):
+            for context in contexts():
+                self._add(getattr(context, "starlette_route", None) or context, prefix, certain)
+        elif isinstance(route, Mount):
+            self._mount(route, prefix, certain)
+        elif isinstance(route, Host):
+            self.read(route.app, prefix, certain=False)
+        elif not isinstance(route, WebSocketRoute):
+            self._leaf(route, prefix, certain)
+
+    def _mount(self, route: Mount, prefix: str, certain: bool) -> None:
+        if isinstance(route.app, StaticFiles):
+            methods = frozenset({"GET", "HEAD"})
+            self.routes.leaves.append(Leaf(prefix + route.path + BELOW, route.app, methods, certain))
+        else:
+            self.read(route.app, prefix + route.path, certain)
+
+    def _leaf(self, route: Any, prefix: str, certain: bool) -> None:
+        path = getattr(route, "path", None)
+        endpoint = getattr(route, "endpoint", None)
+        if not isinstance(path, str) or endpoint is None:
+            self.routes.certain = False
+            return
+        # a class of the owner's may take what it likes
+        matches = getattr(type(route), "matches", None)
+        known = certain and _of_library(matches)
+        methods = frozenset(getattr(route, "methods", None) or ())
+        route = getattr(route, "original_route", route)
+        self.routes.leaves.append(Leaf(prefix + path, endpoint, methods, known, route))
+
+
+def _leaves_paths(app: Any) -> bool:
+    """Whether a layer is a library's, and has none of the owner's inside, that may change a path."""
+    layers = [type(app), *(each.cls for each in getattr(app, "user_middleware", ()))]
+    return all(_of_library(layer) and layer is not BaseHTTPMiddleware for layer in layers)
+
+
+def _of_library(thing: Any) -> bool:
+    return f"{getattr(thing, '__module__', '')}.".startswith(LIBRARIES)
+
+
+def _may_fit(texts: Sequence[str], path: str) -> bool:
+    """Whether a path has the fixed texts of a route, in their order; the first at its start."""
+    *heads, last = texts
+    end = len(path) - len(last)
+    if not path.startswith(texts[0]) or not path.endswith(last):
+        return False
+    at = 0
+    for text in heads:
+        at = path.find(text, at, end)
+        if at < 0:
+            return False
+        at += len(text)
+    return True

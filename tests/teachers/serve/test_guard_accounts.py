@@ -1,0 +1,171 @@
+"""Who asks: no second header, cookie or parameter makes a new account of one that was refused."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+import torch
+from defended import WEIGHTS, digits, pairs
+from processes import PROJECT
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from test_guard import BODY, FORM, answering, guard, messages, scope_of
+
+import dfme
+
+fastapi = pytest.importorskip("fastapi")
+Headers = list[tuple[str, str]]
+
+
+def asked(app: Any, headers: Headers, query: str = "", body: bytes = BODY) -> tuple[int, bytes]:
+    scope = scope_of("POST", "/predict", {})
+    scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in headers]
+    scope["query_string"] = query.encode()
+    start, *rest = messages(app, scope, [{"type": "http.request", "body": body, "more_body": False}])
+    return start["status"], b"".join(each.get("body", b"") for each in rest)
+
+
+def accounts(monkeypatch: pytest.MonkeyPatch, app: dfme.Guard) -> list[str]:
+    """The accounts that a guard has admitted, as they come."""
+    admitted: list[str] = []
+    admit = app._admit
+
+    def noted(account: str, images: int) -> None:
+        admitted.append(account)
+        admit(account, images)
+
+    monkeypatch.setattr(app, "_admit", noted)
+    return admitted
+
+
+READERS: dict[str, tuple[Any, Headers, str]] = {
+    "the last header": (
+        lambda scope: dict(scope["headers"]).get(b"x-api-key", b"").decode(),
+        [("X-API-Key", "eve")],
+        "",
+    ),
+    "the first header": (lambda scope: Request(scope).headers["x-api-key"], [("X-API-Key", "eve")], ""),
+    "all headers": (
+        lambda scope: ",".join(Request(scope).headers.getlist("x-api-key")),
+        [("X-API-Key", "eve")],
+        "",
+    ),
+    "a name": ("X-API-Key", [("X-API-Key", "eve")], ""),
+    "authorization": ("Authorization", [("Authorization", "Bearer eve")], ""),
+    "a cookie": (lambda scope: Request(scope).cookies["sid"], [("Cookie", "a=b; sid=eve")], ""),
+    "a parameter": (lambda scope: Request(scope).query_params["key"], [], "a=b&key=eve"),
+    "the first parameter": (
+        lambda scope: parse_qs(scope["query_string"].decode())["key"][0],
+        [],
+        "a=b&key=eve",
+    ),
+    "the address": (
+        lambda scope: Request(scope).headers["x-forwarded-for"].split(",")[0],
+        [("X-Forwarded-For", "1.2.3.4, 5.6.7.8")],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_says_who_asks_may_stand_once(name: str) -> None:
+    account, headers, query = READERS[name]
+    app = guard(answering(b"", 404), account=account, defences="quota:images=100")
+    harmless = [
+        ("Accept", "a/b"),
+        ("Accept", "c/d"),
+        ("Cookie", "x=1; y=2"),
+        ("X-Other", "1"),
+        ("X-Other", "2"),
+    ]
+    for more, query_more in ((harmless, "&q=1&q=2"), ([], "")):
+        kept = more if name != "a cookie" else [each for each in more if each[0] != "Cookie"]
+        assert asked(app, headers + kept, query + query_more)[0] == 404, name
+    for value in ("mallory", "eve", ""):
+        again = [(each, re.sub("eve|1.2.3.4", value, text)) for each, text in headers]
+        again_query = query.replace("eve", value)
+        for more, query_more in ((again, again_query), (again[::-1], again_query)):
+            for both in (headers + more, more + headers):
+                status, body = asked(app, both, f"{query}&{query_more}" if query else "")
+                assert (status, b"once" in body) == (400, True), (name, value)
+    if headers:
+        other_case = [(each.upper().replace("-", "_"), text) for each, text in headers]
+        assert asked(app, headers + other_case, query)[0] == 400
+    assert app.meter.refused["account"] >= 6
+
+
+def test_two_cookies_of_one_name_in_one_header_are_two() -> None:
+    account: Callable[[Any], str] = lambda scope: Request(scope).cookies.get("sid", "")  # noqa: E731
+    app = guard(answering(b"", 404), account=account)
+    assert asked(app, [("Cookie", "sid=a; sid=b")])[0] == 400
+    assert asked(app, [("Cookie", "sid=a; x=1; x=2")])[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("Authorization", ["Bearer eve", "bearer eve", "BEARER  eve", "bEaReR eve ", " Bearer eve"]),
+        ("authorization", ["Basic ZXZlOng=", "basic ZXZlOng", "Basic ZX-ZlOng=", "BASIC ZXZlOng=="]),
+        ("X-API-Key", ["eve", " eve", "eve "]),
+    ],
+)
+def test_one_key_in_many_spellings_is_one_account(
+    name: str, same: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = guard(answering(b"", 404), account=name)
+    admitted = accounts(monkeypatch, app)
+    for text in same:
+        assert asked(app, [(name, text)])[0] == 404
+    assert asked(app, [(name, "Bearer other")])[0] == 404
+    assert len(set(admitted)) == 2
+    assert asked(app, [(name, "eve, other")])[0] == 400  # two headers that a proxy has made one
+
+
+def test_an_account_that_cannot_be_read_is_a_500_that_tells_nothing() -> None:
+    for account in (lambda scope: dict(scope["headers"])[b"x-key"].decode(), lambda scope: None):
+        app = guard(answering(b"{}"), account=account)
+        status, body = asked(app, [])
+        assert (status, app.meter.failed) == (500, 1)
+        assert json.loads(body) == {"error": "the model failed on this request; it has been counted"}
+    with pytest.raises(
+        dfme.UserError, match="account: expected the name of a header or a callable, got 'a b'"
+    ):
+        guard(answering(), account="a b")
+
+
+@pytest.mark.parametrize("header", ["Content-Type", "content-encoding", "Inference-Header-Content-Length"])
+def test_a_header_by_which_a_body_is_read_may_stand_once(header: str) -> None:
+    app = guard(answering(b"{}"))
+    assert asked(app, [(header, "10"), (header.replace("-", "_"), "12")])[0] == 400
+    assert app.meter.refused == {"malformed": 1}
+
+
+def test_a_refused_account_stays_refused_whatever_it_adds_to_the_example_of_the_docs() -> None:
+    page = (PROJECT / "docs/watch.md").read_text()
+    (line,) = re.findall(r"account=(.*), metrics=", page)
+    options = eval(f"dict(account={line})")
+    app = fastapi.FastAPI()
+    header = fastapi.Security(fastapi.security.APIKeyHeader(name="X-API-Key"))
+
+    async def predict(request: Request, key: str = header) -> JSONResponse:
+        if key != "eve":
+            return JSONResponse({"detail": "Unauthorized"}, 401)
+        images = torch.tensor((await request.json())["images"])
+        return JSONResponse({"scores": digits()(images).tolist()})
+
+    app.add_api_route("/predict", predict, methods=["POST"])
+    watch: dict[str, Any] = {"watch": "pairs", "benign": "digits", "on_alarm": "refuse"}
+    before = dfme.Guard(app, teacher=WEIGHTS, paths=["/predict"], **FORM, **watch, **options)
+    body = json.dumps({"images": pairs()[:100].tolist()}).encode()
+    eve = ("X-API-Key", "eve")
+    assert [asked(before, [eve], body=body)[0] for _ in range(2)] == [200, 403]
+    for number in range(6):
+        for other in (("X-API-Key", f"{number}"), ("x-api-key", "eve"), ("X_API_Key", f"{number}")):
+            assert asked(before, [eve, other], body=body)[0] == 400
+            assert asked(before, [other, eve], body=body)[0] == 400
+        assert asked(before, [("X-API-Key", f"eve, {number}")], body=body)[0] == 400
+        assert asked(before, [("X-API-Key", f"{number}")], body=body)[0] == 401
+        assert asked(before, [("X-API-Key", " eve ")], body=body)[0] == 403
