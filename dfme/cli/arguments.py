@@ -231,7 +231,8 @@ class Arguments:
             file = ""
         method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
         found, below = recipes.below(named, method)
-        self.recipe_below = found
+        # a recipe of dfme that is named as a file is run as it stands
+        self.recipe_below = "" if self._is_shipped and self._typed_file else found
         if self._is_shipped and not asked:
             return method, Path(file).stem, below
         return method, f"{file} over {found}" if file else found, below

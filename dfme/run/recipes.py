@@ -108,11 +108,11 @@ def with_larger(job: Job, recipe: str, gave: Callable[[str], bool]) -> Job:
     ``gave``: whether somebody gave the option of this key; those are as they were given, on any images.
     """
     own = job.config.student
-    name = TRAINED_AS.get(plain_name(recipe).removeprefix("digits_"))
+    name = TRAINED_AS.get(recipe.removesuffix(" (default)").removeprefix("digits_"))
     off = gave("student.replay_steps") and not own.replay_steps and not gave("student.steps")
     if name is None or off or 0 < own.steps < len(by_name(name)["student"]["rounds"]):
         return job
-    training = {"replay_steps": 0, **by_name(name)["student"]}
+    training = {**by_name(name)["student"], "replay_steps": 0}  # in place of which come passes
     for names, keys in GO_TOGETHER.items():
         if any(map(gave, keys)):
             training = _less(training, *names)

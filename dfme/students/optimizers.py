@@ -229,14 +229,10 @@ class StepPlan:
         """
         if due < 1:
             return None
-        least = LEAP if share < 1 else LAST_LEAP
-        if self.during is not None:
-            begin = steps / self.during
-        else:
-            begin = max(0.0, share - batch)
-            if share >= 1:  # all steps that there will be are known
-                begin = min(begin, steps / (steps + due))
-        return Stretch(begin, share, steps, due) if share - begin > least else None
+        begin = max(0.0, share - batch) if self.during is None else steps / self.during
+        if share - begin <= (LEAP if share < 1 else LAST_LEAP):
+            return None
+        return Stretch(begin, share, steps, due)
 
     def left_over(self, steps: int) -> Stretch | None:
         """The stretch of steps that the budget was spent without: of a last batch that taught nobody."""
