@@ -67,7 +67,7 @@ class Arguments:
         self._problems: dict[str, str] = {}
         self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
         below: recipes.Content = {}
-        self.method = self._recipe = ""
+        self.method = self._recipe = self.recipe_below = ""
         if inputs.method:
             self.method, self._recipe, below = self._lay_below()
         self._own = self._own_options() if inputs.teacher else []
@@ -123,6 +123,10 @@ class Arguments:
         section = key.partition(".")[0]
         changed = section == "wandb" or any(other.startswith(f"{section}.") for other in self._flags)
         return key in self._flags or (self._is_own and key in self._in_file and not changed)
+
+    def gives(self, key: str) -> bool:
+        """True if a flag or any file sets this option, and not just the recipe that lies below them."""
+        return key in self._flags or key in self._in_file
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
@@ -227,6 +231,8 @@ class Arguments:
             file = ""
         method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
         found, below = recipes.below(named, method)
+        # a recipe of dfme that is named as a file is run as it stands
+        self.recipe_below = "" if self._is_shipped and self._typed_file else found
         if self._is_shipped and not asked:
             return method, Path(file).stem, below
         return method, f"{file} over {found}" if file else found, below

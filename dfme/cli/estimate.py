@@ -130,7 +130,8 @@ def estimate(
     points = scores_after_training(records)
     spent = int(summary["spent"])
     mode = LabelMode.parse(summary["label_mode"])
-    student = job.config.student.fitting(mode, summary["teacher"]["shape"])
+    shape = summary["teacher"]["shape"]
+    student = job.sized(mode, shape).config.student.fitting(mode, shape)
     constant = summary.get("baselines", {}).get("constant_agreement") or 0.0
     start = start_of(points, summary["evaluation"]["images"]) if points and points[-1][1] > constant else None
     (of_query, of_step) = pace(records)

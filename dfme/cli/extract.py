@@ -16,7 +16,7 @@ from dfme.config.values import narrowed
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
-from dfme.run.recipes import fitted
+from dfme.run.recipes import fitted, with_larger
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 
@@ -72,7 +72,7 @@ def settled(asked: Arguments) -> ExtractConfig:
 
 def checked(asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
-    job = fitted(asked.job(config), asked.says)
+    job = with_larger(fitted(asked.job(config), asked.says), asked.recipe_below, asked.gives)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     asked.finish([*priced, *find_problems(job, asked.says), *own(job)])
     return job

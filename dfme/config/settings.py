@@ -360,6 +360,8 @@ class Job:
 
     ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates no gradient
     or draws nothing. ``nets``: what was handed over in Python to make a network, by its name's key.
+    ``larger``: the students' settings for images above ``SMALL_SIDE`` pixels a side, where they are others
+    and the teacher's images are not known yet (``sized``).
     """
 
     config: ExtractConfig
@@ -370,6 +372,14 @@ class Job:
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     queries: QueriesConfig = field(default_factory=QueriesConfig)
     nets: dict[str, Any] = field(default_factory=dict)
+    larger: StudentConfig | None = None
+
+    def sized(self, mode: LabelMode, shape: Shape) -> "Job":
+        """The job with the students' settings for images of this size; what is ``auto`` in them is chosen."""
+        if self.larger is None or max(shape[1:]) <= SMALL_SIDE:
+            return replace(self, larger=None)
+        student = self.larger.fitting(mode, shape)
+        return replace(self, config=replace(self.config, student=student), larger=None)
 
     def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "Job":
         """The job with what it leaves to the teacher's answers and images, and to the device."""

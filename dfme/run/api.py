@@ -233,7 +233,8 @@ def _job(
     told = {key for key, _ in flatten(said, ())}.__contains__
     job = recipes.fitted(asked, told)
     check(job, told)
-    return job
+    # a run that is resumed has its settings already
+    return job if given["resume"] else recipes.with_larger(job, str(below.get("recipe") or ""), told)
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:

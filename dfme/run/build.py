@@ -49,7 +49,7 @@ from dfme.run.opening import (
     take_up_threads,
     tell_finished,
 )
-from dfme.run.parts import build_parts, require_room, take_threads
+from dfme.run.parts import build_parts, require_room, sized, take_threads
 from dfme.run.run import Result, Run
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
@@ -98,14 +98,15 @@ def run_job(
         if teacher is None:
             held.callback(made.info.close)
         job = replace(job, config=replace(job.config, minutes=None)) if resume else job
-        job = within_minutes(job, made, is_local(job), evaluation)
+        told = list[str]()
+        job = within_minutes(sized(job, made, told.append), made, is_local(job), evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, free and not resume)
         path = run.directory.path
         run.recorder.callback = callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
-        for line in [*first, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
+        for line in [*first, *told, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
             run.recorder.note(line)
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"

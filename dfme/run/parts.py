@@ -28,8 +28,20 @@ from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
 from dfme.run.evaluation import evaluation_images
 from dfme.run.recipes import unfit
-from dfme.spec import ImageSpec, Teacher
+from dfme.spec import SMALL_SIDE, ImageSpec, Teacher
 from dfme.students.losses import make_distance
+
+
+def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
+    """The job with the students' training that suits the teacher's images; ``tell`` hears of another one."""
+    own = job.sized(job.config.answers.mode(teacher.label_mode), teacher.spec.shape)
+    if job.larger is not None and (student := own.config.student) != job.config.student:
+        rounds = f"in {len(student.rounds)} rounds, " * bool(student.rounds)
+        tell(
+            f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, {rounds}by "
+            f"{student.optimizer} at {student.lr:g}, augmentation {student.augment}; --student.* changes it"
+        )
+    return own
 
 
 def build_parts(

@@ -23,6 +23,7 @@ from dfme.run.parts import (
     replay_bytes,
     require_room,
     runs_preflight,
+    sized,
     take_threads,
 )
 from dfme.run.scores import evaluation_batch
@@ -83,7 +84,7 @@ def plan(job: Job) -> str:
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(teacher.info.close)
-        job = within_minutes(job, teacher, is_local(job))
+        job = within_minutes(sized(job, teacher, told.append), teacher, is_local(job))
         job, data, pool, nets = build_parts(job, teacher, device, tell=told.append)
         method = method_of(job, teacher, nets, pool)
         scored = 0 if data is None else len(data)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dfme.config.messages import unknown_choice
-from dfme.config.settings import Job
+from dfme.config.settings import Job, StudentConfig
+from dfme.config.values import from_mapping, leaves
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
@@ -17,6 +18,31 @@ from dfme.run.job import PACKAGE
 Content = dict[str, Any]  # a recipe as its file gives it, section by section
 GENERAL = "dfme"  # its students and schedule suit a method that has no recipe of its own
 OF_ITS_TEACHER = ("teacher", "evaluation")  # keys of a recipe's file that do not hold for another teacher
+
+TRAINED_AS = {
+    "static": "frugal",
+    "procedural": "frugal",
+    "knockoff": "frugal",
+}
+"""Recipes of no paper, made for small images, and the recipe whose students' training is theirs above
+``SMALL_SIDE`` pixels a side: a baseline that is trained worse than our own recipe would be a straw man."""
+
+GO_TOGETHER = {
+    ("optimizer", "lr", "weight_decay", "decay_images"): (
+        "student.optimizer",
+        "student.lr",
+        "student.momentum",
+        "student.weight_decay",
+        "student.decay_images",
+    ),
+    ("passes", "rounds", "shrink", "replay_batch", "replay_steps"): (
+        "student.replay_steps",
+        "student.final_share",
+        "method.epochs",
+    ),
+}
+"""Values of a training that suit one another alone: all stay as the recipe has them where somebody gave one
+of the options beside them, which is used as it was given."""
 
 STUDENT_BATCHES = 240
 SMALLEST_BATCH = 8
@@ -74,6 +100,25 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
         f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its budget (now "
         f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
     ] * (theirs != ours)
+
+
+def with_larger(job: Job, recipe: str, gave: Callable[[str], bool]) -> Job:
+    """The job, on this recipe, with its students' settings for larger images, if they are others.
+
+    ``gave``: whether somebody gave the option of this key; those are as they were given, on any images.
+    """
+    own = job.config.student
+    name = TRAINED_AS.get(recipe.removesuffix(" (default)").removeprefix("digits_"))
+    off = gave("student.replay_steps") and not own.replay_steps and not gave("student.steps")
+    if name is None or off or 0 < own.steps < len(by_name(name)["student"]["rounds"]):
+        return job
+    training = {**by_name(name)["student"], "replay_steps": 0}  # in place of which come passes
+    for names, keys in GO_TOGETHER.items():
+        if any(map(gave, keys)):
+            training = _less(training, *names)
+    training = {key: value for key, value in training.items() if not gave(f"student.{key}")}
+    larger = from_mapping(StudentConfig, merged(leaves(own), training))
+    return dataclasses.replace(job, larger=larger)
 
 
 def plain_name(text: object) -> str:

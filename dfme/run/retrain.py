@@ -218,6 +218,8 @@ def _train(
         agreement = f"  agreement {scores['agreement']:.2%}" if "agreement" in scores else ""
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
         tell(f"{whole - trainer.steps_left:,} / {whole:,} steps{agreement}{loss}")
+    if line := trainer.stood_still():
+        tell(f"warning: {line}")
     return time.monotonic() - started
 
 

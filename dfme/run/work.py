@@ -148,8 +148,10 @@ class Work:
         if self._trainer.steps_due:
             steps = self._trainer.steps
             rounds = self._rounds
-            number = sum(end <= steps for _, end, _ in rounds)
-            begin, end, _ = rounds[min(number, len(rounds) - 1)]
+            number = min(sum(end <= steps for _, end, _ in rounds), len(rounds) - 1)
+            begin, end, _ = rounds[number]
+            if len(rounds) == 1:  # which counts the steps that were taken while the budget was spent, too
+                begin = 0
             where = f"round {number + 1} of {len(rounds)}, " * (len(rounds) > 1)
             where += f"step {steps - begin:,} of {end - begin:,}"
         return Standing(self._ledger.spent, share, left, where)

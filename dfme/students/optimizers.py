@@ -36,6 +36,7 @@ class ScheduledOptimizer:
         self._optimizer = optimizer
         self.take_step: Callable[[], object] = optimizer.step  # at the learning rate that was set last
         self.weight_decay: float = optimizer.param_groups[0]["weight_decay"]
+        self.rate = 0.0  # of the last step
         self._rate: Tensor | None = None
         self._lr_factor = lr_factor
         self._base_lr: float = optimizer.param_groups[0]["lr"]
@@ -56,11 +57,12 @@ class ScheduledOptimizer:
 
     def set_lr(self) -> None:
         """Use the present learning rate from now on; as float32 for a GPU, as a graph reads it."""
+        self.rate = self.lr
         if self._rate is not None:
-            self._rate.fill_(self.lr)
+            self._rate.fill_(self.rate)
         else:
             on_gpu = self._parameters[0].is_cuda
-            self._set("lr", torch.tensor(self.lr, dtype=torch.float32).item() if on_gpu else self.lr)
+            self._set("lr", torch.tensor(self.rate, dtype=torch.float32).item() if on_gpu else self.rate)
 
     def stay_in_place(self) -> None:
         """Moments and learning rate lie for good where a CUDA graph finds them; the numbers stay."""
@@ -147,6 +149,31 @@ def weight_decay(config: StudentConfig, images: int) -> float:
     return config.weight_decay * math.sqrt(config.decay_images / max(images, config.batch(images)))
 
 
+LEAP = 0.1
+"""Share of the budget from which on the rate falls within the steps on one batch of so much; heuristic."""
+
+LAST_LEAP = 0.025
+"""The same of the last batch, at whose end a cosine is zero; of a smaller one the steps are taken there."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The part of the budget that the steps on one batch stand for, from ``begin`` to ``end``.
+
+    Each of the ``steps`` after the first ``first`` ones has the learning rate of its own place in it.
+    """
+
+    begin: float
+    end: float
+    first: int
+    steps: int
+
+    def share(self, steps: int) -> float:
+        """The share of the budget that counts as spent for the step after so many."""
+        done = min(1.0, (steps - self.first) / self.steps)
+        return self.begin + (self.end - self.begin) * done
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
@@ -193,6 +220,24 @@ class StepPlan:
     def _reached(self, share: float) -> int:
         """Rounds that are due once ``share`` of the budget is spent."""
         return len(self.ends) + sum(self.since < due <= share for due in self.rounds)
+
+    def stretch(self, share: float, batch: float, steps: int, due: int) -> Stretch | None:
+        """The stretch of ``due`` steps on a batch, after ``steps``, if it is too long to be one point.
+
+        ``share`` of the budget is spent, ``batch`` of it on this batch. A budget of one batch would else
+        take all of its steps where the schedule ends.
+        """
+        if due < 1:
+            return None
+        begin = max(0.0, share - batch) if self.during is None else steps / self.during
+        if share - begin <= (LEAP if share < 1 else LAST_LEAP):
+            return None
+        return Stretch(begin, share, steps, due)
+
+    def left_over(self, steps: int) -> Stretch | None:
+        """The stretch of steps that the budget was spent without: of a last batch that taught nobody."""
+        during = self.during or 0
+        return Stretch(steps / during, 1.0, steps, during - steps) if steps < during else None
 
     def round_at(self, steps: int) -> int:
         """The number, from 0, of the round that begins after ``steps`` steps; -1 within a round."""

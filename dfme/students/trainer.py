@@ -17,6 +17,7 @@ from dfme.students.losses import Distance
 from dfme.students.optimizers import (
     ScheduledOptimizer,
     StepPlan,
+    Stretch,
     factor,
     gradient_norm,
     make_optimizer,
@@ -123,8 +124,12 @@ class StudentTrainer:
         self.replay = replay
         self.steps = 0
         self.config = config.student
+        self._images = config.images
         self.plan = self._plan(config.images)
         self._budget = 0
+        self._stretch: Stretch | None = None  # of the batch that is learnt from, if it is a long one
+        self._greatest_lr = 0.0  # of the round, or of the run without rounds
+        self._warned_at = 0
         self.precision = config.precision
         self._share = share
         self._rng = rng
@@ -180,7 +185,8 @@ class StudentTrainer:
 
     @property
     def progress(self) -> float:
-        return self.plan.progress(self._share(), self.steps)
+        share = self._share() if self._stretch is None else self._stretch.share(self.steps)
+        return self.plan.progress(share, self.steps)
 
     @property
     def steps_left(self) -> int:
@@ -201,25 +207,47 @@ class StudentTrainer:
 
         Without ``keep`` the batch does not enter the replay, and no replay steps follow.
         """
-        metrics = self._begin()
+        before = self.steps
+        share = self._share()
         if self.plan.during is None:
             steps = 1 + self.config.replay_steps
         else:
-            steps = round(self.plan.during * self._share()) - self.steps
+            steps = round(self.plan.during * share) - before
+        self._stretch = self.plan.stretch(share, len(images_BCHW) / self._images, before, steps)
+        metrics = self._begin()
         if steps > 0:
             metrics["student_loss"] = self._step(images_BCHW, answers).mean()
         if keep and self.replay is not None:
             self.replay.add(images_BCHW, answers)
             metrics |= self._replay_steps(steps - 1)
-        return metrics | {"student_steps": self.steps}
+        self._stretch = None
+        return metrics | self._taken(before)
 
     def train_pending(self, at_most: int) -> Metrics:
         """Take up to ``at_most`` of the ``steps_due``, on replayed batches."""
+        before = self.steps
         metrics = self._begin()
+        self._stretch = self.plan.left_over(before)
         for _ in range(min(at_most, self.plan.steps_due(self._share(), self.steps))):
             self._begin_round(self.plan.round_at(self.steps))
             metrics |= self._begin() | self._replay_steps(1)
-        return metrics | {"student_steps": self.steps}
+        self._stretch = None
+        return metrics | self._taken(before)
+
+    def stood_still(self) -> str | None:
+        """What to say, once, where a round or the run has ended whose steps were all at a rate of 0."""
+        if self.config.rounds:
+            ended = self.steps in self.plan.edges[1:]
+        else:
+            ended = self._share() >= 1 and not self.steps_left
+        if not ended or self.steps == self._warned_at or 0 < self._greatest_lr < math.inf:
+            return None
+        self._warned_at = self.steps
+        of = "the round" if self.config.rounds else "the run"
+        return (
+            f"the student's learning rate was {self._greatest_lr:g} in every step of {of} that ended after "
+            f"{self.steps:,} steps, so it learnt nothing there; give another --student.lr or --schedule.kind"
+        )
 
     def _plan(self, images: int) -> StepPlan:
         return StepPlan.of(self.config, images, None if self.replay is None else self.replay.capacity)
@@ -237,12 +265,20 @@ class StudentTrainer:
 
     def _begin(self) -> Metrics:
         self._optimizer.set_weight_decay(weight_decay(self.config, self._held))
-        return {"student_grad_norm": partial(gradient_norm, self._whole), "student_lr": self._optimizer.lr}
+        return {"student_grad_norm": partial(gradient_norm, self._whole)}
+
+    def _taken(self, before: int) -> Metrics:
+        """Metrics of the steps since there were ``before``; without any there is no rate to tell."""
+        taken: Metrics = {"student_steps": self.steps}
+        if self.steps > before:
+            taken |= {"student_lr": self._optimizer.rate, "student_lr_greatest": self._greatest_lr}
+        return taken
 
     def _begin_round(self, number: int) -> None:
         """Shrink and perturb the students and restart optimiser and average; not in the first round."""
         if number < 1:
             return
+        self._greatest_lr = 0.0
         assert self._fresh is not None, "rounds need fresh nets"
         assert self.config.shrink != "auto", "the job was not fitted to a teacher"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
@@ -266,6 +302,7 @@ class StudentTrainer:
         if not self._whole.training:
             self._whole.train()
         self._optimizer.set_lr()
+        self._greatest_lr = max(self._greatest_lr, self._optimizer.rate)  # which NaN is not
         average = self._average if (self.steps + 1) % self.config.average_every == 0 else None
         averaged = -1 if average is None else int(average.n_averaged)
         losses_B, *grads = self._update(images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay)
@@ -307,6 +344,7 @@ class StudentTrainer:
             "average": None if self._average is None else self._average.state_dict(),
             "replay": None if self.replay is None else self.replay.state_dict(),
             "steps": self.steps,
+            "greatest_lr": self._greatest_lr,
             "precision": self.precision,
             "rounds": {"budget": self._budget, "ends": list(plan.ends), "since": plan.since}
             if rounds
@@ -321,6 +359,7 @@ class StudentTrainer:
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
         self.steps = state["steps"]
+        self._greatest_lr = state["greatest_lr"]
         self.precision = "bf16" if state["precision"] == "bf16" else "fp32"  # the run's, on any machine
         if self.config.rounds:
             rounds = state["rounds"]

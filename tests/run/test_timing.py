@@ -207,6 +207,28 @@ def test_time_left_is_of_the_work_that_is_left() -> None:
     assert work.standing(10.0).queries == 80
 
 
+@pytest.mark.parametrize(("final_share", "left"), [(0.0, 0), (0.5, 20), (1.0, 40)])
+def test_steps_on_a_lone_batch_are_told_as_parts_of_all(final_share: float, left: int) -> None:
+    """A budget of one batch: while its 40 steps are taken, nothing is left to be paid for."""
+    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 8, steps=40, final_share=final_share)
+    trainer = parts.students
+    work = Work(JOB, make_method("static", parts))
+    told: list[str] = []
+    step = trainer._step
+
+    def watched(images: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        told.append(work.standing(1.0).where)
+        return step(images, answers)
+
+    trainer._step = watched  # type: ignore[method-assign]
+    images = torch.rand(8, 1, 8, 8)
+    trainer.learn(images, parts.oracle(images, "student"))
+    assert trainer.steps_left == left
+    trainer.train_pending(40)
+    # the batch is held once its first step is taken
+    assert told[1:] == [f"step {number} of 40" for number in range(1, 40)]
+
+
 @pytest.mark.integration
 def test_killed_within_a_round_a_run_loses_no_more_than_the_pace_of_checkpoints(tmp_path: Path) -> None:
     flags = "--method.name static --method.batch-size 20 --budget 200 --student.arch cnn_small "

@@ -81,14 +81,18 @@ def make_parts(
     queries: QueriesConfig | None = None,
     keeps: bool = False,
     answers: AnswersConfig | None = None,
+    schedule: ScheduleConfig | None = None,
     **student: object,
 ) -> Components:
-    """What a method works with, around a toy teacher, without files; ``keeps``: a replay in any case."""
+    """What a method works with, around a toy teacher, without files; ``keeps``: a replay in any case.
+
+    ``schedule``: of the learning rates, which else are constant.
+    """
     spec, classes = teacher.spec, teacher.num_classes
     settings = StudentConfig(**{"lr": 0.05, "replay_batch": 8, "replay_capacity": 64, **student})
-    constant = ScheduleConfig(kind="constant")
+    schedule = schedule or ScheduleConfig(kind="constant")
     reading = answers or AnswersConfig()
-    config = ExtractConfig(budget=budget, seed=seed, student=settings, schedule=constant, answers=reading)
+    config = ExtractConfig(budget=budget, seed=seed, student=settings, schedule=schedule, answers=reading)
     method = "knockoff" if keeps else "static"
     small = METHODS[method].config(**({"batch_size": 8} if keeps else {"batch_size": 8, "latent_size": 8}))
     job = Job(config, TeacherConfig(), {}, method, small, queries=queries or QueriesConfig())

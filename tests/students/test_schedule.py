@@ -1,0 +1,218 @@
+"""The learning rates at which the steps are really taken, under every plan of them."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from loops import run
+from tiers import exhaustive
+from toys import LinearTeacher, make_method, make_parts
+
+from dfme.config.settings import ScheduleConfig
+from dfme.methods import METHODS
+from dfme.methods.base import Components
+from dfme.spec import ImageSpec
+from dfme.students.optimizers import LAST_LEAP, StepPlan, factor
+from dfme.students.trainer import StudentTrainer
+
+SPEC = ImageSpec((1, 8, 8))
+LR = 0.05
+COSINE = ScheduleConfig(kind="cosine")
+
+PLANS: dict[str, dict[str, object]] = {
+    "one step a batch": {},
+    "replay": {"replay_steps": 4},
+    "steps": {"steps": 60},
+    "half afterwards": {"steps": 60, "final_share": 0.5},
+    "all afterwards": {"steps": 60, "final_share": 1.0},
+    "rounds": {"steps": 60, "rounds": (0.3, 1.0)},
+    "passes": {"passes": 1, "rounds": (0.3, 1.0), "replay_batch": 32},
+}
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The rate of every student step, as its optimiser has it."""
+    taken: list[float] = []
+    step = StudentTrainer._step
+
+    def recorded(trainer: StudentTrainer, *batch: torch.Tensor) -> torch.Tensor:
+        losses = step(trainer, *batch)
+        taken.append(trainer._optimizer._optimizer.param_groups[0]["lr"])
+        return losses
+
+    monkeypatch.setattr(StudentTrainer, "_step", recorded)
+    return taken
+
+
+def trained(name: str, budget: int, mode: str = "probabilities", **settings: Any) -> Components:
+    """The parts of a run of a method, after its end; batches of 8."""
+    student = {"schedule": COSINE, "lr": LR, "count": METHODS[name].students, **settings}
+    parts = make_parts(LinearTeacher(SPEC, mode=mode), budget, keeps=name == "knockoff", **student)
+    options = {"gan_steps": 1} if name == "dfms" else {"epochs": 20} if name == "knockoff" else {}
+    method = make_method(name, parts, **options)
+    method.prepare()
+    finished, _ = run(method, parts)
+    assert finished
+    return parts
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a method, a plan of its student's steps, and a budget."""
+
+    method: str
+    plan: str
+    budget: int
+    mode: str
+
+
+def cases() -> Iterator[Case]:
+    for method in METHODS:
+        for mode in ("probabilities", "label"):
+            if mode == "label" and method in ("dfme", "maze"):
+                continue
+            for plan in PLANS:
+                for budget in (5, 43, 200):
+                    yield Case(method, plan, budget, mode)
+
+
+TELLING = [
+    case
+    for case in cases()
+    if case.method in ("static", "knockoff") and case.mode == "probabilities" and case.budget in (5, 43)
+]
+EVERY = [*TELLING, *exhaustive(*(case for case in cases() if case not in TELLING))]
+
+
+def rounds_of(plan: StepPlan, rates: list[float]) -> list[list[float]]:
+    """The rates of each part of the steps that has a whole schedule."""
+    if len(plan.rounds) == 1:
+        return [rates]
+    edges = plan.edges
+    return [rates[begin:end] for begin, end in pairwise(edges) if begin < end]
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_rates_fall_from_the_whole_one_and_are_zero_at_the_very_end_alone(
+    case: Case, rates: list[float]
+) -> None:
+    parts = trained(case.method, case.budget, case.mode, **PLANS[case.plan])
+    trainer = parts.students
+    assert len(rates) == trainer.steps > 0
+    assert trainer._greatest_lr == max(rounds_of(trainer.plan, rates)[-1])
+    assert trainer.stood_still() is None
+    for part in rounds_of(trainer.plan, rates):
+        for before, now in pairwise(part):  # but where a step is rounded to a batch
+            assert now <= before + 0.03 * LR, "a rate never rises within a schedule"
+        zeros = sum(rate == 0 for rate in part)
+        assert zeros <= LAST_LEAP * len(part) or (case.method == "maze" and zeros < len(part) / 2)
+        assert part[0] > LR / 10
+        if trainer.plan.during is not None:
+            assert part[0] == pytest.approx(LR, rel=0.15 if len(part) > 10 else 1)
+        if len(part) > 10:
+            assert part[-1] < LR / 10, "it ends low"
+
+
+@pytest.mark.parametrize("kind", ["steps", "constant"])
+def test_a_budget_of_less_than_a_batch_has_the_whole_schedule(kind: str, rates: list[float]) -> None:
+    schedule = ScheduleConfig(kind)
+    trained("static", 5, steps=100, schedule=schedule)
+    expected = [LR] * 100
+    if kind == "steps":
+        expected = [LR * 0.3 ** sum(step >= due for due in (10, 30, 50)) for step in range(100)]
+    assert rates == pytest.approx(expected)
+
+
+def test_a_student_learns_as_much_from_one_batch_as_from_many() -> None:
+    """The same images and steps, paid for at once and in many batches: both learn, and by the same rates."""
+    losses = []
+    for budget_of_a_batch in (8, 200):
+        parts = make_parts(LinearTeacher(SPEC), 200, steps=200, schedule=COSINE, lr=LR, replay_capacity=200)
+        images = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        for part in images.split(budget_of_a_batch):
+            parts.students.learn(part, parts.oracle(part, "student"))
+        net = parts.students.net.eval()
+        truth = LinearTeacher(SPEC)(images)
+        losses.append((net(images).softmax(1) - truth).abs().mean().item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.5)
+    assert max(losses) < 0.2
+
+
+def test_many_batches_have_the_rate_of_the_share_that_is_spent(rates: list[float]) -> None:
+    """To the bit what recipes have always had: each batch's steps at the rate at its end."""
+    trained("static", 800, steps=300)
+    expected = []
+    for batch in range(1, 101):
+        steps = round(300 * batch / 100) - len(expected)
+        expected += [LR * factor(COSINE, batch / 100)] * steps
+    assert rates == expected
+
+
+def test_steps_whose_last_batch_is_held_out_have_a_schedule_all_the_same(rates: list[float]) -> None:
+    parts = make_parts(LinearTeacher(SPEC), 16, steps=40, schedule=COSINE, lr=LR)
+    images = torch.rand(16, 1, 8, 8)
+    parts.students.learn(images[:8], parts.oracle(images[:8], "student"))
+    parts.oracle(images[8:], "student")  # is paid for, and teaches nobody
+    while parts.students.steps_left:
+        parts.students.train_pending(7)
+    assert rates == pytest.approx([LR / 2 * (1 + math.cos(math.pi * step / 40)) for step in range(40)])
+
+
+@pytest.mark.parametrize("plan", ["steps", "half afterwards", "all afterwards", "rounds"])
+def test_a_resumed_run_goes_on_at_the_rate_where_it_stopped(plan: str, rates: list[float]) -> None:
+    def begun() -> tuple[Components, Callable[[int], None]]:
+        parts = make_parts(LinearTeacher(SPEC), 24, schedule=COSINE, lr=LR, **PLANS[plan])
+        images = torch.rand(24, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+        def batch(number: int) -> None:
+            part = images[8 * number : 8 * number + 8]
+            parts.students.learn(part, parts.oracle(part, "student"))
+            while parts.students.steps_due:
+                parts.students.train_pending(3)
+
+        return parts, batch
+
+    _, batch = begun()
+    for number in range(3):
+        batch(number)
+    whole = rates.copy()
+    rates.clear()
+    first, batch = begun()
+    batch(0)
+    second, batch = begun()
+    second.oracle(torch.rand(8, 1, 8, 8), "student")
+    second.students.load_state_dict(first.students.state_dict())
+    assert second.students._greatest_lr == first.students._greatest_lr
+    batch(1)
+    batch(2)
+    assert rates == whole
+
+
+@pytest.mark.parametrize("plan", ["replay", "steps", "rounds"])
+@pytest.mark.parametrize("rate", [0.0, math.nan, math.inf])
+def test_steps_that_teach_nothing_are_told_once(plan: str, rate: float) -> None:
+    parts = make_parts(LinearTeacher(SPEC), 8, schedule=COSINE, **PLANS[plan])
+    trainer = parts.students
+    trainer._optimizer._lr_factor = lambda: rate
+    images = torch.rand(8, 1, 8, 8)
+    assert trainer.stood_still() is None, "no step was taken"
+    trainer.learn(images, parts.oracle(images, "student"))
+    while trainer.steps_due:
+        trainer.train_pending(100)
+    shown = "inf" if rate == math.inf else "0"
+    assert f"the student's learning rate was {shown} in every step of the r" in (trainer.stood_still() or "")
+    assert trainer.stood_still() is None
+
+
+def test_a_step_tells_its_rate_and_where_none_is_taken_there_is_none() -> None:
+    parts = make_parts(LinearTeacher(SPEC), 8, steps=10, schedule=COSINE, lr=LR)
+    images = torch.rand(8, 1, 8, 8)
+    told = parts.students.learn(images, parts.oracle(images, "student"))
+    assert told["student_lr"] == pytest.approx(LR / 2 * (1 + math.cos(math.pi * 0.9)))
+    assert told["student_lr_greatest"] == LR
+    assert "student_lr" not in parts.students.learn(images, LinearTeacher(SPEC)(images))
