@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal
 
@@ -42,7 +42,8 @@ class ImageSet:
 
     ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there
     is one, gives those at an index each time that they are looked at, and ``images`` say no more than their
-    shape.
+    shape. ``notes`` are lines for people about how the images were read; pictures that are still in their
+    files add to them when they are looked at.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ImageSet:
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
     read: Callable[[slice | Tensor], Tensor] | None = None
+    notes: list[str] = field(default_factory=list, compare=False)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -184,7 +184,7 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
     options = dict(given) if mapped else {}
     if "dataset" in options:
         raise UserError("evaluation: expected a dataset or images, got both")
-    from dfme.data.folder import handed_over
+    from dfme.data.arrays import handed_over
 
     one = (options.pop("images", given), options.pop("labels", None))
     images, labels = given if isinstance(given, tuple) and len(given) == 2 else one

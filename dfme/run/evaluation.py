@@ -308,11 +308,14 @@ def evaluation_images(
         order = shown_names(data.class_names)
         tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {order}")
     if 4 * math.prod(data.images.shape) <= HELD_BYTES:
-        return replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
-    streamed = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
-    for _ in batches(streamed):  # a picture that cannot be read is found before anything is asked
-        pass
-    return streamed
+        whole = replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
+    else:
+        whole = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
+        for _ in batches(whole):  # a picture that cannot be read is found before anything is asked
+            pass
+    for note in data.notes:
+        tell(f"evaluation: {note}")
+    return whole
 
 
 def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:
