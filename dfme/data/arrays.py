@@ -30,7 +30,7 @@ PREFIXES: dict[str, tuple[str, ...]] = {"train": ("train_",), "test": ("test_", 
 
 
 def load(path: Path, request: DatasetRequest) -> ImageSet:
-    """One part of an .npz file; without ``test_images`` the test part is that of validation, or all images."""
+    """One part of an .npz file; without ``test_images`` the test part is val's, or all images."""
     arrays = _arrays(path)
     prefix = next((each for each in PREFIXES[request.split] if f"{each}images" in arrays), None)
     images = None if prefix is None else arrays[f"{prefix}images"]
@@ -53,7 +53,9 @@ def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, images: int) -> list
     if f"{prefix}labels" not in arrays:
         others = [name for name in arrays if name not in parts and arrays[name].shape[:1] == (images,)]
         if others:
-            lines.append(f"its images have no labels: these are not read from {listed(others)}, but {prefix}labels")
+            lines.append(
+                f"its images have no labels: these are not read from {listed(others)}, but {prefix}labels"
+            )
     return lines
 
 
@@ -151,7 +153,11 @@ def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) 
 def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDArray[Any]:
     """The pixels (N, C, H, W); UserError where the channels may be first or last, and ``shape`` fits both."""
     if pixels.ndim == 3:
-        if pixels.shape[2] in COUNTS and pixels.shape[1] > 3 and (shape is None or shape[1:] != pixels.shape[1:]):
+        if (
+            pixels.shape[2] in COUNTS
+            and pixels.shape[1] > 3
+            and (shape is None or shape[1:] != pixels.shape[1:])
+        ):
             raise UserError(
                 f"{where}: {pixels.shape} may be one image with its channels last, or images "
                 f"{pixels.shape[2]} pixels wide; save images as (N, H, W, C) or (N, C, H, W)"
@@ -166,14 +172,16 @@ def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDA
             return pixels
         if tuple(shape or ()) != last:
             raise UserError(
-                f"{where}: the channels of {pixels.shape} may be first or last; give --teacher.shape, or save "
-                "images of another size"
+                f"{where}: the channels of {pixels.shape} may be first or last; give --teacher.shape, or "
+                "save images of another size"
             )
     if may_be_last and first == last and first[0] == first[1] == first[2] and first[0] == 3:
-        raise UserError(f"{where}: the channels of {pixels.shape} may be first or last; save images of another size")
+        raise UserError(
+            f"{where}: the channels of {pixels.shape} may be first or last; save images of another size"
+        )
     if last[0] in (2, 4) and first[0] > 4:
         raise UserError(
-            f"{where}: {pixels.shape} seems to have {last[0]} channels last; save it as (N, C, H, W), or with "
-            "1 or 3 channels"
+            f"{where}: {pixels.shape} seems to have {last[0]} channels last; save it as (N, C, H, W), or "
+            "with 1 or 3 channels"
         )
     return pixels.transpose(0, 3, 1, 2) if may_be_last else pixels

@@ -1,7 +1,6 @@
-"""A folder of pictures, in folders of their classes or not, and which files of data sets are read elsewhere."""
+"""A folder of pictures, in class folders or not; .npz files are read by ``arrays``."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,9 +87,7 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     return whole if request.lazy else replace(whole, images=read(slice(None)), read=None)
 
 
-def _labelled(
-    part: Path, layout: Layout, notes: list[str]
-) -> tuple[list[Path], list[int], tuple[str, ...]]:
+def _labelled(part: Path, layout: Layout, notes: list[str]) -> tuple[list[Path], list[int], tuple[str, ...]]:
     """Pictures in class folders, the numbers of their classes, and the names of these; none without two."""
     place = entered(part)
     below = {name: files_below(place / name) for name in layout.classes}
@@ -143,8 +140,8 @@ def _remarks(place: Path, below: dict[str, Listing]) -> list[str]:
     common = set.intersection(*inside)
     if len(common) > 1:
         lines.append(
-            f"its folders {listed(below)} each hold the folders {listed(sorted(common))}: the former are taken "
-            "for the classes, with all pictures below them"
+            f"its folders {listed(below)} each hold the folders {listed(sorted(common))}: the former are "
+            "taken for the classes, with all pictures below them"
         )
     spelled = Counter(name.casefold() for name in below if len(name) > 1)
     if twice := [name for name in below if spelled[name.casefold()] > 1]:
@@ -175,5 +172,3 @@ def _unread(listing: Listing) -> list[str]:
 
 def _endings() -> str:
     return ", ".join(sorted(SUFFIXES))
-
-

@@ -1,4 +1,4 @@
-"""Where the pictures of a folder lie: its parts, its class folders, and what belongs to neither. No torch here."""
+"""Where the pictures of a folder lie: parts, class folders, and what belongs to neither. No torch."""
 
 import os
 import re
@@ -31,7 +31,7 @@ LITTER = frozenset(
         *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "system volume information"),
     }
 )
-"""What operating systems and storage devices leave behind, in lower case. Names with a leading dot count, too."""
+"""What operating systems and storage devices leave behind, in lower case; hidden files count, too."""
 
 Role = Literal["train", "val", "test"]
 
@@ -102,7 +102,8 @@ class Layout:
         if part is None:
             named = listed(sorted(_names(self.parts)))
             raise UserError(
-                f"data set {self.folder}: it has the parts {named} and no train part; name the one that is meant"
+                f"data set {self.folder}: it has the parts {named} and no train part; "
+                "name the one that is meant"
             )
         return part
 
@@ -218,7 +219,9 @@ def layout_of(path: Path) -> Layout:
         of_parts = [folders(entered(place)) for places in parts.values() for place in places]
         common = {name for inside in of_parts if len(inside) > 1 for name in inside}
         # a lone folder in a part is a class only if another part has it, too
-        classes = sorted({name for inside in of_parts if len(inside) > 1 or common & {*inside} for name in inside})
+        classes = sorted(
+            {name for inside in of_parts if len(inside) > 1 or common & {*inside} for name in inside}
+        )
         beside = [name for name in names if name not in _names(parts) and holds_pictures(folder / name)]
         notes += [f"{listed(beside)} beside its parts is left out"] if beside else []
     require_names(classes, f"data set {shown(str(path))}, class folders")
@@ -229,16 +232,21 @@ def entered(folder: Path) -> Path:
     """The folder, or that inside it which is all that it holds, where that one has class folders or parts."""
     for _ in range(DEEPEST):
         names = folders(folder)
-        if len(names) != 1 or names[0].casefold() in PART_NAMES or _has_loose(folder):
+        if len(names) != 1 or _has_loose(folder) or _is_part(names[0], folder):
             return folder
         inside = folder / names[0]
         within = folders(inside)
-        if _has_loose(inside) or not within:
+        if not within or _has_loose(inside):
             return folder
-        if len(within) == 1 and within[0].casefold() not in PART_NAMES and entered(inside) == inside:
+        if len(within) == 1 and not _is_part(within[0], inside) and entered(inside) == inside:
             return folder
         folder = inside
     return folder
+
+
+def _is_part(name: str, of: Path) -> bool:
+    """True if a folder inside another one has the name of a part, unless both have the same name."""
+    return name.casefold() in PART_NAMES and name.casefold() != of.name.casefold()
 
 
 def _parts(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
@@ -249,8 +257,8 @@ def _parts(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
     if len(named) > 1 or (named and not others):
         if others and not any(inside[name] for name in named):
             raise UserError(
-                f"data set {folder}: {listed(named)} can be parts of it, and classes beside {listed(others)}; "
-                "name the folder of the part that is meant, or give the classes other names"
+                f"data set {folder}: {listed(named)} can be parts of it, and classes beside "
+                f"{listed(others)}; name the folder of the part that is meant, or rename the classes"
             )
         return _by_role(folder, named)
     like = [name for name, classes in inside.items() if classes and _shares(name, inside)]
@@ -262,7 +270,8 @@ def _parts(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
         if twins:
             raise UserError(
                 f"data set {folder}: {listed([name, *twins])} hold the same folders "
-                f"({listed(sorted(inside[name]))}), so they are parts and no classes; name the one that is meant"
+                f"({listed(sorted(inside[name]))}), so they are parts and no classes; "
+                "name the one that is meant"
             )
     return {}
 
@@ -299,7 +308,9 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def _has_loose(folder: Path) -> bool:
-    return any(Path(entry.name).suffix.lower() in SUFFIXES and not entry.is_dir() for entry in _entries(folder))
+    return any(
+        Path(entry.name).suffix.lower() in SUFFIXES and not entry.is_dir() for entry in _entries(folder)
+    )
 
 
 def _entries(place: Path) -> list[os.DirEntry[str]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dfme.data.layout import shown
 from dfme.errors import UserError
+from dfme.files import open_file
 from dfme.spec import Shape
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -31,7 +32,7 @@ STILL = "of pictures with several frames the first is read"
 
 
 class PictureReader:
-    """Reads pictures of one list in one shape. ``notes`` gathers, once each, what was done to some of them."""
+    """Reads the pictures of a list in one shape. ``notes`` gathers what was done to some, once each."""
 
     def __init__(self, files: Sequence[Path], shape: Shape, notes: list[str]) -> None:
         self._files = files
@@ -40,7 +41,7 @@ class PictureReader:
         self._noted = set[str]()
 
     def __call__(self, index: slice | Tensor) -> Tensor:
-        """The pictures at an index (N, C, H, W), decoded side by side. UserError names one that cannot be read."""
+        """The pictures at an index (N, C, H, W), decoded side by side. UserError names an unreadable one."""
         if isinstance(index, slice):
             picked = list(self._files[index])
         else:
@@ -68,7 +69,9 @@ class PictureReader:
 
         channels, height, width = self._shape
         if channels not in (1, 3):
-            raise UserError(f"data set: pictures have 1 or 3 channels, but images of {channels} were asked for")
+            raise UserError(
+                f"data set: pictures have 1 or 3 channels, but images of {channels} were asked for"
+            )
         image, remarks = opened(file)
         with _named(file):
             image = image.convert("L" if channels == 1 else "RGB")
@@ -86,11 +89,12 @@ def shape_of(file: Path) -> Shape:
 
 def opened(file: Path) -> tuple[Any, list[str]]:
     """A picture in mode L or RGB, turned upright, and what was done to it. UserError if it cannot be read."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     remarks = []
-    with _named(file):
-        image = Image.open(file, formats=FORMATS)
+    # by a stream: Pillow 13 scrambles a turned TIFF that it opens by its name and maps into memory
+    with _named(file), open_file(file) as stream:
+        image = Image.open(stream, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"expected at most {MAX_PIXELS:,} pixels, got {image.width} x {image.height}")
         form = image.format
@@ -98,11 +102,11 @@ def opened(file: Path) -> tuple[Any, list[str]]:
         if form != "MPO" and getattr(image, "is_animated", False):
             remarks.append(STILL)
         grey = image.mode in GREY_MODES
+        turned = _is_turned(image)
         image.load()
-        upright = image if form == "TIFF" else _upright(image)  # which Pillow turns itself
-        if upright is not image:
+        if turned:
             remarks.append(TURNED)
-        image = upright
+            image = image if form == "TIFF" else ImageOps.exif_transpose(image)  # Pillow turns a TIFF itself
         if image.mode in ("F", "I") or image.mode.startswith("I;16"):
             image = Image.fromarray(_in_eight_bits(image, form))
             remarks.append(DEEP)
@@ -114,14 +118,11 @@ def opened(file: Path) -> tuple[Any, list[str]]:
         return image.convert("L" if grey else "RGB"), remarks
 
 
-def _upright(image: Any) -> Any:
-    """The picture as its EXIF data turn it; as it is where they cannot be read."""
-    from PIL import ImageOps
-
-    orientation = 1
+def _is_turned(image: Any) -> bool:
+    """True if the picture's EXIF data turn or mirror it; data that cannot be read do not."""
     with suppress(Exception):  # damaged data can raise anything at all
-        orientation = image.getexif().get(ORIENTATION, 1)
-    return ImageOps.exif_transpose(image) if orientation in range(2, 9) else image
+        return image.getexif().get(ORIENTATION, 1) in range(2, 9)
+    return False
 
 
 def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
@@ -130,11 +131,14 @@ def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
     sixteen = form in ("PNG", "PPM")  # for which Pillow's mode may have 32
     if image.mode == "F" or (image.mode == "I" and not sixteen):
         kind = "floating-point" if image.mode == "F" else "32-bit"
-        raise ValueError(f"its pixels are {kind}, and nothing says which value is white; save it with 8 or 16 bits")
+        raise ValueError(
+            f"its pixels are {kind}, and nothing says which value is white; save it with 8 or 16 bits"
+        )
     most = int(deep.max())
     if 0 < most <= 255:
         raise ValueError(
-            f"it has 16 bits a pixel and none is above {most}: nearly black, if white is 65535; save it with 8 bits"
+            f"it has 16 bits a pixel and none is above {most}: nearly black, if white is 65535; "
+            "save it with 8 bits"
         )
     scaled = (deep.astype(np.uint32) * 255 + 32767) // 65535
     return scaled.astype(np.uint8)

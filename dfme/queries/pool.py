@@ -41,9 +41,7 @@ class ImageSource(Protocol):
 class Pool:
     """Images (uint8, or float32 in [0, 1]) drawn without replacement, by one number of the first ``rng``."""
 
-    def __init__(
-        self, name: str, images_NCHW: Tensor, spec: ImageSpec, notes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec, notes: Sequence[str] = ()) -> None:
         """``notes``: lines for people about how the images were read."""
         assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), "fitted comes first"
         self.name = name
