@@ -101,15 +101,15 @@ def _by_number(
         order = torch.tensor(by_number)
         return replace(data, labels=order[data.required_labels], class_names=names)
     raise UserError(
-        f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as {shown_names(own)}: "
-        "whether the teacher counts them in this order or by their values, nothing says; give "
-        "--evaluation.classes, all of the teacher's classes in its order, as 0,1,2,... or in a file of a name "
-        "a line"
+        f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
+        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by their "
+        "values; give --evaluation.classes, all of the teacher's classes in its order, as 0,1,2,... or in "
+        "a file of a name a line"
     )
 
 
 def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
-    """The names; of more than a message shows, those first that the ``others`` lack or few are written like."""
+    """The names; of more than are shown, those first that the ``others`` lack or few are written like."""
     if len(names) <= SHOWN:
         return list(names)
     known = None if others is None else set(map(_plain, others))

@@ -183,15 +183,16 @@ def folders(place: Path) -> list[str]:
 def files_below(folder: Path) -> Listing:
     """Every file below a folder, litter left out; empty without a folder. Links are followed.
 
-    UserError for a folder that cannot be read, and for a picture that is a dead link or a pipe.
+    UserError for a folder that cannot be read, and for a picture that is a link to nothing.
     """
     found = Listing()
     if folder.is_dir():
         for entry in _walk(folder):
             is_picture = Path(entry.name).suffix.lower() in SUFFIXES
-            if is_picture and not entry.is_file():
-                raise UserError(f"data set: {shown(entry.path)} is a dead link or no file; remove it")
-            (found.pictures if is_picture else found.others).append(Path(entry.path))
+            if entry.is_file():
+                (found.pictures if is_picture else found.others).append(Path(entry.path))
+            elif is_picture and entry.is_symlink():
+                raise UserError(f"data set: {shown(entry.path)} is a link to nothing; remove it")
     # by name, so that a run is equal on every file system
     found.pictures.sort()
     found.others.sort()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dfme.data import DATASETS, DRAWN, load_dataset, whole_name
+from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.drawn import SMALLEST
 from dfme.data.folder import read_images
 from dfme.data.images import fitted
@@ -59,6 +59,11 @@ class Pool:
     @property
     def remaining(self) -> int:
         return len(self._images) - self._position
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all images."""
+        return ImageSet(self.name, self._images).digested().digest
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         assert count <= self.remaining, "require_enough comes first"

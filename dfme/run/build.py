@@ -37,6 +37,7 @@ from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import SHARED, examination_of, goal_of, shape_of
+from dfme.run.images_on_record import digests_of, settle_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
@@ -217,6 +218,7 @@ def open_run(
     notes += take_threads(settled, nets, teacher.spec) if choose_threads else []
     found = rehearse(settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job))
     directory, state, oracle = record or open_record()
+    settle_images(directory.path, digests_of(job, data, pool))
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
     examination = examination_of(data, teacher.spec, mode, device, partial(oracle, purpose="evaluation"))

@@ -19,7 +19,7 @@ from dfme.run.lock import LOCK, DirectoryLock
 TRACES = (LOCK, "config.yaml.tmp")  # of a process killed before its config.yaml was whole, which is no run
 BEFORE_A_CHARGE = (  # what a run may write before it charges anything
     *("config.yaml", "adapter.yaml", "ledger.jsonl", "metrics.jsonl", "watch.jsonl", "checkpoint.pt"),
-    *("checkpoint.previous.pt", "wandb.json", "journal", "samples", "replay", "wandb", "probes.pt", LOCK),
+    *("checkpoint.previous.pt", "data.json", "wandb.json", "journal", "samples", "replay", "wandb", "probes.pt", LOCK),
 )
 BEGUN = "# relative paths begin at, from here: "  # where the run was started, as config.yaml says it
 

@@ -308,11 +308,11 @@ def evaluation_images(
         order = shown_names(data.class_names)
         tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {order}")
     if 4 * math.prod(data.images.shape) <= HELD_BYTES:
-        whole = replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
+        data = replace(data, images=data.batch(slice(None)), read=None).digested()
+        whole = replace(data, images=_taken(data.images, config, spec))
     else:
+        data = data.digested()  # so a picture that cannot be read is found before anything is asked
         whole = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
-        for _ in batches(whole):  # a picture that cannot be read is found before anything is asked
-            pass
     for note in data.notes:
         tell(f"evaluation: {note}")
     return whole

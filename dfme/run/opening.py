@@ -18,6 +18,7 @@ from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.directory import RunDirectory
+from dfme.run.images_on_record import may_have_moved
 from dfme.run.job import differing_keys, document
 from dfme.run.run import Result
 from dfme.run.student_file import load_student
@@ -89,7 +90,7 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     """UserError, with the keys, where the run on record was started with values that decide another result.
 
     ``files``: digests of the teacher's files, which ``option`` names. They may lie elsewhere now; what is in
-    them may not differ.
+    them may not differ. So may images whose digest is on record, which are held to it once they are read.
     """
     config = run_dir / "config.yaml"
     keys = differing_keys(load_yaml(config, own=True), job)
@@ -98,6 +99,8 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     if recorded:
         require_same_teacher({"files": recorded}, {"files": files})
         keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
+    moved = may_have_moved(run_dir)
+    keys = [key for key in keys if key not in moved]
     if keys:
         planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
         raise UserError(

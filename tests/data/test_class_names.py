@@ -110,7 +110,7 @@ def test_folders_that_are_numbers_are_numbered_by_the_teacher_or_asked_about(
         found = numbered(data, classes, None, announced, folder=True)
         assert found.required_labels.tolist() == wanted
         return
-    with pytest.raises(UserError, match="class folders of x are numbers, .* give --evaluation.classes"):
+    with pytest.raises(UserError, match=r"class folders of x are numbers, .* give --evaluation\.classes"):
         numbered(data, classes, None, None, folder=True)
     given = ",".join(map(str, range(classes)))
     found = numbered(data, classes, given, None, folder=True) if classes > 10 or len(data) == 2 else None

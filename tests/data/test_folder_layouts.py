@@ -203,11 +203,7 @@ def test_links_are_followed_once_and_dead_ones_are_named(tmp_path: Path) -> None
     (tmp_path / "set" / "dog" / "back").symlink_to(tmp_path / "set")
     assert seen(read(tmp_path / "set")) == {0: "cat", 1: "cat", 2: "dog"}
     (tmp_path / "set" / "dog" / "3.png").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"3\.png is a dead link or no file"):
-        read(tmp_path / "set")
-    (tmp_path / "set" / "dog" / "3.png").unlink()
-    os.mkfifo(tmp_path / "set" / "dog" / "3.png")
-    with pytest.raises(UserError, match=r"3\.png is a dead link or no file"):
+    with pytest.raises(UserError, match=r"3\.png is a link to nothing"):
         read(tmp_path / "set")
 
 

@@ -16,6 +16,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run.directory import RunDirectory, holds_something
+from dfme.run.images_on_record import may_have_moved
 from dfme.run.job import differing_keys, document, locate
 from dfme.run.recipes import Content, merged, names, shipped, tidy, whole
 from dfme.spec import LabelMode
@@ -224,7 +225,11 @@ def require_same(plan: ComparisonPlan) -> None:
     """UserError for a cell begun with other values: it is neither resumed nor overwritten."""
     for cell in plan.cells:
         config = plan.directory(cell) / "config.yaml"
-        if config.is_file() and (keys := differing_keys(load_yaml(config, own=True), cell.job)):
+        if not config.is_file():
+            continue
+        moved = may_have_moved(config.parent)
+        keys = [key for key in differing_keys(load_yaml(config, own=True), cell.job) if key not in moved]
+        if keys:
             told = f"was run with other values of {', '.join(keys)}"
             raise UserError(f"--resume: {config.parent} {told}; leave those out, or choose another --out")
 
