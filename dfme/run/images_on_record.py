@@ -1,4 +1,4 @@
-"""Digests of the images that a run takes from files: these may move before it is resumed, and may not change."""
+"""Digests of the images that a run takes from files: these may move until it is resumed, not change."""
 
 import json
 from collections.abc import Mapping
@@ -14,9 +14,7 @@ from dfme.run.checks import POOLS
 
 FILE = "data.json"
 
-ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {
-    f"method.{pool}": ("method.root",) for pool in POOLS
-}
+ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {f"method.{pool}": ("method.root",) for pool in POOLS}
 """Keys that name images, with the keys that say where those of torchvision lie."""
 
 

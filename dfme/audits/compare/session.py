@@ -26,6 +26,7 @@ from dfme.methods import find_method
 from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.directory import on_record
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, consent_flags, document, resume_command
 from dfme.run.lock import DirectoryLock
@@ -60,7 +61,7 @@ def compare(
     try:
         if lock.note:
             line.note(lock.note)
-        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
+        write_text(plan.out / OPTIONS, on_record(dump_yaml(plan.options), plan.out))
         with Interrupt(announce=True) as interrupt:
             stopped = session.run(interrupt.requested)
     except KeyboardInterrupt:
