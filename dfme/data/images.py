@@ -84,11 +84,12 @@ class ImageSet:
         return images_BCHW.float().div_(255)
 
     def digested(self) -> ImageSet:
-        """The same with its digest; every image is looked at once."""
+        """The same with a digest of images, labels and class names; every image is looked at once."""
         code = sha256(repr((len(self), self.shape)).encode())
         for x_BCHW in self.split(ImageSpec(self.shape).at_once(CHUNK)):
             code.update(x_BCHW.contiguous().numpy())
         code.update(b"" if self.labels is None else self.labels.contiguous().numpy())
+        code.update(repr(self.class_names).encode())
         return replace(self, digest=code.hexdigest())
 
     def subset(self, limit: int) -> ImageSet:

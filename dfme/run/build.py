@@ -46,6 +46,7 @@ from dfme.run.opening import (
     finished_result,
     open_directory,
     recipe,
+    require_same_images,
     require_same_run,
     take_up_threads,
     tell_finished,
@@ -85,6 +86,7 @@ def run_job(
     """
     if resume and (result := finished_result(job)) is not None:
         _require_same_run(job, result.run_dir)
+        require_same_images(job, result.run_dir, evaluation)
         tell_finished(job, result, Console(result.summary["budget"], quiet=not console))
         return result
     device = choose_device(job.config.device)
