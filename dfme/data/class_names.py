@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dfme.config.messages import printable
 from dfme.data.images import ImageSet
+from dfme.data.layout import require_text
 from dfme.errors import UserError
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ def read_names(given: Sequence[str] | str, option: str, folder: Path | None = No
     names = (
         _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
     )
+    require_text(names, option)
     if len(names) < 2:
         raise UserError(f"{option}: expected at least two classes, got {len(names)}")
     if "" in names:

@@ -164,10 +164,23 @@ def require_names(names: Sequence[str], where: str) -> None:
             raise UserError(f"{where}: the name {shown(name)!r} {problem}; give it another name")
 
 
-def _problem_of(name: str) -> str:
+def require_text(names: Iterable[object], where: str) -> None:
+    """UserError for a class name of a teacher that is not UTF-8; all else is made plain when it is shown."""
+    for name in names:
+        if isinstance(name, str) and not _is_utf8(name):
+            raise UserError(f"{where}: the name {shown(name)!r} is not UTF-8; give it another name")
+
+
+def _is_utf8(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _problem_of(name: str) -> str:
+    if not _is_utf8(name):
         return "is not UTF-8"
     kinds = {unicodedata.category(letter) for letter in name}
     if kinds & {"Cc", "Zl", "Zp"}:
