@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,7 +39,6 @@ def where_it_began(words: Sequence[str]) -> Iterator[list[str]]:
         yield list(words)
         return
     flags = [_absolute(flag) for flag in split_flags(words)]
-    sys.stderr.write(f"resumed in {start}, where it was started and its relative paths begin\n")
     with contextlib.chdir(start):
         yield [f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}" for flag in flags]
 

@@ -87,8 +87,9 @@ class ImageSet:
         """The same with a digest of images, labels and class names; every image is looked at once."""
         code = sha256(repr((len(self), self.shape)).encode())
         for x_BCHW in self.split(ImageSpec(self.shape).at_once(CHUNK)):
-            code.update(x_BCHW.contiguous().numpy())
-        code.update(b"" if self.labels is None else self.labels.contiguous().numpy())
+            code.update(x_BCHW.contiguous().numpy().data)
+        if self.labels is not None:
+            code.update(self.labels.contiguous().numpy().data)
         code.update(repr(self.class_names).encode())
         return replace(self, digest=code.hexdigest())
 

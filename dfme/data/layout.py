@@ -84,8 +84,8 @@ class Layout:
         """The part to score on: test, else the validation part. UserError if there is a train part alone."""
         if not self.parts:
             return self.folder
-        labelled = [role for role in ("test", "val") if self._is_labelled(role)]
-        for role in (*labelled, "test", "val"):
+        roles: tuple[Role, ...] = ("test", "val")
+        for role in sorted(roles, key=self._is_labelled, reverse=True):
             if (part := self._part(role)) is not None:
                 return part
         raise UserError(

@@ -91,7 +91,8 @@ def opened(file: Path) -> tuple[Any, list[str]]:
     """A picture in mode L or RGB, turned upright, and what was done to it. UserError if it cannot be read."""
     from PIL import Image, ImageOps
 
-    remarks = []
+    remarks: list[str] = []
+    image: Any
     # by a stream: Pillow 13 scrambles a turned TIFF that it opens by its name and maps into memory
     with _named(file), open_file(file) as stream:
         image = Image.open(stream, formats=FORMATS)

@@ -71,11 +71,9 @@ def test_relative_paths_begin_where_the_run_was_started(
 ) -> None:
     shutil.copytree(home / "run", home / "there")
     assert run(f"{LATER} --out ../home/run") == 0
-    assert "where it was started and its relative paths begin" in capsys.readouterr().err
     assert Path.cwd().name == "away"
     os.chdir(home)
     assert run(f"{LATER} --out there") == 0
-    assert "relative paths begin" not in capsys.readouterr().err
     away, there = summary(home / "run"), summary(home / "there")
     assert away["config_hash"] == there["config_hash"]
     assert away["agreement"] == there["agreement"]
