@@ -14,6 +14,7 @@ from dfme.config.defences import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
+from dfme.data.layout import require_text
 from dfme.errors import UserError
 from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
@@ -46,11 +47,14 @@ def make_teacher(
     mode that tells more than the teacher gives.
     """
     if own is None and config.kind in KINDS:
-        return _built_in(config, options, device, recorded)
-    if own is not None or ":" in config.kind:
-        return _custom(config, options, recorded, meter, own)
-    hint = did_you_mean(config.kind, KINDS)
-    raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
+        teacher = _built_in(config, options, device, recorded)
+    elif own is not None or ":" in config.kind:
+        teacher = _custom(config, options, recorded, meter, own)
+    else:
+        hint = did_you_mean(config.kind, KINDS)
+        raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
+    require_text(teacher.info.class_names or (), "--teacher: its class names")
+    return teacher
 
 
 def _built_in(

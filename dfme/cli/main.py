@@ -11,6 +11,7 @@ from dfme import __version__
 from dfme.cli.arguments import arguments_of
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
+from dfme.cli.resuming import where_it_began
 from dfme.config.messages import did_you_mean, printable
 from dfme.errors import DfmeError, UserError
 
@@ -73,7 +74,8 @@ def _dispatch(words: list[str]) -> int:
     if size not in ("", "0", "1"):
         raise UserError(f"WORLD_SIZE: expected 1 process, got {size}; instead of torchrun, compare --engine")
     if not set(HELP) & set(words):
-        return int(verb.run(words))
+        with where_it_began(words) as placed:
+            return int(verb.run(placed))
     options = verb.options(words) if hasattr(verb, "options") else arguments_of(words, verb.INPUTS).in_force
     print(command_help(name, verb.SUMMARY, options, everything="--help-all" in words))
     return 0

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 
 from dfme.config.messages import did_you_mean
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
+from dfme.data.layout import layout_of, require_names
 from dfme.errors import UserError
 from dfme.spec import Shape
 
@@ -44,7 +45,7 @@ def has_train_part(name: str) -> bool:
     if path.suffix == ".npz":
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             return {"train_images.npy", "train_labels.npy"} <= {*archive.namelist()}
-    return name in DATASETS or all((path / part).is_dir() for part in ("train", "test"))
+    return name in DATASETS or (path.is_dir() and layout_of(path).train is not None)
 
 
 def check_dataset(
@@ -64,10 +65,17 @@ def check_dataset(
     path = Path(os.path.expanduser(name))
     if name.startswith(HANDED_OVER):
         return  # whoever handed them over has them
-    if (name and os.path.isdir(path)) or (path.suffix == ".npz" and os.path.isfile(path)):
+    require_names([name], "data set")
+    if name and os.path.isdir(path) and path.suffix != ".npz":
+        layout_of(path)  # which refuses what can be read in two ways
+        return
+    if path.suffix == ".npz" and os.path.isfile(path):
         return
     if os.path.isfile(path):
-        raise UserError(f"data set {name}: expected a folder of images or an .npz file, got another file")
+        archive = "; unpack it" if path.suffix in (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar") else ""
+        raise UserError(
+            f"data set {name}: expected a folder of images or an .npz file, got another file{archive}"
+        )
     if len(path.parts) > 1 or path.suffix == ".npz":
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
     hint = did_you_mean(name, DATASETS) or ";"

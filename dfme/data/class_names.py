@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dfme.config.messages import printable
 from dfme.data.images import ImageSet
+from dfme.data.layout import require_text
 from dfme.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,40 +34,109 @@ def numbered(
 
     The order is ``given``, as --evaluation.classes is, else that of the names the teacher has ``announced``,
     else the data set's own. UserError for names that do not fit; of announced ones, only where those here are
-    a ``folder``'s.
+    a ``folder``'s. UserError, too, for a folder's names that are numbers, where these and their order say
+    different things. A note is added where the folder has fewer classes than the teacher.
     """
     own = data.class_names
     names = _telling(announced, num_classes)
     if data.num_classes > num_classes:
+        from_one = data.labels is not None and not own and data.num_classes == num_classes + 1
+        first = " (its labels begin at 1; subtract 1)" if from_one and int(data.required_labels.min()) else ""
         raise UserError(
-            f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(own)}, but the teacher "
-            f"answers {num_classes}{_list(names)}; choose the data set the teacher was made for"
+            f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(surprising(own, names))}"
+            f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set the teacher "
+            "was made for"
         )
     chosen = names if given is None else read_names(given, "--evaluation.classes")
     if chosen is None or (given is None and not own):
-        return data
+        return _by_position(data, num_classes, announced) if folder else data
     ordered = in_order(data, chosen)
-    if given is not None and (ordered is None or len(chosen) != len(own)):
+    if given is not None and (ordered is None or len(chosen) not in (len(own), num_classes)):
         raise UserError(
-            f"--evaluation.classes: expected each class of {data.name} "
-            f"once{_list(own) or ', which names none'}, got "
+            f"--evaluation.classes: expected each class of {data.name} once"
+            f"{_list(surprising(own, chosen)) or ', which names none'}, got "
             f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
         )
     if ordered is None and folder:
         raise UserError(
-            f"--evaluation.dataset: the classes of {data.name} are {shown_names(own)}, but the teacher's are "
-            f"{shown_names(chosen)}{_odd('not among these', own, chosen)}; name the folders as the teacher "
-            "does, or give --evaluation.classes: the folders' names in the teacher's order"
+            f"--evaluation.dataset: the classes of {data.name} are {shown_names(surprising(own, chosen))}, "
+            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', own, chosen)}; name the "
+            "folders as the teacher does, or give --evaluation.classes: the folders' names in the teacher's "
+            "order"
         )
     return ordered or data
 
 
-def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
-    """The images with labels that index ``names``, however these are written; None if a class is missing."""
+def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | None) -> ImageSet:
+    """A folder's images for a teacher whose classes have no names: numbered as the folders sort.
+
+    UserError where the names are numbers that say something else. A note tells of fewer classes.
+    """
+    own = data.class_names
+    if not own:
+        return data
+    if all(re.fullmatch(r"[0-9]{1,9}", name) for name in own):
+        values = [int(name) for name in own]
+        places = list(range(len(own)))
+        by_number = values if max(values) < num_classes else [sorted(values).index(each) for each in values]
+        if len(set(values)) == len(values) and by_number != places:
+            return _by_number(data, by_number, num_classes, announced)
+    if len(own) < num_classes:
+        data.notes.append(
+            f"its {len(own)} class folders ({shown_names(own)}) are taken for the first of the teacher's "
+            f"{num_classes} classes; if they are others, give all names in the teacher's order by "
+            "--evaluation.classes"
+        )
+    return data
+
+
+def _by_number(
+    data: ImageSet, by_number: Sequence[int], num_classes: int, announced: Sequence[str] | None
+) -> ImageSet:
+    """Folders named by numbers whose order as text is another: as a teacher that numbers its classes says."""
     import torch
 
-    places = {_plain(name): number for number, name in enumerate(names)}
-    numbers = [places.get(_plain(name), -1) for name in data.class_names]
+    own = data.class_names
+    if announced is not None and len(announced) == num_classes and max(by_number) < num_classes:
+        names = tuple(map(str, range(num_classes)))
+        order = torch.tensor(by_number)
+        return replace(data, labels=order[data.required_labels], class_names=names)
+    raise UserError(
+        f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
+        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by their "
+        "values; give --evaluation.classes, all of the teacher's classes in its order, as 0,1,2,... or in "
+        "a file of a name a line"
+    )
+
+
+def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
+    """The names; of more than are shown, those first that the ``others`` lack or few are written like."""
+    if len(names) <= SHOWN:
+        return list(names)
+    known = None if others is None else set(map(_plain, others))
+    forms = Counter(map(_form, names))
+
+    def rank(name: str) -> tuple[bool, int]:
+        return known is None or _plain(name) in known, forms[_form(name)]
+
+    return sorted(names, key=rank)
+
+
+def _form(name: str) -> str:
+    """How a name is written: signs, words and numbers in their order."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"[0-9]+", "0", name))
+
+
+def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
+    """The images with labels that index ``names``, however these are written; None if a class is missing.
+
+    Names that differ in case alone, such as those of letters, have to be written alike.
+    """
+    import torch
+
+    key = _plain if len(set(map(_plain, names))) == len(names) else str
+    places = {key(name): number for number, name in enumerate(names)}
+    numbers = [places.get(key(name), -1) for name in data.class_names]
     if not numbers or len(places) < len(names) or -1 in numbers or len(set(numbers)) < len(numbers):
         return None
     return replace(data, labels=torch.tensor(numbers)[data.required_labels], class_names=tuple(names))
@@ -101,7 +172,7 @@ def _odd(what: str, names: Sequence[str], others: Sequence[str]) -> str:
 def shown_names(names: Sequence[str]) -> str:
     """The names for a message, of many the first."""
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(name[:40] for name in names[:SHOWN]) + more
+    return ", ".join(printable(name)[:40] for name in names[:SHOWN]) + more
 
 
 def _plain(name: str) -> str:
@@ -116,6 +187,7 @@ def read_names(given: Sequence[str] | str, option: str, folder: Path | None = No
     names = (
         _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
     )
+    require_text(names, option)
     if len(names) < 2:
         raise UserError(f"{option}: expected at least two classes, got {len(names)}")
     if "" in names:

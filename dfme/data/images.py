@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Literal
 
 from dfme.errors import UserError
@@ -42,7 +42,9 @@ class ImageSet:
 
     ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there
     is one, gives those at an index each time that they are looked at, and ``images`` say no more than their
-    shape.
+    shape. ``notes`` are lines for people about how the images were read; pictures that are still in their
+    files add to them when they are looked at. ``digest``: SHA-256 of images and labels, where somebody asked
+    for it (``digested``).
     """
 
     name: str
@@ -50,6 +52,8 @@ class ImageSet:
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
     read: Callable[[slice | Tensor], Tensor] | None = None
+    notes: list[str] = field(default_factory=list, compare=False)
+    digest: str = ""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -78,6 +82,16 @@ class ImageSet:
         if images_BCHW.is_floating_point():
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
+
+    def digested(self) -> ImageSet:
+        """The same with a digest of images, labels and class names; every image is looked at once."""
+        code = sha256(repr((len(self), self.shape)).encode())
+        for x_BCHW in self.split(ImageSpec(self.shape).at_once(CHUNK)):
+            code.update(x_BCHW.contiguous().numpy().data)
+        if self.labels is not None:
+            code.update(self.labels.contiguous().numpy().data)
+        code.update(repr(self.class_names).encode())
+        return replace(self, digest=code.hexdigest())
 
     def subset(self, limit: int) -> ImageSet:
         """``limit`` images spread evenly over the set, which may be sorted by class; 0: every image."""

@@ -43,10 +43,16 @@ def check_programs(names: Iterable[str]) -> None:
 def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
     """UserError for an unknown name, missing files and, without ``download``, a set not under ``root``."""
     from dfme.data import DATASETS, check_dataset, whole_name
+    from dfme.data.layout import layout_of, require_names
 
     whole = whole_name(name)
+    require_names([name], "pool")
     path = Path(os.path.expanduser(whole))
-    if name == PROCEDURAL or (name and path.is_dir()):
+    if name == PROCEDURAL:
+        return
+    if name and path.is_dir():
+        layout = layout_of(path)
+        layout.pool if name == whole else layout.test  # noqa: B018 (refuses parts that nobody can choose from)
         return
     if whole in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
         return check_dataset(name, root, download=download, download_flag=DOWNLOAD_FLAG)

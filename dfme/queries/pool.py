@@ -1,13 +1,14 @@
 """Pools of query images: real ones, each drawn once at most, or procedural ones without end."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dfme.data import DATASETS, DRAWN, load_dataset, whole_name
+from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.drawn import SMALLEST
 from dfme.data.folder import read_images
 from dfme.data.images import fitted
@@ -40,9 +41,11 @@ class ImageSource(Protocol):
 class Pool:
     """Images (uint8, or float32 in [0, 1]) drawn without replacement, by one number of the first ``rng``."""
 
-    def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec) -> None:
+    def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec, notes: Sequence[str] = ()) -> None:
+        """``notes``: lines for people about how the images were read."""
         assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), "fitted comes first"
         self.name = name
+        self.notes = tuple(notes)
         self._images = images_NCHW
         self._spec = spec
         self._position = 0
@@ -56,6 +59,11 @@ class Pool:
     @property
     def remaining(self) -> int:
         return len(self._images) - self._position
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all images."""
+        return ImageSet(self.name, self._images).digested().digest
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         assert count <= self.remaining, "require_enough comes first"
@@ -88,17 +96,19 @@ def open_pool(name: str, spec: ImageSpec, root: str = "datasets", *, download: b
     """The images called ``name``, fitted to the shape of ``spec``.
 
     ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures
-    (flat, or with any folders in it; of ``train`` and ``test`` the former) or an .npz file is read whole,
+    (flat, or with any folders in it; of several parts that to train with) or an .npz file is read whole,
     without its labels; a half (``HALVES``) is that of the test part. UserError for any other name, and for
     files that are missing or unreadable.
     """
     check_pool(name, root, download=download)
     if name == PROCEDURAL:
         return ProceduralImages(spec, ("leaves",))
+    notes: Sequence[str] = ()
     where: dict[str, Any] = {"root": root, "download": download, "download_flag": DOWNLOAD_FLAG}
     if name != whole_name(name):
         half = load_dataset(name, "test", shape=spec.shape, lazy=True, **where)
         images_NCHW = half.images if half.read is None else half.read(slice(None))
+        notes = half.notes
     elif name in DATASETS:
         shape = None
         if name in DRAWN:  # at the size asked for, as far as it can be
@@ -106,9 +116,11 @@ def open_pool(name: str, spec: ImageSpec, root: str = "datasets", *, download: b
             shape = (1 if channels == 1 else 3, max(SMALLEST, height), max(SMALLEST, width))
         images_NCHW = load_dataset(name, "train", shape=shape, **where).images
     else:
-        images_NCHW = read_images(Path(name).expanduser(), spec.shape)
+        read = read_images(Path(name).expanduser(), spec.shape)
+        images_NCHW = read.images
+        notes = read.notes
     try:
-        return Pool(name, fitted(images_NCHW, spec.shape), spec)
+        return Pool(name, fitted(images_NCHW, spec.shape), spec, notes)
     except UserError as error:
         raise UserError(f"pool {name}: {error}") from error
 

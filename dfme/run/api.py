@@ -31,7 +31,7 @@ from dfme.errors import DfmeError, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import check
-from dfme.run.directory import is_run
+from dfme.run.directory import images_from_run_start, is_run
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
     options = dict(given) if mapped else {}
     if "dataset" in options:
         raise UserError("evaluation: expected a dataset or images, got both")
-    from dfme.data.folder import handed_over
+    from dfme.data.arrays import handed_over
 
     one = (options.pop("images", given), options.pop("labels", None))
     images, labels = given if isinstance(given, tuple) and len(given) == 2 else one
@@ -196,6 +196,7 @@ def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.
     """Content below the arguments, with its name: a recipe, or the config file of the run being resumed."""
     if own is not None and own.is_file():
         content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
+        content = images_from_run_start(own, content)
         if recipe not in (None, recipes.plain_name(begun := content.get("recipe"))):
             raise UserError(f"recipe: this run was begun with {begun or 'another'}; leave it out")
         section = recipes.tidy({"method": content.get("method")})["method"] or {}

@@ -37,6 +37,7 @@ from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import SHARED, examination_of, goal_of, shape_of
+from dfme.run.images_on_record import digests_of, settle_images
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
@@ -45,6 +46,7 @@ from dfme.run.opening import (
     finished_result,
     open_directory,
     recipe,
+    require_same_images,
     require_same_run,
     take_up_threads,
     tell_finished,
@@ -84,6 +86,7 @@ def run_job(
     """
     if resume and (result := finished_result(job)) is not None:
         _require_same_run(job, result.run_dir)
+        require_same_images(job, result.run_dir, evaluation)
         tell_finished(job, result, Console(result.summary["budget"], quiet=not console))
         return result
     device = choose_device(job.config.device)
@@ -218,6 +221,7 @@ def open_run(
     notes += take_threads(settled, nets, teacher.spec) if choose_threads else []
     found = rehearse(settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job))
     directory, state, oracle = record or open_record()
+    settle_images(directory.path, digests_of(job, data, pool))
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
     examination = examination_of(data, teacher.spec, mode, device, partial(oracle, purpose="evaluation"))
@@ -230,12 +234,18 @@ def open_run(
     )
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
-    resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     recorder = held.enter_context(
         Recorder(
             directory.path,
             int(job.config.budget),
-            document(job) | {"resolved": resolved},
+            document(job)
+            | {
+                "resolved": {
+                    "teacher": facts,
+                    "student_arch": nets.arch,
+                    "device": device_name(device),
+                }
+            },
             job.config.wandb,
             bounds=teacher.spec.bounds,
             resume_at=oracle.ledger.spent,

@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from dfme.config.yaml_files import sealed
+from dfme.data import DATASETS, whole_name
 from dfme.errors import RunError, UserError
 from dfme.files import remove, write_text
 from dfme.oracle.ledger_log import audit
@@ -19,20 +21,69 @@ from dfme.run.lock import LOCK, DirectoryLock
 TRACES = (LOCK, "config.yaml.tmp")  # of a process killed before its config.yaml was whole, which is no run
 BEFORE_A_CHARGE = (  # what a run may write before it charges anything
     *("config.yaml", "adapter.yaml", "ledger.jsonl", "metrics.jsonl", "watch.jsonl", "checkpoint.pt"),
-    *("checkpoint.previous.pt", "wandb.json", "journal", "samples", "replay", "wandb", "probes.pt", LOCK),
+    *(
+        "checkpoint.previous.pt",
+        "data.json",
+        "wandb.json",
+        "journal",
+        "samples",
+        "replay",
+        "wandb",
+        "probes.pt",
+        LOCK,
+    ),
 )
+IMAGES = {
+    "evaluation": ("dataset", "classes", "root"),
+    "method": ("pool", "proxy", "partial_data", "root"),
+}
+"""Options by section that name images on disk, or say where they lie."""
+
 BEGUN = "# relative paths begin at, from here: "  # where the run was started, as config.yaml says it
 
 
-def resolve_from_run_start(config: str, path: str) -> str:
-    """A path of a run's config.yaml relative to where the run began, if it exists; else unchanged."""
+def run_start(config: str | Path) -> Path | None:
+    """The directory where a run was started, by its file of options; None where that does not say."""
     try:
         with open(config, encoding="utf-8") as file:
             begun = next((line[len(BEGUN) :].strip() for line in file if line.startswith(BEGUN)), None)
     except (OSError, UnicodeDecodeError):
-        return path
-    meant = os.path.normpath(Path(config).resolve().parent / (begun or "") / path)
-    return meant if begun is not None and os.path.exists(meant) else path
+        return None
+    return None if begun is None else Path(os.path.normpath(Path(config).resolve().parent / begun))
+
+
+def resolve_from_run_start(config: str | Path, path: str) -> str:
+    """A path of a run's config.yaml relative to where the run began, if it exists; else unchanged."""
+    start = run_start(config)
+    meant = os.path.normpath((start or Path()) / path)
+    return meant if start is not None and os.path.exists(meant) else path
+
+
+def images_from_run_start(config: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a run's config.yaml whose relative paths to images begin where the run began."""
+    placed = dict(content)
+    for section, names in IMAGES.items():
+        options = placed.get(section)
+        if isinstance(options, Mapping):
+            placed[section] = {
+                name: _placed(config, value) if name in names and isinstance(value, str) else value
+                for name, value in options.items()
+            }
+    return placed
+
+
+def _placed(config: Path, name: str) -> str:
+    """A data set's name; that of a folder or a file absolute, if the run began elsewhere."""
+    whole = whole_name(name)
+    if whole in DATASETS or os.path.isabs(whole) or run_start(config) == Path.cwd():
+        return name
+    return resolve_from_run_start(config, whole) + name.removeprefix(whole)
+
+
+def on_record(text: str, folder: Path) -> str:
+    """A file of options for a folder, with where its relative paths begin, and sealed."""
+    begun = os.path.relpath(Path.cwd(), folder.resolve())
+    return sealed(f"{text}{BEGUN}{begun}\n")
 
 
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
@@ -100,8 +151,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     def write_config(self, text: str) -> None:
         """Write config.yaml with its last line, whole or not at all. RunError for disk errors."""
-        begun = os.path.relpath(Path.cwd(), self.path.resolve())
-        write_text(self.config, sealed(f"{text}{BEGUN}{begun}\n"))
+        write_text(self.config, on_record(text, self.path))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, whole or not at all, last of all files. RunError for disk errors."""

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -279,6 +278,28 @@ def shape_of(config: EvaluationConfig) -> Shape | None:
     return load_dataset(config.dataset, "test", root=config.root, download=config.download).shape
 
 
+def chosen_images(
+    config: EvaluationConfig, spec: ImageSpec, handed_over: ImageSet | None = None
+) -> ImageSet | None:
+    """The evaluation images in the teacher's shape, with the data set's own labels; none without a set."""
+    if config.dataset == "none":
+        return None
+    try:
+        data = load_dataset(
+            config.dataset,
+            "test",
+            shape=spec.shape,
+            root=config.root,
+            download=config.download,
+            handed_over=handed_over,
+            lazy=True,
+        )
+    except UserError as error:
+        taken = "x".join(map(str, spec.shape))
+        raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
+    return data.subset(config.limit)
+
+
 def evaluation_images(
     config: EvaluationConfig,
     spec: ImageSpec,
@@ -289,30 +310,28 @@ def evaluation_images(
 ) -> ImageSet | None:
     """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher.
 
-    ``class_names``: the teacher's, where it announces any. ``tell`` hears what was done to the labels.
+    ``class_names``: the teacher's, where it announces any. ``tell`` hears how the images were read, and what
+    was done to the labels. The digest is that of the images and labels as the data set has them.
     """
-    if config.dataset == "none":
+    own = chosen_images(config, spec, handed_over)
+    if own is None:
         return None
-    name = config.dataset
-    root = config.root
-    load = partial(load_dataset, handed_over=handed_over, lazy=True)
-    try:
-        data = load(name, "test", shape=spec.shape, root=root, download=config.download)
-    except UserError as error:
-        taken = "x".join(map(str, spec.shape))
-        raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
-    own = data.subset(config.limit)
-    data = numbered(own, num_classes, config.classes, class_names, folder=whole_name(name) not in DATASETS)
+    folder = whole_name(config.dataset) not in DATASETS
+    data = numbered(own, num_classes, config.classes, class_names, folder=folder)
     labels = None if config.classes is not None else own.labels
     if labels is not None and not torch.equal(labels, data.required_labels):
         order = shown_names(data.class_names)
         tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {order}")
-    if 4 * math.prod(data.images.shape) <= HELD_BYTES:
-        return replace(data, images=_taken(data.batch(slice(None)), config, spec), read=None)
-    streamed = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
-    for _ in batches(streamed):  # a picture that cannot be read is found before anything is asked
-        pass
-    return streamed
+    if 4 * math.prod(own.images.shape) <= HELD_BYTES:
+        own = replace(own, images=own.batch(slice(None)), read=None)
+        whole = replace(data, images=_taken(own.images, config, spec), read=None)
+    else:
+        whole = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
+    # every picture is read here, so one that cannot be is found before anything is asked
+    digest = own.digested().digest
+    for note in own.notes:
+        tell(f"evaluation: {note}")
+    return replace(whole, digest=digest)
 
 
 def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:

@@ -10,17 +10,22 @@ import torch
 
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
-from dfme.errors import UserError
+from dfme.data import ImageSet
+from dfme.errors import RunError, UserError
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
 from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
+from dfme.run.components import open_pool
 from dfme.run.directory import RunDirectory
+from dfme.run.evaluation import chosen_images
+from dfme.run.images_on_record import digests_of, may_have_moved, settle_images
 from dfme.run.job import differing_keys, document
 from dfme.run.run import Result
 from dfme.run.student_file import load_student
+from dfme.spec import ImageSpec
 
 
 def open_directory(job: Job, resume: bool, held: ExitStack) -> tuple[RunDirectory, dict[str, Any]]:
@@ -89,7 +94,7 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     """UserError, with the keys, where the run on record was started with values that decide another result.
 
     ``files``: digests of the teacher's files, which ``option`` names. They may lie elsewhere now; what is in
-    them may not differ.
+    them may not differ. So may images whose digest is on record, which are held to it once they are read.
     """
     config = run_dir / "config.yaml"
     keys = differing_keys(load_yaml(config, own=True), job)
@@ -98,12 +103,36 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     if recorded:
         require_same_teacher({"files": recorded}, {"files": files})
         keys = [key for key in keys if key.removeprefix("teacher.") not in (*files, option)]
+    moved = may_have_moved(run_dir)
+    keys = [key for key in keys if key not in moved]
     if keys:
         planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
         raise UserError(
             f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
             f"leave those flags out, or start a new run in another --out{planned}"
         )
+
+
+def require_same_images(
+    job: Job, run_dir: Path, handed_over: ImageSet | None = None, unmoved: bool = False
+) -> None:
+    """UserError where images are not those of the run on record, which is neither opened nor changed.
+
+    They are read as the run's teacher took them. ``unmoved``: also where they are named as they were.
+    """
+    moved = may_have_moved(run_dir)
+    differing = differing_keys(load_yaml(run_dir / "config.yaml", own=True), job)
+    if not (moved if unmoved else moved & {*differing}):
+        return
+    ledger = run_dir / "ledger.jsonl"
+    facts = (read_history(ledger).teacher if ledger.is_file() else None) or {}
+    try:
+        spec = ImageSpec(tuple(facts["shape"]), tuple(facts["bounds"]), facts["levels"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{ledger}: expected the shape and bounds of the run's teacher") from error
+    data = chosen_images(job.config.evaluation, spec, handed_over)
+    data = None if data is None else data.digested()
+    settle_images(run_dir, digests_of(job, data, open_pool(job, spec)))
 
 
 def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:

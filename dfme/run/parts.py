@@ -71,6 +71,8 @@ def build_parts(
     names = teacher.info.class_names
     data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
     pool = open_pool(job, spec)
+    for note in getattr(pool, "notes", ()):  # none of a pool of somebody's own, or without one
+        tell(f"pool: {note}")
     return job, data, pool, build_nets(job, spec, teacher.num_classes, device)
 
 

@@ -188,7 +188,9 @@ def recorded_examination(
     run: Path, settings: ExtractConfig, paid: PaidAnswers, device: torch.device
 ) -> EvaluationSet | HoldOut:
     """What the run's student was scored on, with the answers on record. UserError for other images."""
-    data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes)
+    # the labels on record are in the teacher's order, whatever its classes are called
+    unnamed = tuple(map(str, range(paid.num_classes)))
+    data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes, unnamed)
     mode = paid.answers.mode(paid.label_mode) if data is None else paid.label_mode
     examination = examination_of(data, paid.spec, mode, device, None)
     with explain_load_errors(run / "checkpoint.pt"):

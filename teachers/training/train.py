@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import time
@@ -24,6 +25,8 @@ from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
 from dfme.teachers.local.weights import Card
 from dfme.teachers.options import TrainTeacherConfig, check_training
+
+LOGGER = logging.getLogger("dfme")
 
 EpochCallback = Callable[[dict[str, float]], None]
 
@@ -83,6 +86,9 @@ def _task(config: TrainTeacherConfig) -> _Task:
     load = partial(load_dataset, data.name, shape=data.shape, root=data.root, download=data.download)
     train = load("train", download_flag=flag)
     test = load("test", download_flag=flag)
+    for part, images in (("training", train), ("test", test)):
+        for note in images.notes:
+            LOGGER.warning("%s images: %s", part, note)
     arch = auto_net(train.shape) if config.arch == "auto" else config.arch
     mean = config.mean
     std = config.std

@@ -81,3 +81,72 @@ def test_names_may_stand_in_a_file(tmp_path: Path) -> None:
 def test_without_labels_there_is_nothing_to_put_in_order() -> None:
     plain = ImageSet("x", torch.zeros(2, 1, 2, 2))
     assert numbered(plain, 3, None, ("a", "b", "c"), folder=True).labels is None
+
+
+def numbers(*names: str) -> ImageSet:
+    return ImageSet("x", torch.zeros(len(names), 1, 2, 2), torch.arange(len(names)), names)
+
+
+TWELVE = tuple(sorted(map(str, range(12))))  # 0, 1, 10, 11, 2...
+UNNAMED = [
+    (numbers(*map(str, range(10))), None, list(range(10))),
+    (numbers(*(f"{number:02}" for number in range(12))), None, list(range(12))),
+    (numbers(*TWELVE), tuple(map(str, range(12))), [int(name) for name in TWELVE]),
+    (numbers(*TWELVE), tuple(f"LABEL_{number}" for number in range(12)), [int(name) for name in TWELVE]),
+    (numbers("3", "7"), tuple(map(str, range(10))), [3, 7]),
+    (numbers("1", "2"), None, None),  # of five
+    (numbers("3", "4"), None, None),
+    (numbers(*TWELVE), None, None),
+    (numbers("1", "10", "2"), None, None),
+]
+
+
+@pytest.mark.parametrize(("data", "announced", "wanted"), UNNAMED)
+def test_folders_that_are_numbers_are_numbered_by_the_teacher_or_asked_about(
+    data: ImageSet, announced: Sequence[str] | None, wanted: list[int] | None
+) -> None:
+    classes = len(announced) if announced else max(5, len(data))
+    if wanted is not None:
+        found = numbered(data, classes, None, announced, folder=True)
+        assert found.required_labels.tolist() == wanted
+        return
+    with pytest.raises(UserError, match=r"class folders of x are numbers, .* give --evaluation\.classes"):
+        numbered(data, classes, None, None, folder=True)
+    given = ",".join(map(str, range(classes)))
+    found = numbered(data, classes, given, None, folder=True) if classes > 10 or len(data) == 2 else None
+    assert found is None or found.required_labels.tolist() == [int(name) for name in data.class_names]
+
+
+def test_fewer_folders_than_classes_are_said() -> None:
+    assert "its 3 class folders (ant, bee, sea cow) are taken for the first of the teacher's 5" in str(
+        numbered(numbers("ant", "bee", "sea cow"), 5, None, None, folder=True).notes
+    )
+    assert not numbered(numbers("ant", "bee"), 2, None, None, folder=True).notes
+    assert not numbered(NUMBERS, 5, None, None, folder=True).notes
+
+
+def test_all_names_of_the_teacher_may_be_given_for_a_few_folders() -> None:
+    data = numbers("bee", "sea cow")
+    assert labels(data, ("0", "1", "2", "3"), "ant, bee, cat, sea cow") == [1, 3]
+
+
+def test_letters_that_differ_in_case_alone_are_told_apart() -> None:
+    data = ImageSet("x", torch.zeros(4, 1, 2, 2), torch.arange(4), ("A", "B", "a", "b"))
+    assert labels(data, ("a", "b", "A", "B")) == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize("odd", ["__litter", "zz top", "a-b", "Thumbs"])
+def test_a_cut_list_shows_the_surprising_names_first(odd: str) -> None:
+    names = tuple(sorted([*map(str, range(20)), odd]))
+    for announced in (None, tuple(f"n{number}" for number in range(20)), tuple(map(str, range(20)))):
+        with pytest.raises(UserError, match=rf"x has 21 classes \({odd}, "):
+            numbered(numbers(*names), 20, None, announced, folder=True)
+    words = ("ant", "bee", "cat", "cow", "dog", "elk", "fox", "gnu", "hen", "owl")
+    with pytest.raises(UserError, match=rf"the classes of x are {odd}, "):
+        numbered(numbers(*sorted([*words[1:], odd])), 10, None, words, folder=True)
+
+
+def test_labels_that_begin_at_one_are_named() -> None:
+    data = ImageSet("x", torch.zeros(3, 1, 2, 2), torch.tensor([1, 2, 3]))
+    with pytest.raises(UserError, match=r"has 4 classes \(its labels begin at 1; subtract 1\), but .* 3;"):
+        numbered(data, 3, None, None, folder=True)

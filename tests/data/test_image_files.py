@@ -10,7 +10,7 @@ import torch
 from tables import all_hold
 
 from dfme.data import check_dataset, load_dataset
-from dfme.data.folder import handed_over
+from dfme.data.arrays import handed_over
 from dfme.errors import UserError
 
 

@@ -32,7 +32,7 @@ from dfme.audits.compare.plan import NO_DEFENCE, ComparisonPlan
 from dfme.audits.compare.processes import cores
 from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.session import Session, not_applicable
-from dfme.config.yaml_files import dump_yaml, sealed
+from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
 from dfme.oracle.ledger_log import Totals
@@ -42,6 +42,7 @@ from dfme.report.page import embedded
 from dfme.report.summary_file import read_object, read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import is_local, spared_images
+from dfme.run.directory import on_record
 from dfme.run.evaluation import SHARED
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import PROJECT, document, resume_command
@@ -66,7 +67,7 @@ def audit(
     lock = DirectoryLock(plan.out)
     whole = False
     try:
-        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
+        write_text(plan.out / OPTIONS, on_record(dump_yaml(plan.options), plan.out))
         whole = work.run()
     finally:
         line.close()

@@ -81,7 +81,7 @@ def rehearse(
             _require_rates(job, named, sharing)
             of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
             if rehearsal is None:
-                scored = len(evaluation_images(job.config.evaluation, *of_teacher) or ())
+                scored = len(evaluation_images(job.config.evaluation, *of_teacher, tell=tell) or ())
             rehearsal = Rehearsal(sharing, scored, *of_teacher[:2], timed, of_image, building)
             measures = _measures(of_mode, teacher, scored, plan, sharing, problems)
             timed |= {at: find(rehearsal) for at, find in measures.items() if not (problems or at in timed)}

@@ -15,7 +15,9 @@ from dfme.config.values import flatten
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.oracle.ledger_log import read_history
 from dfme.run.directory import RunDirectory, holds_something
+from dfme.run.images_on_record import may_have_moved
 from dfme.run.job import differing_keys, document, locate
 from dfme.run.recipes import Content, merged, names, shipped, tidy, whole
 from dfme.spec import LabelMode
@@ -224,9 +226,17 @@ def require_same(plan: ComparisonPlan) -> None:
     """UserError for a cell begun with other values: it is neither resumed nor overwritten."""
     for cell in plan.cells:
         config = plan.directory(cell) / "config.yaml"
-        if config.is_file() and (keys := differing_keys(load_yaml(config, own=True), cell.job)):
+        keys = differing_keys(load_yaml(config, own=True), cell.job) if config.is_file() else []
+        if keys and (keys := [key for key in keys if key not in _held_to_digests(config.parent)]):
             told = f"was run with other values of {', '.join(keys)}"
             raise UserError(f"--resume: {config.parent} {told}; leave those out, or choose another --out")
+
+
+def _held_to_digests(run_dir: Path) -> set[str]:
+    """Keys of what a cell takes from files, which may have moved and are held to their digests."""
+    ledger = run_dir / "ledger.jsonl"
+    teacher = (read_history(ledger).teacher if ledger.is_file() else None) or {}
+    return may_have_moved(run_dir) | {f"teacher.{name}" for name in teacher.get("files", ())}
 
 
 def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:

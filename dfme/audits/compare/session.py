@@ -26,9 +26,13 @@ from dfme.methods import find_method
 from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
+from dfme.run.checks import POOLS
+from dfme.run.directory import is_run, on_record
+from dfme.run.images_on_record import digests_on_record
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, consent_flags, document, resume_command
 from dfme.run.lock import DirectoryLock
+from dfme.run.opening import require_same_images
 from dfme.run.work import UnitTime, shorter
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
@@ -60,7 +64,7 @@ def compare(
     try:
         if lock.note:
             line.note(lock.note)
-        write_text(plan.out / OPTIONS, sealed(dump_yaml(plan.options)))
+        write_text(plan.out / OPTIONS, on_record(dump_yaml(plan.options), plan.out))
         with Interrupt(announce=True) as interrupt:
             stopped = session.run(interrupt.requested)
     except KeyboardInterrupt:
@@ -83,6 +87,19 @@ def compare(
     return 1 if any(outcome.state == "failed" for outcome in findings.outcomes) else 0
 
 
+def _require_same_images(plan: ComparisonPlan) -> None:
+    """UserError where cells on record were scored on other images than those here, or asked others."""
+    seen: set[str] = set()
+    for cell in plan.runs:
+        directory = plan.directory(cell)
+        held = digests_on_record(directory)
+        pools = [getattr(cell.job.method_config, name, None) for name in POOLS]
+        code = repr((held, cell.job.config.evaluation, pools))
+        if held and is_run(directory) and code not in seen:
+            require_same_images(cell.job, directory, unmoved=True)
+            seen.add(code)
+
+
 class Session:
     """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not run.
 
@@ -92,6 +109,7 @@ class Session:
     def __init__(self, plan: ComparisonPlan, reasons: dict[str, str], line: StatusLine) -> None:
         self._plan = plan
         self._line = line
+        _require_same_images(plan)
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
         self._again: Counter[str] = Counter()
         self._due: dict[str, Cell] = {}

@@ -1,0 +1,58 @@
+"""Digests of the images that a run takes from files: these may move until it is resumed, not change."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from dfme.config.settings import Job
+from dfme.data import ImageSet
+from dfme.errors import UserError
+from dfme.files import write_text
+from dfme.queries.names import PROCEDURAL
+from dfme.report.summary_file import read_object
+from dfme.run.checks import POOLS
+
+FILE = "data.json"
+
+ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {f"method.{pool}": ("method.root",) for pool in POOLS}
+"""Keys that name images, with the keys that say where those of torchvision lie."""
+
+
+def digests_of(job: Job, data: ImageSet | None, pool: object) -> dict[str, str]:
+    """SHA-256 of the images on which students are scored, and of the pool, by the keys that name them."""
+    digests = {} if data is None else {"evaluation.dataset": data.digest}
+    for name in POOLS:
+        named = getattr(job.method_config, name, None)
+        digest = getattr(pool, "digest", "")
+        if named not in (None, PROCEDURAL) and digest:
+            digests[f"method.{name}"] = digest
+    return digests
+
+
+def digests_on_record(run_dir: Path) -> dict[str, str]:
+    """The digests that a run wrote down when it began; none of a run from before they were."""
+    held = read_object(run_dir / FILE)
+    return {key: text for key, text in held.items() if key in ROOTS and isinstance(text, str)}
+
+
+def may_have_moved(run_dir: Path) -> set[str]:
+    """Keys whose values may differ, since what they name is held to its digest."""
+    recorded = digests_on_record(run_dir)
+    return {name for key in recorded for name in (key, *ROOTS[key])}
+
+
+def settle_images(run_dir: Path, now: Mapping[str, str]) -> None:
+    """Hold the images to those on record, or put them on record. UserError where they are others."""
+    recorded = digests_on_record(run_dir)
+    differing = [
+        f"{key}: images of sha256 {digest[:12]} (now {now[key][:12] if key in now else 'none'})"
+        for key, digest in recorded.items()
+        if now.get(key) != digest
+    ]
+    if differing:
+        raise UserError(
+            f"--resume: this run was started with other values of {', '.join(differing)}; name the images of "
+            "then, wherever they lie now, or start a new run in another --out"
+        )
+    if recorded != dict(now):
+        write_text(run_dir / FILE, json.dumps(dict(now), indent=2) + "\n")
