@@ -44,7 +44,9 @@ def rounded_to(p_BK: Tensor) -> int | None:
     if places is None:
         return None
     lost = p_BK.shape[1] * 10.0**-places
-    return places if bool(((p_BK.double().sum(1) - 1).abs() <= lost + SLACK).all()) else None
+    over_B = p_BK.double().sum(1) - 1
+    within_B = (over_B >= -lost - SLACK) & (over_B <= lost / 2 + SLACK)
+    return places if bool(within_B.all()) else None
 
 
 def add_up_to(scores_BK: Tensor, total: float) -> bool:
