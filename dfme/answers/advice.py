@@ -49,10 +49,10 @@ def rounded_to(p_BK: Tensor) -> int | None:
     return places if bool(within_B.all()) else None
 
 
-def add_up_to(scores_BK: Tensor, total: float) -> bool:
-    """True if no score is negative and those of every image add up to ``total``."""
+def add_up_to(scores_BK: Tensor, total: float, slack: float = SLACK) -> bool:
+    """True if no score is negative and those of every image add up to ``total``, within a share of it."""
     sums_B = scores_BK.double().sum(1)
-    return bool((scores_BK >= 0).all() and ((sums_B / total - 1).abs() <= SLACK).all())
+    return bool((scores_BK >= -slack).all() and ((sums_B / total - 1).abs() <= slack).all())
 
 
 def what_to_do(scores_BK: Tensor) -> str:
