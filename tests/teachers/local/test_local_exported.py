@@ -132,7 +132,7 @@ class Ending(nn.Module):
 @pytest.mark.parametrize("kind", ALL_SAVERS)
 def test_the_last_operation_tells_what_a_lone_output_is(tmp_path: Path, kind: str, end: str) -> None:
     """Also where all answers are of one class: the bias decides it."""
-    module = Ending(end, bias=20.0 if end == "linear" else 0.0)
+    module = Ending(end, bias=20.0 if end == "linear" else 0.0).eval()
     if kind == "torchscript":
         with warnings.catch_warnings(action="ignore"):
             path = script(tmp_path / "net.ts", torch.jit.trace(module, torch.rand(2, *SHAPE)))

@@ -139,7 +139,7 @@ def test_names(tmp_path: Path) -> None:
     refused("did you mean image", load, path, {"input": "imag"})
     refused("ended, scores, best", load, path, {"output": "score"})
     refused("best holds no scores", load, path, {"output": "best"})
-    refused("ended (B, 5), scores (B, 5), best (B) of int64; name", load, path)
+    refused("ended (B, 5), scores (B, 5), best (B, 1) of int64; name", load, path)
     refused("temperature", load, linear(tmp_path / "two.onnx", more=["temperature"]), {"input": "image"})
 
 
