@@ -24,7 +24,7 @@ SATURATED = 1e-7  # nearer to 0 or 1 than this, a sigmoid in float32 tells nothi
 
 
 @dataclass(frozen=True)
-class AnswerForm:
+class ScoreForm:
     """How a program's answers become scores in ``mode``: divided by ``scale``, then as ``name`` says."""
 
     name: Answers
@@ -59,7 +59,7 @@ def check_images(spec: ImageSpec) -> Iterator[Tensor]:
         yield spec.quantise(x_BCHW * (high - low) + low)
 
 
-def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None) -> AnswerForm:
+def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None) -> ScoreForm:
     """The form of a program's answers, of which ``scores_NK`` are those to check images.
 
     A given form must fit the values. Else it is what both the values and the end leave; UserError, with
@@ -90,17 +90,17 @@ def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None)
     return _form(scores_NK, given)
 
 
-def _form(scores_NK: Tensor, name: Answers) -> AnswerForm:
+def _form(scores_NK: Tensor, name: Answers) -> ScoreForm:
     if name == "percentages":
         shares_NK = scores_NK.double() / 100
         inner = _form(shares_NK, _fitting(shares_NK, "sigmoid")[0])
-        return AnswerForm(inner.name, inner.mode, 100.0)
+        return ScoreForm(inner.name, inner.mode, 100.0)
     if name in ("logits", "sigmoids"):
-        return AnswerForm(name, LabelMode("logits"))
+        return ScoreForm(name, LabelMode("logits"))
     if name == "log-probabilities" or scores_NK.shape[1] == 1:
-        return AnswerForm(name, LabelMode("probabilities"))
+        return ScoreForm(name, LabelMode("probabilities"))
     exact = add_up_to(scores_NK, 1.0, _tolerance(scores_NK))
-    return AnswerForm(name, LabelMode("probabilities", None if exact else rounded_to(scores_NK)))
+    return ScoreForm(name, LabelMode("probabilities", None if exact else rounded_to(scores_NK)))
 
 
 def _tolerance(scores_NK: Tensor) -> float:

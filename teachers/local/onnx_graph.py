@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dfme.teachers.local.answer_forms import End
 
-MOST_NODES = 200_000
+MAX_NODES = 200_000
 
 # numbers of the fields of onnx.proto
 GRAPH = 7
@@ -89,7 +89,7 @@ def ends_of(path: Path) -> dict[str, End | None]:
 
 def _end(graph: _Graph, name: str) -> End | None:
     """The kind of the operation that decides the range of a value."""
-    for _ in range(MOST_NODES):
+    for _ in range(MAX_NODES):
         node = graph.nodes.get(name)
         if node is None:
             return None
@@ -127,7 +127,7 @@ def _read(model: memoryview) -> _Graph:
                 graph.constants.update(
                     _text(name) for key, name in _fields(value) if key == TENSOR_NAME
                 )
-            if len(graph.nodes) > MOST_NODES:
+            if len(graph.nodes) > MAX_NODES:
                 raise ValueError("a graph of too many nodes")
     return graph
 

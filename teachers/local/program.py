@@ -15,7 +15,7 @@ from dfme.errors import UserError
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
-from dfme.teachers.local.answer_forms import AnswerForm, End, check_images, settle_form
+from dfme.teachers.local.answer_forms import ScoreForm, End, check_images, settle_form
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
 from dfme.teachers.local.outputs import by_name, choose_output, rows
 from dfme.teachers.local.pytorch import Normalise
@@ -59,7 +59,7 @@ class ProgramTeacher:
     255.
     """
 
-    def __init__(self, asked: Asked, num_classes: int, form: AnswerForm) -> None:
+    def __init__(self, asked: Asked, num_classes: int, form: ScoreForm) -> None:
         self.spec = asked.spec
         self.num_classes = num_classes
         self.label_mode = form.mode

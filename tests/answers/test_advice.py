@@ -26,7 +26,7 @@ CUT: dict[str, tuple[Tensor, str]] = {
     "8 bits": ((P_BK * 255).floor() / 255, "probabilities:2"),
     "the five largest": (TOP_BK, "top_k:5"),
     "the five largest, rounded": (TOP_BK.round(decimals=3), "top_k:5:3"),
-    "the largest alone": (P_BK * (P_BK == P_BK.amax(1, keepdim=True)), "top_k:1"),
+    "the largest alone": (P_BK * (P_BK.amax(1, keepdim=True) == P_BK), "top_k:1"),
 }
 
 
