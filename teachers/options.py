@@ -32,6 +32,8 @@ Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, dig
 
 TeacherPrecision = Literal["auto", "ieee", "tf32", "bf16"]
 
+Answers = Literal["auto", "logits", "probabilities", "percentages", "sigmoids", "log-probabilities"]
+
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class LocalOptions:
@@ -61,11 +63,12 @@ class OnnxOptions:
     input: str | None = None
     """name of the input; none: the model's only one"""
     output: str | None = None
-    """name of the output; none: the model's first"""
+    """name of the output with the scores; none: the only one that can be meant"""
     layout: Literal["auto", "nchw", "nhwc"] = "auto"
     """order of an image's axes: nchw, nhwc, or auto (as the model's input has it; nchw where both fit)"""
-    answers: Basic[Literal["logits", "probabilities"]] = "logits"
-    """what the model answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
+    answers: Basic[Answers] = "auto"
+    """what the model answers: logits, probabilities (of a softmax or a lone sigmoid), percentages,
+    sigmoids (one for each of several classes), log-probabilities, or auto (its end and its values tell)"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -76,8 +79,11 @@ class Pt2Options(LocalOptions):
     """the file: a .pt2, or a TorchScript archive (.pt, .ts)"""
     trust: Basic[bool] = False
     """loading it runs code that is in it, which may write files; say true for a file whose maker you trust"""
-    answers: Basic[Literal["logits", "probabilities"]] = "logits"
-    """what the program answers: logits, or probabilities where it ends in a softmax or a sigmoid"""
+    output: str | None = None
+    """name or place of the output with the scores; none: the only one that can be meant"""
+    answers: Basic[Answers] = "auto"
+    """what the program answers: logits, probabilities (of a softmax or a lone sigmoid), percentages,
+    sigmoids (one for each of several classes), log-probabilities, or auto (its end and its values tell)"""
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.answers.advice import what_to_do
 from dfme.compute import DeferredChecks, on_accelerator
 from dfme.errors import BudgetExhausted, DfmeError, Misfit, TeacherError, Unusable
 from dfme.spec import LabelMode, Teacher
@@ -48,7 +49,8 @@ def read_answers(
         expected = f"labels from 0 to {classes - 1}"
     else:
         _require_scores(answers, batch, classes, mode)
-        rounding = classes * 0.5 * 10.0**-mode.decimals if mode.decimals else 0.0
+        # rounding down loses up to a whole step of a number, rounding to the nearest half of one
+        rounding = classes * 10.0**-mode.decimals if mode.decimals else 0.0
         eps = torch.finfo(answers.dtype).eps if answers.is_floating_point() else 0.0
         tolerance = SUM + rounding + eps
         answers = answers.detach().to(device, torch.float32, copy=True)
@@ -168,7 +170,7 @@ def _logits(scores_BK: Tensor) -> Verdict:
 def _probabilities(scores_BK: Tensor, tolerance: float) -> Verdict:
     low = scores_BK.amin()
     off = (scores_BK.sum(1) - 1).abs_().amax()
-    return (low >= -NEGATIVE) & (off <= tolerance), lambda: _describe(float(low), 1 + float(off), float(off))
+    return (low >= -NEGATIVE) & (off <= tolerance), lambda: _describe(scores_BK, float(low), float(off))
 
 
 def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
@@ -195,13 +197,12 @@ def _labels(labels_B: Tensor, classes: int) -> Verdict:
     return (low >= 0) & (high < classes), found
 
 
-def _describe(low: float, total: float, off: float) -> str:
-    if not (math.isfinite(low) and math.isfinite(total)):
+def _describe(scores_BK: Tensor, low: float, off: float) -> str:
+    if not (math.isfinite(low) and math.isfinite(off)):
         return "NaN or infinite values"
-    return (
-        f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one; "
-        "if these are logits, start a new run with --teacher.label-mode logits"
-    )
+    came = f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one"
+    cure = what_to_do(scores_BK)
+    return f"{came}; {cure}" if cure else came
 
 
 class TeacherCall:

@@ -3,9 +3,11 @@
 import copy
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
+from dfme.queries.sketch import Sketch, sketching
 from dfme.randomness import Streams
 from dfme.run.components import Nets, build_components, build_method
 from dfme.run.parts import build_parts, with_placeholder_step
@@ -31,7 +34,8 @@ from dfme.students.trainer import Metrics
 
 PART_SECONDS = 0.15  # after which no more of one kind of work is rehearsed
 SHORT_SECONDS = 2.0  # of a run by the first calls alone, which are slow, up to which there are no others
-SLOW_SECONDS = 1.5  # of a call, after which there is no second; of a student's step, timed on FEW images then
+SLOW_SECONDS = 1.5  # of a call, after which there is no second; of a whole batch, timed on FEW then
+LONG_SECONDS = 3.0  # of the first calls, after which there are no others
 FEW = 16
 HELD = 512  # answered images in a rehearsal's replay: some methods breed from so many on
 
@@ -79,12 +83,12 @@ def rehearse(
     student = replace(job.config.student, replay_store="memory", replay_capacity=most)
     own = replace(job, config=replace(job.config, student=student, graphs=False))
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with sketching() as sketch, torch.random.fork_rng([device] if device.type == "cuda" else []):
             made = copy.deepcopy((nets.students, nets.generator))
             copied = replace(nets, students=made[0], generator=made[1])
             method = method_of(own, RandomTeacher(teacher), copied, copy.copy(pool))
             images = scored or min(2_000, job.config.images // 20) // 2
-            return _Stage(job, teacher, method, images, free).rehearse()
+            return _Stage(job, teacher, method, images, free, sketch).rehearse()
     except Exception:
         # what a part of one's own raises, if it cannot be copied or called so, the run itself will report
         named = job.method, str(job.config.student.arch), str(getattr(job.method_config, "generator", ""))
@@ -104,23 +108,37 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
         return job
     limit = 60 * config.minutes
     small = replace(job, config=replace(config, student=replace(config.student, arch="cnn_small")))
-    for own in (job, small) if config.student.arch == "auto" else (job,):
-        arch, few, least, more = _few_steps(own, teacher, free, evaluation)
-        if least <= limit:
-            return _taking(few + int((limit - least) / more), own)
-        if arch == "cnn_small":
-            break
-    faster = ", a faster student (--student.arch cnn_small)" * (arch not in ("cnn_small", "lenet5"))
+    with sketching():
+        for own in (job, small) if config.student.arch == "auto" else (job,):
+            few = _few_steps(own, teacher, free, evaluation)
+            if few.least <= limit:
+                return _taking(few.steps + int((limit - few.least) / few.more), own)
+            if few.arch == "cnn_small":
+                break
+    faster = ", a faster student (--student.arch cnn_small)"
+    faster = "" if few.arch in ("cnn_small", "lenet5") else faster
+    programs = ", other --queries.programs" if "drawing images" in few.slowest else ""
+    minutes = few.least / 60
+    least = f"{minutes:.2g}" if minutes < 10 else f"{minutes:,.0f}"
     raise UserError(
-        f"--minutes {config.minutes:g}: expected at least {least / 60:.2g} on this machine, for {few:,} "
-        f"steps of {arch}; give more{faster} or a smaller --budget; nothing was asked"
+        f"--minutes {config.minutes:g}: expected at least {least} on this machine, for "
+        f"{few.steps:,} steps of {few.arch}, {few.slowest}; give more{faster}{programs} or a smaller "
+        "--budget; nothing was asked"
     )
 
 
-def _few_steps(
-    job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None
-) -> tuple[str, int, float, float]:
-    """The student, few of its steps, seconds of a run with them, and those of one step more."""
+class _FewSteps(NamedTuple):
+    """A student, few of its steps, seconds of a run with them and of one step more, and what is slowest."""
+
+    arch: str
+    steps: int
+    least: float
+    more: float
+    slowest: str
+
+
+def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None) -> _FewSteps:
+    """The time of a run with few steps of its student."""
     job, data, pool, nets = build_parts(job, teacher, choose_device(job.config.device), evaluation)
     scored = 0 if data is None else len(data)
     student, images = job.config.student, job.config.images
@@ -128,10 +146,11 @@ def _few_steps(
     # by the pace of a long run, since the first calls of a short one are slow
     found = rehearse(_taking(100 * few, job), teacher, nets, pool, scored, free)
     jobs = [_taking(steps, job) for steps in (few, 2 * few)]
-    least, twice = (Work(each, method_of(each, teacher, nets, pool), found).whole(scored) for each in jobs)
+    works = [Work(each, method_of(each, teacher, nets, pool), found) for each in jobs]
+    least, twice = (work.whole(scored) for work in works)
     if least is None or twice is None:
         raise UserError("--minutes: a part of one's own cannot be rehearsed; give --student.steps instead")
-    return nets.arch, few, least, (twice - least) / few
+    return _FewSteps(nets.arch, few, least, (twice - least) / few, works[0].slowest(scored))
 
 
 def _taking(steps: int, job: Job) -> Job:
@@ -143,7 +162,10 @@ def _taking(steps: int, job: Job) -> Job:
 class _Stage:
     """A rehearsal's method, with noise that is answered and held; ``scored``: images of an evaluation."""
 
-    def __init__(self, job: Job, teacher: Teacher, method: Method, scored: int, free: bool) -> None:
+    def __init__(
+        self, job: Job, teacher: Teacher, method: Method, scored: int, free: bool, sketch: Sketch
+    ) -> None:
+        self._sketch = sketch
         self._job = job
         self._teacher = teacher
         self._method = method
@@ -163,7 +185,10 @@ class _Stage:
     def rehearse(self) -> Rehearsed:
         """First calls alone of a run that is short by them; else some more, without the first."""
         plan = self._method.students.plan
+        began = time.perf_counter()
         first = self._parts(0.0)
+        if time.perf_counter() - began > LONG_SECONDS:  # a first call is hardly slower than others then
+            return first
         self._method.students.plan = plan
         left = Work(self._job, self._method, first).left
         return first if left is not None and left < SHORT_SECONDS else self._parts(PART_SECONDS)
@@ -198,25 +223,46 @@ class _Stage:
         if method.asks_before():
             method.prepare()
         spent = ledger.spent
+        drawn = Counter(self._sketch.seconds)
         trainer.learn = counted  # type: ignore[method-assign]
-        image = _mean_seconds(iteration, most)
+        image = _mean_seconds(iteration, most, lambda: self._sketch.owed)
         trainer.learn = learn  # type: ignore[method-assign]
         answer = self._answer(batch, most)
         part = self._x_NCHW[: min(128, evaluation_batch(self._x_NCHW.shape))]
-        score = _mean_seconds(lambda: len(scores(trainer.delivered, part)), most)
+        score = self._mean_of(lambda count: scores(trainer.delivered, part[:count]), len(part), most)
         score *= self._scored * (1 if trainer.vote is None else 1 + len(trainer.nets))
-        batches = learnt / max(1, ledger.spent - spent)
-        return Rehearsed(image + (answer or 0.0), batches, fresh, replayed, score, answer)
+        charged = max(1, ledger.spent - spent)
+        drawn = self._sketch.seconds - drawn
+        return Rehearsed(
+            image + (answer or 0.0),
+            learnt / charged,
+            fresh,
+            replayed,
+            score,
+            answer,
+            {name: seconds / charged for name, seconds in drawn.items()},
+            dict(self._sketch.of_image),
+        )
 
     def _step(self, images: int, most: float) -> float:
-        def step(count: int) -> float:
+        def step(count: int) -> None:
             which = torch.arange(count, device=self._x_NCHW.device) % len(self._x_NCHW)
             self._method.students.learn(self._x_NCHW[which], self._answers[which], keep=False)
+
+        return images * self._mean_of(step, images, most)
+
+    def _mean_of(self, act: Callable[[int], object], images: int, most: float) -> float:
+        """Seconds of an image of an act on so many at once; of a slow one by few of them."""
+
+        def count_of(count: int) -> float:
+            act(count)
             return count
 
-        of_few = _mean_seconds(lambda: step(FEW), most / 5)
-        slow = images * of_few > SLOW_SECONDS
-        return images * (of_few if slow else _mean_seconds(lambda: step(images), most))
+        few = min(images, FEW, max(2, self._teacher.spec.at_once(4 * FEW)))
+        of_few = _mean_seconds(lambda: count_of(few), most / 5)
+        if few == images or images * of_few > SLOW_SECONDS:
+            return of_few
+        return _mean_seconds(lambda: count_of(images), most)
 
     def _answer(self, batch: int, most: float) -> float | None:
         """Seconds of an answer to an image, by the stated rate or the teacher's own time; None if unknown."""
@@ -228,18 +274,23 @@ class _Stage:
         asked = self._teacher if info.stateful is None and info.watch is None else info.network
         if not self._free or asked is None:
             return None
-        few = self._x_NCHW[: min(at_once, 64)].to(info.device)
+        some_BCHW = self._x_NCHW[: min(at_once, 64)].to(info.device)
         with torch.no_grad():
-            return _mean_seconds(lambda: len(asked(few)), most)
+            return self._mean_of(lambda count: asked(some_BCHW[:count]), len(some_BCHW), most)
 
 
-def _mean_seconds(act: Callable[[], float], most: float) -> float:
+def _mean_seconds(
+    act: Callable[[], float], most: float, owed: Callable[[], float] = lambda: 0.0
+) -> float:
     """Mean seconds of a unit of an act, which returns its units, for about ``most`` after the slow first one.
 
-    At 0 it is the first one's. 0 where there was nothing to do.
+    At 0 it is the first one's. 0 where there was nothing to do. ``owed``: seconds so far by which a real run
+    would have taken longer.
     """
     taken: list[tuple[float, float]] = []
+    lacking: list[float] = []
     while not taken or (len(taken) < 20 and sum(seconds for seconds, _ in taken[1:]) < most):
+        before = owed()
         began = time.perf_counter()
         units = act()
         if torch.cuda.is_available():
@@ -247,7 +298,11 @@ def _mean_seconds(act: Callable[[], float], most: float) -> float:
         if not units:
             break
         taken.append((time.perf_counter() - began, units))
+        lacking.append(owed() - before)
         if taken[0][0] > SLOW_SECONDS:
             break
-    counted = taken[1:] or taken or [(0.0, 1.0)]
-    return math.fsum(seconds for seconds, _ in counted) / math.fsum(units for _, units in counted)
+    if not taken:
+        return 0.0
+    first = 1 if len(taken) > 1 else 0
+    seconds = math.fsum(seconds for seconds, _ in taken[first:]) + math.fsum(lacking[first:])
+    return seconds / math.fsum(units for _, units in taken[first:])

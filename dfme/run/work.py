@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
@@ -53,7 +53,8 @@ class Rehearsed:
 
     ``image``: of one that is charged, without student steps, with the teacher's ``answer`` where that is
     known. ``fresh``, ``replayed``: of a student's step on such a batch. ``score``: of an evaluation.
-    ``learnt``: fresh batches per charged image, which is no time.
+    ``learnt``: fresh batches per charged image, which is no time. ``drawn``: of the programs that draw
+    images, for one that is charged, which ``image`` contains; ``of_drawn``: of one image by each of them.
     """
 
     image: float
@@ -62,6 +63,8 @@ class Rehearsed:
     replayed: float
     score: float
     answer: float | None
+    drawn: Mapping[str, float] = field(default_factory=dict)
+    of_drawn: Mapping[str, float] = field(default_factory=dict)
 
 
 class Work:
@@ -107,22 +110,26 @@ class Work:
     @property
     def left(self) -> float | None:
         """Seconds of all that is to come; None if a part of it is not known."""
-        unpaid = self._ledger.budget - self._ledger.spent
-        steps = self._trainer.steps
-        rounds = [(begin, end, held) for begin, end, held in self._rounds if end > steps]
-        points = self._job.config.evaluation.points * unpaid / self._ledger.budget
-        to_come: dict[Activity, float] = {
-            "asking": unpaid,
-            "training": sum((end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds),
-            "scoring": min(points, unpaid / self._job.method_config.batch_size) + len(rounds),
-        }
         seconds = 0.0
-        for kind, units in to_come.items():
+        for kind, units in self._to_come.items():
             each = self._times[kind].each
             if each is None and units and kind != "scoring":  # of which the first comes late
                 return None
             seconds += (each or 0.0) * units
         return seconds
+
+    @property
+    def _to_come(self) -> dict[Activity, float]:
+        """Units of each kind of work that is left."""
+        unpaid = self._ledger.budget - self._ledger.spent
+        steps = self._trainer.steps
+        rounds = [(begin, end, held) for begin, end, held in self._rounds if end > steps]
+        points = self._job.config.evaluation.points * unpaid / self._ledger.budget
+        return {
+            "asking": unpaid,
+            "training": sum((end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds),
+            "scoring": min(points, unpaid / self._job.method_config.batch_size) + len(rounds),
+        }
 
     @property
     def steps_at_once(self) -> int:
@@ -174,6 +181,27 @@ class Work:
         if self.found is None or (left := self.left) is None:
             return None
         return left + evaluated * (self.found.answer or 0.0) + END_SECONDS
+
+    def slowest(self, evaluated: int) -> str:
+        """The longest part of a run that is still to begin, in words; empty if it is not known."""
+        found = self.found
+        if found is None:
+            return ""
+        to_come = self._to_come
+        images = to_come["asking"]
+        answer = found.answer or 0.0
+        drawing = sum(found.drawn.values())
+        parts = {
+            f"drawing images by {name}, {1000 * found.of_drawn[name]:,.0f} ms each": seconds * images
+            for name, seconds in found.drawn.items()
+        }
+        parts[f"the teacher's answers, {1000 * answer:,.0f} ms each"] = answer * (images + evaluated)
+        parts["the method's own steps"] = (found.image - answer - drawing) * images
+        parts["the student's steps"] = (self._times["training"].each or 0.0) * to_come["training"]
+        parts["scoring the student"] = found.score * to_come["scoring"]
+        seconds = max(parts.values())
+        name = next(name for name in parts if parts[name] == seconds)
+        return f"{duration(seconds)} of it {name}"
 
     def foretold(self, evaluated: int) -> tuple[str, str]:
         """``whole`` in words, and what would shorten it, if it is long."""

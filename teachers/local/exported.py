@@ -17,6 +17,7 @@ from dfme.errors import UserError
 from dfme.files import archive_entries, open_file
 from dfme.teachers.local.checks import first_line
 from dfme.teachers.local.program import Program, ProgramTeacher, make_program_teacher
+from dfme.teachers.local.program_ends import ends_of_export, ends_of_script
 from dfme.teachers.options import Pt2Options, require_trust
 
 LOGGER = logging.getLogger("dfme")
@@ -49,9 +50,19 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
         raise UserError(f"{path}: was exported in training mode; export it again after eval()")
     channels, height, width = (size if isinstance(size, int) else None for size in image.shape[1:])
     least, most = _range(exported, image.shape[0])
-    axes = channels, height, width
-    program = Program(path.name, exported.module(), axes, image.dtype, least, most, device, options.precision)
-    return make_program_teacher(program, options.answers, config)
+    module = exported.module()
+    program = Program(
+        path.name,
+        lambda x_BCHW, wanted: module(x_BCHW),
+        (channels, height, width),
+        image.dtype,
+        least,
+        most,
+        device,
+        options.precision,
+        ends_of_export(exported),
+    )
+    return make_program_teacher(program, options.answers, options.output, config)
 
 
 def load_torchscript(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
@@ -69,14 +80,21 @@ def load_torchscript(options: Pt2Options, config: TeacherConfig, device: torch.d
         module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251 (the user says to trust it)
     floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
 
-    def run(x_BCHW: Tensor) -> object:
+    def run(x_BCHW: Tensor, wanted: str | None) -> object:
         # else later calls run another program than the first, fused, which rounds differently
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return module(x_BCHW)
 
     dtype = floats[0] if floats else torch.float32
-    program = Program(path.name, run, dtype=dtype, device=device, precision=options.precision)
-    return make_program_teacher(program, options.answers, config)
+    program = Program(
+        path.name,
+        run,
+        dtype=dtype,
+        device=device,
+        precision=options.precision,
+        ends=ends_of_script(module),
+    )
+    return make_program_teacher(program, options.answers, options.output, config)
 
 
 def _archive(name: str, kind: str) -> Path:

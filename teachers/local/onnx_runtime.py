@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,7 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.teachers.local.checks import first_line, import_extra
+from dfme.teachers.local.onnx_graph import ends_of
 from dfme.teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
 from dfme.teachers.options import OnnxOptions
 
@@ -44,22 +45,51 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     others = (each for each in session.get_inputs() if each.name != image.name)
     if needed := ", ".join(each.name for each in others if not each.type.startswith("optional")):
         raise UserError(f"{path}: beside {image.name} it needs {needed}; export it with those as constants")
-    output = _named("output", options.output, session.get_outputs(), path)
-    if output.type not in DTYPES:
-        scores = [each.name for each in session.get_outputs() if each.type in DTYPES]
-        there = ", ".join(scores) or "none of that kind"
-        raise UserError(f"{path}: output {output.name} holds no scores but {output.type}; there is {there}")
+    outputs = {output.name: output.type for output in session.get_outputs()}
+    _require_scores(outputs, options.output, path)
     batch, axes = _batch_and_axes(image, path)
     nchw = _is_nchw(options.layout, config.shape, axes)
 
-    def run(x_BCHW: Tensor) -> Tensor:
+    def run(x_BCHW: Tensor, wanted: str | None) -> dict[str, object]:
         x = x_BCHW if nchw else x_BCHW.permute(0, 2, 3, 1)
-        answers = session.run([output.name], {image.name: x.contiguous().numpy()})
-        return torch.from_numpy(answers[0])
+        names = [wanted] if wanted else [name for name in outputs if outputs[name].startswith("tensor(")]
+        arrays = session.run(names, {image.name: x.contiguous().numpy()})
+        answers = {name: _as_tensor(array) for name, array in zip(names, arrays, strict=True)}
+        others = {} if wanted else {name: kind for name, kind in outputs.items() if name not in answers}
+        return answers | others
 
     chw = axes if nchw else (axes[2], axes[0], axes[1])
-    program = Program(path.name, run, chw, DTYPES[image.type], batch or 1, batch)
-    return make_program_teacher(program, options.answers, config)
+    ends = ends_of(path)
+    program = Program(
+        path.name,
+        run,
+        chw,
+        DTYPES[image.type],
+        batch or 1,
+        batch,
+        ends=[ends.get(name) for name in outputs],
+    )
+    return make_program_teacher(program, options.answers, options.output, config)
+
+
+def _require_scores(outputs: Mapping[str, str], wanted: str | None, path: Path) -> None:
+    """UserError where the wanted output, or every one, holds no scores."""
+    scores = [name for name, kind in outputs.items() if kind in DTYPES]
+    there = ", ".join(scores) or "none of that kind"
+    if wanted is not None and wanted in outputs and wanted not in scores:
+        raise UserError(f"{path}: output {wanted} holds no scores but {outputs[wanted]}; there is {there}")
+    if not scores:
+        kinds = ", ".join(f"{name} {kind}" for name, kind in outputs.items())
+        zipped = "; convert it with zipmap off" if "map(" in kinds else ""
+        raise UserError(f"{path}: expected an output of floating-point scores, got {kinds}{zipped}")
+
+
+def _as_tensor(array: object) -> object:
+    """An array of numbers as a tensor; anything else by its type."""
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, RuntimeError):
+        return f"{getattr(array, 'dtype', type(array).__name__)}"
 
 
 def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:

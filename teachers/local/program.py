@@ -1,8 +1,10 @@
 """Teachers that are programs on this machine: images in, scores out, whatever runs inside."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,18 +13,21 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.precision import arithmetic
-from dfme.spec import ImageSpec, LabelMode, TeacherInfo
+from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
+from dfme.teachers.local.answer_forms import ScoreForm, End, check_images, settle_form
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
+from dfme.teachers.local.outputs import by_name, choose_output, rows
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.options import TeacherPrecision
+from dfme.teachers.options import Answers, TeacherPrecision
 
 Axes = tuple[int | None, int | None, int | None]
 
 CPU = torch.device("cpu")
 
 BYTES = 256  # levels of a program that takes 8-bit pixels
-SUM_TOLERANCE = 2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
+LOOK_SECONDS = 2.0  # after which a program is shown no more check images
+LARGEST_BATCH = 250_000_000  # numbers in the images that a program takes at once: 1 GB
 
 
 @dataclass(frozen=True)
@@ -30,18 +35,20 @@ class Program:
     """Facts that a program's file tells before it is asked anything.
 
     ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of them, and
-    answers scores (B, K). ``axes`` are C, H and W, None where any size goes. ``source`` names it in messages.
-    ``precision``: what PyTorch runs it in, if PyTorch does.
+    the name of the wanted output, None for all. ``axes`` are C, H and W, None where any size goes.
+    ``source`` names it in messages. ``precision``: what PyTorch runs it in, if PyTorch does. ``ends``: the
+    kind of the last operation of each output, up to where it is known.
     """
 
     source: str
-    run: Callable[[Tensor], object]
+    run: Callable[[Tensor, str | None], object]
     axes: Axes = (None, None, None)
     dtype: torch.dtype = torch.float32
     least: int = 1
     most: int | None = None
     device: torch.device = CPU
     precision: TeacherPrecision = "auto"
+    ends: Sequence[End | None] = ()
 
 
 class ProgramTeacher:
@@ -52,58 +59,123 @@ class ProgramTeacher:
     255.
     """
 
-    def __init__(
-        self, program: Program, spec: ImageSpec, num_classes: int, mode: LabelMode, normalise: Normalise
-    ) -> None:
-        self.spec = spec
+    def __init__(self, asked: Asked, num_classes: int, form: ScoreForm) -> None:
+        self.spec = asked.spec
         self.num_classes = num_classes
-        self.label_mode = mode
-        self.info = TeacherInfo(str(program.device), program.most)
-        self._program = program
-        self._normalise = normalise
+        self.label_mode = form.mode
+        self.info = TeacherInfo(str(asked.program.device), asked.program.most)
+        self._asked = asked
+        self._form = form
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return as_classes(self.raw(images).float(), self.num_classes, self.label_mode)
+        return as_classes(
+            self._form.read(self._asked.scores(images)), self.num_classes, self.label_mode
+        )
 
-    def raw(self, images: Tensor) -> Tensor:
-        """The program's answer, one row per image. UserError unless it is such a tensor."""
-        batch = len(images)
-        least = self._program.least
-        with torch.no_grad(), arithmetic(self._program.precision, self._program.device):
-            x_BCHW = images.detach().to(self._program.device)
-            as_bytes = self._program.dtype == torch.uint8
-            x_BCHW = self.spec.encode(x_BCHW) if as_bytes else self._normalise(x_BCHW).to(self._program.dtype)
-            if batch < least:
-                x_BCHW = torch.cat([x_BCHW, x_BCHW[-1:].expand(least - batch, -1, -1, -1)])
-            scores_BK = self._program.run(x_BCHW)
-        if isinstance(scores_BK, Tensor) and scores_BK.ndim == 1 and scores_BK.is_floating_point():
-            scores_BK = scores_BK[:, None]  # a binary model's lone output, without its axis
-        got = tuple(scores_BK.shape) if isinstance(scores_BK, Tensor) else f"a {type(scores_BK).__name__}"
-        if isinstance(scores_BK, Tensor) and len(got) == 2 and got[0] == len(x_BCHW) and got[1]:
-            return scores_BK[:batch]
-        raise UserError(f"{self._program.source}: expected scores ({len(x_BCHW)}, classes), got {got}")
+
+@dataclass(frozen=True)
+class Asked:
+    """How a program is asked about images of ``spec``; ``output``: the name of the one with the scores."""
+
+    program: Program
+    spec: ImageSpec
+    normalise: Normalise
+    output: str = ""
+
+    def scores(self, images: Tensor) -> Tensor:
+        """The program's scores (B, K). UserError unless there is one row of them for each image."""
+        x_BCHW = self._filled(images)
+        outputs = by_name(self._run(x_BCHW, self.output))
+        return rows(self.program.source, outputs.get(self.output), len(x_BCHW))[: len(images)]
+
+    def every_output(self, images: Tensor) -> tuple[dict[str, object], int]:
+        """The program's outputs by name, and the number of images that they are for."""
+        x_BCHW = self._filled(images)
+        return by_name(self._run(x_BCHW, None)), len(x_BCHW)
+
+    def _filled(self, images: Tensor) -> Tensor:
+        program = self.program
+        x_BCHW = images.detach().to(program.device)
+        as_bytes = program.dtype == torch.uint8
+        x_BCHW = self.spec.encode(x_BCHW) if as_bytes else self.normalise(x_BCHW).to(program.dtype)
+        lacking = program.least - len(x_BCHW)
+        return (
+            torch.cat([x_BCHW, x_BCHW[-1:].expand(lacking, -1, -1, -1)]) if lacking > 0 else x_BCHW
+        )
+
+    def _run(self, x_BCHW: Tensor, output: str | None) -> object:
+        with torch.no_grad(), arithmetic(self.program.precision, self.program.device):
+            return self.program.run(x_BCHW, output)
 
 
 def make_program_teacher(
-    program: Program, answers: Literal["logits", "probabilities"], config: TeacherConfig
+    program: Program, answers: Answers, output: str | None, config: TeacherConfig
 ) -> ProgramTeacher:
-    """The teacher that a program is; its number of classes is counted in its answer to a random image.
+    """The teacher that a program is; its classes are counted in its answers to check images.
 
     UserError where the configuration contradicts the program, naming both, where nothing tells the image's
-    shape, and where the program's answers are not what ``answers`` says.
+    shape, and where its output or the form of its answers can be read in two ways.
     """
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
-        raise UserError(f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised")
+        raise UserError(
+            f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised"
+        )
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
-    normalise = Normalise(config.mean, config.std, spec.shape[0], program.device)
-    uncounted = ProgramTeacher(program, spec, 0, LabelMode(answers), normalise)
-    scores_BK = first_look(program.source, uncounted.raw, spec)
-    _require_kind(program.source, scores_BK, answers)
+    _require_room(program, spec)
+    asked = Asked(program, spec, Normalise(config.mean, config.std, spec.shape[0], program.device))
+    asked, end = _with_output(asked, output, config.num_classes)
+    first_look(program.source, asked.scores, spec)
+    scores_NK = _look(asked)
+    form = settle_form(program.source, scores_NK, answers, end)
     says = f"the answers of {program.source} are for"
-    classes = agreed_classes(config.num_classes, scores_BK.shape[1], says, program.source)
-    return ProgramTeacher(program, spec, classes, LabelMode(answers), normalise)
+    classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
+    teacher = ProgramTeacher(asked, classes, form)
+    told = [f"answers are {form} (--teacher.answers)"] if answers == "auto" else []
+    if output is None and asked.output not in ("0", "output"):
+        told.append(f"output {asked.output} (--teacher.output)")
+    teacher.info = replace(teacher.info, inferred=tuple(told))
+    return teacher
+
+
+def _with_output(asked: Asked, wanted: str | None, classes: int | None) -> tuple[Asked, End | None]:
+    """The program asked for one output, and that output's last operation."""
+    source = asked.program.source
+    x_BCHW = next(check_images(asked.spec))
+    shape = as_text(asked.spec.shape)
+    with blaming(f"{source}: does not take an image of shape {shape}", UserError, first_line):
+        outputs, batch = asked.every_output(x_BCHW)
+    name = choose_output(source, outputs, batch, wanted, classes)
+    ends = asked.program.ends
+    end = ends[list(outputs).index(name)] if len(ends) == len(outputs) else None
+    return replace(asked, output=name), end
+
+
+def _look(asked: Asked) -> Tensor:
+    """Scores of check images, of fewer where the program is slow."""
+    images = list(check_images(asked.spec))
+    at_once = min(asked.program.least, asked.program.most or asked.program.least)
+    scores = list[Tensor]()
+    began = time.perf_counter()
+    while images and (not scores or time.perf_counter() - began < LOOK_SECONDS):
+        scores.append(asked.scores(torch.cat(images[:at_once])))
+        images = images[at_once:]
+    scores_NK = torch.cat(scores)
+    known_N = scores_NK.isfinite().all(
+        1
+    )  # some divide by the deviation of an image, of which a colour has none
+    return scores_NK[known_N] if known_N.any() else scores_NK
+
+
+def _require_room(program: Program, spec: ImageSpec) -> None:
+    """UserError for a batch that no memory is taken for, since a file can name any."""
+    needed = program.least * spec.numel
+    if needed > LARGEST_BATCH:
+        raise UserError(
+            f"{program.source}: takes {program.least:,} images of {as_text(spec.shape)} at once, "
+            f"{4 * needed / 1e9:,.0f} GB; export it with a batch of any size"
+        )
 
 
 def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) -> Tensor:
@@ -113,16 +185,24 @@ def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) ->
     differently.
     """
     low, high = spec.bounds
-    image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
-    with blaming(f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line):
+    image_BCHW = (
+        torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    )
+    with blaming(
+        f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line
+    ):
         first_BK = ask(spec.quantise(image_BCHW))
         second_BK = ask(spec.quantise(image_BCHW))
     if not first_BK.is_floating_point():
-        raise UserError(f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}")
+        raise UserError(
+            f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}"
+        )
     if not first_BK.isfinite().all():
         raise UserError(f"{source}: answers NaN or infinite values to a random image")
     if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(f"{source}: answers the same image differently each time; save it after eval()")
+        raise UserError(
+            f"{source}: answers the same image differently each time; save it after eval()"
+        )
     return first_BK
 
 
@@ -137,7 +217,9 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three")
+        raise UserError(
+            f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three"
+        )
     return channels, height, width
 
 
@@ -146,15 +228,3 @@ def _levels(program: Program, config: TeacherConfig) -> int | None:
         return config.levels
     says = f"the pixels of {program.source} are bytes, whose levels are"
     return agreed("levels", "--teacher.levels", config.levels, BYTES, says, program.source)
-
-
-def _require_kind(source: str, scores_BK: Tensor, answers: str) -> None:
-    """UserError if probabilities are taken for logits, which hides most, or the reverse."""
-    tolerance = SUM_TOLERANCE + torch.finfo(scores_BK.dtype).eps * scores_BK.shape[1] ** 0.5
-    scores_BK = scores_BK.double()
-    sums = (scores_BK.sum(1) - 1).abs() <= tolerance if scores_BK.shape[1] > 1 else scores_BK[:, 0] <= 1
-    probabilities = bool((scores_BK >= -tolerance).all() and sums.all())
-    if answers == "probabilities" and not probabilities:
-        raise UserError(f"{source}: its answers are no probabilities; say --teacher.answers logits")
-    if answers == "logits" and probabilities and scores_BK.shape[1] > 1:
-        raise UserError(f"{source}: its answers sum to one; say --teacher.answers probabilities")

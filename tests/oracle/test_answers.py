@@ -68,7 +68,7 @@ def test_right_answers_come_back_as_our_own_tensor(mode: str, raw: object, dtype
         ("logits", torch.tensor([[0.0, NAN, 1.0], [0.0, 0.0, 0.0]]), ["finite", "nan"]),
         ("logits", torch.tensor([[0.0, float("inf"), 1.0], [0.0, 0.0, 0.0]]), ["finite", "inf"]),
         ("probabilities", torch.tensor([[0.5, NAN, 0.5], [0.2, 0.3, 0.5]]), ["NaN"]),
-        ("probabilities", torch.tensor([[0.5, 0.3, 0.5], [0.2, 0.3, 0.5]]), ["0.3", "logits"]),
+        ("probabilities", torch.tensor([[0.5, 0.3, 0.5], [0.2, 0.3, 0.5]]), ["0.3", "a sigmoid"]),
         ("probabilities", torch.tensor([[1.1, -0.1, 0.0], [0.2, 0.3, 0.5]]), ["-0.1"]),
         ("probabilities:4", [[0.3, 0.3, 0.3], [0.4, 0.4, 0.3]], ["0.1"]),
         ("top_k:1", [[NAN, 0.5, NAN], [NAN, NAN, NAN]], ["at most 2 NaN", "2 to 3 NaN"]),

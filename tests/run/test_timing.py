@@ -5,7 +5,9 @@ import json
 import os
 import re
 import signal
+import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,15 @@ from loops import JOB
 from processes import Bench
 from small_runs import SMALL, lasting, narrow_generators
 from tiers import exhaustive
+from torch import Tensor
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml
 from dfme.nets import build_net
+from dfme.queries.names import PROGRAMS
+from dfme.queries.programs import ProceduralImages
+from dfme.queries.sketch import sketching
 from dfme.run import build
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.run import Run
@@ -139,11 +145,44 @@ def test_a_time_in_which_nothing_fits_is_refused(more: str, capsys: pytest.Captu
     assert main([*SMALL, "--minutes", "0.001", "--out", "run", *more.split()]) == 2
     faster = r", a faster student \(--student.arch cnn_small\)" * ("medium" in more)
     assert re.fullmatch(
-        r"dfme: --minutes 0.001: expected at least [\d.]+ on this machine, for 10 steps of cnn_\w+"
-        rf"; give more{faster} or a smaller --budget; nothing was asked\n",
+        r"dfme: --minutes 0.001: expected at least [\d.]+ on this machine, for 10 steps of cnn_\w+, "
+        rf"[\d:]+( s)? of it [\w' ]+(, \d+ ms each)?; give more{faster}(, other --queries.programs)?"
+        r" or a smaller --budget; nothing was asked\n",
         capsys.readouterr().err,
     )
     assert not list(Path().iterdir())
+
+
+def test_a_program_that_draws_slowly_is_named_and_seldom_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[int] = []
+
+    def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
+        drawn.append(count)
+        time.sleep(0.02 * count)
+        return torch.rand(count, *spec.shape, generator=rng, device=rng.device)
+
+    module = types.ModuleType("slow_program")
+    monkeypatch.setattr(module, "draw", draw, raising=False)
+    monkeypatch.setitem(sys.modules, "slow_program", module)
+    monkeypatch.setitem(PROGRAMS, "text", "slow_program:draw")
+    assert main("--recipe frugal --budget 12k --minutes 0.1 --out run".split()) == 2
+    told = capsys.readouterr().err
+    (minutes,) = re.findall(r"expected at least ([\d.]+) on this machine", told)
+    words = r"([\d:]+) of it drawing images by text, (\d+) ms each; give more, other"
+    ((of_it, each),) = re.findall(words, told)
+    assert sum(drawn) <= 31, "1, 2, 4, 8 and 16 images take more than the time for one program"
+    assert 20 <= int(each) <= 40
+    # a third of 12,000 images and of the three others that are drawn beside each one
+    seconds = 12_000 / 3 * 4 * int(each) / 1000
+    assert seconds * 0.6 <= 60 * int(of_it.split(":")[0]) + int(of_it.split(":")[1]) <= seconds * 1.5
+    assert float(minutes) * 60 > 0.6 * seconds
+    with sketching() as sketch:
+        images = ProceduralImages(ImageSpec((1, 8, 8)), ("text", "text", "leaves"))
+        assert images.draw(3_000, torch.Generator().manual_seed(0)).shape == (3_000, 1, 8, 8)
+    assert sketch.seconds["text"] == pytest.approx(2_000 * sketch.of_image["text"])
+    assert sum(drawn) <= 62
 
 
 def test_minutes_go_by_the_batch_that_the_students_will_have(capsys: pytest.CaptureFixture[str]) -> None:

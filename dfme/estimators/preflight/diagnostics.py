@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from dfme.answers.advice import FLOAT32, decimals
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
@@ -20,12 +21,6 @@ DOUBT = 0.3
 
 DRAWS = 8
 """Draws of such factors for each image."""
-
-MAX_DECIMALS = 7
-"""float32 probabilities carry about seven decimals: answers with more are not rounded."""
-
-FLOAT32 = 2.0**-23
-"""Distance of neighbouring float32 numbers, relative to them."""
 
 FORMATS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 """The same of the short formats that an answer may have been cast from, the coarsest first."""
@@ -62,19 +57,6 @@ class Resolution:
         if self.decimals is None:
             return answers_NK + part_NK * self.relative * answers_NK.abs()
         return torch.where(answers_NK == 0, answers_NK, answers_NK + part_NK * 10.0**-self.decimals)
-
-
-def decimals(scores: Tensor) -> int | None:
-    """The fewest decimals that carry the scores exactly (to float32), or None if they are not rounded."""
-    known = scores[torch.isfinite(scores)].double()
-    slack = 2 * FLOAT32 * known.abs()
-    for places in range(1, MAX_DECIMALS):
-        step = 10.0**-places
-        if slack.numel() and slack.max() > step / 4:
-            return None
-        if (((known / step).round() * step - known).abs() <= slack).all():
-            return places
-    return None
 
 
 def rms(values: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dfme.queries.names import PROCEDURAL, PROGRAMS, check_programs
+from dfme.queries.sketch import SKETCH
 from dfme.spec import ImageSpec
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class ProceduralImages:
         check_programs(programs)
         self._spec = spec
         self._names = len(programs)
-        self._weights: dict[DrawProgram, int] = {
-            resolve_name(PROGRAMS[name]): weight for name, weight in Counter(programs).items()
+        self._weights = Counter(programs)
+        self._programs: dict[str, DrawProgram] = {
+            name: resolve_name(PROGRAMS[name]) for name in self._weights
         }
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
@@ -41,8 +43,15 @@ class ProceduralImages:
         from dfme.queries.programs.canvas import shuffled
 
         share = -(-count // self._names)
-        drawn = [program(share * weight, self._spec, rng) for program, weight in self._weights.items()]
+        drawn = [self._drawn(name, share * weight, rng) for name, weight in self._weights.items()]
         return drawn[0][:count] if len(drawn) == 1 else shuffled(torch.cat(drawn), count, rng)
+
+    def _drawn(self, name: str, count: int, rng: torch.Generator) -> Tensor:
+        """So many images of one program; of a rehearsal, few that stand for them."""
+        sketch = SKETCH.get()
+        if sketch is None:
+            return self._programs[name](count, self._spec, rng)
+        return sketch.draw(name, self._programs[name], count, self._spec, rng)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -130,11 +130,16 @@ class JsonAdapter(Adapter):
         if odd_B.any() and kind in ("probabilities", "top_k"):
             row = int(odd_B.argmax())
             top = int(scores_BK[row].argmax())
+            import torch
+
+            from dfme.answers.advice import what_to_do
+
             cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
+            instead = what_to_do(torch.from_numpy(scores_BK / scale))
             raise Unusable(
                 f"answer.scale: the class {self._model.classes.names[top]!r} has {scores_BK[row, top]:g} of "
                 f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
-                f"start a new run {cure}, or start a new run with --teacher.label-mode logits",
+                f"start a new run {cure}, or: {instead}",
                 "wrong scale",
             )
 

@@ -92,14 +92,83 @@ def test_probabilities_and_a_lone_output(tmp_path: Path, kind: str) -> None:
     module = net(nn.Softmax(1))
     path = ALL_SAVERS[kind](tmp_path / "net.pt2", module)
     x_BCHW = torch.rand(3, *SHAPE)
-    teacher = load(kind, path, {"answers": "probabilities"}, shape=SHAPE, label_mode="probabilities")
-    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
-    refused("say --teacher.answers probabilities", load, kind, path, shape=SHAPE)
+    for said in ({"answers": "probabilities"}, {}):
+        teacher = load(kind, path, said, shape=SHAPE, label_mode="probabilities")
+        torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+    refused("say --teacher.answers probabilities", load, kind, path, {"answers": "logits"}, shape=SHAPE)
+    refused("only probabilities", load, kind, path, shape=SHAPE)
     binary = net(nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()))
     path = ALL_SAVERS[kind](tmp_path / "binary.pt2", binary)
-    teacher = load(kind, path, {"answers": "probabilities"}, shape=SHAPE, label_mode="probabilities")
     p_B1 = answers(binary, x_BCHW)
-    torch.testing.assert_close(teacher(x_BCHW), torch.cat([1 - p_B1, p_B1], 1), rtol=1e-5, atol=1e-5)
+    for said in ({"answers": "probabilities"}, {}):
+        teacher = load(kind, path, said, shape=SHAPE, label_mode="probabilities")
+        two_BK = torch.cat([1 - p_B1, p_B1], 1)
+        torch.testing.assert_close(teacher(x_BCHW), two_BK, rtol=1e-5, atol=1e-5)
+
+
+class Ending(nn.Module):
+    """The network, of one output, and a last operation."""
+
+    def __init__(self, end: str, bias: float = 0.0) -> None:
+        super().__init__()
+        self.net = net(nn.Linear(5, 1))
+        self.net[-1].bias.data.fill_(bias)
+        self.end = end
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        z_B1 = self.net(x_BCHW)
+        if self.end == "sigmoid":
+            return z_B1.sigmoid()
+        if self.end == "vector of sigmoids":
+            return z_B1.sigmoid().squeeze(1)
+        if self.end == "log-sigmoid":
+            return nn.functional.logsigmoid(z_B1)
+        if self.end == "percentage":
+            return z_B1.sigmoid() * 100
+        return z_B1
+
+
+@pytest.mark.parametrize("end", ["sigmoid", "vector of sigmoids", "log-sigmoid", "linear", "percentage"])
+@pytest.mark.parametrize("kind", ALL_SAVERS)
+def test_the_last_operation_tells_what_a_lone_output_is(tmp_path: Path, kind: str, end: str) -> None:
+    """Also where all answers are of one class: the bias decides it."""
+    module = Ending(end, bias=20.0 if end == "linear" else 0.0).eval()
+    if kind == "torchscript":
+        with warnings.catch_warnings(action="ignore"):
+            path = script(tmp_path / "net.ts", torch.jit.trace(module, torch.rand(2, *SHAPE)))
+    else:
+        path = ALL_SAVERS[kind](tmp_path / "net.pt2", module)
+    x_BCHW = torch.rand(6, *SHAPE)
+    z_B1 = answers(module.net, x_BCHW)
+    p_BK = torch.cat([1 - z_B1.sigmoid(), z_B1.sigmoid()], 1)
+    if end == "percentage":
+        refused("--teacher.answers logits, or percentages", load, kind, path, shape=SHAPE)
+    options = {"answers": "percentages"} if end == "percentage" else {}
+    teacher = load(kind, path, options, shape=SHAPE, label_mode="probabilities")
+    torch.testing.assert_close(teacher(x_BCHW), p_BK, rtol=1e-4, atol=1e-4)
+
+
+class Both(nn.Module):
+    """Features and scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        return x_BCHW.flatten(1), self.net(x_BCHW)
+
+
+@pytest.mark.parametrize("kind", ALL_SAVERS)
+def test_of_two_outputs_the_scores_are_named(tmp_path: Path, kind: str) -> None:
+    module = Both().eval()
+    path = ALL_SAVERS[kind](tmp_path / "net.pt2", module)
+    asked = str(refused("name the one with the scores: --teacher.output NAME", load, kind, path, shape=SHAPE))
+    name = asked.partition("192), ")[2].partition(" (B, 5)")[0]
+    x_BCHW = torch.rand(3, *SHAPE)
+    for options, classes in (({"output": name}, None), ({}, 5)):
+        teacher = load(kind, path, options, shape=SHAPE, num_classes=classes)
+        torch.testing.assert_close(teacher(x_BCHW), answers(module.net, x_BCHW), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ALL_SAVERS)
@@ -224,7 +293,7 @@ def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tm
     torch.jit.save(module, str(tmp_path / "net.ts"))
     refused("--teacher.trust", load, "torchscript", tmp_path / "net.ts", {"trust": False}, shape=SHAPE)
     assert precious.read_bytes() == b"mine"
-    load("torchscript", tmp_path / "net.ts", shape=SHAPE)
+    load("torchscript", tmp_path / "net.ts", {"answers": "logits"}, shape=SHAPE)
     assert precious.read_bytes() == b"!!!!"
 
 

@@ -1,0 +1,82 @@
+"""What to do about scores that are no probabilities, from what their values show."""
+
+import torch
+from torch import Tensor
+
+from dfme.spec import LabelMode
+
+MAX_DECIMALS = 7
+"""float32 probabilities carry about seven decimals: answers with more are not rounded."""
+
+FLOAT32 = 2.0**-23
+"""Distance of neighbouring float32 numbers, relative to them."""
+
+LEVELS = (255, 256)
+"""Parts of one of which 8-bit probabilities are multiples."""
+
+SLACK = 2e-3
+"""How far from one a row may sum, besides what rounding takes away."""
+
+
+def decimals(scores: Tensor) -> int | None:
+    """The fewest decimals that carry the scores exactly (to float32), or None if they are not rounded."""
+    known = scores[torch.isfinite(scores)].double()
+    slack = 2 * FLOAT32 * known.abs()
+    for places in range(1, MAX_DECIMALS):
+        step = 10.0**-places
+        if slack.numel() and slack.max() > step / 4:
+            return None
+        if (((known / step).round() * step - known).abs() <= slack).all():
+            return places
+    return None
+
+
+def rounded_to(p_BK: Tensor) -> int | None:
+    """Decimals to which probabilities, whose sums are not one, were rounded, maybe down; None if not.
+
+    Probabilities of 8 bits count as rounded to two decimals.
+    """
+    places = decimals(p_BK)
+    if places is None:
+        parts = (p_BK.double() * levels for levels in LEVELS)
+        on_a_lattice = any(bool(((part.round() - part).abs() < SLACK).all()) for part in parts)
+        places = 2 if on_a_lattice else None
+    if places is None:
+        return None
+    lost = p_BK.shape[1] * 10.0**-places
+    over_B = p_BK.double().sum(1) - 1
+    within_B = (over_B >= -lost - SLACK) & (over_B <= lost / 2 + SLACK)
+    return places if bool(within_B.all()) else None
+
+
+def add_up_to(scores_BK: Tensor, total: float, slack: float = SLACK) -> bool:
+    """True if no score is negative and those of every image add up to ``total``, within a share of it."""
+    sums_B = scores_BK.double().sum(1)
+    return bool((scores_BK >= -slack).all() and ((sums_B / total - 1).abs() <= slack).all())
+
+
+def what_to_do(scores_BK: Tensor) -> str:
+    """The cure for scores that were taken for probabilities, in words; empty where nothing is plain."""
+    if not scores_BK.isfinite().all():
+        return ""
+    if add_up_to(scores_BK, 100.0):
+        return "they add up to 100, as percentages do: divide them by 100"
+    if bool((scores_BK < 0).any()) or bool((scores_BK > 1 + SLACK).any()):
+        return "if these are logits, start a new run with --teacher.label-mode logits"
+    if mode := _cut_mode(scores_BK):
+        return f"start a new run with --teacher.label-mode {mode}"
+    return (
+        "each lies within 0 and 1, as where every class has a sigmoid of its own: "
+        "answer one softmax over all classes"
+    )
+
+
+def _cut_mode(p_BK: Tensor) -> LabelMode | None:
+    """The label mode in which rounded probabilities, or the largest alone beside zeros, are answered."""
+    places = rounded_to(p_BK)
+    if places is not None:
+        return LabelMode("probabilities", places)
+    shown = int((p_BK > 0).sum(1).max())
+    if shown == p_BK.shape[1] or bool((p_BK.double().sum(1) > 1 + SLACK).any()):
+        return None
+    return LabelMode("top_k", decimals(p_BK), max(shown, 1))
