@@ -109,11 +109,12 @@ def is_phrase(answer: HttpBody) -> bool:
         return False
     text: Any = answer.decode("latin-1")
     try:
-        document = json.loads(answer)
+        pairs = json.loads(answer, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
-        document = None
-    if isinstance(document, dict) and len(document) == 1 and next(iter(document)) in MESSAGE_KEYS:
-        (text,) = document.values()
+        pairs = None
+    if isinstance(pairs, tuple) and len(pairs) == 1:
+        ((key, value),) = pairs
+        text = value if key in MESSAGE_KEYS else None
     try:
         phrase = HTTPStatus(answer.status).phrase
     except ValueError:

@@ -7,6 +7,7 @@ takes it for that route, and it passes, however it is spelled. If it has, it mus
 which there is one way to read it, or it is refused. All of this takes time in proportion to the path.
 """
 
+import difflib
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -63,7 +64,8 @@ class GuardedPaths:
             if fault := _fault(sample, unquote(sample)):
                 raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
         self._routes = read_routes(app)
-        guarded, self.unknown = self._routes.among(paths)
+        guarded, unknown = self._routes.among(paths)
+        self.warnings = [self._warning(path) for path in unknown]
         others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
         self._guarded = guarded
         self._taken = {
@@ -92,6 +94,12 @@ class GuardedPaths:
     def slipped(self, scope: Scope) -> bool:
         """Whether the app's router gave a request that was not guarded to a guarded route."""
         return any(_is_one(scope.get(key), things) for key, things in self._taken.items())
+
+    def _warning(self, path: str) -> str:
+        """One line for the owner about a path that is no route."""
+        near = difflib.get_close_matches(path, [leaf.template for leaf in self._routes.leaves], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"Guard: paths: expected a route of the app, got {path!r}{hint}"
 
     def _leaf(self, scope: Scope) -> Leaf | None:
         """The route that the app's router takes, where that is certain."""

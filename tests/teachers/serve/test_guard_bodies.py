@@ -33,6 +33,8 @@ HIDDEN: dict[str, bytes] = {
     "bytes": model(X).numpy().tobytes(),
     "a phrase and more": b'{"detail": "Not Found", "label": 3}',
     "a phrase of another status": b'{"detail": "Conflict"}',
+    "a phrase twice": b'{"detail": "cat", "detail": "Not Found"}',
+    "a list of a phrase": b'[["detail", "Not Found"]]',
     "deep": b"[" * 100_000,
     "a page": b"<h1>Not Found</h1><!-- %s -->" % SECRETS[0].encode(),
 }
@@ -260,7 +262,9 @@ def test_a_large_document_is_read_as_a_small_one_is(monkeypatch: pytest.MonkeyPa
     for filler in (b"[]", b"[ ]", b'""', b"null", b"true", b"[\n\t]"):
         for encoding in ("utf-8", "utf-16-le"):
             many = (b"[%s0]" % ((filler + b",") * 120)).decode().encode(encoding)
-            with pytest.raises(ValueError, match="expected at most 100 texts, nulls and empty lists, got [12]"):
+            with pytest.raises(
+                ValueError, match=r"expected at most 100 texts, nulls and empty lists, got [12]"
+            ):
                 load_json(many)
     with pytest.raises(ValueError, match="expected at most 1000 lists, got 1002; send smaller batches"):
         load_json(b"[%s[1]]" % (b"[1]," * 1_000))
