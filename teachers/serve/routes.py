@@ -155,6 +155,8 @@ class _Reader:
     def _inner(self, app: Any) -> Any:
         """What has the routes, behind all middleware; None where nothing has."""
         for _ in range(MAX_LAYERS):
+            if app is None:
+                break
             self.routes.certain = self.routes.certain and _leaves_paths(app)
             if isinstance(getattr(app, "routes", None), list):
                 return app
