@@ -23,6 +23,7 @@ from dfme.teachers.serve.routes import Leaf, read_routes, segments_of
 MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server
 PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+OTHER_PLACEHOLDERS = re.compile(r"[<>*{}]|/:")  # of frameworks whose routes are written otherwise
 INVISIBLE = str.maketrans("", "", "".join(map(chr, [*range(33), 127])))
 UNREADABLE = "\ufffd"  # stands for bytes that are no UTF-8
 SEPARATORS = "\\;?#"  # some routers end a path, or a segment, there
@@ -59,10 +60,7 @@ class GuardedPaths:
 
     def __init__(self, paths: Sequence[str], app: ASGIApp) -> None:
         paths = [paths] if isinstance(paths, str) else paths
-        for path in paths:
-            sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
-            if fault := _fault(sample, unquote(sample)):
-                raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
+        _require_normal(paths)
         self._routes = read_routes(app)
         guarded, unknown = self._routes.among(paths)
         self.warnings = [self._warning(path) for path in unknown]
@@ -104,6 +102,18 @@ class GuardedPaths:
     def _leaf(self, scope: Scope) -> Leaf | None:
         """The route that the app's router takes, where that is certain."""
         return self._routes.resolve(scope) if self._settled else None
+
+
+def _require_normal(paths: Sequence[str]) -> None:
+    """UserError unless each guarded path can be that of a request."""
+    if not paths:
+        raise UserError("Guard: paths: expected at least one path, got none; leave it out to guard all")
+    for path in paths:
+        sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
+        if OTHER_PLACEHOLDERS.search(sample):
+            raise UserError(f"Guard: paths: {path!r}: expected parameters as {{name}} or {{name:path}}")
+        if fault := _fault(sample, unquote(sample)):
+            raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
 
 
 def fold(text: str) -> str:

@@ -344,7 +344,20 @@ def test_a_route_that_the_app_does_not_have_is_said(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("path", ["/a//b", "/a;b", "/../x", "/a\\b", "/a\nb", "/%2fa"])
 def test_a_guarded_path_that_no_request_may_have_is_refused(path: str) -> None:
     with pytest.raises(dfme.UserError, match=r"Guard: paths: .*: expected a path "):
-        guard(flat(), paths=[path])
+        guard(flat(), paths=["/predict", path])
+
+
+@pytest.mark.parametrize(
+    "path", ["/m/<name>", "/m/<path:name>/p", "/m/:name", "/m/*", "/{x", "/{x:[0-9]{3}}"]
+)
+def test_a_parameter_of_another_framework_is_refused(path: str) -> None:
+    with pytest.raises(dfme.UserError, match=r"expected parameters as \{name\} or \{name:path\}"):
+        guard(regular, paths=[path])
+
+
+def test_no_path_at_all_is_refused() -> None:
+    with pytest.raises(dfme.UserError, match="paths: expected at least one path, got none"):
+        guard(regular, paths=[])
 
 
 def test_an_answer_of_a_guarded_route_by_another_name_is_a_500() -> None:
