@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from http import HTTPStatus
 from typing import Any
 
@@ -44,7 +45,8 @@ class BodyReaders:
         if len(body) <= SMALL:
             return call(*given)
         thread = self._threads[len(body) > LARGE]
-        return await asyncio.get_running_loop().run_in_executor(thread, call, *given)
+        run = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(thread, run, call, *given)
 
     async def read_request(self, body: bytes, call: Callable[..., Any], *given: Any) -> Any:
         """The same for a request's body. Rejected where too many large ones wait."""
