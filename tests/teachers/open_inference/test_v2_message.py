@@ -84,7 +84,7 @@ def test_a_long_list_is_read_like_a_short_one_up_to_its_end() -> None:
 def test_a_message_shows_the_beginning_of_a_value_however_large_it_is() -> None:
     for value in ({"a": [1, None, "x"]}, [[[1.5]]], "text", b"bytes", 7, None, {}, [], {"b": {"c": True}}):
         assert short(value) == repr(value)
-    wide = {number: [[0.5] * 100] * 100 for number in range(100_000)}
+    wide = dict.fromkeys(range(100_000), [[0.5] * 100] * 100)
     started = time.process_time()
     for value in (wide, [wide] * 60, [[[0] * 100_000] * 60] * 60, {"x" * 10_000: "y" * 10_000}):
         text = short(value)
