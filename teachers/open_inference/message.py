@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dfme.teachers.json_text import load_json
+from dfme.teachers.json_text import load_json, require_numbers
 from dfme.teachers.open_inference.tensors import (
     NamedTensor,
     checked_shape,
@@ -54,7 +54,10 @@ def unpack(
     """
     if header_length is not None and not 0 < header_length <= len(body):
         raise ValueError(f"expected a JSON header of 1 to {len(body)} bytes, got the length {header_length}")
-    header = read_object(body if header_length is None else body[:header_length])
+    text = body if header_length is None else body[:header_length]
+    if key == "inputs":  # of a stranger
+        require_numbers(text)
+    header = read_object(text)
     entries = header.pop(key, None)
     if not isinstance(entries, list):
         raise ValueError(f"expected a list {key!r}, got {short(entries)}")

@@ -32,6 +32,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _MAX_AXES = 16
 _MAX_ELEMENTS = 2**28  # a gigabyte of FP32: no honest batch of images is larger
+_MAX_SHOWN = 200  # characters of a text in a message
 _SLICE = 2**16  # elements of a list that are read in one go
 _LENGTH = struct.Struct("<I")
 
@@ -111,10 +112,24 @@ def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
-def short(value: object, most: int = 80) -> str:
-    """A value for a message, cut to a readable length."""
-    text = repr(value[:20] if isinstance(value, (list, str, bytes)) and len(value) > most else value)
+def short(value: Any, most: int = 80) -> str:
+    """A value for a message, cut to a readable length; of a large one only the beginning is looked at."""
+    long = isinstance(value, list | str | bytes) and len(value) > most
+    text = repr(_beginning(value[:20] if long else value, [most]))
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _beginning(value: object, left: list[int]) -> object:
+    """As many of a value's parts as ``left`` says, which is more than are shown."""
+    left[0] -= 1
+    if isinstance(value, str | bytes):
+        return value[:_MAX_SHOWN]
+    if isinstance(value, list):
+        return [_beginning(part, left) for part in itertools.takewhile(lambda _: left[0] > 0, value)]
+    if isinstance(value, dict):
+        pairs = itertools.takewhile(lambda _: left[0] > 0, value.items())
+        return {_beginning(name, left): _beginning(part, left) for name, part in pairs}
+    return value
 
 
 _JSON_TYPES: dict[str, set[type]] = {

@@ -50,7 +50,7 @@ class Account:
         text = "".join(value.decode("latin-1") for key, value in headers if name_of(key) == name).strip()
         if "," in text:  # two headers that a proxy has made one
             raise Rejected(400, TOO_OFTEN, "account")
-        return _credentials(text) if name == "authorization" else text
+        return _credentials(text) if name == "authorization" and text else text
 
     def _same(self, scope: Scope, account: str) -> bool:
         try:
@@ -130,10 +130,17 @@ def _cookies(header: bytes) -> list[Pair]:
 
 
 def _credentials(text: str) -> str:
-    """A scheme in lower case and its token; of Basic the user's name, since there are many Base64s of it."""
-    scheme, _, token = text.partition(" ")
+    """A scheme in lower case and its token; of Basic the user's name, since there are many Base64s of it.
+
+    Rejected for more than a token: some apps take the first part for it, and some all.
+    """
+    scheme, *tokens = text.split()
+    if not tokens:
+        return text
+    if len(tokens) > 1:
+        raise Rejected(400, "expected Authorization as a scheme and one token", "account")
     scheme = scheme.lower()
-    token = token.strip()
+    token = tokens[0]
     if scheme == "basic":
         marks = re.sub("[^A-Za-z0-9+/]", "", token)
         whole = marks if len(marks) % 4 != 1 else marks[:-1]

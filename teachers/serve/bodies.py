@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from http import HTTPStatus
 from typing import Any
 
@@ -44,7 +45,8 @@ class BodyReaders:
         if len(body) <= SMALL:
             return call(*given)
         thread = self._threads[len(body) > LARGE]
-        return await asyncio.get_running_loop().run_in_executor(thread, call, *given)
+        run = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(thread, run, call, *given)
 
     async def read_request(self, body: bytes, call: Callable[..., Any], *given: Any) -> Any:
         """The same for a request's body. Rejected where too many large ones wait."""
@@ -109,11 +111,12 @@ def is_phrase(answer: HttpBody) -> bool:
         return False
     text: Any = answer.decode("latin-1")
     try:
-        document = json.loads(answer)
+        pairs = json.loads(answer, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
-        document = None
-    if isinstance(document, dict) and len(document) == 1 and next(iter(document)) in MESSAGE_KEYS:
-        (text,) = document.values()
+        pairs = None
+    if isinstance(pairs, tuple) and len(pairs) == 1:
+        ((key, value),) = pairs
+        text = value if key in MESSAGE_KEYS else None
     try:
         phrase = HTTPStatus(answer.status).phrase
     except ValueError:

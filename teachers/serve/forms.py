@@ -12,7 +12,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.arrays import Array
-from dfme.teachers.json_text import load_json
+from dfme.teachers.json_text import load_json, require_numbers
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
 from dfme.teachers.open_inference.server import pixels_of
 from dfme.teachers.open_inference.tensors import NamedTensor
@@ -34,7 +34,12 @@ class HttpBody(bytes):
     question: Any = None
 
     def json(self) -> Any:
-        """The document in it; while a large one is read, others are served."""
+        """The document in it; while a large one is read, others are served.
+
+        ValueError, too, for a large request that is not mostly numbers.
+        """
+        if self.request is None:
+            require_numbers(self)
         return load_json(self)
 
     @classmethod
@@ -107,6 +112,8 @@ class AdapterForm:
 
     def images(self, body: HttpBody) -> Array:
         template = self._request.json
+        if template is not None:
+            require_numbers(body)
         found = [bytes(body)] if template is None else find_images(template, parse(body))
         return np.concatenate([self._read(each) for each in found])
 

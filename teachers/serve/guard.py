@@ -118,8 +118,8 @@ class Guard:
         self._worker = one_thread(threads)
         self._readers = BodyReaders()
         self.meter.alarms.update(dict.fromkeys(self._watch.names if self._watch else (), 0))
-        for path in self._paths.unknown if self._paths else ():
-            logger.warning("Guard: paths: %r is none of the app's routes, and guards nothing", path)
+        for line in self._paths.warnings if self._paths else ():
+            logger.warning(line)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

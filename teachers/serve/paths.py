@@ -7,6 +7,7 @@ takes it for that route, and it passes, however it is spelled. If it has, it mus
 which there is one way to read it, or it is refused. All of this takes time in proportion to the path.
 """
 
+import difflib
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from dfme.teachers.serve.routes import Leaf, read_routes, segments_of
 MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server
 PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+OTHER_PLACEHOLDERS = re.compile(r"[<>*{}]|/:")  # of frameworks whose routes are written otherwise
 INVISIBLE = str.maketrans("", "", "".join(map(chr, [*range(33), 127])))
 UNREADABLE = "\ufffd"  # stands for bytes that are no UTF-8
 SEPARATORS = "\\;?#"  # some routers end a path, or a segment, there
@@ -58,12 +60,10 @@ class GuardedPaths:
 
     def __init__(self, paths: Sequence[str], app: ASGIApp) -> None:
         paths = [paths] if isinstance(paths, str) else paths
-        for path in paths:
-            sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
-            if fault := _fault(sample, unquote(sample)):
-                raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
+        _require_normal(paths)
         self._routes = read_routes(app)
-        guarded, self.unknown = self._routes.among(paths)
+        guarded, unknown = self._routes.among(paths)
+        self.warnings = [self._warning(path) for path in unknown]
         others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
         self._guarded = guarded
         self._taken = {
@@ -93,9 +93,27 @@ class GuardedPaths:
         """Whether the app's router gave a request that was not guarded to a guarded route."""
         return any(_is_one(scope.get(key), things) for key, things in self._taken.items())
 
+    def _warning(self, path: str) -> str:
+        """One line for the owner about a path that is no route."""
+        near = difflib.get_close_matches(path, [leaf.template for leaf in self._routes.leaves], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"Guard: paths: expected a route of the app, got {path!r}{hint}"
+
     def _leaf(self, scope: Scope) -> Leaf | None:
         """The route that the app's router takes, where that is certain."""
         return self._routes.resolve(scope) if self._settled else None
+
+
+def _require_normal(paths: Sequence[str]) -> None:
+    """UserError unless each guarded path can be that of a request."""
+    if not paths:
+        raise UserError("Guard: paths: expected at least one path, got none; leave it out to guard all")
+    for path in paths:
+        sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
+        if OTHER_PLACEHOLDERS.search(sample):
+            raise UserError(f"Guard: paths: {path!r}: expected parameters as {{name}} or {{name:path}}")
+        if fault := _fault(sample, unquote(sample)):
+            raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
 
 
 def fold(text: str) -> str:

@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 LIBRARIES = ("starlette.", "fastapi.")  # whose middleware leaves a path as it is
-MOST_LAYERS = 100  # of middleware before an app
+MAX_LAYERS = 100  # of middleware before an app
 BELOW = "/{path:path}"
 WHOLE = re.compile(r"\{[A-Za-z_]\w*(?::(\w+))?\}")  # a segment that is one parameter
 PARAMETER = re.compile(r"\{[^{}]*\}")
@@ -154,7 +154,9 @@ class _Reader:
 
     def _inner(self, app: Any) -> Any:
         """What has the routes, behind all middleware; None where nothing has."""
-        for _ in range(MOST_LAYERS):
+        for _ in range(MAX_LAYERS):
+            if app is None:
+                break
             self.routes.certain = self.routes.certain and _leaves_paths(app)
             if isinstance(getattr(app, "routes", None), list):
                 return app

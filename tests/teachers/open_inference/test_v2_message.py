@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+import time
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from dfme.teachers.open_inference.tensors import (
     datatype_of,
     from_bytes,
     from_list,
+    short,
     to_bytes,
     to_list,
 )
@@ -63,6 +65,33 @@ def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) ->
     assert same(unpack(body, None, "inputs", MOST)[1][0].array, array)
     nested = json.loads(json.dumps(array.tolist() if array.dtype != object else to_list(array)))
     assert same(from_list(nested, datatype_of(array), array.shape), array)
+
+
+def test_a_long_list_is_read_like_a_short_one_up_to_its_end() -> None:
+    numbers = [*range(200)] * 1_000
+    for datatype in ("FP32", "UINT8", "INT64"):
+        array = from_list(numbers, datatype, [400, 500])
+        assert (array.ravel() == np.array(numbers)).all()
+        for odd, text in ((True, "got bool"), ("1", "got str")):
+            malformed(
+                f"elements that are {datatype}, {text}", from_list, [*numbers, odd], datatype, [200_001]
+            )
+    malformed("some beyond its range", from_list, [*numbers, 256], "UINT8", [200_001])
+    malformed("some beyond its range", from_list, [*numbers, 2**63], "INT64", [200_001])
+    malformed("some beyond its range", from_list, [*numbers, 10**400], "FP32", [200_001])
+
+
+def test_a_message_shows_the_beginning_of_a_value_however_large_it_is() -> None:
+    for value in ({"a": [1, None, "x"]}, [[[1.5]]], "text", b"bytes", 7, None, {}, [], {"b": {"c": True}}):
+        assert short(value) == repr(value)
+    wide = dict.fromkeys(range(100_000), [[0.5] * 100] * 100)
+    started = time.process_time()
+    for value in (wide, [wide] * 60, [[[0] * 100_000] * 60] * 60, {"x" * 10_000: "y" * 10_000}):
+        text = short(value)
+        assert (len(text), text[-3:]) == (80, "...")
+    assert time.process_time() - started < 0.5
+    assert short(wide).startswith("{0: [[0.5, 0.5, ")
+    assert short("x" * 100) == repr("x" * 20)
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:

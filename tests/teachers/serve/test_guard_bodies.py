@@ -6,21 +6,27 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from clients import question
 from defended import digits, queries
+from starlette.datastructures import Headers
 from test_guard import BODY, SECRETS, SHAPE, X, answering, ask, guard, model, scope_of
 
 import dfme
 from dfme.teachers import json_text
-from dfme.teachers.json_text import LARGE, load_json
+from dfme.teachers.json_text import LARGE, load_json, require_numbers
+from dfme.teachers.open_inference.message import pack, unpack
 from dfme.teachers.open_inference.server import Service
+from dfme.teachers.open_inference.tensors import NamedTensor
 from dfme.teachers.serve.app import Keys, make_app
 from dfme.teachers.serve.bodies import MAX_WAITING, SMALL
+from dfme.teachers.serve.forms import HttpBody
 from dfme.teachers.serve.model import Meter, Model
 
 PERCENT = [f"{100 * float(f'0.{each}'):.1f}" for each in SECRETS]
@@ -33,6 +39,8 @@ HIDDEN: dict[str, bytes] = {
     "bytes": model(X).numpy().tobytes(),
     "a phrase and more": b'{"detail": "Not Found", "label": 3}',
     "a phrase of another status": b'{"detail": "Conflict"}',
+    "a phrase twice": b'{"detail": "cat", "detail": "Not Found"}',
+    "a list of a phrase": b'[["detail", "Not Found"]]',
     "deep": b"[" * 100_000,
     "a page": b"<h1>Not Found</h1><!-- %s -->" % SECRETS[0].encode(),
 }
@@ -260,9 +268,20 @@ def test_a_large_document_is_read_as_a_small_one_is(monkeypatch: pytest.MonkeyPa
     for filler in (b"[]", b"[ ]", b'""', b"null", b"true", b"[\n\t]"):
         for encoding in ("utf-8", "utf-16-le"):
             many = (b"[%s0]" % ((filler + b",") * 120)).decode().encode(encoding)
-            with pytest.raises(ValueError, match="expected at most 100 texts, nulls and empty lists, got [12]"):
-                load_json(many)
+            with pytest.raises(
+                ValueError, match=r"expected at most 100 texts, nulls and empty lists, got [12]"
+            ):
+                require_numbers(many)
     with pytest.raises(ValueError, match="expected at most 1000 lists, got 1002; send smaller batches"):
-        load_json(b"[%s[1]]" % (b"[1]," * 1_000))
+        require_numbers(b"[%s[1]]" % (b"[1]," * 1_000))
     with pytest.raises(ValueError, match="expected numbers of at most 1000 characters, got 2000"):
         load_json(b"[0.%s]" % (b"1" * 1_998))
+    texts = b'{"labels": [%s"x"]}' % (b'"x",' * 200)
+    answer = HttpBody.of(texts, Headers(), request=HttpBody(b"asked"))
+    assert answer.json() == load_json(texts) == json.loads(texts)  # many labels are an honest answer
+    for read in (HttpBody(texts).json, partial(unpack, texts, None, "inputs", 10)):
+        with pytest.raises(ValueError, match="expected at most 100 texts"):
+            read()
+    raw = np.full((1, 40, 40), 34, np.uint8)  # whose bytes are quotation marks
+    body, length = pack({}, [NamedTensor("x", raw)], "inputs", binary=True)
+    assert (unpack(body, length, "inputs", 2_000)[1][0].array == raw).all()
