@@ -82,6 +82,9 @@ class StudentTrainer:
         self.plan = self._plan(config.images)
         self._budget = 0
         self._stretch: Stretch | None = None  # of the batch that is learnt from, if it is a long one
+        self._passed = (
+            0  # images learnt from since the last kept batch, whose replay steps stand for them too
+        )
         self._greatest_lr = 0.0  # of the round, or of the run without rounds
         self._warned_at = 0
         self.precision = config.precision
@@ -168,7 +171,9 @@ class StudentTrainer:
             steps = 1 + self.config.replay_steps
         else:
             steps = round(self.plan.during * share) - before
-        self._stretch = self.plan.stretch(share, len(images_BCHW) / self._images, before, steps)
+        images = len(images_BCHW) + (self._passed if keep and steps > 1 else 0)
+        self._passed = 0 if keep else self._passed + len(images_BCHW)
+        self._stretch = self.plan.stretch(share, images / self._images, before, steps)
         metrics = self._begin()
         if steps > 0:
             metrics["student_loss"] = self._step(images_BCHW, answers).mean()
