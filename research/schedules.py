@@ -148,7 +148,7 @@ def run(words: Sequence[str]) -> None:
     asked = arguments_of(words, INPUTS)
     options: SchedulesOptions = asked.config
     asked.finish()
-    rows = []
+    rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for method in options.methods:
             for answers in ("probabilities", *(("label",) if method not in SCORES_ALONE else ())):

@@ -17,9 +17,9 @@ from dfme.config.settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelMode
+from dfme.students.augment import augment
 from dfme.students.losses import log_probabilities
 from dfme.students.replay import Replay
-from dfme.students.trainer import augment
 
 By = Literal["entropy", "margin", "disagreement", "random"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import affine_grid, grid_sample
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dfme.config.settings import Augmentation, ExtractConfig
+from dfme.config.settings import ExtractConfig
 from dfme.graphs import Captured, GraphedForward, warn_not_captured
+from dfme.students.augment import augment
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
     ScheduledOptimizer,
@@ -24,53 +24,6 @@ from dfme.students.optimizers import (
     weight_decay,
 )
 from dfme.students.replay import Replay
-
-TURN = 0.2  # most radians that an affine map turns an image by; the other bounds of such a map follow
-SHEAR = 0.2
-STRETCH = 0.15  # of each axis by itself
-MOVE = 0.075  # of the image's side
-
-
-def augment(x_BCHW: Tensor, how: Augmentation, rng: torch.Generator) -> Tensor:
-    """Images mirrored with probability 1/2, moved by -1, 0 or 1 pixel per axis, both, or affinely mapped.
-
-    What moves in from outside repeats the edge. ``none`` gives the same tensor and draws nothing; else it is
-    a new one, of any dtype, with the draws made on the device of ``rng``.
-    """
-    if how == "none":
-        return x_BCHW
-    if how == "affine":
-        return _affine(x_BCHW, rng)
-    batch, channels, height, width = x_BCHW.shape
-    row_1H = torch.arange(height, device=rng.device)[None]
-    column_BW = torch.arange(width, device=rng.device).expand(batch, width)
-    if how != "shift":
-        flipped_B1 = torch.randint(2, (batch, 1), generator=rng, device=rng.device)
-        column_BW = torch.where(flipped_B1 == 1, width - 1 - column_BW, column_BW)
-    row_BH = row_1H.expand(batch, height)
-    if how != "flip":
-        down_B1, right_B1 = torch.randint(-1, 2, (2, batch, 1), generator=rng, device=rng.device).unbind()
-        row_BH = (row_BH - down_B1).clamp(0, height - 1)
-        column_BW = (column_BW - right_B1).clamp(0, width - 1)
-    # One gather by the place of each pixel: a third of the time of indexing rows, then columns.
-    pixel_BN = (row_BH[:, :, None] * width + column_BW[:, None]).flatten(1).to(x_BCHW.device)
-    return x_BCHW.flatten(2).gather(2, pixel_BN[:, None].expand(-1, channels, -1)).view(x_BCHW.shape)
-
-
-def _affine(x_BCHW: Tensor, rng: torch.Generator) -> Tensor:
-    """Each image by a map of its own, evenly drawn within the bounds above; pixels are interpolated."""
-    draws_6B = 2 * torch.rand(6, len(x_BCHW), generator=rng, device=rng.device) - 1
-    turn_B, shear_B, wide_B, high_B, right_B, down_B = draws_6B.to(x_BCHW.device)
-    cos_B, sin_B = (TURN * turn_B).cos(), (TURN * turn_B).sin()
-    wide_B = 1 + STRETCH * wide_B
-    high_B = 1 + STRETCH * high_B
-    # a grid's axes run from -1 to 1 whatever the sides are, but a turn is one of pixels
-    aspect = x_BCHW.shape[2] / x_BCHW.shape[3]
-    rows = [wide_B * cos_B, aspect * (SHEAR * shear_B - high_B * sin_B), 2 * MOVE * right_B]
-    rows += [wide_B * sin_B / aspect, high_B * cos_B, 2 * MOVE * down_B]
-    grid_BHW2 = affine_grid(torch.stack(rows, 1).view(-1, 2, 3), list(x_BCHW.shape), align_corners=False)
-    mapped_BCHW = grid_sample(x_BCHW.float(), grid_BHW2, padding_mode="border", align_corners=False)
-    return mapped_BCHW.to(x_BCHW.dtype)
 
 
 class MovingAverage(AveragedModel):
@@ -125,9 +78,13 @@ class StudentTrainer:
         self.steps = 0
         self.config = config.student
         self._images = config.images
+        self._epochs = 0  # that follow the budget, where nothing else is planned
         self.plan = self._plan(config.images)
         self._budget = 0
         self._stretch: Stretch | None = None  # of the batch that is learnt from, if it is a long one
+        self._passed = (
+            0  # images learnt from since the last kept batch, whose replay steps stand for them too
+        )
         self._greatest_lr = 0.0  # of the round, or of the run without rounds
         self._warned_at = 0
         self.precision = config.precision
@@ -159,11 +116,12 @@ class StudentTrainer:
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all are paid, unless steps are configured."""
         if self.plan.during is None and not self.config.replay_steps:
-            self.plan = StepPlan(during=0, final=(epochs * math.ceil(images / self.config.batch(images)),))
+            self._epochs = epochs
+            self.plan = self._plan(images)
 
     def steps_due_under(self, budget: int, spent: int) -> int:
-        """Steps due under the present budget; under a larger one rounds follow those of ``spent``."""
-        if self.config.rounds and self._budget not in (0, budget):
+        """Steps due under the present budget; under a larger one rounds, or passes, follow those due."""
+        if self._grows and self._budget not in (0, budget):
             self.plan = self.plan.goes_on(self._plan(budget), spent / self._budget, spent / budget)
         self._budget = budget
         return self.steps_due
@@ -213,7 +171,9 @@ class StudentTrainer:
             steps = 1 + self.config.replay_steps
         else:
             steps = round(self.plan.during * share) - before
-        self._stretch = self.plan.stretch(share, len(images_BCHW) / self._images, before, steps)
+        images = len(images_BCHW) + (self._passed if keep and steps > 1 else 0)
+        self._passed = 0 if keep else self._passed + len(images_BCHW)
+        self._stretch = self.plan.stretch(share, images / self._images, before, steps)
         metrics = self._begin()
         if steps > 0:
             metrics["student_loss"] = self._step(images_BCHW, answers).mean()
@@ -249,7 +209,14 @@ class StudentTrainer:
             f"{self.steps:,} steps, so it learnt nothing there; give another --student.lr or --schedule.kind"
         )
 
+    @property
+    def _grows(self) -> bool:
+        """True if a larger budget adds steps to those that were due, on all that is held then."""
+        return bool(self.config.rounds or self._epochs)
+
     def _plan(self, images: int) -> StepPlan:
+        if self._epochs:
+            return StepPlan(0, (self._epochs * math.ceil(images / self.config.batch(images)),))
         return StepPlan.of(self.config, images, None if self.replay is None else self.replay.capacity)
 
     @property
@@ -279,6 +246,8 @@ class StudentTrainer:
         if number < 1:
             return
         self._greatest_lr = 0.0
+        if self._epochs:  # which go on with the student as it is
+            return
         assert self._fresh is not None, "rounds need fresh nets"
         assert self.config.shrink != "auto", "the job was not fitted to a teacher"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
@@ -337,7 +306,6 @@ class StudentTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         plan = self.plan
-        rounds = self.config.rounds
         return {
             "nets": self._whole.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -347,7 +315,7 @@ class StudentTrainer:
             "greatest_lr": self._greatest_lr,
             "precision": self.precision,
             "rounds": {"budget": self._budget, "ends": list(plan.ends), "since": plan.since}
-            if rounds
+            if self._grows
             else None,
         }
 
@@ -361,7 +329,7 @@ class StudentTrainer:
         self.steps = state["steps"]
         self._greatest_lr = state["greatest_lr"]
         self.precision = "bf16" if state["precision"] == "bf16" else "fp32"  # the run's, on any machine
-        if self.config.rounds:
+        if self._grows:
             rounds = state["rounds"]
             if (ends := [0, *rounds["ends"]]) != sorted(map(int, ends)):
                 raise ValueError("rounds: expected rising numbers of steps at their ends")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import Recording, make_method, make_parts
 
-from dfme.config.settings import ExtractConfig, Job, TeacherConfig
+from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.methods.knockoff import Knockoff
@@ -36,6 +36,25 @@ def spend(method, parts):
     ledger = parts.oracle.ledger
     while ledger.remaining:
         method.step() if ledger.remaining >= method.cost else method.finish(ledger.remaining)
+
+
+def test_a_larger_budget_adds_passes_over_all_that_is_held_by_a_schedule_of_their_own(pool):
+    """17 of 40 images, then all: 3 passes in steps of 8 each time, also where no more steps than before."""
+    _, parts, method = begun(pool, budget=17, schedule=ScheduleConfig("cosine"))
+    spend(method, parts)
+    trainer = parts.students
+    assert trainer.steps_due_under(17, 17) == 9
+    trainer.train_pending(100)
+    assert (trainer.steps, trainer.steps_left) == (9, 0)
+    _, larger, method = begun(pool, budget=24, schedule=ScheduleConfig("cosine"))
+    larger.students.load_state_dict(trainer.state_dict())
+    spend(method, larger)
+    assert larger.students.steps_due_under(24, 17) == 9, "as many as before, on more"
+    told = larger.students.train_pending(1)
+    assert told["student_lr"] == told["student_lr_greatest"] == 0.05
+    told = larger.students.train_pending(100)
+    assert (larger.students.steps, larger.students.steps_left) == (18, 0)
+    assert 0 < told["student_lr"] < 0.01
 
 
 @pytest.mark.parametrize("mode", ["probabilities", "logits", "top_k:2", "label"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from dfme.students.trainer import augment
+from dfme.students.augment import augment
 
 
 def rng(seed=0):

@@ -108,9 +108,9 @@ def test_rates_fall_from_the_whole_one_and_are_zero_at_the_very_end_alone(
     assert trainer.stood_still() is None
     for part in rounds_of(trainer.plan, rates):
         for before, now in pairwise(part):  # but where a step is rounded to a batch
-            assert now <= before + 0.03 * LR, "a rate never rises within a schedule"
-        zeros = sum(rate == 0 for rate in part)
-        assert zeros <= LAST_LEAP * len(part) or (case.method == "maze" and zeros < len(part) / 2)
+            iterations = case.method == "maze" and case.plan == "replay"  # has the replay of all at its end
+            assert now <= before + 0.03 * LR or iterations, "a rate never rises within a schedule"
+        assert sum(rate == 0 for rate in part) <= LAST_LEAP * len(part)
         assert part[0] > LR / 10
         if trainer.plan.during is not None:
             assert part[0] == pytest.approx(LR, rel=0.15 if len(part) > 10 else 1)
