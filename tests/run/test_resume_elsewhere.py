@@ -99,6 +99,19 @@ def test_images_and_weights_that_moved_are_accepted_and_put_on_record(
     capsys.readouterr()
 
 
+def test_a_run_is_learnt_from_elsewhere_and_on_its_own_images_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "retrain --run ../home/run --student.steps 2 --out"
+    assert run(f"{words} a") == 0
+    shutil.move(home / "data", "moved")
+    assert run(f"{words} b --evaluation.dataset moved") == 0
+    capsys.readouterr()
+    assert run(f"{words} c --evaluation.dataset data") == 2
+    assert "evaluation.dataset: images of sha256" in one_line(capsys)
+    assert not Path("c").exists()
+
+
 OTHERS = {
     "another data set": ("--evaluation.dataset data", "evaluation.dataset: images of sha256"),
     "another pool": ("--method.pool other.npz", "method.pool: images of sha256"),
