@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
-from dfme.run.directory import is_run
+from dfme.run.directory import images_from_run_start, is_run
 from dfme.run.job import DEFAULT_RECIPE, comes_with_dfme, locate
 from dfme.run.recipes import OF_ITS_TEACHER, merged, tidy
 
@@ -109,4 +109,6 @@ def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
     if found is None:
         return "", {}
     shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
-    return str(shown), load_yaml(found, own=comes_with_dfme(found) is None)
+    own = comes_with_dfme(found) is None
+    content = load_yaml(found, own=own)
+    return str(shown), images_from_run_start(found, content) if own else content

@@ -45,7 +45,10 @@ def has_train_part(name: str) -> bool:
     if path.suffix == ".npz":
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             return {"train_images.npy", "train_labels.npy"} <= {*archive.namelist()}
-    return name in DATASETS or (path.is_dir() and layout_of(path).train is not None)
+    if name in DATASETS or not path.is_dir():
+        return name in DATASETS
+    layout = layout_of(path)
+    return layout.train is not None and bool(layout.classes)
 
 
 def check_dataset(

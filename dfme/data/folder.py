@@ -1,5 +1,6 @@
 """A folder of pictures, in class folders or not; .npz files are read by ``arrays``."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def _labelled(part: Path, layout: Layout, notes: list[str]) -> tuple[list[Path],
         below = _without_papers(below, notes)
     if len(below) < 2 or not any(listing.pictures for listing in below.values()):
         return [], [], ()
-    _require_classes(part, below)
+    _require_classes(place, below)
     empty = [name for name, listing in below.items() if not listing.pictures]
     if empty and not layout.parts:
         notes.append(f"{listed(empty)} has no picture and counts as a class")
@@ -131,6 +132,15 @@ def _require_classes(part: Path, below: dict[str, Listing]) -> None:
             f"data set {part}: each of its class folders holds the parts {listed(sorted(common))}; put the "
             "class folders into folders of the parts, and name the one that is meant"
         )
+    if len(common) > 1 and all(FOLD.fullmatch(name.casefold()) for name in below):
+        raise UserError(
+            f"data set {part}: its folders {listed(below)} each hold the folders {listed(sorted(common))}, "
+            "so they are pieces of it and no classes; name the one that is meant"
+        )
+
+
+FOLD = re.compile(r"(fold|split|part|batch|shard|chunk|subset|cv|round)[ _-]?\d+")
+"""Names of pieces of a data set, in lower case. They count only where all of them hold the same folders."""
 
 
 def _remarks(place: Path, below: dict[str, Listing]) -> list[str]:

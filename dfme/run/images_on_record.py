@@ -41,18 +41,22 @@ def may_have_moved(run_dir: Path) -> set[str]:
     return {name for key in recorded for name in (key, *ROOTS[key])}
 
 
-def settle_images(run_dir: Path, now: Mapping[str, str]) -> None:
-    """Hold the images to those on record, or put them on record. UserError where they are others."""
-    recorded = digests_on_record(run_dir)
+def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "--resume") -> None:
+    """UserError, which ``option`` begins, where images are not those on record; none on record may be any."""
     differing = [
         f"{key}: images of sha256 {digest[:12]} (now {now[key][:12] if key in now else 'none'})"
-        for key, digest in recorded.items()
+        for key, digest in digests_on_record(run_dir).items()
         if now.get(key) != digest
     ]
     if differing:
         raise UserError(
-            f"--resume: this run was started with other values of {', '.join(differing)}; name the images of "
+            f"{option}: this run was started with other values of {', '.join(differing)}; name the images of "
             "then, wherever they lie now, or start a new run in another --out"
         )
-    if recorded != dict(now):
+
+
+def settle_images(run_dir: Path, now: Mapping[str, str]) -> None:
+    """Hold the images to those on record, and put on record what is not. UserError where they are others."""
+    require_recorded(run_dir, now)
+    if digests_on_record(run_dir) != dict(now):
         write_text(run_dir / FILE, json.dumps(dict(now), indent=2) + "\n")

@@ -21,7 +21,7 @@ from dfme.run.checkpoint import load_checkpoint
 from dfme.run.components import open_pool
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import chosen_images
-from dfme.run.images_on_record import digests_of, may_have_moved, settle_images
+from dfme.run.images_on_record import digests_of, may_have_moved, require_recorded
 from dfme.run.job import differing_keys, document
 from dfme.run.run import Result
 from dfme.run.student_file import load_student
@@ -132,7 +132,7 @@ def require_same_images(
         raise RunError(f"{ledger}: expected the shape and bounds of the run's teacher") from error
     data = chosen_images(job.config.evaluation, spec, handed_over)
     data = None if data is None else data.digested()
-    settle_images(run_dir, digests_of(job, data, open_pool(job, spec)))
+    require_recorded(run_dir, digests_of(job, data, open_pool(job, spec)))
 
 
 def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:

@@ -33,6 +33,7 @@ from dfme.run.evaluation import (
     examination_of,
     score_all,
 )
+from dfme.run.images_on_record import digests_on_record, require_recorded
 from dfme.run.job import plain
 from dfme.run.loop import numbers
 from dfme.run.run import ACCOUNTS
@@ -202,6 +203,8 @@ def recorded_examination(
                 f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} "
                 f"evaluation images on record, but here are {len(examination)}; leave it as the run has it"
             )
+        now = digests_on_record(run) | ({} if data is None else {"evaluation.dataset": data.digest})
+        require_recorded(run, now, "--evaluation.dataset")
     with explain_load_errors(run / "checkpoint.pt"):
         require_paid(examination.paid, paid.spec, paid.num_classes, examination.mode)
     return examination

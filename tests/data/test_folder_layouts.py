@@ -127,6 +127,10 @@ def test_classes_that_are_called_like_a_part_stay_classes(tmp_path: Path, greys:
 
 
 UNCLEAR = [
+    (
+        {"fold1__a__1": 0, "fold1__b__1": 1, "fold2__a__1": 2, "fold2__b__1": 3},
+        "fold1, fold2 each hold .* pieces",
+    ),
     ({"train__1": 0, "test__1": 1, "bus__1": 2}, "test, train can be parts of it, and classes beside bus"),
     (
         {"train__a__1": 0, "train__b__1": 1, "holdout__a__1": 2, "holdout__b__1": 3},

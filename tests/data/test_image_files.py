@@ -12,6 +12,8 @@ from tables import all_hold
 from dfme.data import check_dataset, load_dataset
 from dfme.data.arrays import handed_over
 from dfme.errors import UserError
+from dfme.queries.pool import open_pool
+from dfme.spec import ImageSpec
 
 
 def _write_png(path: Path, colour: tuple[int, int, int] | int, size: tuple[int, int] = (8, 8)) -> None:
@@ -188,3 +190,83 @@ def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) 
     for images, own in ((torch.zeros(4, 1, 8, 8, device="meta"), None), (torch.zeros(4, 1, 8, 8), "meta")):
         with pytest.raises(UserError, match=r"evaluation: expected tensors or arrays .*meta"):
             handed_over(images, None if own is None else torch.zeros(4, device=own))
+
+
+LABELS = [0, 2, 1, 2]
+SAME_LABELS = {
+    "column": np.array(LABELS, np.uint8)[:, None],
+    "float": np.array(LABELS, np.float32),
+    "one-hot": np.eye(3)[LABELS],
+    "one-hot whole": np.eye(3, dtype=np.uint8)[LABELS],
+    "unsigned": np.array(LABELS, np.uint64),
+}
+
+
+@pytest.mark.parametrize("labels", SAME_LABELS.values(), ids=SAME_LABELS)
+def test_labels_of_other_forms_that_mean_one_thing_are_read(tmp_path: Path, labels: np.ndarray) -> None:
+    np.savez(tmp_path / "x.npz", images=np.zeros((4, 8, 8), np.uint8), labels=labels)
+    assert load_dataset(str(tmp_path / "x.npz"), "test").required_labels.tolist() == LABELS
+
+
+NO_LABELS = {
+    "half": np.array([0, 0.5, 1, 2]),
+    "nan": np.array([0, np.nan, 1, 2]),
+    "two hot": np.array([[1, 1], [0, 1], [1, 0], [1, 0]]),
+    "scores": np.full((4, 2), 0.5),
+    "names": np.array(["a", "b", "a", "b"]),
+    "below zero": np.array([-1.0, 0, 1, 2]),
+    "endless": np.array([0, np.inf, 1, 2]),
+}
+
+
+@pytest.mark.parametrize("labels", NO_LABELS.values(), ids=NO_LABELS)
+def test_labels_that_are_none_are_refused(tmp_path: Path, labels: np.ndarray) -> None:
+    np.savez(tmp_path / "x.npz", images=np.zeros((4, 8, 8), np.uint8), labels=labels)
+    with pytest.raises(UserError, match="expected 4 labels, whole numbers from 0"):
+        load_dataset(str(tmp_path / "x.npz"), "test")
+
+
+TWO_WAYS = [
+    (np.zeros((2, 3, 3, 3), np.uint8), "channels of (2, 3, 3, 3) may be first or last"),
+    (np.zeros((2, 3, 5, 1), np.uint8), "channels of (2, 3, 5, 1) may be first or last"),
+    (np.zeros((28, 28, 3), np.uint8), "may be one image with its channels last"),
+    (np.zeros((2, 8, 8, 4), np.uint8), "seems to have 4 channels last"),
+    (np.eye(8, dtype=np.uint8)[None], "uint8, so 255 is white, and none is above 1"),
+    (np.zeros((2, 8, 8), np.uint16), "got uint16"),
+    (np.full((2, 8, 8), 200.0), "floating-point pixels within 0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("images", "says"), TWO_WAYS)
+def test_pixels_that_can_be_read_in_two_ways_are_asked_about(
+    tmp_path: Path, images: np.ndarray, says: str
+) -> None:
+    np.savez(tmp_path / "x.npz", images=images)
+    with pytest.raises(UserError, match=re.escape(says)):
+        load_dataset(str(tmp_path / "x.npz"), "test")
+    with pytest.raises(UserError, match=re.escape(says)):
+        open_pool(str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
+
+
+def test_the_shape_that_is_wanted_says_where_the_channels_are(tmp_path: Path) -> None:
+    pixels = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5, 1)
+    np.savez(tmp_path / "x.npz", images=pixels)
+    last = load_dataset(str(tmp_path / "x.npz"), "test", shape=(1, 3, 5)).images
+    assert np.array_equal(last[:, 0].numpy(), pixels[..., 0])
+    first = load_dataset(str(tmp_path / "x.npz"), "test", shape=(3, 5, 1)).images
+    assert np.array_equal(first.numpy(), pixels)
+
+
+def test_parts_and_labels_by_other_names_are_said(tmp_path: Path) -> None:
+    black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 9, np.uint8)
+    np.savez(
+        tmp_path / "x.npz", train_images=black, train_labels=np.arange(3), val_images=grey, val_labels=TWO
+    )
+    data = load_dataset(str(tmp_path / "x.npz"), "test")
+    assert (len(data), data.images.unique().tolist()) == (2, [9])
+    assert data.notes == ["of the arrays train_images, val_images, val_images is read"]
+    pool = open_pool(str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
+    assert (pool.size, pool.notes) == (3, ("of the arrays train_images, val_images, train_images is read",))  # type: ignore[attr-defined]
+    np.savez(tmp_path / "y.npz", images=grey, label=TWO)
+    (note,) = load_dataset(str(tmp_path / "y.npz"), "test").notes
+    assert note == "its images have no labels: these are not read from label, but labels"

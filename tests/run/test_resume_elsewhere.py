@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import one_line, run
+from compared import cells_here
 from small_runs import Metered, clone, student
 
 from dfme.config.yaml_files import load_yaml
@@ -97,6 +98,44 @@ def test_images_and_weights_that_moved_are_accepted_and_put_on_record(
     assert summary(home / "run")["spent"] == 80
     assert run(f"--resume --budget 80 --out ../home/run {moved}") == 0  # finished, and shown again
     capsys.readouterr()
+
+
+COMPARE = (
+    "compare --methods static --seeds 0 --student-steps 2 --label-modes probabilities --jobs 1 "
+    "--teacher.checkpoint t.safetensors --evaluation.dataset data --budgets 40 --out cells"
+)
+
+
+@pytest.mark.integration
+def test_a_comparison_goes_on_elsewhere_and_never_mixes_images(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with cells_here():
+        with contextlib.chdir(home):
+            assert run(COMPARE) == 0
+        assert run("compare --resume --out ../home/cells --budgets 40,60") == 0
+        assert "1 cells were finished before and are kept" in capsys.readouterr().err
+        shutil.move(home / "data", "moved")
+        more = "compare --resume --out ../home/cells --budgets 40,60,80"
+        assert run(f"{more} --evaluation.dataset data") == 2
+        assert "evaluation.dataset: images of sha256" in one_line(capsys)
+        assert run(f"{more} --evaluation.dataset moved") == 0
+    names = {path.parent.name for path in (home / "cells" / "cells").glob("*/summary.json")}
+    assert len(names) == 3
+    capsys.readouterr()
+
+
+def test_a_run_is_learnt_from_elsewhere_and_on_its_own_images_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "retrain --run ../home/run --student.steps 2 --out"
+    assert run(f"{words} a") == 0
+    shutil.move(home / "data", "moved")
+    assert run(f"{words} b --evaluation.dataset moved") == 0
+    capsys.readouterr()
+    assert run(f"{words} c --evaluation.dataset data") == 2
+    assert "evaluation.dataset: images of sha256" in one_line(capsys)
+    assert not Path("c").exists()
 
 
 OTHERS = {
