@@ -241,6 +241,6 @@ def _require_probability(scores: Tensor) -> None:
         percent = "if these are percentages, divide them by 100; " if low >= -NEGATIVE and high <= 100 else ""
         raise TeacherError(
             f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to "
-            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode logits, or give the "
-            "teacher an attribute label_mode = 'logits'"
+            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode logits, or "
+            "give the teacher an attribute label_mode = 'logits'"
         )

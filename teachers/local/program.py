@@ -75,7 +75,7 @@ class ProgramTeacher:
 
 @dataclass(frozen=True)
 class Asked:
-    """How a program is asked about images of ``spec``; ``output``: the name of the one with the scores."""
+    """How a program is asked about images of ``spec``; ``output`` names the one with the scores."""
 
     program: Program
     spec: ImageSpec
