@@ -27,6 +27,9 @@ SMALL_SIDE = 16
 AT_ONCE = 25_000_000
 """Numbers in a batch of images larger than 64x64, at most: 100 MB, and some GB within a network."""
 
+MAX_NUMBERS = 100_000_000
+"""Numbers in an image, at most: 400 MB."""
+
 LabelKind = Literal["logits", "probabilities", "top_k", "label"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("logits", "probabilities", "top_k", "label")
 
@@ -46,6 +49,9 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or any(size < 1 for size in self.shape):
             raise UserError(f"image shape: expected three positive sizes C,H,W, got {tuple(self.shape)}")
+        if self.numel > MAX_NUMBERS:
+            sizes = ",".join(map(str, self.shape))
+            raise UserError(f"image shape: expected at most {MAX_NUMBERS:,} numbers in all, got {sizes}")
         low, high = self.bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise UserError(f"image bounds: expected two finite numbers low < high, got {low}, {high}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.advice import add_up_to
 from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
 from dfme.config.imports import blaming, find_target
 from dfme.errors import TeacherError, UserError
@@ -19,6 +20,8 @@ from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.label_modes import as_classes, restrict
 
 PROBABILITIES = LabelMode("probabilities")
+
+PROVING = 4  # images whose logits do not add up to one by chance
 
 STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode")
 """Attributes by which a user's object describes itself."""
@@ -60,6 +63,7 @@ class CustomTeacher:
         self.num_classes = num_classes
         self.label_mode = label_mode
         self.wire = info.wire
+        self._unproven = label_mode.kind == "logits"
         self._call = call
         self._ask = info.remote.ask if info.remote else None
         self._uncharged = Uncharged()
@@ -99,6 +103,9 @@ class CustomTeacher:
         scores = as_tensor(answer)
         if not self.label_mode.soft:
             return scores
+        if self._unproven and scores.ndim == 2 and scores.shape[1] > 1 and len(scores) >= PROVING:
+            _require_logits(scores)
+            self._unproven = False
         classes = as_classes(scores, self.num_classes, self.label_mode)
         if classes is not scores and self.label_mode.kind == "probabilities":
             _require_probability(scores)
@@ -217,12 +224,23 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     return given if stated is None else stated
 
 
+def _require_logits(scores_BK: Tensor) -> None:
+    """TeacherError for probabilities that are said to be logits: a softmax of them hides most."""
+    for total, cure in ((1.0, ""), (100.0, " and divide by 100")):
+        if add_up_to(scores_BK, total):
+            raise TeacherError(
+                f"teacher: expected logits, got numbers that add up to {total:g} for every image, as "
+                f"probabilities do; leave out label_mode = 'logits'{cure}, and start a new run"
+            )
+
+
 def _require_probability(scores: Tensor) -> None:
     """TeacherError for lone scores that are no probabilities: once they are labels, no oracle can tell."""
     low, high = (float(value) for value in scores.aminmax())
     if low < -NEGATIVE or high > 1 + NEGATIVE:
+        percent = "if these are percentages, divide them by 100; " if low >= -NEGATIVE and high <= 100 else ""
         raise TeacherError(
             f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to "
-            f"{high:.4g}; if these are logits, start a new run with --teacher.label-mode logits, or give the "
-            "teacher an attribute label_mode = 'logits'"
+            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode logits, or "
+            "give the teacher an attribute label_mode = 'logits'"
         )

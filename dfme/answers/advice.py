@@ -19,7 +19,7 @@ SLACK = 2e-3
 
 
 def decimals(scores: Tensor) -> int | None:
-    """The fewest decimals that carry the scores exactly (to float32), or None if they are not rounded."""
+    """The fewest decimals that carry the scores exactly (to float32); None if they are not rounded."""
     known = scores[torch.isfinite(scores)].double()
     slack = 2 * FLOAT32 * known.abs()
     for places in range(1, MAX_DECIMALS):
@@ -32,7 +32,7 @@ def decimals(scores: Tensor) -> int | None:
 
 
 def rounded_to(p_BK: Tensor) -> int | None:
-    """Decimals to which probabilities, whose sums are not one, were rounded, maybe down; None if not.
+    """Decimals to which probabilities, with other sums than one, were rounded, maybe down; or None.
 
     Probabilities of 8 bits count as rounded to two decimals.
     """
@@ -50,13 +50,13 @@ def rounded_to(p_BK: Tensor) -> int | None:
 
 
 def add_up_to(scores_BK: Tensor, total: float, slack: float = SLACK) -> bool:
-    """True if no score is negative and those of every image add up to ``total``, within a share of it."""
+    """True if no score is negative and every image's add up to ``total``, within a share of it."""
     sums_B = scores_BK.double().sum(1)
     return bool((scores_BK >= -slack).all() and ((sums_B / total - 1).abs() <= slack).all())
 
 
 def what_to_do(scores_BK: Tensor) -> str:
-    """The cure for scores that were taken for probabilities, in words; empty where nothing is plain."""
+    """The cure for scores that were taken for probabilities, in words; empty if none is known."""
     if not scores_BK.isfinite().all():
         return ""
     if add_up_to(scores_BK, 100.0):
@@ -72,7 +72,7 @@ def what_to_do(scores_BK: Tensor) -> str:
 
 
 def _cut_mode(p_BK: Tensor) -> LabelMode | None:
-    """The label mode in which rounded probabilities, or the largest alone beside zeros, are answered."""
+    """The label mode that reads rounded probabilities, or the largest alone beside zeros."""
     places = rounded_to(p_BK)
     if places is not None:
         return LabelMode("probabilities", places)

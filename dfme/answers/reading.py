@@ -170,7 +170,8 @@ def _logits(scores_BK: Tensor) -> Verdict:
 def _probabilities(scores_BK: Tensor, tolerance: float) -> Verdict:
     low = scores_BK.amin()
     off = (scores_BK.sum(1) - 1).abs_().amax()
-    return (low >= -NEGATIVE) & (off <= tolerance), lambda: _describe(scores_BK, float(low), float(off))
+    right = (low >= -NEGATIVE) & (off <= tolerance)
+    return right, lambda: _describe(scores_BK, float(low), float(off))
 
 
 def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,7 +29,7 @@ class Sketch:
     """
 
     def __init__(self) -> None:
-        self.seconds = Counter[str]()
+        self.seconds = defaultdict[str, float](float)
         self.of_image: dict[str, float] = {}
         self._spent = 0.0
         self._few: dict[tuple[str, ImageSpec], Tensor] = {}
@@ -37,7 +37,7 @@ class Sketch:
     @property
     def owed(self) -> float:
         """Seconds that would have been taken beyond those that were."""
-        return self.seconds.total() - self._spent
+        return sum(self.seconds.values()) - self._spent
 
     def draw(
         self, name: str, program: DrawProgram, count: int, spec: ImageSpec, rng: torch.Generator

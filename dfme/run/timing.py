@@ -3,7 +3,6 @@
 import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +127,7 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
 
 
 class _FewSteps(NamedTuple):
-    """A student, few of its steps, seconds of a run with them and of one step more, and what is slowest."""
+    """A student, few of its steps, a run's seconds with them and of one more, and what is slowest."""
 
     arch: str
     steps: int
@@ -187,8 +186,8 @@ class _Stage:
         plan = self._method.students.plan
         began = time.perf_counter()
         first = self._parts(0.0)
-        if time.perf_counter() - began > LONG_SECONDS:  # a first call is hardly slower than others then
-            return first
+        if time.perf_counter() - began > LONG_SECONDS:
+            return first  # hardly slower than other calls are
         self._method.students.plan = plan
         left = Work(self._job, self._method, first).left
         return first if left is not None and left < SHORT_SECONDS else self._parts(PART_SECONDS)
@@ -223,16 +222,23 @@ class _Stage:
         if method.asks_before():
             method.prepare()
         spent = ledger.spent
-        drawn = Counter(self._sketch.seconds)
+        before = dict(self._sketch.seconds)
         trainer.learn = counted  # type: ignore[method-assign]
         image = _mean_seconds(iteration, most, lambda: self._sketch.owed)
         trainer.learn = learn  # type: ignore[method-assign]
         answer = self._answer(batch, most)
         part = self._x_NCHW[: min(128, evaluation_batch(self._x_NCHW.shape))]
-        score = self._mean_of(lambda count: scores(trainer.delivered, part[:count]), len(part), most)
+        score = self._mean_of(
+            lambda count: scores(trainer.delivered, part[:count]),
+            len(part),
+            most,
+        )
         score *= self._scored * (1 if trainer.vote is None else 1 + len(trainer.nets))
         charged = max(1, ledger.spent - spent)
-        drawn = self._sketch.seconds - drawn
+        drawn = {
+            name: (seconds - before.get(name, 0.0)) / charged
+            for name, seconds in self._sketch.seconds.items()
+        }
         return Rehearsed(
             image + (answer or 0.0),
             learnt / charged,
@@ -240,7 +246,7 @@ class _Stage:
             replayed,
             score,
             answer,
-            {name: seconds / charged for name, seconds in drawn.items()},
+            drawn,
             dict(self._sketch.of_image),
         )
 
@@ -284,8 +290,8 @@ def _mean_seconds(
 ) -> float:
     """Mean seconds of a unit of an act, which returns its units, for about ``most`` after the slow first one.
 
-    At 0 it is the first one's. 0 where there was nothing to do. ``owed``: seconds so far by which a real run
-    would have taken longer.
+    At 0 it is the first one's. 0 where there was nothing to do. ``owed``: seconds so far by which a real
+    run would have taken longer.
     """
     taken: list[tuple[float, float]] = []
     lacking: list[float] = []

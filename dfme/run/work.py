@@ -53,8 +53,8 @@ class Rehearsed:
 
     ``image``: of one that is charged, without student steps, with the teacher's ``answer`` where that is
     known. ``fresh``, ``replayed``: of a student's step on such a batch. ``score``: of an evaluation.
-    ``learnt``: fresh batches per charged image, which is no time. ``drawn``: of the programs that draw
-    images, for one that is charged, which ``image`` contains; ``of_drawn``: of one image by each of them.
+    ``learnt``: fresh batches per charged image, which is no time. ``drawn``: of each program that draws
+    images, for one that is charged; ``image`` contains them. ``of_drawn``: of one image by each program.
     """
 
     image: float
@@ -191,17 +191,17 @@ class Work:
         images = to_come["asking"]
         answer = found.answer or 0.0
         drawing = sum(found.drawn.values())
-        parts = {
-            f"drawing images by {name}, {1000 * found.of_drawn[name]:,.0f} ms each": seconds * images
-            for name, seconds in found.drawn.items()
-        }
-        parts[f"the teacher's answers, {1000 * answer:,.0f} ms each"] = answer * (images + evaluated)
+        parts = dict[str, float]()
+        for program, seconds in found.drawn.items():
+            each = f"{1000 * found.of_drawn[program]:,.0f} ms each"
+            parts[f"drawing images by {program}, {each}"] = seconds * images
+        asking = f"the teacher's answers, {1000 * answer:,.0f} ms each"
+        parts[asking] = answer * (images + evaluated)
         parts["the method's own steps"] = (found.image - answer - drawing) * images
         parts["the student's steps"] = (self._times["training"].each or 0.0) * to_come["training"]
         parts["scoring the student"] = found.score * to_come["scoring"]
-        seconds = max(parts.values())
-        name = next(name for name in parts if parts[name] == seconds)
-        return f"{duration(seconds)} of it {name}"
+        longest, part = max((seconds, part) for part, seconds in parts.items())
+        return f"{duration(longest)} of it {part}"
 
     def foretold(self, evaluated: int) -> tuple[str, str]:
         """``whole`` in words, and what would shorten it, if it is long."""

@@ -1,4 +1,4 @@
-"""What a program's answers are: logits, or a form of probabilities, told by its end and by its values."""
+"""What a program answers: logits, or a form of probabilities, told by its end and its values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import Answers
 
 End = Literal["sigmoid", "log-sigmoid", "unbounded"]
-"""The kind of a program's last operation: ``unbounded`` ones, such as a linear map, give any number."""
+"""The kind of a program's last operation: ``unbounded`` ones, as a linear map, give any number."""
 
 CHECK_IMAGES = 16
 SUM_TOLERANCE = (
@@ -25,7 +25,7 @@ SATURATED = 1e-7  # nearer to 0 or 1 than this, a sigmoid in float32 tells nothi
 
 @dataclass(frozen=True)
 class ScoreForm:
-    """How a program's answers become scores in ``mode``: divided by ``scale``, then as ``name`` says."""
+    """How answers become scores in ``mode``: divided by ``scale``, then as ``name`` says."""
 
     name: Answers
     mode: LabelMode
@@ -62,8 +62,8 @@ def check_images(spec: ImageSpec) -> Iterator[Tensor]:
 def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None) -> ScoreForm:
     """The form of a program's answers, of which ``scores_NK`` are those to check images.
 
-    A given form must fit the values. Else it is what both the values and the end leave; UserError, with
-    the choices, where they leave more than one.
+    A given form must fit the values. Else it is what both the values and the end leave; UserError,
+    with the choices, where they leave more than one.
     """
     lone = scores_NK.shape[1] == 1
     if lone and given == "sigmoids":
@@ -78,7 +78,7 @@ def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None)
             return _form(scores_NK, told[0])
         choices = " or ".join(told)
         raise UserError(
-            f"{source}: {values} can be {choices}; say which: --teacher.answers {told[0]}, or {told[1]}"
+            f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}"
         )
     if given == "logits" and end == "sigmoid" and given not in told:
         raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {told[0]}")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from dfme.config.settings import TeacherConfig
 from dfme.errors import ShapeUnknown, UserError
 from dfme.files import open_file
-from dfme.spec import Shape
+from dfme.spec import AT_ONCE, Shape
 
 Value = TypeVar("Value")
 
@@ -160,6 +160,9 @@ def image_shape(given: Shape | None, channels: int | None, size: tuple[int, int]
         return given
     if size is None:
         raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+    if channels * size[0] * size[1] > AT_ONCE:
+        found = as_text((channels, *size))
+        raise UserError(f"--teacher.shape: {CONFIG} says {found}, too large to be meant; give it")
     return channels, *size
 
 

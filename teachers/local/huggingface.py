@@ -1,5 +1,6 @@
 """A teacher that is an image-classification folder of Hugging Face's transformers, from local files alone."""
 
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from dfme.teachers.local import checks
 from dfme.teachers.local.checks import CONFIG, first_line, import_extra, numbers, read_config, whole
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.local.weights import require_as_large, sizes_on_disk
 from dfme.teachers.options import HuggingFaceOptions
 
 PROCESSOR = "preprocessor_config.json"
@@ -94,6 +96,7 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
 def _load(folder: Path) -> Any:
     """The model, in fp32; the caller's random state is as it was."""
     auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
+    _require_room(folder, auto)
     failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
     with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
         model, loaded = auto.from_pretrained(
@@ -107,6 +110,31 @@ def _load(folder: Path) -> Any:
     if missing:
         raise UserError(f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}")
     return model.float()
+
+
+def _require_room(folder: Path, auto: Any) -> None:
+    """UserError for a model that its weights do not fill, before memory is taken for it."""
+    shapes = sizes_on_disk(folder)
+    longest = max((max(shape, default=0) for shape in shapes if math.prod(shape)), default=0)
+    labels = read_config(folder).get("num_labels")
+    if isinstance(labels, int) and labels > longest:
+        raise UserError(f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long")
+    config = import_extra("transformers.models.auto.configuration_auto").AutoConfig
+    failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
+    with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
+        described = config.from_pretrained(
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        try:
+            with torch.device("meta"):
+                outline = auto.from_config(described)
+        except (NotImplementedError, RuntimeError) as error:
+            if "meta" in str(error):  # older versions read numbers from a network without memory
+                return
+            raise
+    require_as_large(outline, shapes, source=f"{folder / CONFIG}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The last operation of each output of an ONNX model, read from the file without the package onnx."""
+"""The last operation of each output of an ONNX model, read without the package onnx."""
 
 import mmap
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ class _Graph:
 
 
 def ends_of(path: Path) -> dict[str, End | None]:
-    """The kind of the last operation by the output's name; empty where the file cannot be read so."""
+    """The kind of the last operation by the output's name; empty if the file cannot be read so."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             view = memoryview(data)
@@ -152,7 +152,7 @@ def _text(value: memoryview) -> str:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The fields of a protocol buffer with their numbers; numbers that a field holds are left out."""
+    """The fields of a protocol buffer with their numbers, except those that hold a number."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,14 @@ OLDEST = (1, 24)  # before it, onnxruntime reads a model's weights from any file
 CHANNELS = ((1, 3), (2, 4))  # by which the order of the axes is recognised, the most usual first
 CUDA = "CUDAExecutionProvider"
 
+RANGES = {
+    "NominalRange_0_255": (0.0, 255.0),
+    "Normalized_0_1": (0.0, 1.0),
+    "Normalized_1_1": (-1.0, 1.0),
+    "NominalRange_16_235": (16.0, 235.0),
+}
+"""Lowest and highest pixel by what ONNX's metadata of images say."""
+
 
 def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
     """The teacher in an .onnx file, answering logits, or probabilities where ``options.answers`` says so.
@@ -50,7 +59,11 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     batch, axes = _batch_and_axes(image, path)
     nchw = _is_nchw(options.layout, config.shape, axes)
 
+    metadata = session.get_modelmeta().custom_metadata_map
+    flipped = metadata.get("Image.BitmapPixelFormat") == "Bgr8"
+
     def run(x_BCHW: Tensor, wanted: str | None) -> dict[str, object]:
+        x_BCHW = x_BCHW.flip(1) if flipped else x_BCHW
         x = x_BCHW if nchw else x_BCHW.permute(0, 2, 3, 1)
         names = [wanted] if wanted else [name for name in outputs if outputs[name].startswith("tensor(")]
         arrays = session.run(names, {image.name: x.contiguous().numpy()})
@@ -69,7 +82,26 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
         batch,
         ends=[ends.get(name) for name in outputs],
     )
-    return make_program_teacher(program, options.answers, options.output, config)
+    scaled, told = _scaled(config, metadata, DTYPES[image.type])
+    teacher = make_program_teacher(program, options.answers, options.output, scaled)
+    told += ["channels are put in the order BGR, as its metadata say"] if flipped else []
+    teacher.info = replace(teacher.info, inferred=(*teacher.info.inferred, *told))
+    return teacher
+
+
+def _scaled(
+    config: TeacherConfig, metadata: Mapping[str, str], dtype: torch.dtype
+) -> tuple[TeacherConfig, list[str]]:
+    """The configuration with the scale of pixels that the metadata name, unless it has one; a line."""
+    named = RANGES.get(metadata.get("Image.NominalPixelRange", ""))
+    if named is None or config.mean is not None or config.std is not None or dtype == torch.uint8:
+        return config, []
+    low, high = config.bounds or (0.0, 1.0)
+    if named == (low, high):
+        return config, []
+    std = (high - low) / (named[1] - named[0])
+    line = f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say (--teacher.mean, --teacher.std)"
+    return replace(config, mean=(low - named[0] * std,), std=(std,)), [line]
 
 
 def _require_scores(outputs: Mapping[str, str], wanted: str | None, path: Path) -> None:

@@ -33,10 +33,10 @@ def _parts(answer: object, name: str, depth: int) -> Iterator[tuple[str, object]
 def choose_output(
     source: str, outputs: Mapping[str, object], batch: int, wanted: str | None, classes: int | None
 ) -> str:
-    """The name of the output with the scores: the wanted one, else one that no other can be taken for.
+    """The name of the output with the scores: the wanted one, else the only one that can be meant.
 
-    That is the only one, the only one of floating-point numbers, or the only one with a number for each
-    of the ``classes`` that the user gave. UserError, with every name and shape, where several could be meant.
+    That is the only one, the only one of floating-point numbers, or the only one with a number for
+    each of the ``classes`` that the user gave. UserError, with every name and shape, for several.
     """
     if not outputs:
         raise UserError(f"{source}: answers nothing")
@@ -61,12 +61,13 @@ def choose_output(
         f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
     )
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: --teacher.output NAME"
+        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: "
+        "--teacher.output NAME"
     )
 
 
 def rows(source: str, answer: object, batch: int) -> Tensor:
-    """Scores (B, K) of an answer to ``batch`` images, without axes of size one. UserError for others."""
+    """Scores (B, K) of an answer to ``batch`` images, without axes of size one. UserError if none."""
     if isinstance(answer, Tensor):
         width = _width(answer, batch)
         if width:
@@ -84,7 +85,7 @@ def _is_float(value: object) -> bool:
 
 
 def _width(value: object, batch: int) -> int | None:
-    """Numbers for each image, if an output has one row of them for each; None if it has another form."""
+    """How many numbers an output has for each image; None if it has no row of them for each."""
     if not isinstance(value, Tensor):
         return None
     shape = list(value.shape)
@@ -101,7 +102,7 @@ def _width(value: object, batch: int) -> int | None:
 
 
 def _described(value: object, batch: int) -> str:
-    """Shape of an output, with B for the batch, and its type where that is no floating-point number."""
+    """Shape of an output, with B for the batch, and its type if that is no floating-point number."""
     if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != batch:
         return _shown(value)
     shape = ", ".join(["B", *map(str, value.shape[1:])])

@@ -15,7 +15,7 @@ from dfme.errors import UserError
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
-from dfme.teachers.local.answer_forms import ScoreForm, End, check_images, settle_form
+from dfme.teachers.local.answer_forms import End, ScoreForm, check_images, settle_form
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
 from dfme.teachers.local.outputs import by_name, choose_output, rows
 from dfme.teachers.local.pytorch import Normalise
@@ -75,7 +75,7 @@ class ProgramTeacher:
 
 @dataclass(frozen=True)
 class Asked:
-    """How a program is asked about images of ``spec``; ``output``: the name of the one with the scores."""
+    """How a program is asked about images of ``spec``; ``output`` names the one with the scores."""
 
     program: Program
     spec: ImageSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,9 @@ State = dict[str, Tensor]
 # keys under which training scripts keep a state dict among other things, the most specific first
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "weights")
 
+SMALL_NETWORK = 1_000_000  # numbers in one that takes no memory to speak of
+MAX_TABLES = 20_000_000  # numbers in a network beside its weights
+
 MAX_HEADER = 100_000_000  # bytes of the longest header that the safetensors library reads
 
 
@@ -96,6 +100,34 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
     # what all of them have
     prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)
     return {name[prefix:]: value for name, value in state.items()}, card
+
+
+def sizes_on_disk(folder: Path) -> list[tuple[int, ...]]:
+    """The shapes of all tensors in a folder's safetensors files, by their headers. UserError for others."""
+    shapes = list[tuple[int, ...]]()
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes += [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            problem = first_line(error).partition(". ")[0]
+            raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {problem}") from error
+    return shapes
+
+
+def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, source: str) -> None:
+    """UserError where a network would take memory for numbers that its files do not hold.
+
+    ``outline`` has names and shapes alone. A part that lacks weights is named when they are loaded, so the
+    network may be twice as large as they are. What it computes for itself may be ``MAX_TABLES``.
+    """
+    held = sum(map(math.prod, shapes))
+    described = sum(parameter.numel() for parameter in outline.parameters())
+    tables = sum(buffer.numel() for buffer in outline.buffers())
+    if described > 2 * held + SMALL_NETWORK or tables > max(held, MAX_TABLES):
+        raise UserError(
+            f"{source}: describes a network of {described + tables:,} numbers, but the weights hold {held:,}"
+        )
 
 
 def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import TeacherError, UserError
 from dfme.spec import ImageSpec, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.build import make_teacher
 from dfme.teachers.custom import wrap_callable
@@ -205,3 +205,21 @@ def test_info_stands_for_single_attributes() -> None:
 
     found = wrap_callable(Whole(), max_batch=8).info
     assert (found.max_batch, found.class_names, found.remote) == (7, ("a", "b", "c", "d"), None)
+
+
+@pytest.mark.parametrize(("total", "words"), [(1.0, "leave out label_mode"), (100.0, "divide by 100")])
+def test_probabilities_that_are_said_to_be_logits_are_refused(total: float, words: str) -> None:
+    images = torch.rand(8, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+    def answer(x_BCHW: Tensor) -> Tensor:
+        return x_BCHW.flatten(1)[:, :5].mul(3).softmax(1) * total
+
+    given = {"shape": (1, 4, 4), "num_classes": 5}
+    said: Any = wrap_callable(answer, label_mode="logits", **given)
+    with pytest.raises(TeacherError, match=f"add up to {total:g} for every image.*{words}"):
+        said(images)
+    logits = wrap_callable(lambda x: x.flatten(1)[:, :5].mul(3), label_mode="logits", **given)
+    assert logits(images).shape == (8, 5)
+    lone = wrap_callable(lambda x: 100 * x.mean((1, 2, 3)), shape=(1, 4, 4), num_classes=2)
+    with pytest.raises(TeacherError, match="if these are percentages, divide them by 100; if these are"):
+        lone(images)

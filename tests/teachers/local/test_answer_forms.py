@@ -119,8 +119,18 @@ def test_the_last_operation_answers_the_question() -> None:
 WRONG = [
     (lambda x: logits(x).softmax(1), "logits", (), "say --teacher.answers probabilities"),
     (logits, "probabilities", (), "say --teacher.answers logits"),
-    (lambda x: logits(x).sigmoid(), "probabilities", (), "say --teacher.answers logits or sigmoids"),
-    (lambda x: 100 * logits(x).softmax(1), "probabilities", (), "say --teacher.answers percentages"),
+    (
+        lambda x: logits(x).sigmoid(),
+        "probabilities",
+        (),
+        "say --teacher.answers logits or sigmoids",
+    ),
+    (
+        lambda x: 100 * logits(x).softmax(1),
+        "probabilities",
+        (),
+        "say --teacher.answers percentages",
+    ),
     (lambda x: 100 * logits(x).softmax(1), "logits", (), "say --teacher.answers percentages"),
     (lone, "percentages", (), "say --teacher.answers logits"),
     (lambda x: lone(x).sigmoid(), "logits", ("sigmoid",), "say --teacher.answers probabilities"),
@@ -171,6 +181,7 @@ def test_where_no_other_can_be_meant_none_is_named() -> None:
     }
     for answer in (*labelled.values(), *alone.values()):
         torch.testing.assert_close(probabilities(teacher(answer)), P_BK)
+
     def twice(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         return logits(x_BCHW), 2 * logits(x_BCHW)
 

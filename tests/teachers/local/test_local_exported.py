@@ -142,7 +142,7 @@ def test_the_last_operation_tells_what_a_lone_output_is(tmp_path: Path, kind: st
     z_B1 = answers(module.net, x_BCHW)
     p_BK = torch.cat([1 - z_B1.sigmoid(), z_B1.sigmoid()], 1)
     if end == "percentage":
-        refused("--teacher.answers logits, or percentages", load, kind, path, shape=SHAPE)
+        refused("--teacher.answers logits or percentages", load, kind, path, shape=SHAPE)
     options = {"answers": "percentages"} if end == "percentage" else {}
     teacher = load(kind, path, options, shape=SHAPE, label_mode="probabilities")
     torch.testing.assert_close(teacher(x_BCHW), p_BK, rtol=1e-4, atol=1e-4)

@@ -191,7 +191,7 @@ SPOILT: list[tuple[Any, str]] = [
     ({"num_hidden_layers": 10**6}, "more than 20,000 tensors"),
     (pickled_weights, "pytorch_model.bin"),
     (no_weights, "found no weights"),
-    (cut_weights, "cannot load it"),
+    (cut_weights, "perhaps cut short"),
     (no_head, "classifier.bias"),
     ({"model_type": "nonsense"}, "nonsense"),
     ({"model_type": "vit_mae"}, "cannot load it"),
@@ -203,6 +203,12 @@ SPOILT: list[tuple[Any, str]] = [
     ({"transformers_weights": "../x.safetensors"}, "cannot load"),
     (processed(image_std=[0, 1, 1]), "positive rescale_factor"),
     (processed(image_mean="half"), "image_mean"),
+    # as many gigabytes as one likes, by a few letters
+    ({"hidden_size": 20_000, "intermediate_size": 40_000}, "describes a network of 3,2"),
+    ({"intermediate_size": 1_000_000}, "describes a network of"),
+    ({"image_size": 100_000}, "describes a network of"),
+    ({"num_labels": 900_000}, "has 900,000 labels, but no tensor of the weights is so long"),
+    (processed(size={"height": 60_000, "width": 60_000}), "too large to be meant"),
 ]
 
 

@@ -123,6 +123,23 @@ def test_half_precision_is_cast_in_and_out(tmp_path: Path) -> None:
     assert teacher(x_BCHW).dtype == torch.float32
 
 
+def test_the_range_and_order_of_pixels_are_those_of_the_metadata(tmp_path: Path) -> None:
+    path = linear(tmp_path / "m.onnx")
+    model = onnx.load(str(path))
+    said = {"Image.NominalPixelRange": "NominalRange_0_255", "Image.BitmapPixelFormat": "Bgr8"}
+    onnx.helper.set_model_props(model, said)
+    onnx.save(model, str(path))
+    x_BCHW = torch.rand(3, 3, 2, 2)
+    scores_BK = truth(255 * x_BCHW.flip(1))
+    torch.testing.assert_close(load(path)(x_BCHW), scores_BK, rtol=1e-4, atol=1e-2)
+    within = load(path, bounds=(0.0, 255.0))
+    torch.testing.assert_close(within(255 * x_BCHW), scores_BK, rtol=1e-4, atol=1e-2)
+    given = load(path, mean=(0.5,), std=(0.1,))
+    expected_BK = truth((x_BCHW.flip(1) - 0.5) / 0.1)
+    torch.testing.assert_close(given(x_BCHW), expected_BK, rtol=1e-4, atol=1e-2)
+    assert any("pixels from 0 to 255" in line for line in load(path).info.inferred)
+
+
 def test_probabilities_are_not_mistaken_for_logits(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", end="Softmax")
     said = {"answers": "probabilities", "output": "scores"}
