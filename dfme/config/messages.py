@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+MAX_LETTERS = 500  # of a message
+
 TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
     int: ("a whole number", "whole numbers", ("3", "32", "32")),
     float: ("a number", "numbers", ("0.1", "0.3", "0.5")),
@@ -38,6 +40,14 @@ def spelled_flag(key: str) -> str:
 def printable(text: str, mark: str = "?") -> str:
     """Text of somebody else's without what moves a terminal's cursor."""
     return "".join(letter if letter.isprintable() else mark for letter in text)
+
+
+def shortened(text: str, most: int = MAX_LETTERS) -> str:
+    """A message of at most so many letters: of a longer one, its beginning and its end, with the remedy."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 def listed(values: Iterable[float]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dfme.files import replacing
-from dfme.report.console import constant_answer, teacher_name
-from dfme.report.facts import LEVELS, answer, disagreements, queries_to_reach, scored_on, wilson_interval
+from dfme.report.console import balanced_agreement, constant_answer, paid_answers, teacher_name
+from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on, wilson_interval
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
 from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
@@ -42,7 +42,8 @@ def write_page(run: RunFiles, path: Path) -> Path:
     logged = {name for record in run.metrics for name in record}
     known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     pictures = [(path.with_name(name), text) for name, text in PICTURES.items()]
-    reached = [(level, queries_to_reach(run.series("agreement"), level)) for level in LEVELS]
+    beside = beside_of(run)
+    reached = [(level, beside.queries_to(run.series("agreement"), level)) for level in LEVELS]
     contents = {
         "name": run.name,
         "target": teacher_name(asked) if asked.get("kind") else run.name,
@@ -53,6 +54,7 @@ def write_page(run: RunFiles, path: Path) -> Path:
         "audited": _audited(run),
         "facts": _facts(run),
         "answers": _answers(run),
+        "constant": beside.constant,
         "prices": [(f"{at:.0%}", "not reached" if count is None else f"{count:,}") for at, count in reached],
         "purposes": _purposes(run),
         "pictures": [
@@ -119,9 +121,11 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Teacher's accuracy", with_interval(run.final("teacher_accuracy"), images) or without_labels(told)),
         ("Student's accuracy", with_interval(run.final("accuracy"), images) or without_labels(told)),
         ("Agreement", with_interval(run.final("agreement"), images)),
+        *((label.capitalize(), value) for label, value in balanced_agreement(told)),
         ("Teacher's class among the student's five", with_interval(run.final("agreement_top5"), images)),
         *((label.capitalize(), value) for label, value in defended(told)),
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
+        *((label.capitalize(), value) for label, value in paid_answers(told)),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
         ("The attacker knew", known_domain(run.config)),

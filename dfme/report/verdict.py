@@ -5,17 +5,19 @@ A warning is one line: what was found, the likely cause, what to do. No torch he
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfme.config.messages import printable
-from dfme.report.facts import Z_95, wilson_interval
+from dfme.config.messages import printable, shortened
+from dfme.report.facts import Z_95, is_above, wilson_interval
 
 ClassNumbers = NDArray[np.int64]
+Record = Mapping[str, float | None]
 
 # Heuristic, but for the numbers of classes.
 ALMOST_ALL = 0.95  # answers are nearly all of one class if the 95% interval of its share is above this
@@ -23,9 +25,65 @@ SLIGHT = 0.1  # share put right of what luck would not (Cohen's kappa) that is n
 LOPSIDED = 0.5  # a teacher that gives one class more, and twice what the labels do, is not asked as it wants
 MIN_LOSSES = 8  # that tell a fall, at least
 FALLEN = 0.9  # the last quarter lies below this share of the first
+EARLY = 0.2  # of all steps, by which the first loss must be on record to tell a fall
+STILL = 0.1  # share of the steps at a learning rate of 0 from which on a run says so
 MAX_KEPT = 1_000  # classes in summary.json
 MAX_ORDERED = 1_000  # classes among which another order is looked for
 MAX_NAMED = 20  # classes that a warning names
+MAX_GIVEN = 180  # letters of their names together
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is on record of a student's training, by metrics.jsonl.
+
+    ``steps`` taken by each record, with the learning rate of the last of them (``rates``) and the loss, both
+    of the same records; a loss is None where there was none. ``in_rounds``: losses rise as each begins, and
+    tell no fall. ``fit``: the agreement of student and teacher on images that were trained on, that of a
+    constant answer to these, and their number.
+    """
+
+    steps: Sequence[float] = ()
+    rates: Sequence[float] = ()
+    losses: Sequence[float | None] = ()
+    in_rounds: bool = False
+    fit: tuple[float, float, int] | None = None
+
+    @staticmethod
+    def of_records(records: Iterable[Record], in_rounds: bool = False) -> "Training":
+        """By the records of metrics.jsonl, in order."""
+        found: list[tuple[float, float, float | None]] = []
+        for record in records:
+            steps = record.get("student_steps")
+            rate = record.get("student_lr")
+            if steps is None or rate is None or (found and steps <= found[-1][0]):
+                continue
+            found.append((steps, rate, record.get("replay_loss", record.get("student_loss"))))
+        return Training(
+            [steps for steps, _, _ in found],
+            [rate for _, rate, _ in found],
+            [loss for _, _, loss in found],
+            in_rounds,
+        )
+
+    @property
+    def still(self) -> float:
+        """Steps that are shown to have been taken at a learning rate of 0: from one such record to the next.
+
+        What comes before the first record counts if that is such a record.
+        """
+        steps = [0.0, *self.steps]
+        rates = [*self.rates[:1], *self.rates]
+        pairs = zip(pairwise(steps), pairwise(rates), strict=True)
+        return sum(end - start for (start, end), (before, after) in pairs if before == after == 0)
+
+    @property
+    def fall(self) -> tuple[float, float] | None:
+        """First loss, and the mean of the last quarter; None if the losses on record tell no fall."""
+        losses = [loss for loss in self.losses if loss is not None]
+        if self.in_rounds or len(losses) < MIN_LOSSES or self.steps[0] > EARLY * self.steps[-1]:
+            return None
+        return losses[0], float(np.mean(losses[-(len(losses) // 4) :]))
 
 
 @dataclass(frozen=True)
@@ -33,7 +91,8 @@ class Classified:
     """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
 
     ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and the
-    data set's ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
+    data set's ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them;
+    ``held_back``: they are paid queries. ``training``: the record of the student's, None if there is none.
     """
 
     classes: int
@@ -46,7 +105,8 @@ class Classified:
     where: str = "evaluation images"
     method: str = ""
     programs: Sequence[str] = ()
-    losses: Sequence[float] = ()
+    training: "Training | None" = None
+    held_back: bool = False
 
     def name(self, number: int) -> str:
         own = plain(self.names[number]) if self.names else str(number)
@@ -67,12 +127,21 @@ def top(counts_K: ClassNumbers) -> tuple[int, float]:
 
 
 def baselines(seen: Classified) -> dict[str, float | None]:
-    """Agreement and accuracy of the best constant answer, None if there are none, and of a guess."""
+    """Agreement and accuracy of the best constant answer, None if there are none, and of a guess.
+
+    ``constant_balanced``: that agreement balanced over the teacher's classes, one in as many as occur.
+    """
     shares = [
         None if each is None or not len(each) else top(seen.counts(each))[1]
         for each in (seen.teacher, seen.labels)
     ]
-    return {"constant_agreement": shares[0], "constant_accuracy": shares[1], "chance": 1 / seen.classes}
+    occurring = len(np.unique(seen.teacher))
+    return {
+        "constant_agreement": shares[0],
+        "constant_accuracy": shares[1],
+        "constant_balanced": 1 / occurring if occurring else None,
+        "chance": 1 / seen.classes,
+    }
 
 
 def histogram(seen: Classified) -> dict[str, Any]:
@@ -89,9 +158,78 @@ def histogram(seen: Classified) -> dict[str, Any]:
     }
 
 
+def paid_answers(seen: Classified) -> dict[str, Any] | None:
+    """How many classes the answers to the images paid for are of, and the most frequent; None of none."""
+    if seen.queries is None or not seen.queries.any():
+        return None
+    most, share = top(seen.queries)
+    return {
+        "classes_reached": int((seen.queries > 0).sum()),
+        "classes": seen.classes,
+        "most_frequent": seen.name(most),
+        "share": share,
+        "one_sided": is_one_sided(seen),
+    }
+
+
+def reached(paid: Mapping[str, Any]) -> str:
+    """The entry of ``paid_answers`` in words."""
+    classes = f"{paid['classes_reached']:,} of {paid['classes']:,} classes"
+    return f"reached {classes}, the most frequent ({paid['most_frequent']}) {_per_cent(paid['share'])}"
+
+
+def _per_cent(share: float) -> str:
+    """In whole per cent, but never all where it is not all."""
+    return f"{share:.0%}" if share == 1 or share < 0.995 else f"{share:.2%}"
+
+
+def is_one_sided(seen: Classified) -> bool:
+    """True if one class has more than half of the paid answers, and far more than of the teacher's others.
+
+    That is twice its share of these or, of a frequent class, half the way from there to all answers: in a
+    binary task no share is twice one half.
+    """
+    if seen.queries is None or not seen.queries.any():
+        return False
+    most, share = top(seen.queries)
+    usual = 1 / seen.classes
+    if len(seen.teacher) and not seen.held_back:
+        usual = float((seen.teacher == most).mean())
+    return wilson_interval(share, int(seen.queries.sum()))[0] > _far_above(usual)
+
+
+def _far_above(usual: float) -> float:
+    """The share of one class that is far above its usual one, and below all whatever that is."""
+    return max(LOPSIDED, min(2 * usual, (1 + usual) / 2))
+
+
 def warnings(seen: Classified) -> list[str]:
-    """All that is wrong: with the teacher, then the queries, then the student."""
-    return [*teacher_warnings(seen), *query_warnings(seen), *student_warnings(seen)]
+    """All that is wrong: with the training, then the teacher, then the queries, then the student."""
+    found = [
+        *training_warnings(seen),
+        *teacher_warnings(seen),
+        *query_warnings(seen),
+        *student_warnings(seen),
+    ]
+    return [shortened(line) for line in found]
+
+
+def training_warnings(seen: Classified) -> list[str]:
+    """A student that trained at a learning rate of 0, which nothing else about it can be told before."""
+    if seen.training is None or not seen.training.steps:
+        return []
+    whole = seen.training.steps[-1]
+    still = seen.training.still
+    # one record alone may be of the last step of a schedule that ends at 0, and a student that learnt tells
+    if len(seen.training.steps) == 1 and _is_above_constant(seen):
+        return []
+    if still < STILL * whole:
+        return []
+    return [
+        f"the student trained at a learning rate of 0 for {still:,.0f} of its {whole:,.0f} steps, and learnt "
+        "nothing in them, whatever the images; likely cause: its schedule had come to its end; try --schedule.kind "
+        "constant, or leave out --student.steps and --student.final-share"
+    ]
 
 
 def teacher_warnings(seen: Classified) -> list[str]:
@@ -112,7 +250,7 @@ def teacher_warnings(seen: Classified) -> list[str]:
     if (order := _other_order(seen.labels, seen, accuracy)) is not None:
         return [order]
     usual = float((seen.labels == most).mean())
-    leans = wilson_interval(share, len(seen.teacher))[0] > max(LOPSIDED, 2 * usual)
+    leans = wilson_interval(share, len(seen.teacher))[0] > _far_above(usual)
     if not leans and accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
         return []
     return [
@@ -129,11 +267,14 @@ def query_warnings(seen: Classified, when: str = "") -> list[str]:
         return []
     (most, share) = top(seen.queries)
     total = int(seen.queries.sum())
-    if wilson_interval(share, total)[0] <= ALMOST_ALL:
+    if wilson_interval(share, total)[0] <= ALMOST_ALL or not is_one_sided(seen):
         return []
+    found = f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}"
+    if training_fault(seen) is not None:
+        return [found]
     return [
-        f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}; "
-        f"likely cause: they are unlike its own images, or wrong --teacher.bounds; try {_other_images(seen)}"
+        f"{found}; likely cause: they are unlike its own images, or wrong --teacher.bounds; try "
+        f"{_other_images(seen)}"
     ]
 
 
@@ -148,34 +289,67 @@ def student_warnings(seen: Classified) -> list[str]:
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [
             f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the "
-            f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen, constant)}"
+            f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen)}"
         ]
     agreement = float((seen.teacher == seen.student).mean())
-    low, high = wilson_interval(agreement, images)
-    if low > constant:
+    if is_above(agreement, constant, images):
         return []
-    cause = "too few images to tell" if agreement > constant else _cause(seen, constant)
+    low, high = wilson_interval(agreement, images)
+    few = agreement > constant and training_fault(seen) is None
     return [
         f"agreement of {agreement:.1%} (95% interval {low:.1%} to {high:.1%}) is not above the "
-        f"{constant:.1%} of always answering {seen.name(usual)}; likely cause: {cause}"
+        f"{constant:.1%} of always answering {seen.name(usual)}; likely cause: "
+        f"{'too few images to tell' if few else _cause(seen)}"
     ]
 
 
-def _cause(seen: Classified, constant: float) -> str:
-    """The likely cause of a student that learnt nothing, by losses, then by paid answers; and the remedy."""
-    losses = seen.losses
-    enough = len(seen.losses) >= MIN_LOSSES
-    if enough and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
-        fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
-        return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
-    cause = "images unlike the teacher's own"
-    if seen.queries is not None and seen.queries.any():
-        (most, share) = top(seen.queries)
-        total = int(seen.queries.sum())
-        cause += f": its answers to the {total:,} paid for are of many classes, and teach nothing of those"
-        if wilson_interval(share, total)[0] > max(LOPSIDED, 2 * constant):
-            cause = f"one-sided answers: {seen.name(most)} to {share:.0%} of the {total:,} images paid for"
-    return f"{cause}; try {_other_images(seen)}; else a larger --budget or another --student.lr"
+def _is_above_constant(seen: Classified) -> bool:
+    """True if the student agrees more than one answer to everything, as far as the images tell."""
+    if seen.student is None or not len(seen.teacher):
+        return False
+    agreement = float((seen.teacher == seen.student).mean())
+    return is_above(agreement, top(seen.counts(seen.teacher))[1], len(seen.teacher))
+
+
+def training_fault(seen: Classified) -> str | None:
+    """What is wrong with the training of a student that learnt nothing, by the run's record; or None."""
+    training = seen.training
+    if training is None:
+        return None
+    if training.steps and training.still >= STILL * training.steps[-1]:
+        return "it trained at a learning rate of 0, see above"
+    if training.fall is not None and training.fall[1] >= FALLEN * training.fall[0]:
+        first, last = training.fall
+        rate = f"the loss did not fall ({first:.3g} at first, {last:.3g} at last)"
+        return f"a rate that does not suit: {rate}; try a smaller --student.lr, then a larger one"
+    if training.fit is not None and not is_one_sided(seen):
+        share, constant, images = training.fit
+        if not is_above(share, constant, images):
+            return (
+                f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a "
+                f"constant answer on {constant:.1%}; try another --student.lr, then more --student.steps"
+            )
+    return None
+
+
+def _cause(seen: Classified) -> str:
+    """The likely cause of a student that learnt nothing, by training, then by paid answers; the remedy."""
+    if (fault := training_fault(seen)) is not None:
+        return fault
+    remedy = f"try {_other_images(seen)}; else a larger --budget or another --student.lr"
+    if seen.queries is None or not seen.queries.any():
+        if seen.training is None:
+            return f"its training or its images, of which no record is here; {remedy}"
+        return f"images unlike the teacher's own; {remedy}"
+    total = int(seen.queries.sum())
+    paid = paid_answers(seen)
+    assert paid is not None, "there are answers"
+    if paid["one_sided"]:
+        return f"one-sided answers: the {total:,} to images paid for {reached(paid)}; {remedy}"
+    return (
+        f"images unlike the teacher's own: the {total:,} answers to those paid for {reached(paid)}, and "
+        f"teach nothing of these; {remedy}"
+    )
 
 
 def _other_images(seen: Classified) -> str:
@@ -215,7 +389,9 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
         return None
     order_K = best_order(labels, teacher, classes)
     names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
-    given = shlex.quote(",".join(names)) if classes <= MAX_NAMED else "and a file of their names"
+    given = shlex.quote(",".join(names))
+    if classes > MAX_NAMED or len(given) > MAX_GIVEN:
+        given = "and a file of their names"
     remedy = f"give the teacher's order with --evaluation.classes {given}"
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "

@@ -9,7 +9,7 @@ from typing import Any
 
 from dfme.audits.compare.plan import Cell
 from dfme.errors import RunError
-from dfme.report.facts import LEVELS, queries_to_reach
+from dfme.report.facts import LEVELS, Beside
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
@@ -18,7 +18,10 @@ OF_THE_TEACHER = 0.9  # share of the teacher's accuracy whose price in queries i
 
 LOST = 0.8  # a run has collapsed whose last agreement is below this share of its own best on the way
 
-SCORES = "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled"
+SCORES = (
+    "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled "
+    "agreement_balanced"
+)
 """Entries of a summary that are figures as they are."""
 
 
@@ -27,9 +30,10 @@ class Figures:
     """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not reached.
 
     ``queries_to``: images charged until the first evaluation with at least that agreement, and
-    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy. ``constant_agreement``: of one
-    answer to everything; ``agreement_served``: with what honest users are answered;
-    ``agreement_relabelled``: under the best renaming of the student's classes.
+    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy, both of a copy that is shown to
+    be above a constant answer. ``constant_agreement``: of one answer to everything, ``constant_balanced`` the
+    same balanced over the teacher's classes, as is ``agreement_balanced``. ``agreement_served``: with what
+    honest users are answered; ``agreement_relabelled``: under the best renaming of the student's classes.
     """
 
     accuracy: float | None
@@ -50,6 +54,14 @@ class Figures:
     constant_agreement: float | None = None
     agreement_served: float | None = None
     agreement_relabelled: float | None = None
+    agreement_balanced: float | None = None
+    constant_balanced: float | None = None
+    images: int = 0
+
+    @property
+    def beside(self) -> Beside:
+        """The figures of a constant answer on the same images."""
+        return Beside(self.constant_agreement, self.constant_balanced, self.images)
 
 
 def cut_off(figures: Figures, images: int) -> Figures:
@@ -58,6 +70,7 @@ def cut_off(figures: Figures, images: int) -> Figures:
         return figures
     curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
     unknown = ("accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served")
+    unknown += ("agreement_balanced",)
     nothing: dict[str, Any] = dict.fromkeys([*unknown, "agreement_relabelled", "queries_to_teacher"])
     reached = {level: None if at is None or at > images else at for level, at in figures.queries_to.items()}
     agreement = curve[-1][1] if curve else None
@@ -72,18 +85,25 @@ def read_figures(run_dir: Path) -> Figures:
     records = read_metrics(run_dir / "metrics.jsonl")
     agreement, accuracy = (series(records, name, summary) for name in ("agreement", "accuracy"))
     teacher = summary.get("teacher_accuracy")
+    beside = Beside.of_summary(summary)
+    constant_accuracy = (summary.get("baselines") or {}).get("constant_accuracy")
+    of_labels = Beside(constant_accuracy, None, beside.images)
     return Figures(
         **{name: summary.get(name) for name in SCORES.split()},
         teacher_accuracy=teacher,
-        queries_to={level: queries_to_reach(agreement, level) for level in LEVELS},
-        queries_to_teacher=None if teacher is None else queries_to_reach(accuracy, OF_THE_TEACHER * teacher),
+        queries_to={level: beside.queries_to(agreement, level) for level in LEVELS},
+        queries_to_teacher=None
+        if teacher is None
+        else of_labels.queries_to(accuracy, OF_THE_TEACHER * teacher),
         collapsed=has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"]),
         seconds=float(summary["wall_seconds"]),
         students=int(summary.get("students", 1)),
         student_steps=int(summary["student_steps"]),
         spent=int(summary["spent"]),
         curve=agreement,
-        constant_agreement=(summary.get("baselines") or {}).get("constant_agreement"),
+        constant_agreement=beside.constant,
+        constant_balanced=beside.balanced,
+        images=beside.images,
         made_with=f"{summary['device']}, dfme {summary['version']}, torch {summary['torch']}",
     )
 
