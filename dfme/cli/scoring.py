@@ -15,7 +15,8 @@ from dfme.oracle.oracle import Oracle
 from dfme.report.facts import Beside
 from dfme.report.metrics import read_metrics
 from dfme.report.summary_file import AGREEMENTS, NO_LABELS
-from dfme.report.verdict import Training, baselines, warnings
+from dfme.report.training import Training
+from dfme.report.verdict import baselines, warnings
 from dfme.run.build import build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, examination_of, under_defences
 from dfme.run.student_file import load_student_of_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -40,6 +41,20 @@ def spelled_flag(key: str) -> str:
 def printable(text: str, mark: str = "?") -> str:
     """Text of somebody else's without what moves a terminal's cursor."""
     return "".join(letter if letter.isprintable() else mark for letter in text)
+
+
+STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of letters that steer a reader unseen: escapes, turned directions, breaks."""
+
+
+def harmless(text: str, mark: str = "?") -> str:
+    """Text of several lines without letters that steer a reader; lines and blanks of all kinds stay."""
+    if text.isprintable():
+        return text
+    kept = "\n\t"
+    return "".join(
+        letter if letter in kept or unicodedata.category(letter) not in STEERING else mark for letter in text
+    )
 
 
 def shortened(text: str, most: int = MAX_LETTERS) -> str:

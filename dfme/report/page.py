@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from dfme.config.messages import harmless
 from dfme.files import replacing
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers, teacher_name
 from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on, wilson_interval
@@ -27,13 +29,24 @@ MAX_SHOWN = 20  # classes in the table of answers, the most frequent
 def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     """Write the page that a template of ours, by its place in dfme/, makes of the contents; its path."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_harmless,
     )
     environment.loader = PackageLoader("dfme", ".")
     html = environment.get_template(template).render(contents)
     with replacing(path) as file:
         file.write(html.encode("utf-8", errors="replace"))  # a log may name half a character
     return path
+
+
+def _harmless(value: object) -> object:
+    """What a page shows of a value: of text all but what steers a reader, such as a turned direction."""
+    if isinstance(value, Markup):
+        return Markup(harmless(value))  # noqa: S704 (escaped before)
+    return harmless(value) if isinstance(value, str) else value
 
 
 def write_page(run: RunFiles, path: Path) -> Path:

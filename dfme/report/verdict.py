@@ -5,9 +5,8 @@ A warning is one line: what was found, the likely cause, what to do. No torch he
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from numpy.typing import NDArray
 
 from dfme.config.messages import printable, shortened
 from dfme.report.facts import Z_95, is_above, wilson_interval
+from dfme.report.training import Training
 
 ClassNumbers = NDArray[np.int64]
-Record = Mapping[str, float | None]
 
 # Heuristic, but for the numbers of classes.
 ALMOST_ALL = 0.95  # answers are nearly all of one class if the 95% interval of its share is above this
@@ -25,65 +24,10 @@ SLIGHT = 0.1  # share put right of what luck would not (Cohen's kappa) that is n
 LOPSIDED = 0.5  # a teacher that gives one class more, and twice what the labels do, is not asked as it wants
 MIN_LOSSES = 8  # that tell a fall, at least
 FALLEN = 0.9  # the last quarter lies below this share of the first
-EARLY = 0.2  # of all steps, by which the first loss must be on record to tell a fall
-STILL = 0.1  # share of the steps at a learning rate of 0 from which on a run says so
 MAX_KEPT = 1_000  # classes in summary.json
 MAX_ORDERED = 1_000  # classes among which another order is looked for
 MAX_NAMED = 20  # classes that a warning names
 MAX_GIVEN = 180  # letters of their names together
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is on record of a student's training, by metrics.jsonl.
-
-    ``steps`` taken by each record, with the learning rate of the last of them (``rates``) and the loss, both
-    of the same records; a loss is None where there was none. ``in_rounds``: losses rise as each begins, and
-    tell no fall. ``fit``: the agreement of student and teacher on images that were trained on, that of a
-    constant answer to these, and their number.
-    """
-
-    steps: Sequence[float] = ()
-    rates: Sequence[float] = ()
-    losses: Sequence[float | None] = ()
-    in_rounds: bool = False
-    fit: tuple[float, float, int] | None = None
-
-    @staticmethod
-    def of_records(records: Iterable[Record], in_rounds: bool = False) -> "Training":
-        """By the records of metrics.jsonl, in order."""
-        found: list[tuple[float, float, float | None]] = []
-        for record in records:
-            steps = record.get("student_steps")
-            rate = record.get("student_lr")
-            if steps is None or rate is None or (found and steps <= found[-1][0]):
-                continue
-            found.append((steps, rate, record.get("replay_loss", record.get("student_loss"))))
-        return Training(
-            [steps for steps, _, _ in found],
-            [rate for _, rate, _ in found],
-            [loss for _, _, loss in found],
-            in_rounds,
-        )
-
-    @property
-    def still(self) -> float:
-        """Steps that are shown to have been taken at a learning rate of 0: from one such record to the next.
-
-        What comes before the first record counts if that is such a record.
-        """
-        steps = [0.0, *self.steps]
-        rates = [*self.rates[:1], *self.rates]
-        pairs = zip(pairwise(steps), pairwise(rates), strict=True)
-        return sum(end - start for (start, end), (before, after) in pairs if before == after == 0)
-
-    @property
-    def fall(self) -> tuple[float, float] | None:
-        """First loss, and the mean of the last quarter; None if the losses on record tell no fall."""
-        losses = [loss for loss in self.losses if loss is not None]
-        if self.in_rounds or len(losses) < MIN_LOSSES or self.steps[0] > EARLY * self.steps[-1]:
-            return None
-        return losses[0], float(np.mean(losses[-(len(losses) // 4) :]))
 
 
 @dataclass(frozen=True)
@@ -105,7 +49,8 @@ class Classified:
     where: str = "evaluation images"
     method: str = ""
     programs: Sequence[str] = ()
-    training: "Training | None" = None
+    losses: Sequence[float] = ()
+    training: Training | None = None
     held_back: bool = False
 
     def name(self, number: int) -> str:
@@ -216,19 +161,17 @@ def warnings(seen: Classified) -> list[str]:
 
 def training_warnings(seen: Classified) -> list[str]:
     """A student that trained at a learning rate of 0, which nothing else about it can be told before."""
-    if seen.training is None or not seen.training.steps:
+    training = seen.training
+    if training is None or not training.stood_still:
         return []
-    whole = seen.training.steps[-1]
-    still = seen.training.still
     # one record alone may be of the last step of a schedule that ends at 0, and a student that learnt tells
-    if len(seen.training.steps) == 1 and _is_above_constant(seen):
+    if len(training.steps) == 1 and _is_above_constant(seen):
         return []
-    if still < STILL * whole:
-        return []
+    steps = f"{training.still:,.0f} of its {training.steps[-1]:,.0f} steps"
     return [
-        f"the student trained at a learning rate of 0 for {still:,.0f} of its {whole:,.0f} steps, and learnt "
-        "nothing in them, whatever the images; likely cause: its schedule had come to its end; try --schedule.kind "
-        "constant, or leave out --student.steps and --student.final-share"
+        f"the student trained at a learning rate of 0 for {steps}, which "
+        "taught it nothing, whatever the images; likely cause: its schedule had come to its end; try "
+        "--schedule.kind constant, or leave out --student.steps and --student.final-share"
     ]
 
 
@@ -313,23 +256,22 @@ def _is_above_constant(seen: Classified) -> bool:
 
 def training_fault(seen: Classified) -> str | None:
     """What is wrong with the training of a student that learnt nothing, by the run's record; or None."""
-    training = seen.training
-    if training is None:
-        return None
-    if training.steps and training.still >= STILL * training.steps[-1]:
+    training = seen.training or Training()
+    if training.stood_still:
         return "it trained at a learning rate of 0, see above"
-    if training.fall is not None and training.fall[1] >= FALLEN * training.fall[0]:
-        first, last = training.fall
-        rate = f"the loss did not fall ({first:.3g} at first, {last:.3g} at last)"
-        return f"a rate that does not suit: {rate}; try a smaller --student.lr, then a larger one"
-    if training.fit is not None and not is_one_sided(seen):
-        share, constant, images = training.fit
-        if not is_above(share, constant, images):
-            return (
-                f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a "
-                f"constant answer on {constant:.1%}; try another --student.lr, then more --student.steps"
-            )
-    return None
+    losses = seen.losses or training.losses
+    if len(losses) >= MIN_LOSSES and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
+        fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
+        return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
+    if training.fit is None or is_one_sided(seen):
+        return None
+    share, constant, images = training.fit
+    if is_above(share, constant, images):
+        return None
+    return (
+        f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a constant "
+        f"answer on {constant:.1%}; try another --student.lr, then more --student.steps"
+    )
 
 
 def _cause(seen: Classified) -> str:
@@ -338,17 +280,18 @@ def _cause(seen: Classified) -> str:
         return fault
     remedy = f"try {_other_images(seen)}; else a larger --budget or another --student.lr"
     if seen.queries is None or not seen.queries.any():
-        if seen.training is None:
-            return f"its training or its images, of which no record is here; {remedy}"
+        if seen.training is None and not seen.losses:
+            return f"its training, or images unlike its own: no record of either is here; {remedy}"
         return f"images unlike the teacher's own; {remedy}"
     total = int(seen.queries.sum())
-    paid = paid_answers(seen)
-    assert paid is not None, "there are answers"
-    if paid["one_sided"]:
-        return f"one-sided answers: the {total:,} to images paid for {reached(paid)}; {remedy}"
+    most, share = top(seen.queries)
+    reached = f"{int((seen.queries > 0).sum()):,} of {seen.classes:,} classes"
+    most_frequent = f"{seen.name(most)} to {_per_cent(share)}"
+    if is_one_sided(seen):
+        return f"one-sided answers: {most_frequent} of the {total:,} images paid for, {reached}; {remedy}"
     return (
-        f"images unlike the teacher's own: the {total:,} answers to those paid for {reached(paid)}, and "
-        f"teach nothing of these; {remedy}"
+        f"images unlike the teacher's own: its answers to the {total:,} paid for are of {reached}, "
+        f"{most_frequent}, and teach nothing of those; {remedy}"
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -44,12 +44,34 @@ def consent_flags(job: Job) -> list[str]:
     return [f"--teacher.{name}={text}" for name, text in flags.items() if text]
 
 
+def shown_command(words: Iterable[str]) -> str:
+    """A command that a shell takes and a terminal shows: what cannot be printed is spelled by its bytes."""
+    return " ".join(word_of_shell(word) for word in words)
+
+
+def word_of_shell(word: str) -> str:
+    """One word of a command; bash and its like read $'...' with bytes in hexadecimal."""
+    if word.isprintable():
+        return shlex.quote(word)
+    spelled = ""
+    for letter in word:
+        if letter in "\\'":
+            spelled += f"\\{letter}"
+        elif letter.isprintable():
+            spelled += letter
+        else:
+            octets = letter.encode("utf-8", "surrogateescape")
+            spelled += "".join(f"\\x{octet:02x}" for octet in octets)
+    return f"$'{spelled}'"
+
+
 def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
     """Command that resumes the run of ``job``, or what ``command`` began, from this directory."""
     started = Path(sys.argv[0])
     program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
     program = "dfme" if started.name == "dfme" else program
-    words = [program, command, "--resume --out", shlex.quote(str(run_dir)), shlex.join(consent_flags(job))]
+    words = [program, command, "--resume --out", word_of_shell(str(run_dir))]
+    words.append(shown_command(consent_flags(job)))
     return " ".join(filter(None, words))
 
 

@@ -22,7 +22,8 @@ from dfme.precision import has_fast_bf16
 from dfme.randomness import Streams, derived_seed
 from dfme.report.console import agreement_line
 from dfme.report.summary_file import read_summary
-from dfme.report.verdict import Training, baselines, warnings
+from dfme.report.training import Training
+from dfme.report.verdict import baselines, warnings
 from dfme.report.verdict import paid_answers as paid_answers_of
 from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer

@@ -20,6 +20,7 @@ from dfme.randomness import Streams
 from dfme.report import verdict, write_report
 from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
 from dfme.report.recorder import Recorder
+from dfme.report.training import Training
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
@@ -159,7 +160,7 @@ class Run:
         training = None
         if student is not None:
             records = read_metrics(self.directory.path / "metrics.jsonl")
-            training = verdict.Training.of_records(records, bool(self.job.config.student.rounds))
+            training = Training.of_records(records, bool(self.job.config.student.rounds))
         seen = replace(seen, method=self.job.method, programs=self.job.queries.programs, training=training)
         if student is None or training is None or not verdict.student_warnings(seen):
             return seen

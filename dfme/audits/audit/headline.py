@@ -1,15 +1,17 @@
 """Text of an audit: three sentences with the price, advice, limits of the figures, and the model card."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, to_copy
 from dfme.audits.audit.model import Entry
+from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
-from dfme.audits.compare.table import gains
+from dfme.config.messages import printable
 from dfme.report.facts import wilson_interval
+from dfme.report.markdown import plain
+from dfme.run.job import shown_command
 
 JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}  # words of a verdict
 ADVICE = 3  # lines what to do
@@ -270,17 +272,17 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
 def commands(said: str, now: Sequence[str]) -> str:
     """Command that repeats an audit: the recorded words, and the present ones if they change something."""
     more = {word.partition("=")[0] for word in now if word.startswith("--")} - {"--resume", "--out"}
-    return " && ".join(filter(None, (said, shlex.join(now) if more or not said else "")))
+    return " && ".join(filter(None, (said, shown_command(now) if more or not said else "")))
 
 
 def model_card(audit: Mapping[str, Any]) -> str:
     """A section for the model's card."""
     made = audit["made"]
     options = audit["options"]
-    lines = ["## Extraction resistance", "", *audit["headline"]["sentences"], ""]
-    lines += [f"- {each['text']}" for each in audit["advice"]]
-    lines += [f"- Limit {JUDGED[each['pass']]}: {each['text']}" for each in audit["verdicts"]]
-    lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
+    lines = ["## Extraction resistance", "", *map(plain, audit["headline"]["sentences"]), ""]
+    lines += [f"- {plain(each['text'])}" for each in audit["advice"]]
+    lines += [f"- Limit {JUDGED[each['pass']]}: {plain(each['text'])}" for each in audit["verdicts"]]
+    lines += ["", "What this does not tell:", "", *(f"- {plain(text)}" for text in audit["limits"]), ""]
     seeds = ", ".join(map(str, options["seeds"]))
     how = f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, {options['profile']}, seeds {seeds}:"
-    return "\n".join([*lines, how, "", f"    {made['command']}"]) + "\n"
+    return "\n".join([*lines, plain(how), "", f"    {printable(made['command'])}"]) + "\n"

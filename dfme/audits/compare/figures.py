@@ -88,6 +88,10 @@ def read_figures(run_dir: Path) -> Figures:
     beside = Beside.of_summary(summary)
     constant_accuracy = (summary.get("baselines") or {}).get("constant_accuracy")
     of_labels = Beside(constant_accuracy, None, beside.images)
+    balanced = summary.get("agreement_balanced")
+    collapsed = has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"])
+    if collapsed is False and beside.is_large and balanced is not None and beside.balanced is not None:
+        collapsed = is_nothing(balanced, beside.balanced)
     return Figures(
         **{name: summary.get(name) for name in SCORES.split()},
         teacher_accuracy=teacher,
@@ -95,7 +99,7 @@ def read_figures(run_dir: Path) -> Figures:
         queries_to_teacher=None
         if teacher is None
         else of_labels.queries_to(accuracy, OF_THE_TEACHER * teacher),
-        collapsed=has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"]),
+        collapsed=collapsed,
         seconds=float(summary["wall_seconds"]),
         students=int(summary.get("students", 1)),
         student_steps=int(summary["student_steps"]),
@@ -119,14 +123,20 @@ def series(records: list[dict[str, float | None]], name: str, summary: dict[str,
 def has_collapsed(agreements: list[float], classes: int) -> bool | None:
     """True if a run lost what it had, or never had anything, from its agreements in order; None without any.
 
-    Lost: the last is below ``LOST`` of the best. Nothing: it is at most twice chance, 2/K, and at most ten
-    points above it, which is less where the classes are fewer than ten (heuristic).
+    Lost: the last is below ``LOST`` of the best. Nothing: see ``is_nothing``, for a guess among K classes.
     """
     if not agreements:
         return None
-    chance = 1 / classes
     last = agreements[-1]
-    return last < LOST * max(agreements) or last <= min(2 * chance, chance + 0.1)
+    return last < LOST * max(agreements) or is_nothing(last, 1 / classes)
+
+
+def is_nothing(agreement: float, chance: float) -> bool:
+    """True if it is at most twice chance, and at most ten points above it (heuristic).
+
+    The ten points are less where the classes are fewer than ten.
+    """
+    return agreement <= min(2 * chance, chance + 0.1)
 
 
 @dataclass(frozen=True)
@@ -212,6 +222,15 @@ class ComparisonResult:
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
+    def beside(self) -> Beside:
+        """The figures of a constant answer, which all cells have: they are scored on the same images.
+
+        Of held-back queries, which are a run's own, those of the cell where they are largest.
+        """
+        done = [each.figures.beside for each in self.outcomes if each.figures is not None]
+        return max(done, key=lambda beside: beside.constant or 0.0, default=Beside())
+
+    @property
     def defended(self) -> bool:
         """True if there is more to compare than rows: a defence, or an attacker by name."""
         return any(each.cell.label != each.cell.row for each in self.outcomes)
@@ -227,3 +246,8 @@ class ComparisonResult:
             if (each.cell.mode, each.cell.budget) == (mode, budget):
                 rows.setdefault(each.cell.label, []).append(each)
         return rows
+
+
+def finished(outcomes: Iterable[Outcome]) -> list[Figures]:
+    """The figures of those that have some."""
+    return [outcome.figures for outcome in outcomes if outcome.figures is not None]

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfme.audits.compare.figures import ComparisonResult, Outcome
+from dfme.audits.compare.attacked import best_rows
+from dfme.audits.compare.figures import ComparisonResult, Outcome, finished
 from dfme.audits.compare.plan import count_text
-from dfme.audits.compare.table import best_rows, finished
 from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
