@@ -319,7 +319,8 @@ def _agreement_verdict(_: str, wanted: float, lines: Sequence[Entry], beside: Be
     least = f"at most {wanted:.1%} agreement"
     if value is None or value <= wanted:
         return value, True, least, "" if value is None else f"the best copy agrees on {value:.1%}"
-    if is_above(value, beside.constant, beside.images):
+    exceeded = beside.constant is None or wanted >= beside.constant
+    if exceeded or is_above(value, beside.constant, beside.images):
         return value, False, least, f"the best copy agrees on {value:.1%}"
     told = f"the best copy agrees on {value:.1%}, which is not above one constant answer's"
     return value, None, least, f"{told} {beside.constant:.1%}, so that this limit tells nothing"

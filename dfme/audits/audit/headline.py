@@ -9,7 +9,7 @@ from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.messages import printable
-from dfme.report.facts import wilson_interval
+from dfme.report.facts import is_above, wilson_interval
 from dfme.report.markdown import plain
 from dfme.run.job import shown_command
 
@@ -60,18 +60,19 @@ def _of_mode(lines: Sequence[Entry], mode: str) -> Entry | None:
 def _price(of: Findings, line: Entry | None) -> Entry:
     if line is None:
         unknown = dict.fromkeys(("attacker", "knows", "median", "cost", "best_agreement"))
-        return {**unknown, "queries": [], "by_seed": []}
+        return {**unknown, "queries": [], "by_seed": [], "balanced": None}
     middle = median_to_copy(line)
     told = {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
     queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
-    queries |= {"by_seed": seeds_text(line, f"{COPY:g}")}
+    queries |= {"by_seed": seeds_text(line, f"{COPY:g}"), "balanced": line["balanced"]}
     return {"attacker": line["row"], "knows": line["knows"], **queries, "best_agreement": told}
 
 
 def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     held_back = (of.example.get("evaluation") or {}).get("held_back")
     images = f"{of.images:,} held-{'back generated queries' if held_back else 'out images'}"
-    copy = f"copy that agrees with your model on {COPY:.0%} of {images}"
+    constant = "" if of.constant is None else f" (one constant answer: {of.constant:.1%})"
+    copy = f"copy that agrees with your model on {COPY:.0%} of {images}{constant}"
     if best["attacker"] is None:
         return f"What a copy costs is not known: no attack on your model's {of.own} has finished."
     mean = best["best_agreement"]["mean"]
@@ -79,24 +80,44 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     counts = [count for count in best["queries"] if count is not None]
     whom = f" an attacker who knows that it is for {best['knows']}" if best["knows"] else ""
     by = ", by labels alone" if best["mode"] != of.own else ""
+    more = _balanced(of, best["balanced"])
     if best["median"] is not None:
         told = [] if best["cost"] is None else [f"{best['cost']:,.2f} at your price"]
         told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]
         told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
-        return f"A {copy} costs{whom} {best['median']:,.0f} queries{by} ({'; '.join(told)})."
+        price = f"{best['median']:,.0f} queries{by} ({'; '.join(told)})"
+        return f"A {copy} costs{whom} {price}.{more}"
     # no better than one answer to everything, as far as the images can tell
-    if of.constant is not None and (of.interval(mean) or [1.0])[0] <= of.constant:
+    if of.constant is not None and not is_above(mean, of.constant, of.images):
+        nothing = f"one constant answer agrees on {of.constant:.1%}. {FAILED}.{more}"
         return (
             f"No attack {_free(of)}copied your model: after {of.budget:,} queries the best copy "
-            f"agrees on {mean:.1%} of {images}; one constant answer agrees on {of.constant:.1%}. {FAILED}."
+            f"agrees on {mean:.1%} of {images}; {nothing}"
         )
     named = f"({best['attacker']}{by})"
     best_of = f"copies {named} agree" if runs > 1 else f"copy {named} agrees"
     after = f"the best {best_of} on {mean:.1%}"
     if counts:
         made = f"Only {len(counts)} of {runs} runs made a {copy}"
-        return f"{made}: after {of.budget:,} queries {after}."
-    return f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}."
+        return f"{made}: after {of.budget:,} queries {after}.{more}"
+    return f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}.{more}"
+
+
+def _balanced(of: Findings, balanced: float | None) -> str:
+    """A sentence with the agreement that a constant answer does not flatter, where it flatters the other."""
+    if not of.beside.is_large or balanced is None:
+        return ""
+    constant = of.beside.balanced
+    beside = "" if constant is None else f", one constant answer on {constant:.1%}"
+    return f" With each class of your model counting alike, the best copy agrees on {balanced:.1%}{beside}."
+
+
+def _shares(of: Findings, line: Entry) -> str:
+    """An agreement in a sentence, balanced too where a constant answer agrees on over half."""
+    told = f"{line['mean']:.1%}"
+    if of.beside.is_large and line["balanced"] is not None:
+        told += f" (with each class counting alike on {line['balanced']:.1%})"
+    return told
 
 
 def _free(of: Findings) -> str:
@@ -127,7 +148,10 @@ def _third(of: Findings) -> list[str]:
 def _gets(of: Findings, line: Entry, would: str = "") -> str:
     end = "" if would else "s"
     if (middle := median_to_copy(line)) is None:
-        made = f"{would}make{end} a copy that agrees on {line['mean']:.1%}"
+        made = f"{would}make{end} a copy that agrees on {_shares(of, line)}"
+        if not is_above(line["mean"], of.constant, of.images):
+            made = f"{would}make{end} no copy: what it learns agrees on {_shares(of, line)}, no more than one"
+            made += " constant answer,"
         return f"{made} after {line['budget']:,} queries"
     return f"{would}need{end} {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
 
@@ -159,7 +183,8 @@ def _second(of: Findings, labels: Entry | None) -> str:
     runs = labels["best_agreement"]["n"]
     made = f"only {reached} of {runs} runs made" if reached else f"no attack {_free(of)}made"
     made += f" ({len(labels['queries']) - runs} failed)" if runs < len(labels["queries"]) else ""
-    within = f"such a copy within {of.budget:,} queries: the best copy agrees on {mean:.1%}"
+    agrees = _shares(of, {"mean": mean, "balanced": labels["balanced"]})
+    within = f"such a copy within {of.budget:,} queries: the best copy agrees on {agrees}"
     return f"From labels alone, {made} {within}{change}."
 
 
@@ -178,6 +203,7 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
     if not switches or switches[0][0] != NO_DEFENCE:
         return
     before = switches[0][2]
+    least = f"; one constant answer on {of.constant:.1%}" if of.beside.is_large else ""
     cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
     for name, kind, after, at in cheapest:  # of equal effect the first
         if _helps(of, before, after) and ("misinform" not in name or of.holds_data):
@@ -185,7 +211,7 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
                 what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
-            text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before)."
+            text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before{least})."
             paid = of.paid(name).get("l1_mean")
             lost = of.paid(name).get("accuracy_drop")
             if paid is not None:
@@ -199,12 +225,15 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             if all(shares := [max(each, default=0.0) for each in means]):
                 text += f" The copy of somebody with images like yours agrees on {shares[1]:.1%} "
                 text += f"({shares[0]:.1%} before)."
-            yield before.mean - after.mean, text, at
+            yield before.mean - max(after.mean, of.constant or 0.0), text, at
 
 
 def _helps(of: Findings, before: Spread, after: Spread) -> bool:
-    """True if agreement falls by more than the spread over seeds, and than the images can tell."""
-    if not of.images or not gains(before, after):
+    """True if agreement falls by more than the spread over seeds, and than the images can tell.
+
+    An agreement that is not above a constant answer's is no copy, and nothing can take it away.
+    """
+    if not of.images or not gains(before, after) or not is_above(before.mean, of.constant, of.images):
         return False
     return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
 
