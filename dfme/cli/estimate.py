@@ -131,9 +131,9 @@ def estimate(
     spent = int(summary["spent"])
     mode = LabelMode.parse(summary["label_mode"])
     student = job.config.student.fitting(mode, summary["teacher"]["shape"])
-    beside = Beside.of_summary(summary)
+    constant = Beside.of_summary(summary)
     images = summary["evaluation"]["images"]
-    rises = bool(points) and is_above(points[-1][1], beside.constant, images)
+    rises = bool(points) and is_above(points[-1][1], constant.constant, images)
     start = start_of(points, images) if rises else None
     (of_query, of_step) = pace(records)
     rate = job.teacher_options.get("images_per_second")
@@ -149,7 +149,7 @@ def estimate(
     levels = []
     within = budget
     for goal in GOALS:
-        reached = beside.queries_to(points, goal)
+        reached = constant.queries_to(points, goal)
         known = [None] * 3 if start is None or reached is not None else start.queries_to(LAW, goal)
         queries = [each and math.ceil(each) for each in known]
         times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]

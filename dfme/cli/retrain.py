@@ -92,15 +92,17 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
     shares = {"teacher_accuracy": "teacher accuracy", "accuracy": "student accuracy"}
     shares |= {"agreement": "agreement", "vote_agreement": "agreement of the vote"}
     own = {name: source.get(name) for name in ("accuracy", "agreement")}
-    constant = Beside(Beside.of_summary(summary).constant)
     beside = {name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share}
     known = [name for name in shares if summary.get(name) is not None]
-    texts = {name: f"{summary[name]:.2%}" for name in known}
-    texts |= {name: constant.text(summary[name]) for name in known if name.endswith("agreement")}
+    texts = {name: f"{summary[name]:.2%}{beside.get(name, '')}" for name in known}
+    constant = Beside.of_summary(summary).constant
+    for name in known:
+        if name.endswith("agreement") and constant is not None:
+            texts[name] += f"; constant answer {constant:.2%}"
     rows = [
         ("answers", f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked"),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
-        *((shares[name], texts[name] + beside.get(name, "")) for name in known),
+        *((shares[name], texts[name]) for name in known),
         *balanced_agreement(summary),
         *constant_answer(summary),
         *paid_answers(summary),

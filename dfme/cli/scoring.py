@@ -1,6 +1,6 @@
 """A student's score beside its teacher, outside a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.report.facts import Beside
 from dfme.report.metrics import read_metrics
 from dfme.report.summary_file import AGREEMENTS, NO_LABELS
 from dfme.report.training import Training
@@ -47,22 +46,30 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     seen = classified(examination, teacher.num_classes, student=net)
     seen = replace(seen, training=_record(student.parent))
     told = under_defences(oracle, examination, seen)
-    shares = {name: told.get(name) for name in AGREEMENTS} | baselines(seen)
     warned = warnings(seen)
-    scores.pop("constant_agreement", None)  # which the baselines say, too
-    beside = Beside(shares["constant_agreement"], shares["constant_balanced"], len(examination))
-    shown: dict[str, float | str] = dict(scores)
-    shown["agreement"] = beside.text(scores["agreement"], scores["agreement_balanced"], "{:.4f}")
     unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
         **dict.fromkeys(unknown, NO_LABELS),
-        **{name.replace("_", " "): value for name, value in shown.items()},
-        **{name.replace("_", " "): share for name, share in shares.items() if share is not None},
+        **_beside_a_constant_answer(scores, baselines(seen)),
+        **{name.replace("_", " "): told[name] for name in AGREEMENTS if told.get(name) is not None},
         "evaluation queries": str(ledger.evaluation_queries),
         **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }
+
+
+def _beside_a_constant_answer(scores: Mapping[str, float], baselines: Mapping[str, Any]) -> dict[str, float]:
+    """Scores by their names for people; what a constant answer has of each stands directly below it."""
+    found: dict[str, float] = {}
+    constants = {"agreement_balanced": "constant_balanced"}
+    for name, value in scores.items():
+        if name != "constant_agreement":
+            found[name.replace("_", " ")] = value
+            constant = constants.get(name, f"constant_{name}")
+            if baselines.get(constant) is not None:
+                found[constant.replace("_", " ")] = baselines[constant]
+    return found | {"chance": baselines["chance"]}
 
 
 def _record(run: Path) -> Training | None:

@@ -25,6 +25,9 @@ DOMAINS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
     "things": ("textured",),
 }
+WORTH_NOTHING = ("things",)
+"""Domains whose programs were worth nothing where they were measured on a model of strangers: they can be asked
+for, and no audit counts them as knowledge (docs/methods.md)."""
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs
 DOWNLOAD_FLAG = "--method.download true"

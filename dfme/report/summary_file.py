@@ -10,6 +10,7 @@ from dfme.config.messages import printable
 from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
+from dfme.queries.names import WORTH_NOTHING
 
 MAX_BYTES = 1 << 25
 AGREEMENTS = ("agreement_served", "agreement_relabelled")
@@ -19,8 +20,10 @@ NO_LABELS = "not known: the evaluation images have no labels"
 
 def known_domain(config: Mapping[str, Any]) -> str | None:
     """What the attacker of a run with this configuration knew that the teacher is for; None: nothing."""
-    domain = (config.get("queries") or {}).get("domain", "unknown")
-    return None if domain == "unknown" else printable(str(domain))
+    domain = printable(str((config.get("queries") or {}).get("domain", "unknown")))
+    if domain == "unknown":
+        return None
+    return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
 
 
 def without_labels(summary: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,6 @@
 """The record of a student's training: its learning rate, and losses that tell a fall. No torch here."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,6 +8,7 @@ from itertools import pairwise
 from dfme.report.metrics import MetricRecord
 
 EARLY = 0.2  # of all steps, by which the first loss must be on record to tell a fall; heuristic
+FEW_STEPS = 20  # that an iteration of a method may take before a run's first record; heuristic
 STILL = 0.1  # share of the steps at a learning rate of 0 from which on a run says so; heuristic
 
 
@@ -46,10 +48,12 @@ class Training:
     def still(self) -> float:
         """Steps that are shown to have been taken at a learning rate of 0: from one such record to the next.
 
-        What comes before the first record counts if that is such a record.
+        What comes before the first record counts if that is such a record, of more than ``FEW_STEPS``: the
+        rate of a schedule that ends at 0 is 0 in its last step.
         """
         steps = [0.0, *self.steps]
-        rates = [*self.rates[:1], *self.rates]
+        first = self.rates[0] if self.steps and self.steps[0] > FEW_STEPS else math.inf
+        rates = [first, *self.rates]
         pairs = zip(pairwise(steps), pairwise(rates), strict=True)
         return sum(end - start for (start, end), (before, after) in pairs if before == after == 0)
 

@@ -21,13 +21,15 @@ PACKAGE = Path(__file__).resolve().parents[1]  # with configs/ and teachers/; in
 PROJECT = PACKAGE.parent  # from which a process of ours must be able to import
 DEFAULT_RECIPE = PACKAGE / "configs" / "digits.yaml"
 
-SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")
-"""Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
+CONSENT = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")  # of a service
+
+SAID_BY_THE_USER = (*CONSENT, "teacher.trust")
+"""These count from the command line of who runs it alone; in a file they are a record, or a wish."""
 
 MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     *("recipe", "out", "resume", "budget", "minutes", "checkpoint_seconds", "fsync", "wandb"),
     "evaluation.download",
-    *SAID_BY_THE_USER,
+    *CONSENT,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
     *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
@@ -35,12 +37,18 @@ MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
 
 
 def consent_flags(job: Job) -> list[str]:
-    """The words that allow this job's service to be asked, and secrets to be sent there, once more."""
-    authorised_by, key, allowed = (job.teacher_options.get(key.partition(".")[2]) for key in SAID_BY_THE_USER)
+    """The words that allow once more what a file cannot: to ask this job's service, to send secrets there,
+    and to load a program."""
     if ":" in job.teacher.kind:
         return []
-    others = ",".join(name for name in allowed or () if name != key)
-    flags = {"authorised-by": authorised_by, "api-key-env": key, "allow-env": others}
+    options = job.teacher_options
+    key = options.get("api_key_env")
+    flags = {
+        "authorised-by": options.get("authorised_by"),
+        "api-key-env": key,
+        "allow-env": ",".join(name for name in options.get("allow_env") or () if name != key),
+        "trust": "true" if options.get("trust") else None,
+    }
     return [f"--teacher.{name}={text}" for name, text in flags.items() if text]
 
 

@@ -9,6 +9,7 @@ from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.messages import printable
+from dfme.queries.names import WORTH_NOTHING
 from dfme.report.facts import is_above, wilson_interval
 from dfme.report.markdown import plain
 from dfme.run.job import shown_command
@@ -79,6 +80,8 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     runs = best["best_agreement"]["n"]
     counts = [count for count in best["queries"] if count is not None]
     whom = f" an attacker who knows that it is for {best['knows']}" if best["knows"] else ""
+    if best["knows"] in WORTH_NOTHING:
+        whom = f" an attacker who draws for {best['knows']}"
     by = ", by labels alone" if best["mode"] != of.own else ""
     more = _balanced(of, best["balanced"])
     if best["median"] is not None:
