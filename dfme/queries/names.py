@@ -26,8 +26,10 @@ DOMAINS: dict[str, tuple[str, ...]] = {
     "things": ("textured",),
 }
 WORTH_NOTHING = ("things",)
-"""Domains whose programs were worth nothing where they were measured on a model of strangers: they can be asked
-for, and no audit counts them as knowledge (docs/methods.md)."""
+"""Domains whose programs were worth nothing on the model of strangers that was measured (docs/methods.md).
+
+They can be asked for, and no profile of an audit counts them as knowledge.
+"""
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs
 DOWNLOAD_FLAG = "--method.download true"

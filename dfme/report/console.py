@@ -13,7 +13,7 @@ from dfme.config.messages import printable
 from dfme.report.facts import Beside
 from dfme.report.metrics import METRICS
 from dfme.report.notes import Notes
-from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
+from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
 from dfme.report.terminal import StatusLine, aligned, columns, fitted, wrapped
 from dfme.report.verdict import reached
 
@@ -190,7 +190,7 @@ def header(document: Mapping[str, Any]) -> str:
         "teacher": teacher_name(document["teacher"]),
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
-        "the attacker knew:": known_domain(document),
+        "the attacker knew:": knowledge(document),
         "budget": f"{budget:,} queries"
         + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
         "device": document["device"],
@@ -289,7 +289,7 @@ def balanced_agreement(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def paid_answers(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """How many classes the answers to the images paid for are of, where they are one-sided."""
     paid = summary.get("paid_answers") or {}
-    return [("paid answers", f"one-sided: they {reached(paid)}")] if paid.get("one_sided") else []
+    return [("paid answers", f"one-sided: {reached(paid)}")] if paid.get("one_sided") else []
 
 
 def _share(value: float | None, unknown: str | None) -> str:

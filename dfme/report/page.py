@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from dfme.config.messages import harmless
 from dfme.files import replacing
@@ -14,7 +13,7 @@ from dfme.report.console import balanced_agreement, constant_answer, paid_answer
 from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on, wilson_interval
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
-from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
+from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
 
 PICTURES = {
     "curve.png": "Agreement and accuracy against the queries spent; the band is the 95% interval.",
@@ -44,9 +43,8 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
 
 def _harmless(value: object) -> object:
     """What a page shows of a value: of text all but what steers a reader, such as a turned direction."""
-    if isinstance(value, Markup):
-        return Markup(harmless(value))  # noqa: S704 (escaped before)
-    return harmless(value) if isinstance(value, str) else value
+    # what a macro gives is escaped, and stays so
+    return type(value)(harmless(value)) if isinstance(value, str) else value
 
 
 def write_page(run: RunFiles, path: Path) -> Path:
@@ -141,7 +139,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         *((label.capitalize(), value) for label, value in paid_answers(told)),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
-        ("The attacker knew", known_domain(run.config)),
+        ("The attacker knew", knowledge(run.config)),
         ("Estimator", CHOSEN.format_map(told["estimator"]) if told.get("estimator") else None),
         ("Student", _text(told.get("student_arch"))),
         ("Student's training steps", _text(told.get("student_steps"), "{:,}")),

@@ -20,9 +20,13 @@ NO_LABELS = "not known: the evaluation images have no labels"
 
 def known_domain(config: Mapping[str, Any]) -> str | None:
     """What the attacker of a run with this configuration knew that the teacher is for; None: nothing."""
-    domain = printable(str((config.get("queries") or {}).get("domain", "unknown")))
-    if domain == "unknown":
-        return None
+    domain = (config.get("queries") or {}).get("domain", "unknown")
+    return None if domain == "unknown" else printable(str(domain))
+
+
+def knowledge(config: Mapping[str, Any]) -> str | None:
+    """The same for people: what was worth nothing where it was measured is said to be."""
+    domain = known_domain(config)
     return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
 
 

@@ -120,7 +120,7 @@ def paid_answers(seen: Classified) -> dict[str, Any] | None:
 def reached(paid: Mapping[str, Any]) -> str:
     """The entry of ``paid_answers`` in words."""
     classes = f"{paid['classes_reached']:,} of {paid['classes']:,} classes"
-    return f"reached {classes}, the most frequent ({paid['most_frequent']}) {_per_cent(paid['share'])}"
+    return f"{classes} reached, the most frequent, {paid['most_frequent']}, {_per_cent(paid['share'])}"
 
 
 def _per_cent(share: float) -> str:
