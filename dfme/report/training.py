@@ -9,6 +9,7 @@ from dfme.report.metrics import MetricRecord
 
 EARLY = 0.2  # of all steps, by which the first loss must be on record to tell a fall; heuristic
 FEW_STEPS = 20  # that an iteration of a method may take before a run's first record; heuristic
+NO_RATE = 1e-12  # a learning rate up to which no step changes a weight in single precision, by far
 STILL = 0.1  # share of the steps at a learning rate of 0 from which on a run says so; heuristic
 
 
@@ -55,7 +56,7 @@ class Training:
         first = self.rates[0] if self.steps and self.steps[0] > FEW_STEPS else math.inf
         rates = [first, *self.rates]
         pairs = zip(pairwise(steps), pairwise(rates), strict=True)
-        return sum(end - start for (start, end), (before, after) in pairs if before == after == 0)
+        return sum(end - start for (start, end), (before, after) in pairs if max(before, after) <= NO_RATE)
 
     @property
     def stood_still(self) -> bool:
