@@ -263,10 +263,12 @@ def training_fault(seen: Classified) -> str | None:
     if len(losses) >= MIN_LOSSES and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
         fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
         return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
-    if training.fit is None or is_one_sided(seen):
+    if training.fit is None:
         return None
     share, constant, images = training.fit
-    if is_above(share, constant, images):
+    low, high = wilson_interval(share, images)
+    # of one-sided answers a student may learn the one, and is no worse than it
+    if low > constant or (is_one_sided(seen) and high >= constant):
         return None
     return (
         f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a constant "

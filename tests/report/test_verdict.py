@@ -307,6 +307,11 @@ def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
     assert "images unlike" in warnings(replace(of, training=in_rounds))[0]
     unlearnt = replace(of, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
     assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
+    of_one = replace(of, queries=np.array(ONE_SIDED))
+    worse = replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500)))
+    assert "its training: on 500 images" in warnings(worse)[0], "it did not even learn the one answer"
+    constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
+    assert "one-sided answers" in warnings(constant)[0]
     learnt = replace(of, training=replace(in_rounds, fit=(0.9, 0.1, 500)))
     assert "images unlike" in warnings(learnt)[0]
 

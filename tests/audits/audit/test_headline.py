@@ -22,7 +22,7 @@ from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
-from dfme.report.facts import LEVELS
+from dfme.report.facts import LEVELS, Beside
 
 JOB = Job(ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None)
 SUMMARY: dict[str, Any] = {"evaluation": {"images": 359, "held_back": False}}
@@ -295,3 +295,96 @@ def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
     (line,) = of.games({"agreement": 0.969})["advantage"]
     assert line["values"] == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
     assert of.games(None)["advantage"] == []
+
+
+# Beside a constant answer that agrees on much
+
+
+def beside(constant: float, images: int, *runs: Outcome, balanced: float = 0.5, **more: Any) -> Findings:
+    """Findings on images of which a constant answer has so much, as the files of real runs would say."""
+    known = {"constant_agreement": constant, "constant_balanced": 0.5, "chance": 0.5}
+    seen = Beside(constant, 0.5, images)
+    told = []
+    for run in runs:
+        figures = run.figures
+        assert figures is not None
+        reached = {level: seen.queries_to(figures.curve, level) for level in LEVELS}
+        figures = replace(figures, queries_to=reached, agreement_balanced=balanced)
+        told.append(replace(run, figures=figures))
+    of = found(*told, **more)
+    summary = {"evaluation": {"images": images, "held_back": False}, "baselines": known}
+    return replace(of, summaries=dict.fromkeys(of.summaries, summary))
+
+
+ALL_ONE = ((500, 0.92), (3000, 0.92))
+BETTER = ((500, 0.92), (3000, 0.97))
+
+
+def test_no_copy_is_made_by_one_answer_to_everything() -> None:
+    runs = [outcome("frugal", mode, 0, ALL_ONE) for mode in ("probabilities", "label")]
+    of = beside(0.92, 1_000, *runs, outcome("knockoff", "probabilities", 0, ((179, 0.93),)))
+    told = headline(of, (0,))
+    assert (told["median"], told["cost"]) == (None, None)
+    first, like, labels = told["sentences"]
+    assert first.startswith("No attack without images copied your model: after 3,000 queries the best copy")
+    assert "one constant answer agrees on 92.0%. This shows" in first
+    assert first.endswith(
+        "With each class of your model counting alike, the best copy agrees on 50.0%, one constant answer on "
+        "50.0%."
+    )
+    assert "makes no copy: what it learns agrees on 93.0%" in like
+    assert "no more than one constant answer" in like
+    assert "(with each class counting alike on 50.0%)" in labels
+    assert advice(of, None)[0]["text"] in (NOTHING, UNTRIED)
+
+
+def test_a_copy_above_a_large_constant_answer_is_called_one_beside_both_figures() -> None:
+    of = beside(0.92, 1_000, outcome("frugal", "probabilities", 0, BETTER), balanced=0.831)
+    told = headline(of, (0,))
+    assert (told["median"], told["balanced"]) == (3000, 0.831)
+    first = told["sentences"][0]
+    assert first.startswith(
+        "A copy that agrees with your model on 90% of 1,000 held-out images (one constant answer: 92.0%) "
+        "costs 3,000 queries"
+    )
+    assert first.endswith("the best copy agrees on 83.1%, one constant answer on 50.0%.")
+    assert [point["balanced"] for point in of.pareto()] == [0.831]
+    small = beside(0.5, 1_000, outcome("frugal", "probabilities", 0, BETTER), balanced=0.831)
+    assert "counting alike" not in headline(small, (0,))["sentences"][0]
+
+
+def test_no_switch_is_advised_against_what_is_no_copy() -> None:
+    runs = outcome("frugal", "probabilities", 0, ALL_ONE), outcome("frugal", "label", 0, ((3000, 0.4),))
+    bills = [bill("none", 0.0), bill("label", 0.04)]
+    (line,) = advice(beside(0.92, 1_000, *runs, bills=bills), None)
+    assert line["text"] == NOTHING
+    runs = outcome("frugal", "probabilities", 0, BETTER), outcome("frugal", "label", 0, ((3000, 0.4),))
+    (line,) = advice(beside(0.92, 1_000, *runs, bills=bills), None)
+    assert line["effect"] == "5.0 points of agreement less", "to what a constant answer has anyway"
+    assert "(97.0% before; one constant answer on 92.0%)" in line["text"]
+
+
+@pytest.mark.parametrize(
+    ("curve", "limit", "passed", "words"),
+    [
+        (ALL_ONE, {"queries_to_90": 3000.0}, None, "one constant answer agrees on 92.0% without a query"),
+        (ALL_ONE, {"queries_to_95": 3000.0}, True, "no attack got there"),
+        (BETTER, {"queries_to_90": 3001.0}, False, "the strongest attack needed 3,000"),
+        (BETTER, {"queries_to_90": 3000.0}, True, "the strongest attack needed 3,000"),
+        (ALL_ONE, {"agreement": 0.8}, None, "not above one constant answer's 92.0%"),
+        (ALL_ONE, {"agreement": 0.95}, True, "the best copy agrees on 92.0%"),
+        (BETTER, {"agreement": 0.8}, False, "the best copy agrees on 97.0%"),
+        (BETTER, {"agreement": 0.965}, False, "the best copy agrees on 97.0%"),
+    ],
+)
+def test_a_limit_that_a_constant_answer_exceeds_tells_nothing(
+    curve: Curve, limit: dict[str, float], passed: bool | None, words: str
+) -> None:
+    (judged,) = beside(0.92, 1_000, outcome("frugal", "probabilities", 0, curve)).verdicts(limit)
+    assert (judged["pass"], words in judged["text"]) == (passed, True), judged["text"]
+
+
+def test_an_advantage_is_none_where_a_twin_is_no_better_than_a_constant_answer() -> None:
+    of = beside(0.92, 1_000, outcome("frugal", "probabilities", 0, BETTER))
+    assert of.games({"agreement": 0.9})["advantage"] == []
+    assert of.games(None)["constant_balanced"] == 0.5
