@@ -7,8 +7,8 @@ from itertools import compress
 
 from dfme.config.messages import printable
 
-MARKUP = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
-"""What begins or ends markup; an underscore within a word does not."""
+MARKUP = re.compile(r"[\\`*|]|~(?=~)|\](?=[(\[])|(?<![^\W_])_|_(?![^\W_])")
+"""What begins or ends markup; an underscore within a word does not, nor a bracket without an address."""
 
 
 def plain(name: str) -> str:

@@ -149,15 +149,20 @@ class Findings:
         yield from ((name, "defence", *found) for name, *found in tried if name != NO_DEFENCE)
         yield from ((mode, "label mode", spreads[mode], places[mode]) for mode in spreads if mode != self.own)
 
+    def balanced_at(self, place: str) -> float | None:
+        """The balanced agreement of the best copy at a place that ``switches`` gives."""
+        part, _, at = place.partition(".")
+        rows = self.price if part == "price" else self.defences
+        balanced: float | None = rows[int(at)]["balanced"]
+        return balanced
+
     def pareto(self) -> list[Entry]:
         """Cost of every switch to honest users, beside what the best attacker gets."""
         points = []
         for name, kind, score, place in self.switches():
             costs = {each: self.paid(name).get(each) for each in ("l1_mean", "accuracy_drop")}
             points.append({"name": name, "kind": kind, **costs, "agreement": score.mean})
-            part, _, at = place.partition(".")
-            rows = self.price if part == "price" else self.defences
-            points[-1]["balanced"] = rows[int(at)]["balanced"]
+            points[-1]["balanced"] = self.balanced_at(place)
         return [{**point, "dominated": any(_dominates(other, point) for other in points)} for point in points]
 
     def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:

@@ -206,15 +206,22 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
     if not switches or switches[0][0] != NO_DEFENCE:
         return
     before = switches[0][2]
+    flattered = of.balanced_at(switches[0][3]) if of.beside.is_large else None
     least = f"; one constant answer on {of.constant:.1%}" if of.beside.is_large else ""
     cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
     for name, kind, after, at in cheapest:  # of equal effect the first
+        left = None if flattered is None else of.balanced_at(at)
+        # what takes away no more than a constant answer flatters is no help
+        if left is not None and flattered is not None and left >= flattered:
+            continue
         if _helps(of, before, after) and ("misinform" not in name or of.holds_data):
             answers = f"Answer {'labels alone' if name == 'label' else name}"
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
                 what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
             text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before{least})."
+            if left is not None and flattered is not None:
+                text += f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
             paid = of.paid(name).get("l1_mean")
             lost = of.paid(name).get("accuracy_drop")
             if paid is not None:
