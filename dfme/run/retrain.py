@@ -21,6 +21,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.precision import has_fast_bf16
 from dfme.randomness import Streams, derived_seed
 from dfme.report.console import agreement_line
+from dfme.report.metrics import MetricRecord
 from dfme.report.summary_file import read_summary
 from dfme.report.training import Training
 from dfme.report.verdict import baselines, warnings
@@ -219,13 +220,13 @@ def _train(
     started = time.monotonic()
     whole = trainer.steps_left
     at_once = max(1, whole // LINES)
-    records = []
+    records: list[MetricRecord] = []
     while trainer.steps_left:
         metrics = numbers(trainer.train_pending(1 if not records else at_once))
-        records.append(metrics)
+        records.append({**metrics})
         if len(records) == 1 and at_once > 1:  # the loss before any training, and no line
             metrics = numbers(trainer.train_pending(at_once - 1))
-            records.append(metrics)
+            records.append({**metrics})
         scores = examination.score(trainer.delivered)
         agreement = "".join(f"  {text}" for text in agreement_line(scores))
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""

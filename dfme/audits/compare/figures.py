@@ -69,9 +69,9 @@ def cut_off(figures: Figures, images: int) -> Figures:
     if figures.spent <= images:
         return figures
     curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
-    unknown = ("accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served")
-    unknown += ("agreement_balanced",)
-    nothing: dict[str, Any] = dict.fromkeys([*unknown, "agreement_relabelled", "queries_to_teacher"])
+    unknown = ["accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served"]
+    unknown += ["agreement_balanced", "agreement_relabelled", "queries_to_teacher"]
+    nothing: dict[str, Any] = dict.fromkeys(unknown)
     reached = {level: None if at is None or at > images else at for level, at in figures.queries_to.items()}
     agreement = curve[-1][1] if curve else None
     return replace(figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images)

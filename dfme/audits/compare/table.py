@@ -204,8 +204,8 @@ def _seed_line(cell: Cell, figures: Figures, heads: Sequence[str] = HEADS) -> tu
 
 def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     done = finished(outcomes)
-    named = ("accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds")
-    named += ("agreement_balanced", "constant_agreement", "constant_balanced")
+    named = ["accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds"]
+    named += ["agreement_balanced", "constant_agreement", "constant_balanced"]
     spreads = {name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")}
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
     return {
