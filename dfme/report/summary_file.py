@@ -58,7 +58,8 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     seen = summary.get("held_back")
     if summary.get("ended_by") != "until_agreement" or seen is None:
         return None
-    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%})"
+    constant = "" if seen.get("one_class") is None else f"; constant answer {seen['one_class']:.1%}"
+    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
     return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
 
 

@@ -14,6 +14,7 @@ from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
 from dfme.report.facts import LEVELS, Beside, is_above, wilson_interval
+from dfme.report.verdict import reached
 
 COPY = 0.9  # the agreement at which a student counts as a copy
 
@@ -71,6 +72,14 @@ class Findings:
     def constant(self) -> float | None:
         """Agreement of one answer to everything."""
         return self.beside.constant
+
+    def one_sided(self, line: Entry | None) -> str:
+        """A sentence on what the answers to an attacker's images reached, if a run's are one-sided."""
+        for name in line["cells"] if line else ():
+            paid = (self.summaries.get(name) or {}).get("paid_answers") or {}
+            if paid.get("one_sided"):
+                return f" The answers to its images are one-sided: {reached(paid)}."
+        return ""
 
     def cost(self, queries: float | None) -> float | None:
         """Cost of so many images."""

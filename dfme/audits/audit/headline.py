@@ -49,7 +49,8 @@ def headline(of: Findings, seeds: Sequence[int]) -> Entry:
         labels = {**_price(of, strongest(of.free, "label")), "l1_mean": of.paid("label").get("l1_mean")}
     modes = dict.fromkeys(line["mode"] for line in of.like if line["mode"] in (of.own, "label"))
     like = [{"mode": mode, **_price(of, _of_mode(of.like, mode))} for mode in modes]
-    sentences = [_first(of, best, seeds), *_third(of), _second(of, labels)]
+    first = _first(of, best, seeds) + ("" if best["median"] else of.one_sided(line))
+    sentences = [first, *_third(of), _second(of, labels)]
     return {"level": COPY, **best, "labels": labels, "like": like, "sentences": sentences}
 
 
