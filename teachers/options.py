@@ -78,7 +78,8 @@ class Pt2Options(LocalOptions):
     program: Basic[str]
     """the file: a .pt2, or a TorchScript archive (.pt, .ts)"""
     trust: Basic[bool] = False
-    """loading it runs code that is in it, which may write files; say true for a file whose maker you trust"""
+    """loading it runs code that is in it, which may write files; say true for a file whose maker you trust;
+    it counts from the command line alone, not from a file of options"""
     output: str | None = None
     """name or place of the output with the scores; none: the only one that can be meant"""
     answers: Basic[Answers] = "auto"
@@ -231,4 +232,7 @@ def check_training(config: TrainTeacherConfig) -> None:
 def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a program that may do anything, unless its maker is trusted."""
     if not options.get("trust"):
-        raise UserError("--teacher.trust: expected true where you trust its maker: loading it runs its code")
+        raise UserError(
+            "--teacher.trust: expected true, as a flag and not in a file, where you trust the maker of the "
+            "program: loading it runs its code"
+        )

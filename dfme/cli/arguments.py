@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
-from dfme.config.messages import Problem, did_you_mean, members, nearest, spelled_flag
+from dfme.config.messages import MAX_LETTERS, Problem, did_you_mean, members, nearest, shortened, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig, wandb_environment
 from dfme.config.values import Option, build, flatten, options_of, read_value
 from dfme.config.yaml_files import is_record
@@ -31,8 +31,7 @@ T = TypeVar("T")
 RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
 
-MAX_SHOWN = 8  # problems named in one message
-MAX_LETTERS = 550  # of one problem; of a longer one the middle is left out
+ROOM = MAX_LETTERS - 40  # letters of the problems of one message, beside its first and its last words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,16 +132,20 @@ class Arguments:
         for key, text in problems:
             name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
             name = f"--{self._flags[key].name}" if key in self._flags else name
-            short = text if len(text) <= MAX_LETTERS else f"{text[:400]} ... {text[-100:]}"
-            self._problems.setdefault(key, f"{name}: {short}")
+            self._problems.setdefault(key, shortened(f"{name}: {text}", ROOM))
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""
         self.report(problems)
-        if self._problems:
-            shown = [*self._problems.values()][:MAX_SHOWN]
-            more = len(self._problems) - MAX_SHOWN
-            raise UserError("; ".join(shown) + (f"; and {more} more like these" if more > 0 else ""))
+        if not self._problems:
+            return
+        first, *others = self._problems.values()
+        text = first
+        for number, problem in enumerate(others):
+            if len(text) + len(problem) + 2 > ROOM:
+                raise UserError(f"{text}; and {len(others) - number} more like these")
+            text += f"; {problem}"
+        raise UserError(text)
 
     def teacher(self) -> tuple[TeacherConfig, dict[str, Any]]:
         """The teacher's common keys and its kind's options; a parameter named like a common key is both."""
@@ -151,6 +154,8 @@ class Arguments:
         own = self._own_values(given) if kind is None else dict(vars(self._build(kind.options, "teacher.")))
         if kind is not None and "allow_env" in own:
             own |= self._as_the_user_says(own)
+        if kind is not None and "trust" in own and "teacher.trust" not in self._flags:
+            own["trust"] = False  # a file may come from the one who made the program
         option = kind.file.option if kind is not None and kind.file is not None else ""
         if isinstance(own.get(option), str) and option:
             path = locate(own[option])

@@ -22,7 +22,7 @@ from dfme.config.settings import Job
 from dfme.config.values import Option
 from dfme.files import write_text
 from dfme.report.console import duration
-from dfme.report.facts import queries_to_reach
+from dfme.report.facts import Beside, is_above
 from dfme.report.markdown import table
 from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.report.run_files import Series
@@ -132,8 +132,10 @@ def estimate(
     mode = LabelMode.parse(summary["label_mode"])
     shape = summary["teacher"]["shape"]
     student = job.sized(mode, shape).config.student.fitting(mode, shape)
-    constant = summary.get("baselines", {}).get("constant_agreement") or 0.0
-    start = start_of(points, summary["evaluation"]["images"]) if points and points[-1][1] > constant else None
+    constant = Beside.of_summary(summary)
+    images = summary["evaluation"]["images"]
+    rises = bool(points) and is_above(points[-1][1], constant.constant, images)
+    start = start_of(points, images) if rises else None
     (of_query, of_step) = pace(records)
     rate = job.teacher_options.get("images_per_second")
     price = job.teacher.price_per_1000
@@ -148,7 +150,7 @@ def estimate(
     levels = []
     within = budget
     for goal in GOALS:
-        reached = queries_to_reach(points, goal)
+        reached = constant.queries_to(points, goal)
         known = [None] * 3 if start is None or reached is not None else start.queries_to(LAW, goal)
         queries = [each and math.ceil(each) for each in known]
         times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]
@@ -163,6 +165,8 @@ def estimate(
         "pilot": spent,
         "budget": budget,
         "evaluation": summary["evaluation"],
+        "baselines": summary.get("baselines") or {},
+        "agreement_balanced": summary.get("agreement_balanced"),
         "scores": points,
         "levels": levels,
         "farthest": REACH * spent,
@@ -180,7 +184,10 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     what = "paid queries that were held back, not of images of yours"
     if not on["held_back"]:
         what = f"images of {on['name']}"
-    scored = f"{scores[-1][1]:.1%} of {on['images']:,} {what}" if scores else "not known"
+    scored = "not known"
+    if scores:
+        beside = Beside.of_summary(found).text(scores[-1][1], found["agreement_balanced"], "{:.1%}")
+        scored = f"{beside} of {on['images']:,} {what}"
     yield f"the pilot's agreement after {found['pilot']:,} queries: {scored}"
     if there is None:
         flat = "does not rise above one answer to everything"

@@ -12,7 +12,7 @@ from dfme.cli.arguments import arguments_of
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.cli.resuming import where_it_began
-from dfme.config.messages import did_you_mean, printable
+from dfme.config.messages import did_you_mean, printable, shortened
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
@@ -20,8 +20,6 @@ VERBS = (
     *("report", "audit", "utility", "detect", "verify"),
 )
 """The commands; extract is meant when none is named."""
-
-MAX_SAID = 10_000  # letters of the longest error that is shown
 
 
 def find(name: str) -> ModuleType:
@@ -40,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except DfmeError as error:
-        said = " ".join(str(error).split())[:MAX_SAID]
+        said = " ".join(str(error).split())
         # it may quote a file, and what a stranger wrote does not steer the terminal
-        sys.stderr.write(f"dfme: {printable(said)}\n")
+        sys.stderr.write(f"{shortened(f'dfme: {printable(said)}')}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

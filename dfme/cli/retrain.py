@@ -16,7 +16,8 @@ from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import narrowed
-from dfme.report.console import constant_answer
+from dfme.report.console import balanced_agreement, constant_answer, paid_answers
+from dfme.report.facts import Beside
 from dfme.report.terminal import aligned
 from dfme.run.checks import answers_problems, evaluation_problems, fresh_directory_problems, net_problems
 from dfme.run.directory import RunDirectory
@@ -93,11 +94,18 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
     own = {name: source.get(name) for name in ("accuracy", "agreement")}
     beside = {name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share}
     known = [name for name in shares if summary.get(name) is not None]
+    texts = {name: f"{summary[name]:.2%}{beside.get(name, '')}" for name in known}
+    constant = Beside.of_summary(summary).constant
+    for name in known:
+        if name.endswith("agreement") and constant is not None:
+            texts[name] += f"; constant answer {constant:.2%}"
     rows = [
         ("answers", f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked"),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
-        *((shares[name], f"{summary[name]:.2%}{beside.get(name, '')}") for name in known),
+        *((shares[name], texts[name]) for name in known),
+        *balanced_agreement(summary),
         *constant_answer(summary),
+        *paid_answers(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s"),
         ("weights", str(out / "student.safetensors")),
         *(("warning", line) for line in summary["warnings"]),

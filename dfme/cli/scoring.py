@@ -1,17 +1,21 @@
 """A student's score beside its teacher, outside a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dfme.compute import choose_device
 from dfme.config.settings import Job
+from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.report.metrics import read_metrics
 from dfme.report.summary_file import AGREEMENTS, NO_LABELS
-from dfme.report.verdict import baselines, student_warnings, teacher_warnings
+from dfme.report.training import Training
+from dfme.report.verdict import baselines, warnings
 from dfme.run.build import build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, examination_of, under_defences
 from dfme.run.student_file import load_student_of_run
@@ -40,16 +44,42 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     examination.prepare()
     scores = examination.score(net.to(device))
     seen = classified(examination, teacher.num_classes, student=net)
+    seen = replace(seen, training=_record(student.parent))
     told = under_defences(oracle, examination, seen)
-    shares = {name: told.get(name) for name in AGREEMENTS} | baselines(seen)
-    warned = [*teacher_warnings(seen), *student_warnings(seen)]
+    warned = warnings(seen)
     unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images",
         **dict.fromkeys(unknown, NO_LABELS),
-        **{name.replace("_", " "): value for name, value in scores.items()},
-        **{name.replace("_", " "): share for name, share in shares.items() if share is not None},
+        **_beside_a_constant_answer(scores, baselines(seen)),
+        **{name.replace("_", " "): told[name] for name in AGREEMENTS if told.get(name) is not None},
         "evaluation queries": str(ledger.evaluation_queries),
         **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }
+
+
+def _beside_a_constant_answer(scores: Mapping[str, float], baselines: Mapping[str, Any]) -> dict[str, float]:
+    """Scores by their names for people; what a constant answer has of each stands directly below it."""
+    found: dict[str, float] = {}
+    constants = {"agreement_balanced": "constant_balanced"}
+    for name, value in scores.items():
+        if name != "constant_agreement":
+            found[name.replace("_", " ")] = value
+            constant = constants.get(name, f"constant_{name}")
+            if baselines.get(constant) is not None:
+                found[constant.replace("_", " ")] = baselines[constant]
+    return found | {"chance": baselines["chance"]}
+
+
+def _record(run: Path) -> Training | None:
+    """The record of the student's training in its run directory; None if there is none that can be read."""
+    try:
+        records = read_metrics(run / "metrics.jsonl")
+        config = load_yaml(run / "config.yaml") if records else {}
+    except UserError:
+        return None
+    if not records:
+        return None
+    student = config.get("student")
+    return Training.of_records(records, bool(isinstance(student, dict) and student.get("rounds")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+MAX_LETTERS = 500  # of a message
 
 TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
     int: ("a whole number", "whole numbers", ("3", "32", "32")),
@@ -38,6 +41,28 @@ def spelled_flag(key: str) -> str:
 def printable(text: str, mark: str = "?") -> str:
     """Text of somebody else's without what moves a terminal's cursor."""
     return "".join(letter if letter.isprintable() else mark for letter in text)
+
+
+STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode's categories of letters that steer a reader unseen: escapes, turned directions, breaks."""
+
+
+def harmless(text: str, mark: str = "?") -> str:
+    """Text of several lines without letters that steer a reader; lines and blanks of all kinds stay."""
+    if text.isprintable():
+        return text
+    kept = "\n\t"
+    return "".join(
+        letter if letter in kept or unicodedata.category(letter) not in STEERING else mark for letter in text
+    )
+
+
+def shortened(text: str, most: int = MAX_LETTERS) -> str:
+    """A message of at most so many letters: of a longer one, its beginning and its end, with the remedy."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 def listed(values: Iterable[float]) -> str:

@@ -220,7 +220,8 @@ class QueriesConfig:
     text, noise (1/f), gradients, generators; a name that stands twice counts twice"""
     domain: Basic[Literal["handwriting", "things", "text", "unknown"]] = "unknown"
     """what the attacker knows that the teacher is for, which sets the programs: handwriting (and other
-    writing), text (printed, in a picture), things (what photographs show), or unknown"""
+    writing), text (printed, in a picture), things (textured leaves for what photographs show, worth nothing
+    on the model of strangers that was measured), or unknown"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"

@@ -25,6 +25,11 @@ DOMAINS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
     "things": ("textured",),
 }
+WORTH_NOTHING = ("things",)
+"""Domains whose programs were worth nothing on the model of strangers that was measured (docs/methods.md).
+
+They can be asked for, and no profile of an audit counts them as knowledge.
+"""
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs
 DOWNLOAD_FLAG = "--method.download true"

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from dfme.config.messages import printable
+from dfme.report.facts import Beside
 from dfme.report.metrics import METRICS
 from dfme.report.notes import Notes
-from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
+from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
 from dfme.report.terminal import StatusLine, aligned, columns, fitted, wrapped
+from dfme.report.verdict import reached
 
 LINE_SECONDS = 2.0  # between two plain lines at least, ...
 LINE_TIME = 0.02  # ... and this share of the time so far: a long run has hundreds of lines, not thousands
 PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
 HEADER_WIDTH = 80
 FORMS = {
-    "agreement": "agreement {:.2%}",
     "cost": "cost {:,.2f}",
     "student_loss": "student loss {:.4g}",
     "generator_loss": "generator loss {:.4g}",
@@ -166,10 +167,19 @@ class Console:
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
         added = [f"{name} {value:.4g}" for name, value in [*self._latest.items()] if name not in METRICS]
         losses = self._state(("student_loss", "generator_loss"))
-        return share, [paid, *self._state(("agreement", "cost")), *told, *gone], [*speed, *losses, *added]
+        scored = [*agreement_line(self._latest), *self._state(("cost",))]
+        return share, [paid, *scored, *told, *gone], [*speed, *losses, *added]
 
     def _state(self, names: Iterable[str]) -> list[str]:
         return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
+
+
+def agreement_line(scores: Mapping[str, float]) -> list[str]:
+    """The latest agreement with what stands beside it, as a part of a line of progress; none if unknown."""
+    if "agreement" not in scores:
+        return []
+    beside = Beside(scores.get("constant_agreement"))
+    return [f"agreement {beside.text(scores['agreement'], scores.get('agreement_balanced'))}"]
 
 
 def header(document: Mapping[str, Any]) -> str:
@@ -180,7 +190,7 @@ def header(document: Mapping[str, Any]) -> str:
         "teacher": teacher_name(document["teacher"]),
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
-        "the attacker knew:": known_domain(document),
+        "the attacker knew:": knowledge(document),
         "budget": f"{budget:,} queries"
         + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
         "device": document["device"],
@@ -221,8 +231,10 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         ("teacher accuracy", _share(summary.get("teacher_accuracy"), without_labels(summary))),
         ("student accuracy", _share(summary.get("accuracy"), without_labels(summary))),
         ("agreement", _agreement(summary)),
+        *balanced_agreement(summary),
         *defended(summary),
         *constant_answer(summary),
+        *paid_answers(summary),
         ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
         *((name, f"{value:.4g}") for name, value in (summary.get("callback_metrics") or {}).items()),
     ]
@@ -264,6 +276,22 @@ def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")] if shares else []
 
 
+def balanced_agreement(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The agreement balanced over the teacher's classes, where a constant answer agrees on over half."""
+    beside = Beside.of_summary(summary)
+    balanced = summary.get("agreement_balanced")
+    if not beside.is_large or balanced is None:
+        return []
+    constant = "" if beside.balanced is None else f" (constant answer {beside.balanced:.2%})"
+    return [("balanced agreement", f"{balanced:.2%}, the mean over the teacher's classes{constant}")]
+
+
+def paid_answers(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How many classes the answers to the images paid for are of, where they are one-sided."""
+    paid = summary.get("paid_answers") or {}
+    return [("paid answers", f"one-sided: {reached(paid)}")] if paid.get("one_sided") else []
+
+
 def _share(value: float | None, unknown: str | None) -> str:
     return unknown or "not known: no evaluation set" if value is None else f"{value:.2%}"
 
@@ -273,5 +301,6 @@ def _agreement(summary: Mapping[str, Any]) -> str:
     evaluation = summary.get("evaluation") or {}
     if value is None:
         return "not known: no evaluation set, and too few batches to hold one back"
-    top = "" if (five := summary.get("agreement_top5")) is None else f", {five:.2%} among its top five"
-    return f"{value:.2%}{top}" + (" on held-back generated queries" if evaluation.get("held_back") else "")
+    text = Beside(Beside.of_summary(summary).constant).text(value)
+    text += "" if (five := summary.get("agreement_top5")) is None else f", {five:.2%} among its top five"
+    return text + (" on held-back generated queries" if evaluation.get("held_back") else "")

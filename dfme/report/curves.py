@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from dfme.files import remove, replacing
-from dfme.report.facts import scored_on, wilson_interval
+from dfme.report.facts import beside_of, scored_on, wilson_interval
 from dfme.report.run_files import RunFiles, Series
 
 # told apart by colour-blind readers and in grey print
@@ -55,6 +55,13 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     if (teacher := run.final("teacher_accuracy")) is not None:
         axes.axhline(
             teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})"
+        )
+    if (beside := beside_of(run)).is_large and beside.constant is not None:
+        axes.axhline(beside.constant, color=GREY, linewidth=1.0, linestyle="-.")
+        told = f"constant answer ({beside.constant:.1%})"
+        place = axes.get_yaxis_transform()  # at the right edge, at that share
+        axes.text(
+            0.99, beside.constant, told, transform=place, ha="right", va="top", fontsize=7.5, color=GREY
         )
     share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")

@@ -1,8 +1,28 @@
-"""Tables in Markdown that can be read as text too. No torch."""
+"""Tables in Markdown that can be read as text too, and names of files and people in it. No torch."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import compress
+
+from dfme.config.messages import printable
+
+MARKUP = re.compile(r"[\\`*|]|~(?=~)|\](?=[(\[])|(?<![^\W_])_|_(?![^\W_])")
+"""What begins or ends markup; an underscore within a word does not, nor a bracket without an address."""
+
+
+def plain(name: str) -> str:
+    """A name that somebody else gave, as text on one line: no markup, nothing that moves a cursor."""
+    escaped = MARKUP.sub(r"\\\g<0>", printable(name))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def code(text: str) -> str:
+    """Text of somebody else's as a span of code, which shows all of it as it is, on one line."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    blank = " " if longest else ""
+    return f"{fence}{blank}{printable(text)}{blank}{fence}"
 
 
 def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -30,11 +30,18 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric("share", "Evaluation images that the student classifies as labelled."),
     "teacher_accuracy": Metric("share", "Evaluation images that the teacher classifies as labelled."),
     "agreement": Metric("share", "Fidelity: evaluation images that student and teacher classify alike."),
+    "agreement_balanced": Metric(
+        "share", "Mean over the teacher's classes of the agreement on the images of each."
+    ),
+    "constant_agreement": Metric(
+        "share", "Agreement of one answer to everything: the teacher's most frequent."
+    ),
     "agreement_top5": Metric("share", "Teacher's class is among the student's five; of 100 classes or more."),
     "held_back_agreement": Metric("share", "The same of the queries held back for --until-agreement."),
     "kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the student's."),
     "vote_accuracy": Metric("share", "Evaluation images that the students' vote classifies as labelled."),
     "vote_agreement": Metric("share", "Evaluation images that the vote and the teacher classify alike."),
+    "vote_agreement_balanced": Metric("share", "The same mean over classes of the vote."),
     "vote_agreement_top5": Metric("share", "The same of the vote's five."),
     "vote_kl": Metric("nats", "Mean KL divergence from the teacher's class probabilities to the vote's."),
     "student_loss": Metric("loss", "Student's loss on the answers just paid for, mean over the images."),

@@ -7,12 +7,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dfme.config.messages import harmless
 from dfme.files import replacing
-from dfme.report.console import constant_answer, teacher_name
-from dfme.report.facts import LEVELS, answer, disagreements, queries_to_reach, scored_on, wilson_interval
+from dfme.report.console import balanced_agreement, constant_answer, paid_answers, teacher_name
+from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on, wilson_interval
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
-from dfme.report.summary_file import defended, ended_early, known_domain, without_labels
+from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
 
 PICTURES = {
     "curve.png": "Agreement and accuracy against the queries spent; the band is the 95% interval.",
@@ -27,7 +28,11 @@ MAX_SHOWN = 20  # classes in the table of answers, the most frequent
 def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     """Write the page that a template of ours, by its place in dfme/, makes of the contents; its path."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_harmless,
     )
     environment.loader = PackageLoader("dfme", ".")
     html = environment.get_template(template).render(contents)
@@ -36,13 +41,20 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     return path
 
 
+def _harmless(value: object) -> object:
+    """What a page shows of a value: of text all but what steers a reader, such as a turned direction."""
+    # what a macro gives is escaped, and stays so
+    return type(value)(harmless(value)) if isinstance(value, str) else value
+
+
 def write_page(run: RunFiles, path: Path) -> Path:
     """Write the page beside the pictures, which it carries inside itself; its path."""
     asked = run.config.get("teacher") or {}
     logged = {name for record in run.metrics for name in record}
     known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     pictures = [(path.with_name(name), text) for name, text in PICTURES.items()]
-    reached = [(level, queries_to_reach(run.series("agreement"), level)) for level in LEVELS]
+    beside = beside_of(run)
+    reached = [(level, beside.queries_to(run.series("agreement"), level)) for level in LEVELS]
     contents = {
         "name": run.name,
         "target": teacher_name(asked) if asked.get("kind") else run.name,
@@ -53,6 +65,7 @@ def write_page(run: RunFiles, path: Path) -> Path:
         "audited": _audited(run),
         "facts": _facts(run),
         "answers": _answers(run),
+        "constant": beside.constant,
         "prices": [(f"{at:.0%}", "not reached" if count is None else f"{count:,}") for at, count in reached],
         "purposes": _purposes(run),
         "pictures": [
@@ -119,12 +132,14 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Teacher's accuracy", with_interval(run.final("teacher_accuracy"), images) or without_labels(told)),
         ("Student's accuracy", with_interval(run.final("accuracy"), images) or without_labels(told)),
         ("Agreement", with_interval(run.final("agreement"), images)),
+        *((label.capitalize(), value) for label, value in balanced_agreement(told)),
         ("Teacher's class among the student's five", with_interval(run.final("agreement_top5"), images)),
         *((label.capitalize(), value) for label, value in defended(told)),
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
+        *((label.capitalize(), value) for label, value in paid_answers(told)),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(told.get("label_mode"))),
-        ("The attacker knew", known_domain(run.config)),
+        ("The attacker knew", knowledge(run.config)),
         ("Estimator", CHOSEN.format_map(told["estimator"]) if told.get("estimator") else None),
         ("Student", _text(told.get("student_arch"))),
         ("Student's training steps", _text(told.get("student_steps"), "{:,}")),

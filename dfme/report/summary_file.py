@@ -10,6 +10,7 @@ from dfme.config.messages import printable
 from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
+from dfme.queries.names import WORTH_NOTHING
 
 MAX_BYTES = 1 << 25
 AGREEMENTS = ("agreement_served", "agreement_relabelled")
@@ -21,6 +22,12 @@ def known_domain(config: Mapping[str, Any]) -> str | None:
     """What the attacker of a run with this configuration knew that the teacher is for; None: nothing."""
     domain = (config.get("queries") or {}).get("domain", "unknown")
     return None if domain == "unknown" else printable(str(domain))
+
+
+def knowledge(config: Mapping[str, Any]) -> str | None:
+    """The same for people: what was worth nothing where it was measured is said to be."""
+    domain = known_domain(config)
+    return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
 
 
 def without_labels(summary: Mapping[str, Any]) -> str | None:
@@ -51,7 +58,8 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     seen = summary.get("held_back")
     if summary.get("ended_by") != "until_agreement" or seen is None:
         return None
-    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%})"
+    constant = "" if seen.get("one_class") is None else f"; constant answer {seen['one_class']:.1%}"
+    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
     return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
 
 

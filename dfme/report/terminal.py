@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from dfme.config.messages import shortened
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -90,7 +92,8 @@ class StatusLine:
             self._display.start(refresh=True)
 
     def note(self, text: str) -> None:
-        """Say something at once, above the line."""
+        """Say something at once, above the line; of one line at most as many letters as a message has."""
+        text = text if "\n" in text else shortened(text)
         if self.live:
             style = "yellow" if text.startswith("warning: ") else None
             self._console.print(wrapped(text, self._console.width), style=style, soft_wrap=True)

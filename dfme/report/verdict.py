@@ -5,15 +5,16 @@ A warning is one line: what was found, the likely cause, what to do. No torch he
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfme.config.messages import printable
-from dfme.report.facts import Z_95, wilson_interval
+from dfme.config.messages import printable, shortened
+from dfme.report.facts import Z_95, is_above, wilson_interval
+from dfme.report.training import Training
 
 ClassNumbers = NDArray[np.int64]
 
@@ -26,6 +27,7 @@ FALLEN = 0.9  # the last quarter lies below this share of the first
 MAX_KEPT = 1_000  # classes in summary.json
 MAX_ORDERED = 1_000  # classes among which another order is looked for
 MAX_NAMED = 20  # classes that a warning names
+MAX_GIVEN = 180  # letters of their names together
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Classified:
     """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
 
     ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and the
-    data set's ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them.
+    data set's ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them;
+    ``held_back``: they are paid queries. ``training``: the record of the student's, None if there is none.
     """
 
     classes: int
@@ -47,6 +50,8 @@ class Classified:
     method: str = ""
     programs: Sequence[str] = ()
     losses: Sequence[float] = ()
+    training: Training | None = None
+    held_back: bool = False
 
     def name(self, number: int) -> str:
         own = plain(self.names[number]) if self.names else str(number)
@@ -67,12 +72,21 @@ def top(counts_K: ClassNumbers) -> tuple[int, float]:
 
 
 def baselines(seen: Classified) -> dict[str, float | None]:
-    """Agreement and accuracy of the best constant answer, None if there are none, and of a guess."""
+    """Agreement and accuracy of the best constant answer, None if there are none, and of a guess.
+
+    ``constant_balanced``: that agreement balanced over the teacher's classes, one in as many as occur.
+    """
     shares = [
         None if each is None or not len(each) else top(seen.counts(each))[1]
         for each in (seen.teacher, seen.labels)
     ]
-    return {"constant_agreement": shares[0], "constant_accuracy": shares[1], "chance": 1 / seen.classes}
+    occurring = len(np.unique(seen.teacher))
+    return {
+        "constant_agreement": shares[0],
+        "constant_accuracy": shares[1],
+        "constant_balanced": 1 / occurring if occurring else None,
+        "chance": 1 / seen.classes,
+    }
 
 
 def histogram(seen: Classified) -> dict[str, Any]:
@@ -89,9 +103,76 @@ def histogram(seen: Classified) -> dict[str, Any]:
     }
 
 
+def paid_answers(seen: Classified) -> dict[str, Any] | None:
+    """How many classes the answers to the images paid for are of, and the most frequent; None of none."""
+    if seen.queries is None or not seen.queries.any():
+        return None
+    most, share = top(seen.queries)
+    return {
+        "classes_reached": int((seen.queries > 0).sum()),
+        "classes": seen.classes,
+        "most_frequent": seen.name(most),
+        "share": share,
+        "one_sided": is_one_sided(seen),
+    }
+
+
+def reached(paid: Mapping[str, Any]) -> str:
+    """The entry of ``paid_answers`` in words."""
+    classes = f"{paid['classes_reached']:,} of {paid['classes']:,} classes"
+    return f"{classes} reached, the most frequent, {paid['most_frequent']}, {_per_cent(paid['share'])}"
+
+
+def _per_cent(share: float) -> str:
+    """In whole per cent, but never all where it is not all."""
+    return f"{share:.0%}" if share == 1 or share < 0.995 else f"{share:.2%}"
+
+
+def is_one_sided(seen: Classified) -> bool:
+    """True if one class has more than half of the paid answers, and far more than of the teacher's others.
+
+    That is twice its share of these or, of a frequent class, half the way from there to all answers: in a
+    binary task no share is twice one half.
+    """
+    if seen.queries is None or not seen.queries.any():
+        return False
+    most, share = top(seen.queries)
+    usual = 1 / seen.classes
+    if len(seen.teacher) and not seen.held_back:
+        usual = float((seen.teacher == most).mean())
+    return wilson_interval(share, int(seen.queries.sum()))[0] > _far_above(usual)
+
+
+def _far_above(usual: float) -> float:
+    """The share of one class that is far above its usual one, and below all whatever that is."""
+    return max(LOPSIDED, min(2 * usual, (1 + usual) / 2))
+
+
 def warnings(seen: Classified) -> list[str]:
-    """All that is wrong: with the teacher, then the queries, then the student."""
-    return [*teacher_warnings(seen), *query_warnings(seen), *student_warnings(seen)]
+    """All that is wrong: with the training, then the teacher, then the queries, then the student."""
+    found = [
+        *training_warnings(seen),
+        *teacher_warnings(seen),
+        *query_warnings(seen),
+        *student_warnings(seen),
+    ]
+    return [shortened(line) for line in found]
+
+
+def training_warnings(seen: Classified) -> list[str]:
+    """A student that trained at a learning rate of 0, which nothing else about it can be told before."""
+    training = seen.training
+    if training is None or not training.stood_still:
+        return []
+    # one record alone may be of the last step of a schedule that ends at 0, and a student that learnt tells
+    if len(training.steps) == 1 and _is_above_constant(seen):
+        return []
+    steps = f"{training.still:,.0f} of its {training.steps[-1]:,.0f} steps"
+    return [
+        f"the student trained at a learning rate of 0 for {steps}, which "
+        "taught it nothing, whatever the images; likely cause: its schedule had come to its end; try "
+        "--schedule.kind constant, or leave out --student.steps and --student.final-share"
+    ]
 
 
 def teacher_warnings(seen: Classified) -> list[str]:
@@ -112,7 +193,7 @@ def teacher_warnings(seen: Classified) -> list[str]:
     if (order := _other_order(seen.labels, seen, accuracy)) is not None:
         return [order]
     usual = float((seen.labels == most).mean())
-    leans = wilson_interval(share, len(seen.teacher))[0] > max(LOPSIDED, 2 * usual)
+    leans = wilson_interval(share, len(seen.teacher))[0] > _far_above(usual)
     if not leans and accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
         return []
     return [
@@ -129,11 +210,14 @@ def query_warnings(seen: Classified, when: str = "") -> list[str]:
         return []
     (most, share) = top(seen.queries)
     total = int(seen.queries.sum())
-    if wilson_interval(share, total)[0] <= ALMOST_ALL:
+    if wilson_interval(share, total)[0] <= ALMOST_ALL or not is_one_sided(seen):
         return []
+    found = f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}"
+    if training_fault(seen) is not None:
+        return [found]
     return [
-        f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}; "
-        f"likely cause: they are unlike its own images, or wrong --teacher.bounds; try {_other_images(seen)}"
+        f"{found}; likely cause: they are unlike its own images, or wrong --teacher.bounds; try "
+        f"{_other_images(seen)}"
     ]
 
 
@@ -148,34 +232,69 @@ def student_warnings(seen: Classified) -> list[str]:
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [
             f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the "
-            f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen, constant)}"
+            f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen)}"
         ]
     agreement = float((seen.teacher == seen.student).mean())
-    low, high = wilson_interval(agreement, images)
-    if low > constant:
+    if is_above(agreement, constant, images):
         return []
-    cause = "too few images to tell" if agreement > constant else _cause(seen, constant)
+    low, high = wilson_interval(agreement, images)
+    few = agreement > constant and training_fault(seen) is None
     return [
         f"agreement of {agreement:.1%} (95% interval {low:.1%} to {high:.1%}) is not above the "
-        f"{constant:.1%} of always answering {seen.name(usual)}; likely cause: {cause}"
+        f"{constant:.1%} of always answering {seen.name(usual)}; likely cause: "
+        f"{'too few images to tell' if few else _cause(seen)}"
     ]
 
 
-def _cause(seen: Classified, constant: float) -> str:
-    """The likely cause of a student that learnt nothing, by losses, then by paid answers; and the remedy."""
-    losses = seen.losses
-    enough = len(seen.losses) >= MIN_LOSSES
-    if enough and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
+def _is_above_constant(seen: Classified) -> bool:
+    """True if the student agrees more than one answer to everything, as far as the images tell."""
+    if seen.student is None or not len(seen.teacher):
+        return False
+    agreement = float((seen.teacher == seen.student).mean())
+    return is_above(agreement, top(seen.counts(seen.teacher))[1], len(seen.teacher))
+
+
+def training_fault(seen: Classified) -> str | None:
+    """What is wrong with the training of a student that learnt nothing, by the run's record; or None."""
+    training = seen.training or Training()
+    if training.stood_still:
+        return "it trained at a learning rate of 0, see above"
+    losses = seen.losses or training.losses
+    if len(losses) >= MIN_LOSSES and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
         fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
         return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
-    cause = "images unlike the teacher's own"
-    if seen.queries is not None and seen.queries.any():
-        (most, share) = top(seen.queries)
-        total = int(seen.queries.sum())
-        cause += f": its answers to the {total:,} paid for are of many classes, and teach nothing of those"
-        if wilson_interval(share, total)[0] > max(LOPSIDED, 2 * constant):
-            cause = f"one-sided answers: {seen.name(most)} to {share:.0%} of the {total:,} images paid for"
-    return f"{cause}; try {_other_images(seen)}; else a larger --budget or another --student.lr"
+    if training.fit is None:
+        return None
+    share, constant, images = training.fit
+    low, high = wilson_interval(share, images)
+    # of one-sided answers a student may learn the one, and is no worse than it
+    if low > constant or (is_one_sided(seen) and high >= constant):
+        return None
+    return (
+        f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a constant "
+        f"answer on {constant:.1%}; try another --student.lr, then more --student.steps"
+    )
+
+
+def _cause(seen: Classified) -> str:
+    """The likely cause of a student that learnt nothing, by training, then by paid answers; the remedy."""
+    if (fault := training_fault(seen)) is not None:
+        return fault
+    remedy = f"try {_other_images(seen)}; else a larger --budget or another --student.lr"
+    if seen.queries is None or not seen.queries.any():
+        if seen.training is None and not seen.losses:
+            return f"its training, or images unlike its own: no record of either is here; {remedy}"
+        return f"images unlike the teacher's own; {remedy}"
+    total = int(seen.queries.sum())
+    most, share = top(seen.queries)
+    reached = f"{int((seen.queries > 0).sum()):,} of {seen.classes:,} classes"
+    most_frequent = f"{seen.name(most)} to {_per_cent(share)}"
+    if is_one_sided(seen):
+        return f"one-sided answers: {most_frequent} of the {total:,} images paid for, {reached}; {remedy}"
+    return (
+        f"images unlike the teacher's own: its answers to the {total:,} paid for are of {reached}, "
+        f"{most_frequent}, and teach nothing of those; {remedy}"
+    )
 
 
 def _other_images(seen: Classified) -> str:
@@ -215,7 +334,9 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
         return None
     order_K = best_order(labels, teacher, classes)
     names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
-    given = shlex.quote(",".join(names)) if classes <= MAX_NAMED else "and a file of their names"
+    given = shlex.quote(",".join(names))
+    if classes > MAX_NAMED or len(given) > MAX_GIVEN:
+        given = "and a file of their names"
     remedy = f"give the teacher's order with --evaluation.classes {given}"
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import name_of, top_name
-from dfme.config.messages import members, printable
+from dfme.config.messages import members, printable, shortened
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,
@@ -52,7 +52,7 @@ def _speaking_python() -> Iterator[None]:
         sections = [option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")]
         options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher."), *sections]
         keys = {option.key: option for option in options}
-        said = in_python(str(error), keys, signature(extract).parameters)
+        said = shortened(in_python(str(error), keys, signature(extract).parameters))
         error.args = (said, *error.args[1:])
         raise
 

@@ -49,7 +49,12 @@ def score_all(examination: Examination, student: nn.Module, vote: nn.Module | No
     """The student's scores and, under names that begin with ``vote_``, those of the vote it is one of."""
     found = examination.score(student)
     of_vote = {} if vote is None else examination.score(vote)
-    return found | {f"vote_{name}": value for name, value in of_vote.items() if name != "teacher_accuracy"}
+    own = {
+        name: value
+        for name, value in of_vote.items()
+        if name not in ("teacher_accuracy", "constant_agreement")
+    }
+    return found | {f"vote_{name}": value for name, value in own.items()}
 
 
 def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
@@ -84,6 +89,7 @@ def classified(
         names or own,
         own,
         f"{len(examination):,} {kind}",
+        held_back=examination.held_back,
     )
 
 

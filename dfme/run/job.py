@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,13 +21,15 @@ PACKAGE = Path(__file__).resolve().parents[1]  # with configs/ and teachers/; in
 PROJECT = PACKAGE.parent  # from which a process of ours must be able to import
 DEFAULT_RECIPE = PACKAGE / "configs" / "digits.yaml"
 
-SAID_BY_THE_USER = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")
-"""Of a service, these count from the command line of who runs it; in a file they are a record, or a wish."""
+CONSENT = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")  # of a service
+
+SAID_BY_THE_USER = (*CONSENT, "teacher.trust")
+"""These count from the command line of who runs it alone; in a file they are a record, or a wish."""
 
 MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     *("recipe", "out", "resume", "budget", "minutes", "checkpoint_seconds", "fsync", "wandb"),
     "evaluation.download",
-    *SAID_BY_THE_USER,
+    *CONSENT,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
     *(f"teacher.{name}" for name in ("in_flight", "timeout", "attempts", "patience")),
     *(f"teacher.{name}" for name in ("images_per_second", "requests_per_second")),
@@ -35,13 +37,40 @@ MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
 
 
 def consent_flags(job: Job) -> list[str]:
-    """The words that allow this job's service to be asked, and secrets to be sent there, once more."""
-    authorised_by, key, allowed = (job.teacher_options.get(key.partition(".")[2]) for key in SAID_BY_THE_USER)
+    """The words that allow once more what a file cannot: to ask this job's service, to send secrets there,
+    and to load a program."""
     if ":" in job.teacher.kind:
         return []
-    others = ",".join(name for name in allowed or () if name != key)
-    flags = {"authorised-by": authorised_by, "api-key-env": key, "allow-env": others}
+    options = job.teacher_options
+    key = options.get("api_key_env")
+    flags = {
+        "authorised-by": options.get("authorised_by"),
+        "api-key-env": key,
+        "allow-env": ",".join(name for name in options.get("allow_env") or () if name != key),
+        "trust": "true" if options.get("trust") else None,
+    }
     return [f"--teacher.{name}={text}" for name, text in flags.items() if text]
+
+
+def shown_command(words: Iterable[str]) -> str:
+    """A command that a shell takes and a terminal shows: what cannot be printed is spelled by its bytes."""
+    return " ".join(word_of_shell(word) for word in words)
+
+
+def word_of_shell(word: str) -> str:
+    """One word of a command; bash and its like read $'...' with bytes in hexadecimal."""
+    if word.isprintable():
+        return shlex.quote(word)
+    spelled = ""
+    for letter in word:
+        if letter in "\\'":
+            spelled += f"\\{letter}"
+        elif letter.isprintable():
+            spelled += letter
+        else:
+            octets = letter.encode("utf-8", "surrogateescape")
+            spelled += "".join(f"\\x{octet:02x}" for octet in octets)
+    return f"$'{spelled}'"
 
 
 def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
@@ -49,7 +78,8 @@ def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
     started = Path(sys.argv[0])
     program = f"python {shlex.quote(str(started))}" if started.name == "run.py" else "python run.py"
     program = "dfme" if started.name == "dfme" else program
-    words = [program, command, "--resume --out", shlex.quote(str(run_dir)), shlex.join(consent_flags(job))]
+    words = [program, command, "--resume --out", word_of_shell(str(run_dir))]
+    words.append(shown_command(consent_flags(job)))
     return " ".join(filter(None, words))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from dfme import __version__
 from dfme.answers.asking import Reader
+from dfme.answers.reading import top_class
 from dfme.compute import choose_device, device_name, validate_like, within_memory
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig
@@ -19,8 +20,12 @@ from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.precision import has_fast_bf16
 from dfme.randomness import Streams, derived_seed
+from dfme.report.console import agreement_line
+from dfme.report.metrics import MetricRecord
 from dfme.report.summary_file import read_summary
+from dfme.report.training import Training
 from dfme.report.verdict import baselines, warnings
+from dfme.report.verdict import paid_answers as paid_answers_of
 from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
@@ -146,8 +151,10 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         torch.manual_seed(derived_seed(settings.seed, "global"))
         trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
-            seconds = _train(trainer, examination, tell)
-            seen = classified(examination, paid.num_classes, student=trainer.delivered)
+            seconds, training = _train(trainer, examination, tell)
+            queries = answered(paid)
+            seen = classified(examination, paid.num_classes, (), trainer.delivered, queries)
+            seen = replace(seen, training=training)
             save_student(directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes)
             own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
             own["teacher"] = load_yaml(run / "config.yaml", own=True).get("teacher")
@@ -157,6 +164,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
                 **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl")),
                 **score_all(examination, trainer.delivered, trainer.vote),
                 "baselines": baselines(seen),
+                "paid_answers": paid_answers_of(seen),
                 "warnings": warnings(seen),
                 "student_arch": arch,
                 "students": len(trainer.nets),
@@ -212,20 +220,31 @@ def recorded_examination(
 
 def _train(
     trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]
-) -> float:
-    """All the steps; the seconds that they took. DfmeError for a student that diverges."""
+) -> tuple[float, Training]:
+    """All the steps; the seconds that they took, and their record. DfmeError for a student that diverges."""
     started = time.monotonic()
     whole = trainer.steps_left
     at_once = max(1, whole // LINES)
+    records: list[MetricRecord] = []
     while trainer.steps_left:
-        metrics = numbers(trainer.train_pending(at_once))
+        metrics = numbers(trainer.train_pending(1 if not records else at_once))
+        records.append({**metrics})
+        if len(records) == 1 and at_once > 1:  # the loss before any training, and no line
+            metrics = numbers(trainer.train_pending(at_once - 1))
+            records.append({**metrics})
         scores = examination.score(trainer.delivered)
-        agreement = f"  agreement {scores['agreement']:.2%}" if "agreement" in scores else ""
+        agreement = "".join(f"  {text}" for text in agreement_line(scores))
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
         tell(f"{whole - trainer.steps_left:,} / {whole:,} steps{agreement}{loss}")
-    if line := trainer.stood_still():
-        tell(f"warning: {line}")
-    return time.monotonic() - started
+    return time.monotonic() - started, Training.of_records(records)
+
+
+def answered(paid: PaidAnswers) -> torch.Tensor:
+    """How often each class is the kept answers' top class, (K,)."""
+    counts_K = torch.zeros(paid.num_classes, dtype=torch.int64)
+    for _, answers in paid.replay.batches(paid.spec.at_once(PAID_AT_ONCE)):
+        counts_K += torch.bincount(top_class(answers).cpu(), minlength=paid.num_classes)
+    return counts_K
 
 
 def _summary(

@@ -20,18 +20,21 @@ from dfme.randomness import Streams
 from dfme.report import verdict, write_report
 from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
 from dfme.report.recorder import Recorder
+from dfme.report.training import Training
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, Goal, HoldOut, classified, evaluated, score_all, under_defences
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
+from dfme.run.scores import compare, scores
 from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work
 from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
 EARLY_SHARE = 0.1  # of the budget, after which answers of one class alone are told: a start may be poor
+FITTED = 500  # images at most, of those trained on, on which a student that learnt nothing is looked at
 FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
 ACCOUNTS = (  # figures of the ledger that summary.json has
     *("budget", "spent", "spent_by_purpose", "evaluation_queries"),
@@ -156,11 +159,23 @@ class Run:
         told = self.facts.get("class_names")
         names = told if isinstance(told, list) and len(told) == classes else ()
         seen = classified(self.examination, classes, names, student, self.oracle.answered)
-        rounds = self.job.config.student.rounds  # whose losses are those of their ends, and tell no fall
-        records = [] if student is None or rounds else read_metrics(self.directory.path / "metrics.jsonl")
-        losses = [record.get("replay_loss", record.get("student_loss")) for record in records]
-        known = [loss for loss in losses if loss is not None]
-        return replace(seen, method=self.job.method, programs=self.job.queries.programs, losses=known)
+        training = None
+        if student is not None:
+            records = read_metrics(self.directory.path / "metrics.jsonl")
+            training = Training.of_records(records, bool(self.job.config.student.rounds))
+        seen = replace(seen, method=self.job.method, programs=self.job.queries.programs, training=training)
+        if student is None or training is None or not verdict.student_warnings(seen):
+            return seen
+        return replace(seen, training=replace(training, fit=self._fit(student)))
+
+    def _fit(self, student: nn.Module) -> tuple[float, float, int] | None:
+        """Agreement of student and constant answer on images that were trained on; None if none are held."""
+        replay = self.trainer.replay
+        if replay is None or not len(replay):
+            return None
+        images, answers = next(iter(replay.batches(self.oracle.spec.at_once(FITTED))))
+        compared = compare(scores(student, images), answers, self.oracle.label_mode)
+        return compared["agreement"], compared["constant_agreement"], len(images)
 
     def _remark_on_budget(self) -> None:
         """Say, before a run's first step, where its budget holds next to no step of the generator."""
@@ -244,7 +259,7 @@ class Run:
         config = self.job.config
         totals = self.oracle.ledger.totals()
         known = self.progress.scores.get((totals.spent, self.trainer.steps))  # those of the last evaluation
-        scores = known or score_all(self.examination, student, self.trainer.vote)
+        scored = known or score_all(self.examination, student, self.trainer.vote)
         price = self.job.teacher.price_per_1000
         seconds = self.progress.seconds
         added = latest_of_callback(read_metrics(self.directory.metrics))
@@ -264,12 +279,13 @@ class Run:
             **self.method.facts,
             **({"attacker_knew": domain} if (domain := self.job.queries.domain) != "unknown" else {}),
             "teacher_accuracy": self.examination.teacher_accuracy,
-            **{name: scores.get(name) for name in ("accuracy", "agreement", "kl")},
-            **{name: value for name, value in scores.items() if name.startswith(("agreement_", "vote_"))},
+            **{name: scored.get(name) for name in ("accuracy", "agreement", "kl")},
+            **{name: value for name, value in scored.items() if name.startswith(("agreement_", "vote_"))},
             **defended,
             "evaluation": evaluated(self.examination),
             "baselines": verdict.baselines(seen),
             "answers": verdict.histogram(seen),
+            "paid_answers": verdict.paid_answers(seen),
             "warnings": verdict.warnings(seen),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),

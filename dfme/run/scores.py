@@ -38,10 +38,17 @@ def scores(net: nn.Module, images: Tensor | ImageSet) -> Tensor:
 
 def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
     """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in
-    nats, where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100 classes or more."""
+    nats, where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100 classes or more.
+
+    Beside them ``agreement_balanced``, and ``constant_agreement``, that of one answer to everything."""
     top_N = top_class(answers)
     many = max(1, COMPARED // scores_NK.shape[1])
-    result = {"agreement": (scores_NK.argmax(dim=1) == top_N).double().mean().item()}
+    same_N = scores_NK.argmax(dim=1) == top_N
+    result = {
+        "agreement": same_N.double().mean().item(),
+        "agreement_balanced": balanced(same_N, top_N),
+        "constant_agreement": torch.bincount(top_N).max().item() / len(top_N),
+    }
     if scores_NK.shape[1] >= MANY_CLASSES:
         among_N = largest(scores_NK, 5).gather(1, top_N[:, None])
         result["agreement_top5"] = among_N.double().mean().item()
@@ -51,3 +58,15 @@ def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, fl
         kl_N = torch.cat([divergence(own.double(), told.double()) for own, told in pairs])
         result["kl"] = kl_N.mean().item()
     return result
+
+
+def balanced(same_N: Tensor, top_N: Tensor) -> float:
+    """Mean over the teacher's classes of the share of their images where the student says the ``same``.
+
+    Of a constant answer it is 1 / K' for K' classes that occur. It is the balanced accuracy of Brodersen et
+    al. 2010 (ICPR, 3121-3124), with the teacher's top classes in place of labels.
+    """
+    images_K = torch.bincount(top_N)
+    same_K = torch.bincount(top_N[same_N], minlength=len(images_K))
+    occurs_K = images_K > 0
+    return (same_K[occurs_K].double() / images_K[occurs_K]).mean().item()

@@ -227,3 +227,52 @@ def test_the_picture(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
     assert not draw(findings(outcome("a", 0, "waiting")), path)
     assert not path.exists(), "no stale picture stands"
+
+
+# Beside a constant answer
+
+LARGE: dict[str, Any] = {
+    "agreement": 0.65,
+    "agreement_balanced": 0.331,
+    "constant_agreement": 0.66,
+    "constant_balanced": 0.1,
+    "images": 2_000,
+}
+
+
+def test_a_table_has_a_constant_answer_and_balanced_figures_where_it_is_large() -> None:
+    seeds = outcome("a", 0, **LARGE), outcome("a", 1, **LARGE | {"agreement_balanced": 0.4})
+    text = overview(findings(*seeds))
+    row, constant = cells(text, "a"), cells(text, "(constant answer)")
+    assert (row["agreement %"], row["balanced agreement %"]) == ("65.00 +- 0.00", "36.55 +- 4.88")
+    assert (constant["agreement %"], constant["balanced agreement %"]) == ("66.00", "10.00")
+    assert "A constant answer agrees on 66.0%, more than half of the images, without a query" in text
+    assert "A constant answer has 10.0% of that." in text
+    (table,) = json.loads(as_json(findings(outcome("a", 0, **LARGE))))["tables"]
+    means = {name: table["rows"][0][name]["mean"] for name in LARGE if name != "images"}
+    assert means == {name: value for name, value in LARGE.items() if name != "images"}
+    each = markdown(findings(outcome("a", 0, **LARGE))).partition("## Each seed")[2]
+    assert "| 33.10 |" in " ".join(each.split())
+    small = overview(findings(outcome("a", 0, **LARGE | {"constant_agreement": 0.5})))
+    assert "balanced" not in small
+    assert cells(small, "(constant answer)")["agreement %"] == "50.00"
+    old = overview(findings(outcome("a", 0)))
+    assert "constant" not in old, "runs of earlier releases say nothing of it"
+
+
+def test_a_run_reaches_a_level_above_a_constant_answer_alone(tmp_path: Path) -> None:
+    baselines = {"constant_agreement": 0.92, "constant_balanced": 0.5, "constant_accuracy": 0.92}
+    more = {
+        "baselines": baselines,
+        "evaluation": {"images": 1_000},
+        "agreement_balanced": 0.55,
+        "teacher": {"num_classes": 2},
+    }
+    low = read_figures(write_run(tmp_path, 0.92, 0.92, 0.93, 0.92, accuracy=0.9, **more))
+    assert set(low.queries_to.values()) == {None}, "no level, not even one half"
+    assert low.queries_to_teacher is None
+    assert low.collapsed, "55 % of two classes that count alike is within ten points of a constant answer"
+    high = read_figures(write_run(tmp_path, 0.92, 0.92, 0.96, 0.97, **more | {"agreement_balanced": 0.9}))
+    assert high.queries_to == {0.5: 300, 0.8: 300, 0.9: 300, 0.95: 300}
+    assert high.queries_to_teacher == 300
+    assert high.collapsed is False

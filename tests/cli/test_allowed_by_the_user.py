@@ -216,3 +216,38 @@ def test_from_python_the_options_are_the_programs_own() -> None:
     assert read_secrets(options, NEAR).fill("${STRANGE_KEY}") == "value-of-strange_key"
     with pytest.raises(UserError, match=r"--teacher\.allow-env STRANGE_WORD"):
         read_secrets(vars(ServiceOptions(url=NEAR)), NEAR, "STRANGE_WORD")
+
+
+TRUSTED = "--teacher.trust=true"
+
+
+@pytest.mark.parametrize("kind", ["pt2", "torchscript"])
+def test_no_file_trusts_the_maker_of_a_program(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.pt2").write_bytes(b"a program")
+    Path("run").mkdir()
+    teacher = {"kind": kind, "program": "net.pt2", "trust": True, "shape": [1, 8, 8], "num_classes": 10}
+    paper = dump_yaml({"teacher": teacher, "evaluation": {"dataset": "digits"}})
+    Path("recipe.yaml").write_text(paper)
+    Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
+    Path("run/student.safetensors").touch()
+    for verb in VERBS:
+        words = words_of(verb)
+        assert main(words) == 2
+        said = one_line(capsys)
+        assert "--teacher.trust: expected true, as a flag and not in a file" in said, verb
+    job = parse_extract(["--config", "recipe.yaml", "--budget", "10k", TRUSTED])
+    assert job.teacher_options["trust"] is True
+    assert TRUSTED in resume_command(Path("run"), job)
+    again = parse_extract(["--resume", "--out", "run", TRUSTED])
+    assert again.teacher_options == job.teacher_options
+    assert parse_extract(["--resume", "--out", "run"]).teacher_options["trust"] is False
+
+
+def test_a_message_of_many_problems_is_short_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [f"--student.{'x' * 60}{number}=1" for number in range(30)]
+    assert main(["extract", "--budget", "10", *wrong]) == 2
+    said = one_line(capsys)
+    assert len(said) <= 500
+    assert said.endswith(" more like these")
+    named = said.count("unknown flag")
+    assert f"and {30 - named} more like these" in said

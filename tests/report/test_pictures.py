@@ -15,6 +15,7 @@ from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import Cell
 from dfme.report import curves, sheets, write_report
 from dfme.report.curves import early
+from dfme.report.facts import Beside
 from dfme.report.run_files import Series, read_run
 from dfme.report.sheets import called, top_answers
 
@@ -56,7 +57,8 @@ def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_every_row_has_a_look_of_its_own_below_the_teachers_name(tmp_path: Path, drawn: list[Figure]) -> None:
-    figures: Any = SimpleNamespace(curve=[(100, 0.5), (400, 0.92)], teacher_accuracy=0.99)
+    curve = [(100, 0.5), (400, 0.92)]
+    figures: Any = SimpleNamespace(curve=curve, teacher_accuracy=0.99, beside=Beside(0.6, 0.1, 400))
     job: Any = None  # a picture asks nothing of it
     cells = [Cell(f"row{n}", "label", 400, 0, job) for n in range(12)]
     outcomes = [Outcome(cell, "finished", figures=figures) for cell in cells]
@@ -65,7 +67,8 @@ def test_every_row_has_a_look_of_its_own_below_the_teachers_name(tmp_path: Path,
     lines = {line.get_label(): line for line in axes.lines}
     assert len({str(lines[f"row{place}"].get_color()) for place in range(10)}) == 10
     looks = {(str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()}
-    assert len(looks) == 13
+    assert len(looks) == 14
+    assert set(lines["a constant answer"].get_ydata()) == {0.6}, "it has over half"
     assert drawn[0].get_suptitle() == "teacher: shop.onnx"
     drawn[0].draw_without_rendering()
     assert not drawn[0].legends[0].get_window_extent().overlaps(axes.bbox), "the legend covers no curve"

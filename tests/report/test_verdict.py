@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tiers import exhaustive_rows
 
 from dfme.report import verdict
+from dfme.report.training import Training
 from dfme.report.verdict import Classified, baselines, best_order, histogram, relabelled, warnings
 
 
@@ -32,9 +34,15 @@ def blurred(labels: Any, right: float, classes: int = 10, seed: int = 1) -> np.n
 
 def test_baselines_by_hand() -> None:
     found = baselines(seen([0, 0, 0, 1], [0, 1, 2, 2], classes=4))
-    assert found == {"constant_agreement": 0.75, "constant_accuracy": 0.5, "chance": 0.25}
-    without = {"constant_agreement": None, "constant_accuracy": None, "chance": 0.25}
-    assert baselines(seen([], classes=4)) == without
+    balanced = 1 / 2  # of the two classes that the teacher answers
+    assert found == {
+        "constant_agreement": 0.75,
+        "constant_accuracy": 0.5,
+        "constant_balanced": balanced,
+        "chance": 0.25,
+    }
+    without = dict.fromkeys(("constant_agreement", "constant_accuracy", "constant_balanced"))
+    assert baselines(seen([], classes=4)) == without | {"chance": 0.25}
 
 
 def test_answers_are_counted_by_class_and_named() -> None:
@@ -171,7 +179,7 @@ SPREAD, ONE_SIDED = [100] * 10, [910, *[10] * 9]
         (SPREAD, "procedural", {"programs": ("leaves", "noise")}, "images unlike", "other than leaves,noise"),
         (ONE_SIDED, "dfme", {"losses": FLAT}, "did not fall (2 at first, 1.95 at last)", "a smaller --stud"),
         (SPREAD, "dfme", {"losses": FLAT[:7]}, "images unlike", "or another --student.lr"),
-        (None, "", {}, "images unlike", "or another --student.lr"),
+        (None, "", {}, "its training, or images unlike its own", "or another --student.lr"),
     ],
 )
 def test_causes_are_told_apart_by_what_is_on_record(
@@ -193,3 +201,125 @@ def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None
     assert "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always" in told
     few = seen(np.repeat([0, 1], [20, 10]), student=np.repeat([0, 1, 0], [20, 3, 7]), classes=2)
     assert warnings(few)[0].endswith("likely cause: too few images to tell")
+
+
+def halves(images: int = 200) -> np.ndarray[Any, Any]:
+    return np.arange(images) % 2
+
+
+@pytest.mark.parametrize(
+    ("shares", "queries", "one_sided"),
+    [
+        ((0.5, 0.5), (400, 0), True),
+        ((0.5, 0.5), (340, 60), True),
+        ((0.5, 0.5), (280, 120), False),  # 70 % where the teacher gives it half: below three quarters
+        ((0.3, 0.7), (20, 380), True),  # 95 % of a class with 70 %: above 85
+        ((0.3, 0.7), (80, 320), False),
+        ((0.3, 0.7), (320, 80), True),  # of the other class 60 would be much
+        ((0.02, 0.98), (8, 392), False),  # as among the teacher's own
+        ((0.1, 0.2, 0.7), (0, 400, 0), True),
+        ((0.1, 0.2, 0.7), (100, 100, 200), False),
+        ((0.001,) * 1_000, (3_000,) + (1,) * 999, True),
+        ((0.001,) * 1_000, (5,) * 1_000, False),
+    ],
+)
+def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teachers_own(
+    shares: tuple[float, ...], queries: tuple[int, ...], one_sided: bool
+) -> None:
+    teacher = np.repeat(np.arange(len(shares)), [round(1_000 * share) for share in shares])
+    of = seen(teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries))
+    paid = verdict.paid_answers(of)
+    assert paid is not None
+    assert paid["one_sided"] == one_sided
+    assert paid["classes_reached"] == sum(map(bool, queries))
+    assert paid["share"] == max(queries) / sum(queries)
+    told = " ".join(warnings(of))
+    assert "are of many classes" not in told
+    assert ("one-sided answers" in told) == one_sided or "images unlike" not in told
+
+
+def test_a_binary_teacher_that_saw_one_side_alone_is_told_so() -> None:
+    of = seen(halves(), student=np.zeros(200), classes=2, queries=np.array([400, 0]))
+    first, second = warnings(of)
+    assert first.startswith("the teacher answered class 0 to 100.0% of the 400 images paid for")
+    assert "one-sided answers: class 0 to 100% of the 400 images paid for, 1 of 2 classes" in second
+
+
+def test_answers_of_one_class_are_no_fault_where_the_teacher_nearly_always_gives_it() -> None:
+    rare = np.repeat([0, 1], [970, 30])
+    assert warnings(seen(rare, student=rare, classes=2, queries=np.array([388, 12]))) == []
+    many = np.array([3_880, 120])
+    assert warnings(seen(rare, student=rare, classes=2, queries=many)) == []
+    held_back = seen(rare, student=rare, classes=2, queries=many, held_back=True)
+    assert "97.0% of the 4,000 images" in warnings(held_back)[0], "its own share is not known"
+
+
+def records(*rows: tuple[float, float, float]) -> list[dict[str, float | None]]:
+    names = ("student_steps", "student_lr", "replay_loss")
+    return [{"queries": 170.0, **dict(zip(names, row, strict=True))} for row in rows]
+
+
+ZERO = records(*((50.0 * step, 0.0, 4.0) for step in range(1, 17)))
+LATE = records(*((50.0 * step, 0.1 if step < 9 else 0.0, 4.0 / step) for step in range(1, 17)))
+COSINE = records(*((50.0 * step, 0.1 * (16 - step), 4.0 / step) for step in range(1, 17)))
+FLAT_LOSS = records(*((50.0 * step, 0.1, 4.0) for step in range(1, 17)))
+BURST = records((5.0, 0.0, 4.0))
+ONCE = records((800.0, 0.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("log", "steps"), [(ZERO, "800 of its 800"), (LATE, "350 of its 800"), (ONCE, "800 of its 800")]
+)
+@pytest.mark.parametrize("queries", [SPREAD, ONE_SIDED, None])
+def test_a_learning_rate_of_zero_is_said_first_and_no_image_is_blamed(
+    log: Any, steps: str, queries: Any
+) -> None:
+    counts = None if queries is None else np.array(queries)
+    student = np.where(np.arange(359) < 3, truth(359), 1)
+    training = Training.of_records(log)
+    told = warnings(seen(truth(359), student=student, queries=counts, training=training))
+    assert told[0].startswith(f"the student trained at a learning rate of 0 for {steps} steps")
+    assert "images unlike" not in " ".join(told)
+    assert "unlike its own images" not in " ".join(told)
+    few = seen(truth(60), student=np.where(np.arange(60) < 10, truth(60), 1), training=training)
+    assert "too few images" not in " ".join(warnings(few))
+
+
+@pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, []])
+def test_a_rate_that_ends_at_zero_is_none_that_was_zero(log: Any) -> None:
+    known = blurred(truth(359), 0.9)
+    assert warnings(seen(truth(359), student=known, training=Training.of_records(log))) == []
+
+
+def test_a_student_that_learnt_is_not_called_still_by_its_last_record_alone() -> None:
+    known = blurred(truth(359), 0.9)
+    assert warnings(seen(truth(359), student=known, training=Training.of_records(ONCE))) == []
+
+
+def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
+    student = np.where(np.arange(359) < 3, truth(359), 1)
+    of = seen(truth(359), student=student, queries=np.array(SPREAD), training=Training.of_records(FLAT_LOSS))
+    assert "did not fall (4 at first, 4 at last)" in warnings(of)[0]
+    late = Training.of_records(FLAT_LOSS[8:])  # when it may have fallen already
+    of = replace(of, training=late)
+    assert "images unlike" in warnings(of)[0]
+    in_rounds = Training.of_records(FLAT_LOSS, in_rounds=True)
+    assert "images unlike" in warnings(replace(of, training=in_rounds))[0]
+    unlearnt = replace(of, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
+    assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
+    of_one = replace(of, queries=np.array(ONE_SIDED))
+    worse = replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500)))
+    assert "its training: on 500 images" in warnings(worse)[0], "it did not even learn the one answer"
+    constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
+    assert "one-sided answers" in warnings(constant)[0]
+    learnt = replace(of, training=replace(in_rounds, fit=(0.9, 0.1, 500)))
+    assert "images unlike" in warnings(learnt)[0]
+
+
+def test_every_warning_fits_five_hundred_letters() -> None:
+    long = tuple(f"{number:02}" + "x" * 58 for number in range(20))
+    labels = truth(400, 20)
+    order = np.roll(np.arange(20), 1)
+    (told,) = warnings(seen(order[labels], labels, classes=20, names=long, label_names=long))
+    assert len(told) <= 500
+    assert "--evaluation.classes and a file of their names" in told

@@ -99,6 +99,7 @@ def test_several_students_are_scored_alone_and_as_a_vote():
     examination.prepare()
     found = score_all(examination, parts.students.delivered, parts.students.vote)
     names = "accuracy teacher_accuracy agreement kl vote_accuracy vote_agreement vote_kl"
+    names += " constant_agreement agreement_balanced vote_agreement_balanced"
     assert set(found) == set(names.split())
     with torch.no_grad():
         mean_NK = torch.stack([net.eval()(images).softmax(1) for net in parts.students.nets]).mean(0)

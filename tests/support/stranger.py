@@ -13,6 +13,21 @@ Z = 1.959964
 LEVELS = {"0.5": 0.5, "0.8": 0.8, "0.9": 0.9, "0.95": 0.95}
 
 
+def reaches(share: float, level: float, beside: tuple[float, int]) -> bool:
+    """At least the level, and by its interval above what one answer to everything has."""
+    constant, images = beside
+    return share >= level and wilson(share, images)[0] > constant
+
+
+def beside_of(run: Path) -> tuple[float, int]:
+    """Agreement of one answer to everything, and the images, by a cell's own summary."""
+    summary = read(run / "summary.json")
+    counts = summary["answers"]["teacher"]
+    assert summary["baselines"]["constant_agreement"] == near(max(counts) / sum(counts))
+    assert summary["baselines"]["constant_balanced"] == near(1 / sum(map(bool, counts)))
+    return max(counts) / sum(counts), summary["evaluation"]["images"]
+
+
 def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
@@ -54,7 +69,8 @@ def work_out_again(out: Path) -> dict[str, Any]:
         _cell(cell, runs[cell["name"]], price)
     by_name = {cell["name"]: cell for cell in audit["cells"]}
     for line in audit["price"]:
-        _price(line, [by_name[name] for name in line["cells"]], price)
+        beside = [beside_of(runs[name]) for name in line["cells"]]
+        _price(line, [by_name[name] for name in line["cells"]], price, beside)
     _headline(audit, price)
     _defences(audit, by_name, runs)
     _pareto(audit, read(out / "utility.json")["found"] if (out / "utility.json").exists() else [])
@@ -79,6 +95,7 @@ def _cell(cell: dict[str, Any], run: Path, price: float | None) -> None:
     assert (cell["spent"], cell["requests"]) == (ledger["spent"], ledger["requests"])
     assert cell["curve"] == [list(point) for point in curve]
     assert cell["agreement"] == curve[-1][1] == summary["agreement"]
+    assert cell["agreement_balanced"] == summary["agreement_balanced"]
     assert cell["interval"] == near(wilson(summary["agreement"], summary["evaluation"]["images"]))
     assert (cell["config_hash"], cell["steps_seconds"]) == (summary["config_hash"], summary["wall_seconds"])
     assert cell["cost"] == near(price and ledger["spent"] * price / 1000)
@@ -102,7 +119,9 @@ def free(audit: dict[str, Any]) -> list[dict[str, Any]]:
     return [line for line in lines if line["row"] != "knockoff"]
 
 
-def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | None) -> None:
+def _price(
+    line: dict[str, Any], cells: list[dict[str, Any]], price: float | None, beside: list[tuple[float, int]]
+) -> None:
     for cell in cells:
         assert (cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none")
     shares = [cell["agreement"] for cell in cells]
@@ -113,9 +132,15 @@ def _price(line: dict[str, Any], cells: list[dict[str, Any]], price: float | Non
         return
     assert line["agreement"] == shares
     assert line["mean"] == near(sum(shares) / len(shares))
+    balanced = [cell["agreement_balanced"] for cell in cells]
+    assert line["agreement_balanced"] == balanced
+    assert line["balanced"] == near(sum(balanced) / len(balanced))
     assert line["sd"] == near(statistics.stdev(shares) if len(shares) > 1 else None)
     for name, level in LEVELS.items():
-        first = [[queries for queries, share in cell["curve"] if share >= level][:1] for cell in cells]
+        first = [
+            [queries for queries, share in cell["curve"] if reaches(share, level, of)][:1]
+            for cell, of in zip(cells, beside, strict=True)
+        ]
         assert line["queries_to"][name] == [found[0] if found else None for found in first]
     middle = _median(line["queries_to"]["0.9"])
     assert line["cost_to_90"] == near(None if None in (middle, price) else middle * price / 1000)
@@ -227,12 +252,16 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         assert sum(map(sum, each["table"])) == each["images"]
         same = sum(row[k] for k, row in enumerate(each["table"]))
         assert same == round(each["agreement"] * each["images"])
+        of_class = [row[k] / sum(row) for k, row in enumerate(each["table"]) if sum(row)]
+        assert each["agreement_balanced"] == near(sum(of_class) / len(of_class))
+        assert summary["agreement_balanced"] == near(sum(of_class) / len(of_class))
         if (each["row"], each["mode"]) == (audit["headline"]["attacker"], audit["headline"]["mode"]):
             differing = audit["differences"]
             assert differing["differ"] == each["images"] - same
             assert len(differing["shown"]) == min(24, differing["differ"])
     examples = [read(out / "cells" / cell["name"] / "summary.json") for cell in audit["cells"]]
     assert audit["games"]["constant"] == examples[0]["baselines"]["constant_agreement"]
+    assert audit["games"]["constant_balanced"] == examples[0]["baselines"]["constant_balanced"]
     assert audit["games"]["guess"] == 1 / audit["target"]["num_classes"]
     twin = audit["games"]["twin"]
     for line in audit["games"]["advantage"]:

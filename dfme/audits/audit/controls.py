@@ -51,7 +51,9 @@ def _quotas(audit: Entry) -> Figure:
     for line in audit["defences"]:
         if line["defence"].startswith("quota") and line["best_score"]:
             best = next(each for each in line["attackers"] if each["answers"] == line["best"])
-            text = f"With {line['defence']} the best copy agrees on {line['best_score']['mean']:.1%}."
+            text = f"With {line['defence']} the best copy agrees on {line['best_score']['mean']:.1%}"
+            constant = audit["games"]["constant"]
+            text += "." if constant is None else f" (one constant answer: {constant:.1%})."
             return text, next(iter(best["cells"]), None)
     return None
 

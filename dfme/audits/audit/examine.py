@@ -288,7 +288,7 @@ def _right(on: Any, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return images, top_N[picked].to(device)
 
 
-FIGURES = ("agreement", "top3_equal", "kendall_tau", "kl", "l1")
+FIGURES = ("agreement", "agreement_balanced", "top3_equal", "kendall_tau", "kl", "l1")
 
 
 def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:

@@ -13,6 +13,7 @@ from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
 from dfme.config.messages import printable
 from dfme.files import write_text
+from dfme.report.facts import Beside
 
 SARIF = "audit.sarif"
 JUNIT = "audit.junit.xml"
@@ -66,7 +67,9 @@ def _answers(audit: Entry) -> dict[str, tuple[list[str], list[str], Entry]]:
     watched = f"{sum(silent)} of {len(silent)} attacks raised no alarm." if silent else "Nobody watched."
     shares = [(line["mode"], line["mean"]) for line in audit["price"] if line["mean"] is not None]
     best = {mode: max(share for of, share in shares if of == mode) for mode, _ in shares}
-    detail = [f"Of {mode} the best copy agrees on {share:.1%}." for mode, share in best.items()]
+    constant = audit["games"]["constant"]
+    beside = "" if constant is None else f" (one constant answer: {constant:.1%})"
+    detail = [f"Of {mode} the best copy agrees on {share:.1%}{beside}." for mode, share in best.items()]
     helping = _helping(audit)
     known = {key: head[key] for key in ("attacker", "mode", "queries", "median", "cost", "best_agreement")}
     switches = [text for rule in ("labels-only", "output-detail", "copy-90") for text in helping[rule]]
@@ -118,6 +121,7 @@ def junit(audit: Entry) -> str:
 def _limits(audit: Entry) -> Iterator[tuple[str, str, str, str]]:
     """Class, name, element unless it passes, and reason of each limit and seed: the worst attacker counts."""
     names = cells_in(audit, audit["target"]["label_mode"], "label")  # whoever gets scores may learn labels
+    beside = Beside(audit["games"]["constant"], None, audit["target"]["evaluation"]["images"] or 0)
     for each in audit["verdicts"]:
         level = LIMITS.get(each["limit"])
         wanted = each["wanted"]
@@ -127,12 +131,23 @@ def _limits(audit: Entry) -> Iterator[tuple[str, str, str, str]]:
             values = [cell["agreement"] for cell in cells if cell["agreement"] is not None]
             worst = max(values, default=0.0)
             exceeded = worst > wanted
+            # what a constant answer has without a query is no copy's
+            told_nothing = each["pass"] is None and not open_still and bool(cells)
             if level is not None:
-                values = [at for cell in cells for at, share in cell["curve"] if share >= level]
+                curves = [point for cell in cells for point in cell["curve"]]
+                values = [at for at, share in curves if beside.reaches(share, level)]
                 worst = min(values, default=wanted)
                 exceeded = worst < wanted
-            kind = "failure" if exceeded else "skipped" if open_still or not cells else ""
-            why = f"the worst attack: {worst:g}" if exceeded else f"not finished: {', '.join(open_still)}"
+            kind = ""
+            why = f"not finished: {', '.join(open_still)}"
+            if told_nothing:
+                kind = "skipped"
+                why = each["text"]
+            elif exceeded:
+                kind = "failure"
+                why = f"the worst attack: {worst:g}"
+            elif open_still or not cells:
+                kind = "skipped"
             yield each["limit"], f"{each['limit']}={wanted:g}, seed {seed}", kind, why
 
 
@@ -146,8 +161,14 @@ def bom(audit: Entry, page: str) -> Entry:
         if line["interval"]:
             low, high = line["interval"]
             metrics[-1]["confidenceInterval"] = {"lowerBound": f"{low:.4f}", "upperBound": f"{high:.4f}"}
+        if line.get("balanced") is not None:
+            told = f"{line['balanced']:.4f}"
+            metrics.append(of | {"type": "the same, balanced over the model's classes", "value": told})
         told = ", ".join(seeds_text(line, "0.9"))
         metrics.append(of | {"type": "queries until 90 % agreement, each seed", "value": told})
+    if (constant := audit["games"]["constant"]) is not None:
+        of_nothing = {"slice": "one constant answer", "type": "agreement after 0 queries"}
+        metrics.append(of_nothing | {"value": f"{constant:.4f}"})
     card: Entry = {"quantitativeAnalysis": {"performanceMetrics": metrics}}
     card["considerations"] = {"technicalLimitations": [*audit["headline"]["sentences"], *audit["limits"]]}
     page_of = {"type": "adversary-model", "url": PAGE, "hashes": [{"alg": "SHA-256", "content": page}]}

@@ -8,12 +8,13 @@ from typing import Any
 
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.options import LIMITS
+from dfme.audits.compare.attacked import defended
 from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, middle_of, spread
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
-from dfme.audits.compare.table import defended
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
-from dfme.report.facts import LEVELS, wilson_interval
+from dfme.report.facts import LEVELS, Beside, is_above, wilson_interval
+from dfme.report.verdict import reached
 
 COPY = 0.9  # the agreement at which a student counts as a copy
 
@@ -63,9 +64,22 @@ class Findings:
         return [line for line in self.price if line["has_images"] and line not in self.free]
 
     @property
+    def beside(self) -> Beside:
+        """The figures of one answer to everything."""
+        return Beside.of_summary(self.example)
+
+    @property
     def constant(self) -> float | None:
         """Agreement of one answer to everything."""
-        return (self.example.get("baselines") or {}).get("constant_agreement")
+        return self.beside.constant
+
+    def one_sided(self, line: Entry | None) -> str:
+        """A sentence on what the answers to an attacker's images reached, if a run's are one-sided."""
+        for name in line["cells"] if line else ():
+            paid = (self.summaries.get(name) or {}).get("paid_answers") or {}
+            if paid.get("one_sided"):
+                return f" The answers to its images are one-sided: {reached(paid)}."
+        return ""
 
     def cost(self, queries: float | None) -> float | None:
         """Cost of so many images."""
@@ -90,6 +104,8 @@ class Findings:
         queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
         ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
         line = {"row": row, "mode": mode, "agreement": agreement, **over_seeds(agreement)}
+        balanced = [None if each is None else each.agreement_balanced for each in figures]
+        line |= {"agreement_balanced": balanced, "balanced": over_seeds(balanced)["mean"]}
         first = outcomes[0].cell
         domain = first.job.queries.domain
         line |= {"has_images": has_images(first), "budget": first.budget}
@@ -112,6 +128,7 @@ class Findings:
                 attackers.append(told)
             score = next((each["score"] for each in attackers if each["answers"] == line.best), None)
             best = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
+            best["balanced"] = line.best_balanced
             found.append({"defence": line.defence, "attackers": attackers, **best})
         return found
 
@@ -141,12 +158,20 @@ class Findings:
         yield from ((name, "defence", *found) for name, *found in tried if name != NO_DEFENCE)
         yield from ((mode, "label mode", spreads[mode], places[mode]) for mode in spreads if mode != self.own)
 
+    def balanced_at(self, place: str) -> float | None:
+        """The balanced agreement of the best copy at a place that ``switches`` gives."""
+        part, _, at = place.partition(".")
+        rows = self.price if part == "price" else self.defences
+        balanced: float | None = rows[int(at)]["balanced"]
+        return balanced
+
     def pareto(self) -> list[Entry]:
         """Cost of every switch to honest users, beside what the best attacker gets."""
         points = []
-        for name, kind, score, _ in self.switches():
+        for name, kind, score, place in self.switches():
             costs = {each: self.paid(name).get(each) for each in ("l1_mean", "accuracy_drop")}
             points.append({"name": name, "kind": kind, **costs, "agreement": score.mean})
+            points[-1]["balanced"] = self.balanced_at(place)
         return [{**point, "dominated": any(_dominates(other, point) for other in points)} for point in points]
 
     def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:
@@ -157,7 +182,7 @@ class Findings:
         lines = usable(self.price, self.own)
         own = [each for each in self.first.outcomes if each.cell.mode in (self.own, "label")]
         unknown = [each.cell.name for each in own if each.state not in ("finished", "not applicable")]
-        return [_verdict(name, wanted, lines, unknown) for name, wanted in limits.items()]
+        return [_verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()]
 
     def games(self, twin: Entry | None) -> Entry:
         """Reference agreements, and a copy's share of the way from a constant answer to a twin."""
@@ -165,11 +190,17 @@ class Findings:
         least = self.constant
         way = twin["agreement"] - least if twin is not None and least is not None else 0.0
         advantage = []
-        for line in self.price if way else ():
+        for line in self.price if way > 0 else ():
             values = [None if share is None else (share - least) / way for share in line["agreement"]]
             place = {"row": line["row"], "mode": line["mode"], "values": values}
             advantage.append(place | over_seeds(values))
-        return {"constant": least, "guess": known.get("chance"), "twin": twin, "advantage": advantage}
+        return {
+            "constant": least,
+            "constant_balanced": self.beside.balanced,
+            "guess": known.get("chance"),
+            "twin": twin,
+            "advantage": advantage,
+        }
 
     def cells(self) -> list[Entry]:
         """Every run of both comparisons, once."""
@@ -187,6 +218,7 @@ class Findings:
         told: Entry = {"name": cell.name, "row": cell.row, "mode": cell.mode, "defence": cell.attempt.runs}
         told |= {"seed": cell.seed, "answers": cell.attempt.answers, "budget": cell.budget}
         told |= {"state": of.state, "reason": of.reason, "spent": asked and asked.spent}
+        told["agreement_balanced"] = None if of.figures is None else of.figures.agreement_balanced
         told |= {"agreement": agreement, "dir": f"cells/{cell.name}", "interval": self.interval(agreement)}
         told |= {"curve": [[*at] for at in of.figures.curve] if of.figures else []}
         told |= {"alarms": {detector: each["first_alarm"] for detector, each in watch.items()}}
@@ -265,26 +297,47 @@ def _dominates(one: Entry, other: Entry) -> bool:
     return len(less) > 1 and max(less) <= 0 and min(less) < 0
 
 
-def _verdict(limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequence[str]) -> Entry:
-    if limit in LIMITS:
-        level = LIMITS[limit]
-        counts = [count for line in lines for count in line["queries_to"][f"{level:g}"] if count is not None]
-        value = min(counts, default=None)
-        least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
-        holds = value is None or value >= wanted
-        got = "no attack got there, which shows only that these failed"
-        told = got if value is None else f"the strongest attack needed {value:,}"
-    else:
-        shares = (share for line in lines for share in line["agreement"] if share is not None)
-        value = max(shares, default=None)
-        least = f"at most {wanted:.1%} agreement"
-        holds = value is None or value <= wanted
-        told = "" if value is None else f"the best copy agrees on {value:.1%}"
+def _verdict(
+    limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequence[str], beside: Beside
+) -> Entry:
+    judge = _price_verdict if limit in LIMITS else _agreement_verdict
+    value, holds, least, told = judge(limit, wanted, lines, beside)
     text = told if lines else "no attack has finished"
     open_still = holds and (unknown or not lines)
     text += f"; the outcome of {', '.join(unknown)} is not known" if open_still and unknown else ""
     judged = {"limit": limit, "wanted": wanted, "value": value, "pass": None if open_still else holds}
     return judged | {"text": f"You want {least}; {text}."}
+
+
+Judged = tuple[float | None, bool | None, str, str]
+"""The figure that a limit is held against, whether the limit holds, what is wanted, and what was found."""
+
+
+def _price_verdict(limit: str, wanted: float, lines: Sequence[Entry], beside: Beside) -> Judged:
+    """A limit on the queries until a level of agreement, which no copy below a constant answer has."""
+    level = LIMITS[limit]
+    counts = [count for line in lines for count in line["queries_to"][f"{level:g}"] if count is not None]
+    value = min(counts, default=None)
+    least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
+    if value is not None:
+        return value, value >= wanted, least, f"the strongest attack needed {value:,}"
+    if beside.constant is not None and beside.constant >= level:
+        told = f"one constant answer agrees on {beside.constant:.1%} without a query, and no attack on more"
+        return None, None, least, f"{told}, as far as {beside.images:,} images tell"
+    return None, True, least, "no attack got there, which shows only that these failed"
+
+
+def _agreement_verdict(_: str, wanted: float, lines: Sequence[Entry], beside: Beside) -> Judged:
+    """A limit on the agreement, which a constant answer may exceed without a query."""
+    value = max((share for line in lines for share in line["agreement"] if share is not None), default=None)
+    least = f"at most {wanted:.1%} agreement"
+    if value is None or value <= wanted:
+        return value, True, least, "" if value is None else f"the best copy agrees on {value:.1%}"
+    exceeded = beside.constant is None or wanted >= beside.constant
+    if exceeded or is_above(value, beside.constant, beside.images):
+        return value, False, least, f"the best copy agrees on {value:.1%}"
+    told = f"the best copy agrees on {value:.1%}, which is not above one constant answer's"
+    return value, None, least, f"{told} {beside.constant:.1%}, so that this limit tells nothing"
 
 
 RESAMPLES = 1_000  # of the bootstrap

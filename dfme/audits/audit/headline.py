@@ -1,15 +1,18 @@
 """Text of an audit: three sentences with the price, advice, limits of the figures, and the model card."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dfme.audits.audit.findings import COPY, Findings, median_to_copy, strongest, to_copy
 from dfme.audits.audit.model import Entry
+from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
-from dfme.audits.compare.table import gains
-from dfme.report.facts import wilson_interval
+from dfme.config.messages import printable
+from dfme.queries.names import WORTH_NOTHING
+from dfme.report.facts import is_above, wilson_interval
+from dfme.report.markdown import plain
+from dfme.run.job import shown_command
 
 JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}  # words of a verdict
 ADVICE = 3  # lines what to do
@@ -46,7 +49,8 @@ def headline(of: Findings, seeds: Sequence[int]) -> Entry:
         labels = {**_price(of, strongest(of.free, "label")), "l1_mean": of.paid("label").get("l1_mean")}
     modes = dict.fromkeys(line["mode"] for line in of.like if line["mode"] in (of.own, "label"))
     like = [{"mode": mode, **_price(of, _of_mode(of.like, mode))} for mode in modes]
-    sentences = [_first(of, best, seeds), *_third(of), _second(of, labels)]
+    first = _first(of, best, seeds) + ("" if best["median"] else of.one_sided(line))
+    sentences = [first, *_third(of), _second(of, labels)]
     return {"level": COPY, **best, "labels": labels, "like": like, "sentences": sentences}
 
 
@@ -58,43 +62,66 @@ def _of_mode(lines: Sequence[Entry], mode: str) -> Entry | None:
 def _price(of: Findings, line: Entry | None) -> Entry:
     if line is None:
         unknown = dict.fromkeys(("attacker", "knows", "median", "cost", "best_agreement"))
-        return {**unknown, "queries": [], "by_seed": []}
+        return {**unknown, "queries": [], "by_seed": [], "balanced": None}
     middle = median_to_copy(line)
     told = {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
     queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
-    queries |= {"by_seed": seeds_text(line, f"{COPY:g}")}
+    queries |= {"by_seed": seeds_text(line, f"{COPY:g}"), "balanced": line["balanced"]}
     return {"attacker": line["row"], "knows": line["knows"], **queries, "best_agreement": told}
 
 
 def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     held_back = (of.example.get("evaluation") or {}).get("held_back")
     images = f"{of.images:,} held-{'back generated queries' if held_back else 'out images'}"
-    copy = f"copy that agrees with your model on {COPY:.0%} of {images}"
+    constant = "" if of.constant is None else f" (one constant answer: {of.constant:.1%})"
+    copy = f"copy that agrees with your model on {COPY:.0%} of {images}{constant}"
     if best["attacker"] is None:
         return f"What a copy costs is not known: no attack on your model's {of.own} has finished."
     mean = best["best_agreement"]["mean"]
     runs = best["best_agreement"]["n"]
     counts = [count for count in best["queries"] if count is not None]
     whom = f" an attacker who knows that it is for {best['knows']}" if best["knows"] else ""
+    if best["knows"] in WORTH_NOTHING:
+        whom = f" an attacker who draws for {best['knows']}"
     by = ", by labels alone" if best["mode"] != of.own else ""
+    more = _balanced(of, best["balanced"])
     if best["median"] is not None:
         told = [] if best["cost"] is None else [f"{best['cost']:,.2f} at your price"]
         told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]
         told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
-        return f"A {copy} costs{whom} {best['median']:,.0f} queries{by} ({'; '.join(told)})."
+        price = f"{best['median']:,.0f} queries{by} ({'; '.join(told)})"
+        return f"A {copy} costs{whom} {price}.{more}"
     # no better than one answer to everything, as far as the images can tell
-    if of.constant is not None and (of.interval(mean) or [1.0])[0] <= of.constant:
+    if of.constant is not None and not is_above(mean, of.constant, of.images):
+        nothing = f"one constant answer agrees on {of.constant:.1%}. {FAILED}.{more}"
         return (
             f"No attack {_free(of)}copied your model: after {of.budget:,} queries the best copy "
-            f"agrees on {mean:.1%} of {images}; one constant answer agrees on {of.constant:.1%}. {FAILED}."
+            f"agrees on {mean:.1%} of {images}; {nothing}"
         )
     named = f"({best['attacker']}{by})"
     best_of = f"copies {named} agree" if runs > 1 else f"copy {named} agrees"
     after = f"the best {best_of} on {mean:.1%}"
     if counts:
         made = f"Only {len(counts)} of {runs} runs made a {copy}"
-        return f"{made}: after {of.budget:,} queries {after}."
-    return f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}."
+        return f"{made}: after {of.budget:,} queries {after}.{more}"
+    return f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}.{more}"
+
+
+def _balanced(of: Findings, balanced: float | None) -> str:
+    """A sentence with the agreement that a constant answer does not flatter, where it flatters the other."""
+    if not of.beside.is_large or balanced is None:
+        return ""
+    constant = of.beside.balanced
+    beside = "" if constant is None else f", one constant answer on {constant:.1%}"
+    return f" With each class of your model counting alike, the best copy agrees on {balanced:.1%}{beside}."
+
+
+def _shares(of: Findings, line: Entry) -> str:
+    """An agreement in a sentence, balanced too where a constant answer agrees on over half."""
+    told = f"{line['mean']:.1%}"
+    if of.beside.is_large and line["balanced"] is not None:
+        told += f" (with each class counting alike on {line['balanced']:.1%})"
+    return told
 
 
 def _free(of: Findings) -> str:
@@ -125,7 +152,10 @@ def _third(of: Findings) -> list[str]:
 def _gets(of: Findings, line: Entry, would: str = "") -> str:
     end = "" if would else "s"
     if (middle := median_to_copy(line)) is None:
-        made = f"{would}make{end} a copy that agrees on {line['mean']:.1%}"
+        made = f"{would}make{end} a copy that agrees on {_shares(of, line)}"
+        if not is_above(line["mean"], of.constant, of.images):
+            made = f"{would}make{end} no copy: what it learns agrees on {_shares(of, line)}, no more than one"
+            made += " constant answer,"
         return f"{made} after {line['budget']:,} queries"
     return f"{would}need{end} {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
 
@@ -157,7 +187,8 @@ def _second(of: Findings, labels: Entry | None) -> str:
     runs = labels["best_agreement"]["n"]
     made = f"only {reached} of {runs} runs made" if reached else f"no attack {_free(of)}made"
     made += f" ({len(labels['queries']) - runs} failed)" if runs < len(labels["queries"]) else ""
-    within = f"such a copy within {of.budget:,} queries: the best copy agrees on {mean:.1%}"
+    agrees = _shares(of, {"mean": mean, "balanced": labels["balanced"]})
+    within = f"such a copy within {of.budget:,} queries: the best copy agrees on {agrees}"
     return f"From labels alone, {made} {within}{change}."
 
 
@@ -176,14 +207,22 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
     if not switches or switches[0][0] != NO_DEFENCE:
         return
     before = switches[0][2]
+    flattered = of.balanced_at(switches[0][3]) if of.beside.is_large else None
+    least = f"; one constant answer on {of.constant:.1%}" if of.beside.is_large else ""
     cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
     for name, kind, after, at in cheapest:  # of equal effect the first
+        left = None if flattered is None else of.balanced_at(at)
+        # what takes away no more than a constant answer flatters is no help
+        if left is not None and flattered is not None and left >= flattered:
+            continue
         if _helps(of, before, after) and ("misinform" not in name or of.holds_data):
             answers = f"Answer {'labels alone' if name == 'label' else name}"
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
                 what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
-            text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before)."
+            text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before{least})."
+            if left is not None and flattered is not None:
+                text += f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
             paid = of.paid(name).get("l1_mean")
             lost = of.paid(name).get("accuracy_drop")
             if paid is not None:
@@ -197,12 +236,15 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             if all(shares := [max(each, default=0.0) for each in means]):
                 text += f" The copy of somebody with images like yours agrees on {shares[1]:.1%} "
                 text += f"({shares[0]:.1%} before)."
-            yield before.mean - after.mean, text, at
+            yield before.mean - max(after.mean, of.constant or 0.0), text, at
 
 
 def _helps(of: Findings, before: Spread, after: Spread) -> bool:
-    """True if agreement falls by more than the spread over seeds, and than the images can tell."""
-    if not of.images or not gains(before, after):
+    """True if agreement falls by more than the spread over seeds, and than the images can tell.
+
+    An agreement that is not above a constant answer's is no copy, and nothing can take it away.
+    """
+    if not of.images or not gains(before, after) or not is_above(before.mean, of.constant, of.images):
         return False
     return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
 
@@ -270,17 +312,17 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
 def commands(said: str, now: Sequence[str]) -> str:
     """Command that repeats an audit: the recorded words, and the present ones if they change something."""
     more = {word.partition("=")[0] for word in now if word.startswith("--")} - {"--resume", "--out"}
-    return " && ".join(filter(None, (said, shlex.join(now) if more or not said else "")))
+    return " && ".join(filter(None, (said, shown_command(now) if more or not said else "")))
 
 
 def model_card(audit: Mapping[str, Any]) -> str:
     """A section for the model's card."""
     made = audit["made"]
     options = audit["options"]
-    lines = ["## Extraction resistance", "", *audit["headline"]["sentences"], ""]
-    lines += [f"- {each['text']}" for each in audit["advice"]]
-    lines += [f"- Limit {JUDGED[each['pass']]}: {each['text']}" for each in audit["verdicts"]]
-    lines += ["", "What this does not tell:", "", *(f"- {text}" for text in audit["limits"]), ""]
+    lines = ["## Extraction resistance", "", *map(plain, audit["headline"]["sentences"]), ""]
+    lines += [f"- {plain(each['text'])}" for each in audit["advice"]]
+    lines += [f"- Limit {JUDGED[each['pass']]}: {plain(each['text'])}" for each in audit["verdicts"]]
+    lines += ["", "What this does not tell:", "", *(f"- {plain(text)}" for text in audit["limits"]), ""]
     seeds = ", ".join(map(str, options["seeds"]))
     how = f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, {options['profile']}, seeds {seeds}:"
-    return "\n".join([*lines, how, "", f"    {made['command']}"]) + "\n"
+    return "\n".join([*lines, plain(how), "", f"    {printable(made['command'])}"]) + "\n"

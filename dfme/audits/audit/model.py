@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -17,10 +17,21 @@ SCHEMA = "dfme.audit/1"
 """The name of the form."""
 
 
+class Added(NamedTuple):
+    """A part that audits of an earlier release of this form do not have."""
+
+    part: Any
+
+
 def form(parts: Any, name: str = "Audit") -> Any:
     """The type of a part as it is written here: a dict of parts, a list of one kind of part, or a type."""
     if isinstance(parts, dict):
-        fields: Entry = {key: (form(part, key.title()), ...) for key, part in parts.items()}
+        fields: Entry = {}
+        for key, part in parts.items():
+            if isinstance(part, Added):
+                fields[key] = (form(part.part, key.title()) | None, None)
+            else:
+                fields[key] = (form(part, key.title()), ...)
         return create_model(name, __config__=FORM, **fields)
     return list[form(parts[0], name)] if isinstance(parts, list) else parts  # type: ignore[misc]
 
@@ -40,6 +51,7 @@ OVER_SEEDS = each("mean sd", float | None)
 SPREAD = maybe({"mean": float, "sd": float | None, "n": int})
 PRICE = {"attacker": str | None, "queries": [int | None], "by_seed": [str], "best_agreement": SPREAD}
 PRICE |= each("median cost", float | None) | {"knows": str | None}
+PRICE |= {"balanced": Added(float)}
 INTERVAL = maybe([float])
 FOLLOWED = maybe({"images": int, "agreement": float})
 CALIBRATION = maybe({"value": float, "interval": [float]})
@@ -60,15 +72,17 @@ HEADLINE |= {"labels": maybe(PRICE | {"l1_mean": float | None}), "like": [PRICE 
 VERDICT = each("limit text", str) | {"wanted": float, "value": float | None, "pass": bool | None}
 LINE = PLACE | OVER_SEEDS | {"agreement": [float | None], "interval": INTERVAL, "cells": [str]}
 LINE |= {"has_images": bool, "budget": int, "knows": str | None}
+LINE |= {"agreement_balanced": Added([float | None]), "balanced": Added(float)}
 LINE |= each("state reason", str) | {"queries_to": dict[str, list[int | None]], "cost_to_90": float | None}
 ADVANTAGE = PLACE | OVER_SEEDS | {"values": [float | None]}
 TWIN = maybe({"agreement": float, "accuracy": float | None, "file": str})
 ATTACKER = {"answers": str} | each("agreement score", SPREAD) | each("remarks cells", [str])
 DEFENCE = {"defence": str, "best": str | None, "best_score": SPREAD, "to_label_only": float | None}
+DEFENCE |= {"balanced": Added(float)}
 BILL = each("row defence", str) | {"states": dict[str, str], "state_mb": float | None}
 BILL |= each("held_out corrupted data_free ms", Entry)
 POINT = each("name kind", str) | {"agreement": float, "dominated": bool}
-POINT |= each("l1_mean accuracy_drop", float | None)
+POINT |= each("l1_mean accuracy_drop", float | None) | {"balanced": Added(float)}
 DETECTOR = each("name statistic", str) | each("threshold memory_mb", float)
 STREAM = each("stream detector", str) | each("per_10000 per_10000_upper", float)
 STREAM |= each("sessions units sessions_with_alarm queries alarms", int)
@@ -81,9 +95,11 @@ DETECTION |= {"detectors": [DETECTOR], "benign": [STREAM], "attacks": [WATCHED],
 DETECTION |= {"benign_largest": dict[str, dict[str, list[float]]]}
 CELL = PLACE | each("name dir defence answers state reason", str) | each("seed budget", int)
 CELL |= each("spent requests", int | None) | each("agreement steps_seconds cost", float | None)
+CELL |= {"agreement_balanced": Added(float)}
 CELL |= {"interval": INTERVAL, "curve": [[float]], "alarms": dict[str, int | None], "config_hash": str | None}
 OF_CLASS = each("class images", int) | {"name": str, "agreement": float | None}
 FIDELITY = PLACE | {"cell": str, "seed": int, "images": int, "agreement": float, "interval": INTERVAL}
+FIDELITY |= {"agreement_balanced": Added(float)}
 FIDELITY |= each("top3_equal kendall_tau kl l1", float | None) | {"per_class": [OF_CLASS], "table": [[int]]}
 FIDELITY |= {"where_wrong": maybe(each("images same", int) | {"interval": INTERVAL})}
 FIDELITY |= each("teacher_ece clone_ece", CALIBRATION) | each("procedural adversarial", FOLLOWED)
@@ -108,7 +124,8 @@ AUDIT = form(
         "advice": [each("text effect from", str)],
         "verdicts": [VERDICT],
         "price": [LINE],
-        "games": each("constant guess", float | None) | {"twin": TWIN, "advantage": [ADVANTAGE]},
+        "games": each("constant guess", float | None)
+        | {"twin": TWIN, "advantage": [ADVANTAGE], "constant_balanced": Added(float)},
         "defences": [DEFENCE | {"attackers": [ATTACKER]}],
         "utility": [BILL],
         "pareto": [POINT],

@@ -31,7 +31,7 @@ from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.files import write_text
-from dfme.queries.names import DOMAINS
+from dfme.queries.names import DOMAINS, WORTH_NOTHING
 from dfme.report.facts import LEVELS
 from dfme.report.summary_file import read_object
 from dfme.run.job import unwatched
@@ -118,7 +118,9 @@ _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
 _ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme")
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
 LIKE = "knockoff"  # the row of an attacker who has images like the owner's
-KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS)  # rows of attackers who know what the model is for
+KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain not in WORTH_NOTHING)
+"""Rows of attackers who know what the model is for, and to whom that was worth something where measured."""
+
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 TWIN_EPOCHS = 10  # passes over the owner's data that a twin is trained for (heuristic)
 PROFILES = {

@@ -22,7 +22,9 @@ from dfme.audits.audit.options import APPENDIX
 from dfme.audits.compare.figures import middle_of
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
+from dfme.config.messages import harmless
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
+from dfme.report.facts import Beside
 from dfme.report.page import MAX_SHOWN, embedded, render
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
@@ -145,7 +147,8 @@ def _first(audit: Entry) -> Entry:
     modes = [audit["target"]["label_mode"], "label"]
     differing = (audit["differences"] or {"shown": ()})["shown"]
     return {
-        "prices": _prices(audit),
+        "prices": [*_prices(audit), *_constant_row(audit)],
+        "large": Beside(audit["games"]["constant"]).is_large,
         "curves": curves(audit | {"price": [line for line in audit["price"] if line["mode"] in modes]}),
         "points": _points(audit),
         "pareto": pareto(audit),
@@ -165,6 +168,15 @@ def _prices(audit: Entry) -> list[Entry]:
         order = modes.index(line["mode"]), median_to_copy(line) or math.inf, -(line["mean"] or 0.0)
         found.append(line | {"range": told, "at": at if known else {}, "order": order})
     return sorted(found, key=itemgetter("order"))
+
+
+def _constant_row(audit: Entry) -> list[Entry]:
+    """The row of one answer to everything, which asks nothing, where it agrees on more than half."""
+    constant = audit["games"]["constant"]
+    if not Beside(constant).is_large:
+        return []
+    row = {"row": "one answer to everything", "mode": UNKNOWN, "mean": constant, "range": UNKNOWN}
+    return [row | {"balanced": audit["games"].get("constant_balanced")}]
 
 
 def _of_seeds(counts: Sequence[float | None], never: str) -> str:
@@ -210,6 +222,7 @@ def _behind(audit: Entry) -> Entry:
     rows = [(label, in_words(form, audit)) for label, form in FACTS.items()]
     facts = [{"what": what, "figure": text} for what, text in rows if text not in ("", UNKNOWN)]
     return {
+        "large": Beside(audit["games"]["constant"]).is_large,
         "facts": _table("What was audited, and how", facts, {"What": "{what}", "Figure": "{figure}"}, 2),
         "curves": curves(audit, alarms=True),
         "prices": [
@@ -266,7 +279,7 @@ def curves(audit: Entry, alarms: bool = False) -> list[tuple[str, str]]:
             curves = [cells[name]["curve"] for name in line["cells"] if name in cells]
             known = [[(int(at), share) for at, share in curve if at] for curve in curves]
             if known := [curve for curve in known if curve]:  # a logarithmic axis has no place for no query
-                draw_row(axes, line["row"][:LONGEST], known, attackers.index(line["row"]))
+                draw_row(axes, harmless(line["row"][:LONGEST]), known, attackers.index(line["row"]))
         if axes.lines:
             attacks = (audit["detection"] or {"attacks": []})["attacks"] if alarms else []
             _references(axes, audit["games"], [each for each in attacks if each["cell"] in names])
@@ -290,7 +303,7 @@ def _references(axes: Axes, games: Entry, alarms: Sequence[Entry]) -> None:
     for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in raised), strict=False):
         named = [each for each in raised if each["detector"] == detector]
         own = [(each["first_alarm"], each["agreement_at_alarm"]) for each in named]
-        label = f"alarm: {detector[:LONGEST]}"
+        label = f"alarm: {harmless(detector[:LONGEST])}"
         axes.plot(*zip(*own, strict=True), mark, color="black", fillstyle="none", markersize=5, label=label)
     twin = (games["twin"] or {"agreement": None})["agreement"]
     for label, share, dash in (("one answer to everything", games["constant"], ":"), ("twin", twin, "--")):
@@ -325,7 +338,7 @@ def pareto(audit: Entry) -> tuple[str, str] | None:
     for number, point in enumerate(points, 1):
         place = point["l1_mean"], point["agreement"]
         colour = PALE if point["dominated"] else BLUE
-        label = f"{number}: {point['name'][:LONGEST]}"
+        label = f"{number}: {harmless(point['name'][:LONGEST])}"
         axes.plot(*place, SHAPES.get(point["kind"], "^"), color=colour, clip_on=False, label=label)
         axes.annotate(f"{number}", place, (6, 3), textcoords="offset points", fontsize=8.5, color=colour)
     axes.set_xscale("function", functions=(np.sqrt, np.square))
@@ -335,6 +348,9 @@ def pareto(audit: Entry) -> tuple[str, str] | None:
     frame(axes)
     axes.set_xlabel("mean L1 change of an honest user's answer (root scale)")
     axes.set_ylabel("best copy's agreement")
+    if Beside(constant := audit["games"]["constant"]).is_large:
+        label = f"one answer to everything ({constant:.1%})"
+        axes.axhline(constant, color=GREY, linewidth=1.0, linestyle=":", label=label)
     _legend(figure)
     best = (point for point in points if not point["dominated"])
     form = "{name} (change {l1_mean:.3f}, agreement {agreement:.1%})"

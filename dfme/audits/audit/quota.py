@@ -29,13 +29,19 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
     if level is None or not known:
         return None
     steps = {cell["name"]: _step(cell["curve"], level) for cell in known}
+    constant = audit["games"]["constant"]
+    void = constant is not None and constant >= level
     over = {name: step for name, step in steps.items() if step is not None}
     worst = max(known, key=lambda cell: max(share for _, share in cell["curve"]))
     worst = cells[min(over, key=lambda name: over[name])] if over else worst
-    images = over.get(worst["name"], audit["options"]["budget"])
+    images = 0 if void else over.get(worst["name"], audit["options"]["budget"])
     best = max((share for cell in known for at, share in cell["curve"] if at <= images), default=0.0)
     found: Entry = {"keep_below": level, "per": audit["options"]["per"], "images": images, "best": best}
     found |= {"attacker": worst["row"], "cell": worst["name"], "open": not over, "checked": None}
+    if void:
+        text = f"No quota keeps an agreement below {level:.1%}: one constant answer agrees on {constant:.1%} "
+        text += "without a query. Give a larger --keep-below, or images of which each class has as many."
+        return found | {"lines": {}, "text": [text]}
     under = cells.get(checked or "") if over else worst
     if under and under["agreement"] is not None:
         holds = under["agreement"] < level

@@ -9,7 +9,7 @@ from typing import Any
 
 from dfme.audits.compare.plan import Cell
 from dfme.errors import RunError
-from dfme.report.facts import LEVELS, queries_to_reach
+from dfme.report.facts import LEVELS, Beside
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
@@ -18,7 +18,10 @@ OF_THE_TEACHER = 0.9  # share of the teacher's accuracy whose price in queries i
 
 LOST = 0.8  # a run has collapsed whose last agreement is below this share of its own best on the way
 
-SCORES = "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled"
+SCORES = (
+    "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled "
+    "agreement_balanced"
+)
 """Entries of a summary that are figures as they are."""
 
 
@@ -27,9 +30,10 @@ class Figures:
     """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not reached.
 
     ``queries_to``: images charged until the first evaluation with at least that agreement, and
-    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy. ``constant_agreement``: of one
-    answer to everything; ``agreement_served``: with what honest users are answered;
-    ``agreement_relabelled``: under the best renaming of the student's classes.
+    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy, both of a copy that is shown to
+    be above a constant answer. ``constant_agreement``: of one answer to everything, ``constant_balanced`` the
+    same balanced over the teacher's classes, as is ``agreement_balanced``. ``agreement_served``: with what
+    honest users are answered; ``agreement_relabelled``: under the best renaming of the student's classes.
     """
 
     accuracy: float | None
@@ -50,6 +54,14 @@ class Figures:
     constant_agreement: float | None = None
     agreement_served: float | None = None
     agreement_relabelled: float | None = None
+    agreement_balanced: float | None = None
+    constant_balanced: float | None = None
+    images: int = 0
+
+    @property
+    def beside(self) -> Beside:
+        """The figures of a constant answer on the same images."""
+        return Beside(self.constant_agreement, self.constant_balanced, self.images)
 
 
 def cut_off(figures: Figures, images: int) -> Figures:
@@ -57,8 +69,9 @@ def cut_off(figures: Figures, images: int) -> Figures:
     if figures.spent <= images:
         return figures
     curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
-    unknown = ("accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served")
-    nothing: dict[str, Any] = dict.fromkeys([*unknown, "agreement_relabelled", "queries_to_teacher"])
+    unknown = ["accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served"]
+    unknown += ["agreement_balanced", "agreement_relabelled", "queries_to_teacher"]
+    nothing: dict[str, Any] = dict.fromkeys(unknown)
     reached = {level: None if at is None or at > images else at for level, at in figures.queries_to.items()}
     agreement = curve[-1][1] if curve else None
     return replace(figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images)
@@ -72,18 +85,29 @@ def read_figures(run_dir: Path) -> Figures:
     records = read_metrics(run_dir / "metrics.jsonl")
     agreement, accuracy = (series(records, name, summary) for name in ("agreement", "accuracy"))
     teacher = summary.get("teacher_accuracy")
+    beside = Beside.of_summary(summary)
+    constant_accuracy = (summary.get("baselines") or {}).get("constant_accuracy")
+    of_labels = Beside(constant_accuracy, None, beside.images)
+    balanced = summary.get("agreement_balanced")
+    collapsed = has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"])
+    if collapsed is False and beside.is_large and balanced is not None and beside.balanced is not None:
+        collapsed = is_nothing(balanced, beside.balanced)
     return Figures(
         **{name: summary.get(name) for name in SCORES.split()},
         teacher_accuracy=teacher,
-        queries_to={level: queries_to_reach(agreement, level) for level in LEVELS},
-        queries_to_teacher=None if teacher is None else queries_to_reach(accuracy, OF_THE_TEACHER * teacher),
-        collapsed=has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"]),
+        queries_to={level: beside.queries_to(agreement, level) for level in LEVELS},
+        queries_to_teacher=None
+        if teacher is None
+        else of_labels.queries_to(accuracy, OF_THE_TEACHER * teacher),
+        collapsed=collapsed,
         seconds=float(summary["wall_seconds"]),
         students=int(summary.get("students", 1)),
         student_steps=int(summary["student_steps"]),
         spent=int(summary["spent"]),
         curve=agreement,
-        constant_agreement=(summary.get("baselines") or {}).get("constant_agreement"),
+        constant_agreement=beside.constant,
+        constant_balanced=beside.balanced,
+        images=beside.images,
         made_with=f"{summary['device']}, dfme {summary['version']}, torch {summary['torch']}",
     )
 
@@ -99,14 +123,20 @@ def series(records: list[dict[str, float | None]], name: str, summary: dict[str,
 def has_collapsed(agreements: list[float], classes: int) -> bool | None:
     """True if a run lost what it had, or never had anything, from its agreements in order; None without any.
 
-    Lost: the last is below ``LOST`` of the best. Nothing: it is at most twice chance, 2/K, and at most ten
-    points above it, which is less where the classes are fewer than ten (heuristic).
+    Lost: the last is below ``LOST`` of the best. Nothing: see ``is_nothing``, for a guess among K classes.
     """
     if not agreements:
         return None
-    chance = 1 / classes
     last = agreements[-1]
-    return last < LOST * max(agreements) or last <= min(2 * chance, chance + 0.1)
+    return last < LOST * max(agreements) or is_nothing(last, 1 / classes)
+
+
+def is_nothing(agreement: float, chance: float) -> bool:
+    """True if it is at most twice chance, and at most ten points above it (heuristic).
+
+    The ten points are less where the classes are fewer than ten.
+    """
+    return agreement <= min(2 * chance, chance + 0.1)
 
 
 @dataclass(frozen=True)
@@ -192,6 +222,15 @@ class ComparisonResult:
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
+    def beside(self) -> Beside:
+        """The figures of a constant answer, which all cells have: they are scored on the same images.
+
+        Of held-back queries, which are a run's own, those of the cell where they are largest.
+        """
+        done = [each.figures.beside for each in self.outcomes if each.figures is not None]
+        return max(done, key=lambda beside: beside.constant or 0.0, default=Beside())
+
+    @property
     def defended(self) -> bool:
         """True if there is more to compare than rows: a defence, or an attacker by name."""
         return any(each.cell.label != each.cell.row for each in self.outcomes)
@@ -207,3 +246,8 @@ class ComparisonResult:
             if (each.cell.mode, each.cell.budget) == (mode, budget):
                 rows.setdefault(each.cell.label, []).append(each)
         return rows
+
+
+def finished(outcomes: Iterable[Outcome]) -> list[Figures]:
+    """The figures of those that have some."""
+    return [outcome.figures for outcome in outcomes if outcome.figures is not None]

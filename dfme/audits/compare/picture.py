@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dfme.audits.compare.figures import ComparisonResult, Outcome
+from dfme.audits.compare.attacked import best_rows
+from dfme.audits.compare.figures import ComparisonResult, Outcome, finished
 from dfme.audits.compare.plan import count_text
-from dfme.audits.compare.table import best_rows, finished
 from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
@@ -23,6 +23,7 @@ COLOURS = (
 )
 DASHES = ("-", "--", "-.", ":")
 TEACHER = "the teacher's accuracy"
+CONSTANT = "a constant answer"
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 
@@ -46,6 +47,8 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     for place, budget in enumerate(budgets):
         for axes, mode in zip(grid[place], modes, strict=True):
             _panel(axes, tables[mode, budget], rows)
+            if findings.beside.is_large and findings.beside.constant is not None:
+                axes.axhline(findings.beside.constant, color=GREY, linestyle="-.", label=CONSTANT)
             query_axis(axes, [curve for curve in _curves(findings.outcomes) if curve])
             axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
         grid[place, 0].set_ylabel("agreement with the teacher")
@@ -53,7 +56,7 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     title += "\nthe best attacker of each defence" * findings.defended
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     found = legend_entries(grid.flat)
-    labels = [label for label in (*rows, TEACHER) if label in found]
+    labels = [label for label in (*rows, TEACHER, CONSTANT) if label in found]
     handles = [found[label] for label in labels]
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return save_figure(figure, path)

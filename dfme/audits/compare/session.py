@@ -30,7 +30,7 @@ from dfme.run.checks import POOLS
 from dfme.run.directory import is_run, on_record
 from dfme.run.images_on_record import digests_on_record
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import config_hash, consent_flags, document, resume_command
+from dfme.run.job import config_hash, consent_flags, document, resume_command, shown_command
 from dfme.run.lock import DirectoryLock
 from dfme.run.opening import require_same_images
 from dfme.run.work import UnitTime, shorter
@@ -267,7 +267,7 @@ class Session:
         made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
         facts = {
             "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
-            "command": shlex.join(plan.command),
+            "command": shown_command(plan.command),
             "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
             "student steps": f"{plan.config.student_steps:,} of each student",
             "machine": self._engine.manner,
@@ -305,8 +305,11 @@ def _in_a_line(outcome: Outcome) -> str:
     if outcome.figures is None:
         return {"waiting": "stopped and kept", "failed": f"FAILED: {outcome.reason}"}[outcome.state]
     found = outcome.figures
-    shares = {"agreement": found.agreement, "accuracy": found.accuracy}
-    known = [f"{name} {value:.2%}" for name, value in shares.items() if value is not None]
+    known = []
+    if found.agreement is not None:
+        known.append(f"agreement {found.beside.text(found.agreement, found.agreement_balanced)}")
+    if found.accuracy is not None:
+        known.append(f"accuracy {found.accuracy:.2%}")
     return ", ".join([*known, f"{found.seconds:,.1f} s"])
 
 

@@ -3,10 +3,11 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
+from dfme.audits.compare.attacked import BEST_BALANCED, OF_DEFENCES, defended, defended_lines
 from dfme.audits.compare.figures import (
     LOST,
     OF_THE_TEACHER,
@@ -14,187 +15,53 @@ from dfme.audits.compare.figures import (
     Figures,
     Outcome,
     Reached,
-    Spread,
+    finished,
     reached,
     spread,
 )
-from dfme.audits.compare.plan import NO_DEFENCE, Cell, count_text, parse_attacker
+from dfme.audits.compare.plan import Cell, count_text
 from dfme.report.facts import LEVELS
-from dfme.report.markdown import fitted_table
-
-OF_DEFENCES = """\
-A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of them
-recovers, another may. Attackers recover what answers tell, and nothing else: none hides, splits or disguises
-a client. Agreement is with the undefended teacher, in per cent, as mean +- standard deviation (n - 1) over
-seeds. `relabelled`, under the best renaming of a student's classes, counts where it gains more than the
-spread, the larger of the two deviations, and than five points, since half of the images tell it. Who undoes,
-repeats or votes is held against the best who only learns. `shared`: another defence's run stands for it,
-whose labels, or answers, are the same; a quota's is that run's last evaluation before images run out. `to
-label-only` is (A - best) / (A - L), A the best agreement without a defence and L that of `label` there: at
-100% scores are worth no more than labels. Then what honest users pay, on held-out / on corrupted images:
-accuracy lost, top classes changed, mean and 95% L1 change of an answer, and P(a right answer scores higher
-than a wrong one)."""
-
-BILL = {"lost": "{accuracy_drop:.1%}", "changed": "{top1_changed:.1%}", "L1": "{l1_mean:.3f}"}
-BILL |= {"L1 95%": "{l1_p95:.2f}", "AUROC": "{confidence_auroc:.3f}"}
-"""Columns of honest users, each with its form."""
-
-HALVES_DIFFER = 0.05
-"""What relabelled agreement must gain to count: it is that of half of some hundred images (heuristic)."""
-
-
-@dataclass(frozen=True)
-class Attacked:
-    """Best figures of one attacker against a defence, line ``label``; ``score``: agreement or relabelled."""
-
-    label: str
-    answers: str
-    agreement: Spread | None = None
-    score: Spread | None = None
-    remarks: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        text = _percent(self.agreement)
-        remarks = ", ".join(self.remarks)
-        text += f", relabelled {_percent(self.score)}" if self.score != self.agreement else ""
-        return f"{text} ({remarks})" if text and remarks else text or remarks
-
-
-@dataclass(frozen=True)
-class DefenceLine:
-    """A row's defence and its attackers, the best one's name, and the share of the way to labels left."""
-
-    row: str
-    defence: str
-    attackers: tuple[Attacked, ...]
-    best: str | None
-    to_label_only: float | None
-    bill: Mapping[str, Any]
-
-
-def gains(more: Spread, less: Spread) -> bool:
-    """True if a mean is larger by more than the larger of the two deviations."""
-    return more.mean - less.mean > max(more.sd or 0.0, less.sd or 0.0)
-
-
-def defended(findings: ComparisonResult, mode: str, budget: int) -> list[DefenceLine]:
-    """One for each row and defence, in order."""
-    places: dict[tuple[str, str, str], list[Attacked]] = {}
-    for label, outcomes in findings.rows(mode, budget).items():
-        row = outcomes[0].cell.row
-        at = outcomes[0].cell.attempt
-        places.setdefault((row, at.defence, at.stack), []).append(_attacked(label, at.answers, outcomes))
-    found = []
-    for (row, defence, stack), attackers in places.items():
-        bare = places.get((row, NO_DEFENCE, NO_DEFENCE), [])
-        learnt = _best(x for x in attackers if not _recovers(x))
-        every = tuple(_beside(learnt, each) for each in attackers)
-        best = _best(attackers)
-        way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
-        bill = findings.bills.get(stack, {})
-        found.append(DefenceLine(row, defence, every, None if best is None else best.answers, way, bill))
-    return found
-
-
-def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[tuple[str, ...]]:
-    """A table of defences, its heads first."""
-    every = defended(findings, mode, budget)
-    answers = [one.answers for one in every[0].attackers]
-    lines: list[tuple[str, ...]] = [("defence", *answers, "best attacker", "to label-only", *BILL)]
-    for each in every:
-        name = each.defence if len({other.row for other in every}) == 1 else f"{each.row}, {each.defence}"
-        texts = [f"**{one}**" if one.answers == each.best else str(one) for one in each.attackers]
-        winners = [one for one in each.attackers if one.answers == each.best]
-        best = [f"**{one.answers} {_percent(one.score)}**" for one in winners]
-        way = "-" if each.to_label_only is None else f"{each.to_label_only:.0%}"
-        lines.append((name, *texts, *(best or "-"), way, *(_paid(each.bill, form) for form in BILL.values())))
-    return lines
-
-
-def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, list[Outcome]]:
-    """The lines of each defence's best attacker."""
-    every = defended(findings, mode, budget)
-    best = {one.label for each in every for one in each.attackers if one.answers == each.best}
-    return {label: outcomes for label, outcomes in findings.rows(mode, budget).items() if label in best}
-
-
-def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked:
-    done = finished(outcomes)
-    agreement = spread([of.agreement for of in done])
-    renamed = spread([of.agreement_relabelled for of in done])
-    if agreement is None:
-        states = dict.fromkeys("n/a" if each.state == "not applicable" else each.state for each in outcomes)
-        return Attacked(label, answers, remarks=tuple(states))
-    remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
-    remarks += ("shared",) * any(each.shared for each in outcomes)
-    score = agreement
-    if renamed and gains(renamed, agreement) and renamed.mean - agreement.mean > HALVES_DIFFER:
-        score = renamed
-    return Attacked(label, answers, agreement, score, remarks)
-
-
-def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:
-    """With a remark where a recovery gains less than the spread over the best who only learns."""
-    if learnt is None or not (learnt.score and each.score) or not _recovers(each):
-        return each
-    if gains(each.score, learnt.score):
-        return each
-    little = "within the spread" if each.score.mean > learnt.score.mean else "gains nothing"
-    return replace(each, remarks=(little, *each.remarks))
-
-
-def _recovers(each: Attacked) -> bool:
-    return bool(parse_attacker(each.answers).keys() - {"learn"})
-
-
-def _best(attackers: Iterable[Attacked]) -> Attacked | None:
-    scored = [(each.score.mean, each) for each in attackers if each.score]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
-
-
-def _way(free: Attacked | None, best: Attacked | None, label: Attacked | None) -> float | None:
-    """None if labels do not clearly cost agreement, or were not run."""
-    scores = [each.score for each in (free, best, label) if each is not None and each.score is not None]
-    if len(scores) < 3 or not gains(scores[0], scores[2]):
-        return None
-    return (scores[0].mean - scores[1].mean) / (scores[0].mean - scores[2].mean)
-
-
-def _percent(of: Spread | None) -> str:
-    if of is None:
-        return ""
-    return Spread(100 * of.mean, None if of.sd is None else 100 * of.sd, of.count).text("{:.1f}")
-
-
-def _paid(bill: Mapping[str, Any], form: str) -> str:
-    """Cost to honest users, on held-out / on corrupted images; empty if it is not known."""
-    try:
-        return " / ".join(form.format(**bill[images]) for images in ("held_out", "corrupted"))
-    except (KeyError, TypeError):
-        return "-"
-
+from dfme.report.markdown import code, fitted_table, plain
 
 LEGEND = f"""\
 Figures are means +- standard deviations (n - 1) over seeds, of the student that each run delivered at the
 end, on the evaluation set; `vote` is the soft vote of all students of a run that has several. Queries are
 images charged until the first evaluation with at least that agreement, or with {OF_THE_TEACHER:.0%} of the
-teacher's accuracy (`teacher`); "2 of 3: 9,000" says how many seeds got there, and the median over all, one
-that did not get there counting as more than any number. A run has `collapsed` whose last agreement is below
-{LOST:.0%} of its own best on the way, or at most 2/K (of K classes; with fewer than ten, ten points above
-chance). `steps` are the optimiser steps of each student; `seconds` are those of a run among all that ran
-beside it."""
+teacher's accuracy (`teacher`), by a copy whose 95% interval is above a constant answer; "2 of 3: 9,000" says
+how many seeds got there, and the median over all, one that did not get there counting as more than any
+number. A run has `collapsed` whose last agreement is below {LOST:.0%} of its own best on the way, or at most
+2/K (of K classes; with fewer than ten, ten points above chance); where a constant answer agrees on over half
+of the images, so does one whose balanced agreement is no higher than that. `steps` are the optimiser steps of
+each student; `seconds` are those of a run among all that ran beside it."""
 
 
+BALANCED = "balanced agreement %"
 HEADS = (
-    *("row", "seeds", "accuracy %", "agreement %", "KL", "vote accuracy %", "vote agreement %"),
+    *("row", "seeds", "accuracy %", "agreement %", BALANCED, "KL", "vote accuracy %", "vote agreement %"),
     *(f"to {level:.0%}" for level in LEVELS),
     *("to teacher", "collapsed", "seconds", "steps"),
 )
 FIRST = (
-    *("row", "defence", "best attacker", "to label-only", "seeds", "agreement %", "accuracy %", "to teacher"),
+    *("row", "defence", "best attacker", BEST_BALANCED, "to label-only", "seeds", "agreement %", BALANCED),
+    *("accuracy %", "to teacher"),
     *("collapsed", "to 90%", "to 50%", "steps"),
 )
 """The columns that a narrow terminal shows first."""
+
+
+CONSTANT = "(constant answer)"
+"""The row of one answer to everything, below all others."""
+
+LARGE = """\
+A constant answer agrees on {constant:.1%}, more than half of the images, without a query: read the balanced
+agreement, in which each of the teacher's classes counts alike (docs/evaluation.md).{of_constant}"""
+
+
+def heads_of(findings: ComparisonResult) -> tuple[str, ...]:
+    """The heads of a table; balanced agreement stands in it where a constant answer agrees on over half."""
+    if findings.beside.is_large:
+        return HEADS
+    return tuple(name for name in HEADS if name != BALANCED)
 
 
 def overview(findings: ComparisonResult, across: int | None = None) -> str:
@@ -204,32 +71,65 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
     """
     parts = []
     for mode, budget in findings.groups():
-        lines = [HEADS, *(_line(row, outcomes) for row, outcomes in findings.rows(mode, budget).items())]
-        heads, *lines = defended_lines(findings, mode, budget) if findings.defended else lines
+        if findings.defended:
+            heads, *lines = defended_lines(findings, mode, budget)
+        else:
+            heads = heads_of(findings)
+            rows = findings.rows(mode, budget).items()
+            lines = [_line(row, outcomes, heads) for row, outcomes in rows]
+            lines += _constant_line(findings, heads)
         table = fitted_table(heads, lines, FIRST, across)
         parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table}")
-    parts += [f"Rows differ in {findings.unequal}."] if findings.unequal else []
+    parts += [f"Rows differ in {plain(findings.unequal)}."] if findings.unequal else []
     of = findings.outcomes
-    constants = [done.constant_agreement for done in finished(of) if done.constant_agreement is not None]
-    parts += [f"One answer to everything would agree on {max(constants):.1%}."] if constants else []
+    parts += _constant_sentences(findings)
     failed = [each for each in of if each.state == "failed" and not each.shared]
-    left_out = [f"- failed: `{each.cell.name}`: {each.reason}" for each in failed]
+    left_out = [f"- failed: {code(each.cell.name)}: {plain(each.reason)}" for each in failed]
     never = [each for each in of if each.state == "not applicable"]
-    why = (f"- not applicable: `{each.cell.label}` with {each.cell.mode}: {each.reason}" for each in never)
+    why = (
+        f"- not applicable: {code(each.cell.label)} with {each.cell.mode}: {plain(each.reason)}"
+        for each in never
+    )
     left_out += dict.fromkeys(why)
     return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
 
 
+def _constant_sentences(findings: ComparisonResult) -> list[str]:
+    """What one answer to everything gets, and what is to be read where that is much."""
+    beside = findings.beside
+    if beside.constant is None:
+        return []
+    if not beside.is_large:
+        return [f"One answer to everything would agree on {beside.constant:.1%}."]
+    balanced = "" if beside.balanced is None else f" A constant answer has {beside.balanced:.1%} of that."
+    return [LARGE.format(constant=beside.constant, of_constant=balanced)]
+
+
+def _constant_line(findings: ComparisonResult, heads: Sequence[str]) -> list[tuple[str, ...]]:
+    """The row of one answer to everything, if its figures are known."""
+    beside = findings.beside
+    if beside.constant is None:
+        return []
+    known = {HEADS[0]: CONSTANT, "agreement %": f"{100 * beside.constant:.2f}"}
+    if beside.balanced is not None:
+        known[BALANCED] = f"{100 * beside.balanced:.2f}"
+    return [tuple(known.get(head, "-") for head in heads)]
+
+
 def markdown(findings: ComparisonResult) -> str:
     """The whole report."""
-    facts = "\n".join(f"- {name}: {value}" for name, value in findings.facts.items())
-    parts = [f"# {findings.title}", facts, overview(findings), LEGEND, "## Each seed"]
+    facts = "\n".join(
+        f"- {name}: {code(value) if name == 'command' else plain(value)}"
+        for name, value in findings.facts.items()
+    )
+    parts = [f"# {plain(findings.title)}", facts, overview(findings), LEGEND, "## Each seed"]
     parts[3:3] = [OF_DEFENCES] if findings.defended else []
     for mode, budget in findings.groups():
         each = [outcome for outcomes in findings.rows(mode, budget).values() for outcome in outcomes]
-        lines = [_seed_line(one.cell, one.figures) for one in each if one.figures is not None]
+        heads = heads_of(findings)
+        lines = [_seed_line(one.cell, one.figures, heads) for one in each if one.figures is not None]
         if lines:
-            heads = (HEADS[0], "seed", *HEADS[2:])
+            heads = (heads[0], "seed", *heads[2:])
             parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -277,32 +177,35 @@ def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
     return cells
 
 
-def _line(row: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """One row of a table, over the seeds that are finished."""
+def _line(row: str, outcomes: Sequence[Outcome], heads: Sequence[str] = HEADS) -> tuple[str, ...]:
+    """One row of a table with these heads, over the seeds that are finished."""
     done = finished(outcomes)
     if not done:
-        return (row, _seeds(outcomes), *("",) * (len(HEADS) - 2))
-    names = ("accuracy", "agreement", "vote_accuracy", "vote_agreement")
+        return (plain(row), _seeds(outcomes), *("",) * (len(heads) - 2))
+    names = ("accuracy", "agreement", "agreement_balanced", "vote_accuracy", "vote_agreement")
     percent = [_spread(done, name, "{:.2f}", scale=100) for name in names]
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
     share = f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-"
     steps = _spread(done, "student_steps", "{:,.0f}").removesuffix(" +- 0")
     students = max(figures.students for figures in done)
-    scores = *percent[:2], _spread(done, "kl", "{:.4f}"), *percent[2:]
+    scores = *percent[:3], _spread(done, "kl", "{:.4f}"), *percent[3:]
     effort = _spread(done, "seconds", "{:,.1f}"), steps if students == 1 else f"{students} x {steps}"
-    return row, _seeds(outcomes), *scores, *_queries(done), share, *effort
+    cells = (plain(row), _seeds(outcomes), *scores, *_queries(done), share, *effort)
+    known = dict(zip(HEADS, cells, strict=True))
+    return tuple(known[head] for head in heads)
 
 
-def _seed_line(cell: Cell, figures: Figures) -> tuple[str, ...]:
-    line = list(_line(cell.label, [Outcome(cell, "finished", figures=figures)]))
-    line[HEADS.index("seeds")] = str(cell.seed)
-    line[HEADS.index("collapsed")] = {True: "yes", False: "no", None: "-"}[figures.collapsed]
+def _seed_line(cell: Cell, figures: Figures, heads: Sequence[str] = HEADS) -> tuple[str, ...]:
+    line = list(_line(cell.label, [Outcome(cell, "finished", figures=figures)], heads))
+    line[heads.index("seeds")] = str(cell.seed)
+    line[heads.index("collapsed")] = {True: "yes", False: "no", None: "-"}[figures.collapsed]
     return tuple(line)
 
 
 def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     done = finished(outcomes)
-    named = ("accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds")
+    named = ["accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds"]
+    named += ["agreement_balanced", "constant_agreement", "constant_balanced"]
     spreads = {name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")}
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
     return {
@@ -313,11 +216,6 @@ def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "queries_to": {name: asdict(found) for name, found in _reached(done).items()},
         "collapse_rate": sum(collapsed) / len(collapsed) if collapsed else None,
     }
-
-
-def finished(outcomes: Iterable[Outcome]) -> list[Figures]:
-    """The figures of those that have some."""
-    return [outcome.figures for outcome in outcomes if outcome.figures is not None]
 
 
 def _seeds(outcomes: Sequence[Outcome]) -> str:

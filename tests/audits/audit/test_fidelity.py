@@ -46,9 +46,10 @@ def test_figures_are_those_of_sums_over_classes_and_images():
 
 def test_answers_that_hide_scores_give_none_where_one_is_needed():
     scores, labels = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 3.0, 1.0, 2.0]]), torch.tensor([0, 2])
-    assert figures(labels, LABEL, scores) == {**dict.fromkeys(FIGURES), "agreement": 0.5}
+    known = {"agreement": 0.5, "agreement_balanced": 0.5}
+    assert figures(labels, LABEL, scores) == dict.fromkeys(FIGURES) | known
     hidden = torch.tensor([[0.9, math.nan, math.nan, math.nan], [math.nan, math.nan, 0.7, math.nan]])
-    assert figures(hidden, LabelMode("top_k", k=1), scores) == {**dict.fromkeys(FIGURES), "agreement": 0.5}
+    assert figures(hidden, LabelMode("top_k", k=1), scores) == dict.fromkeys(FIGURES) | known
     seen = examined(labels, LABEL, scores, labels)
     assert seen["teacher_ece"] is None
     assert seen["clone_ece"]["value"] > 0

@@ -86,8 +86,8 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     price, like, hard = told["sentences"]
     assert like.startswith("The price for somebody with images like yours is not known: no such attack")
     assert price == (
-        "A copy that agrees with your model on 90% of 359 held-out images costs 850 queries (1.27 at your "
-        "price; 850 in 3 runs)."
+        "A copy that agrees with your model on 90% of 359 held-out images (one constant answer: 10.0%) costs "
+        "850 queries (1.27 at your price; 850 in 3 runs)."
     )
     assert "no attack without images made such a copy within 3,000 queries: the best copy agrees on" in hard
     assert "would change by 0.04 on average, on a scale from 0 to 2" in hard
