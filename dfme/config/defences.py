@@ -21,6 +21,11 @@ L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to
 EnvironmentName = Annotated[str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")]
 
 
+TOPS = ("yes", "no", "p_top>=1/2")
+NEEDS = ("key", "surrogate", "network", "data")
+MOST_L1 = 2.0  # between two rows of probabilities
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """Statements of a defence about its answers y to probabilities p, and what it works with.
@@ -76,8 +81,30 @@ def own_defence(name: str) -> type[OwnDefence]:
     if not isinstance(kind, type) or not hasattr(kind, "answer"):
         expected = "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
         raise UserError(f"defence {name}: {expected}; got {kind!r:.80}")
+    if problem := _facts_problem(getattr(kind, "facts", None)):
+        expected = "expected facts to be a dfme.config.defences.Facts, such as Facts('yes', l1=0.4)"
+        raise UserError(f"defence {name}: {expected}; {problem}")
     body = (("name", name), ("kind", kind), ("has_map", hasattr(kind, "map")))
     return own_model(OwnDefence, kind, body)  # type: ignore[no-any-return]
+
+
+def _facts_problem(facts: object) -> str:
+    """What is wrong with the statements of a class of the user's own; empty where nothing is."""
+    if facts is None:
+        return ""
+    if not isinstance(facts, Facts):
+        return f"got {type(facts).__name__} {facts!r:.60}"
+    l1 = facts.l1
+    if facts.keeps_top not in TOPS:
+        return f"its keeps_top is none of {', '.join(TOPS)}: {facts.keeps_top!r:.60}"
+    # NaN is within no range
+    if l1 is not None and not (isinstance(l1, int | float) and 0 <= l1 <= MOST_L1):
+        return f"its l1 is no distance from 0 to {MOST_L1:g}: {l1!r:.60}"
+    if not (isinstance(facts.stateful, bool) and isinstance(facts.random, bool)):
+        return f"its stateful and random are no bools: {facts.stateful!r:.30}, {facts.random!r:.30}"
+    if not isinstance(facts.needs, tuple) or not set(facts.needs) <= set(NEEDS):
+        return f"its needs are no tuple of {', '.join(NEEDS)}: {facts.needs!r:.60}"
+    return ""
 
 
 @dataclass(frozen=True, config=CONFIG)
