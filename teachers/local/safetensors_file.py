@@ -19,6 +19,7 @@ from dfme.files import open_file
 LENGTH_BYTES = 8  # of the header's length, at the start of the file
 MAX_HEADER = 16_000_000  # bytes; the header of a network of 20,000 tensors has some 3 million
 MAX_AXES = 64
+MAX_ELEMENTS = 2**40
 METADATA = "__metadata__"
 
 DTYPES = {
@@ -141,6 +142,9 @@ def _entry(name: str, value: object) -> _Entry:
     whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
     if not whole or len(shape) > MAX_AXES:
         raise ValueError(f"{name[:80]!r} has sizes that are no whole numbers")
+    # an empty tensor has steps, too, as far as its other sizes reach
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise ValueError(f"{name[:80]!r} claims more than any tensor has")
     expected = math.prod(shape) * DTYPES[dtype].itemsize
     if end - begin != expected:
         raise ValueError(f"{name[:80]!r} takes {end - begin:,} bytes, expected {expected:,}")
