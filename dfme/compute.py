@@ -227,7 +227,7 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
 
 @contextmanager
 def defaults_kept(subject: str, error: type[DfmeError]) -> Iterator[None]:
-    """Raise ``error`` if others' code changes PyTorch's defaults, which all that follows would have.
+    """Raise ``error`` if others' code changes PyTorch's defaults, which all that follows has.
 
     The default dtype, the default device and the recording of gradients are as before in any case.
     """
@@ -245,8 +245,8 @@ def defaults_kept(subject: str, error: type[DfmeError]) -> Iterator[None]:
         torch.set_default_device(None if device.type == "cpu" else device)
         torch.set_grad_enabled(before["recording of gradients"])
         raise error(
-            f"{subject}: it sets PyTorch's {' and its '.join(changed)}, for the whole process; expected "
-            "these left as they are: give its own tensors a dtype and a device"
+            f"{subject}: it sets PyTorch's {' and its '.join(changed)}, for the whole process; "
+            "expected these left as they are: give its own tensors a dtype and a device"
         ) from cause
     if cause is not None:
         raise cause

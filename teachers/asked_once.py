@@ -67,9 +67,7 @@ class AskedOnce(Wrapper):
 
     def _part(self, images: Tensor) -> Tensor:
         """The answers to images for which the file is held once."""
-        codes = [
-            hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()
-        ]
+        codes = [hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()]
         with _opened(self._file) as kept:
             known = _read(kept, codes, self._file)
             new = {code: at for at, code in enumerate(codes) if code not in known}
@@ -80,9 +78,7 @@ class AskedOnce(Wrapper):
                     answers = read_answers(raw, *form, DeferredChecks(), torch.device("cpu")).numpy()
                 except Exception:
                     return raw  # the oracle says what is wrong with it
-                fresh = {
-                    code: answer.tobytes() for code, answer in zip(new, answers, strict=True)
-                }
+                fresh = {code: answer.tobytes() for code, answer in zip(new, answers, strict=True)}
                 _keep(kept, fresh)
                 known |= fresh
             if CHARGED.get():  # a ledger has all of them
@@ -125,9 +121,7 @@ def _read(kept: sqlite3.Connection, codes: list[bytes], file: Path) -> dict[byte
     """The answers that are there. RunError for one that belongs to another image."""
     known: dict[bytes, bytes] = {}
     for code in codes:
-        for answer, digest in kept.execute(
-            "SELECT answer, digest FROM answers WHERE image = ?", (code,)
-        ):
+        for answer, digest in kept.execute("SELECT answer, digest FROM answers WHERE image = ?", (code,)):
             if not isinstance(answer, bytes) or digest != _digest(code, answer):
                 raise RunError(
                     f"{file}: an answer in it is not the one that was kept for its image; {REMEDY}"
@@ -148,8 +142,8 @@ def _opened(file: Path) -> Iterator[sqlite3.Connection]:
         path = Path(f"{file}{ending}")
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise RunError(
-                f"{path}: expected a file of answers that runs share, got a link, a folder or a pipe; "
-                "nothing is written through it; remove it"
+                f"{path}: expected a file of answers that runs share, got a link, a folder or "
+                "a pipe; nothing is written through it; remove it"
             )
     try:
         connection = sqlite3.connect(file, timeout=0, isolation_level=None)
@@ -164,13 +158,11 @@ def _opened(file: Path) -> Iterator[sqlite3.Connection]:
                 raise
             _patiently(file, kept, "COMMIT")
     except sqlite3.Error as error:
-        raise RunError(
-            f"{file}: cannot keep the answers that runs share: {error}; {REMEDY}"
-        ) from error
+        raise RunError(f"{file}: cannot keep the answers that runs share: {error}; {REMEDY}") from error
 
 
 def _patiently(file: Path, kept: sqlite3.Connection, statement: str) -> None:
-    """Execute a statement once no other run holds the file. RunError where one holds it for too long."""
+    """Execute a statement once no other run holds the file. RunError if one holds it too long."""
     started = time.monotonic()
     progress = started
     version = _version(kept)
@@ -188,12 +180,15 @@ def _patiently(file: Path, kept: sqlite3.Connection, statement: str) -> None:
             progress = now
         if now - progress > GIVEN_UP_AFTER:
             raise RunError(
-                f"{file}: held by another process for {now - progress:.0f} s, in which it kept no answer; "
-                "end that process, or wait for it, and resume this run"
+                f"{file}: held by another process for {now - progress:.0f} s, in which it kept no "
+                "answer; end that process, or wait for it, and resume this run"
             )
         if now - started > SAID_AFTER and not said:
             said = True
-            LOGGER.warning("waiting for another run, which asks the same teacher: it holds %s", file)
+            LOGGER.warning(
+                "waiting for another run, which asks the same teacher: it holds %s",
+                file,
+            )
         time.sleep(PAUSE)
 
 
@@ -218,5 +213,6 @@ def _require_tables(kept: sqlite3.Connection, file: Path) -> None:
     if strange or {sql for _, _, sql in entries if sql is not None} != set(TABLES):
         what = ", ".join(strange)[:200] or "not all of its tables"
         raise RunError(
-            f"{file}: expected the answers that runs of this version share, got {what}; remove it to ask again"
+            f"{file}: expected the answers that runs of this version share, got {what}; remove it "
+            "to ask again"
         )

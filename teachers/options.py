@@ -51,10 +51,10 @@ class TorchOptions(LocalOptions):
     arch: str | None = None
     """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be"""
     entry: str | None = None
-    """which of several state dicts in the file: its key, or the first word of its names, as in model_ema"""
+    """which of several state dicts in the file: its key or the first word of its names, as model_ema"""
     transform_input: bool | None = None
     """for googlenet and inception_v3, whose weights do not tell: true if the network was made from
-    torchvision's weights, which scale the input from ImageNet's mean and deviation to 0.5 and 0.5"""
+    torchvision's weights, with which it scales its input again (from ImageNet's mean to 0.5)"""
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -1,4 +1,4 @@
-"""The state of a defence or a detector of the user's own: what a checkpoint can keep, in one form."""
+"""The state of a user's defence or detector: what a checkpoint can keep, in one form."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ KEPT = (bool, int, float, str, Tensor)
 
 
 def own_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, Any]:
-    """The dict ``state`` of a user's object, empty where it has none. Raises ``error`` for anything else."""
+    """The dict ``state`` of a user's object, empty without one. Raises ``error`` for anything else."""
     state = getattr(thing, "state", {})
     expected = f"{subject}: its state: expected a dict of numbers and tensors by name"
     if not isinstance(state, dict):
@@ -22,9 +22,7 @@ def own_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, 
     return state
 
 
-def require_form(
-    form: dict[str, Any], state: dict[str, Any], subject: str, error: type[DfmeError]
-) -> None:
+def require_form(form: dict[str, Any], state: dict[str, Any], subject: str, error: type[DfmeError]) -> None:
     """Raise ``error`` unless a state still has the types and shapes of ``form``, as resuming needs."""
     try:
         validate_like(form, state, "state")

@@ -94,16 +94,17 @@ def _import(name: str, subject: str) -> ModuleType:
         sys.modules.pop(name, None)  # so that the next import says the same
         sys.modules["torch"].set_default_dtype(before or sys.modules["torch"].float32)
         raise UserError(
-            f"{subject}: importing {name} sets PyTorch's default dtype to {after}, for the whole process; "
-            "expected it left as it is: give its own tensors a dtype"
+            f"{subject}: importing {name} sets PyTorch's default dtype to {after}, for the whole "
+            "process; expected it left as it is: give its own tensors a dtype"
         )
     return module
 
 
 def _default_dtype() -> Any:
-    """PyTorch's default dtype; None for its own, float32, and where it is not loaded: nothing loads it here."""
+    """PyTorch's default dtype; None for float32, and where it is not loaded: nothing loads it here."""
     torch = sys.modules.get("torch")
-    default = getattr(torch, "get_default_dtype", None)  # which a module in the middle of its import lacks
+    # a module in the middle of its import lacks it
+    default = getattr(torch, "get_default_dtype", None)
     if default is None:
         return None
     return None if default() == torch.float32 else default()  # type: ignore[union-attr]

@@ -74,15 +74,9 @@ def differences(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
 
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
     """
-    missing = [
-        name
-        for name in expected
-        if name not in state and not name.endswith("num_batches_tracked")
-    ]
+    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in expected]
-    reshaped = [
-        name for name in state if name in expected and state[name].shape != expected[name].shape
-    ]
+    reshaped = [name for name in state if name in expected and state[name].shape != expected[name].shape]
     problems = []
     if missing:
         problems.append(f"{len(missing)} of {len(expected)} missing, first {_first(missing)}")

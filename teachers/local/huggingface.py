@@ -41,7 +41,7 @@ FETCHING["model_type"] = re.compile("(?!timm).*")
 
 
 class _Logits(nn.Module):
-    """A classifier of transformers as a network from images, whose channels it reorders, to logits."""
+    """A classifier of transformers, which reorders the channels of images and answers logits."""
 
     def __init__(self, model: nn.Module, order: tuple[int, ...]) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ def load_huggingface(
 ) -> TorchTeacher:
     """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering logits.
 
-    No network, no code and no pickle of the folder's is used: UserError where it asks for any. What is
-    done to the pixels is what transformers' own image processor does, but ``mean`` and ``std`` of the
+    No network, no code and no pickle of the folder's is used: UserError where it asks for any. The
+    pixels are treated as by transformers' own image processor, but ``mean`` and ``std`` of the
     configuration take the place of its scaling. Images are not resized.
     """
     folder = Path(options.folder).expanduser()
@@ -183,26 +183,22 @@ def _processed(folder: Path, model_config: dict[str, Any], config: TeacherConfig
     return _Settled(shape, made or Pixels(tuple(range(shape[0])), (0.0,), (1.0,)))
 
 
-def _require_one_class_an_image(
-    folder: Path, model_config: dict[str, Any], config: TeacherConfig
-) -> None:
+def _require_one_class_an_image(folder: Path, model_config: dict[str, Any], config: TeacherConfig) -> None:
     """UserError for a head that gives several labels an image, or a quantity.
 
-    transformers takes one output for a regression. With --teacher.num-classes 2, its user says that it
-    is the logit of class 1.
+    transformers takes one output for a regression. With --teacher.num-classes 2, the user says that
+    it is the logit of class 1.
     """
     where = f"{folder / CONFIG}: problem_type"
     kind = model_config.get("problem_type")
     names = model_config.get("id2label")
     outputs = len(names) if isinstance(names, dict) else whole(model_config.get("num_labels"))
     if kind == "regression":
-        raise UserError(f"{where}: expected a classifier, got a regression, which answers quantities")
+        raise UserError(f"{where}: expected a classifier, got a regression, which gives quantities")
     if kind == "multi_label_classification" and outputs != 1:
-        raise UserError(
-            f"{where}: expected a classifier with one class for each image, got one of several labels"
-        )
+        raise UserError(f"{where}: expected a classifier with one class an image, got one of several labels")
     if outputs == 1 and config.num_classes != 2:
         raise UserError(
-            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the logit of "
-            "class 1, say --teacher.num-classes 2"
+            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the logit "
+            "of class 1, say --teacher.num-classes 2"
         )

@@ -1,8 +1,8 @@
 """Names in a state dict: what wrappers and counters left in them, and which are the network's.
 
 Training wraps a network again and again (DataParallel, torch.compile, FSDP, a LightningModule, a
-moving average), and each wrapper puts a word before the names of the weights. What all weights have,
-and what only a wrapper writes, is taken off here. Nothing that could change an answer is dropped
+moving average), and each wrapper puts a word before the names of the weights. What all weights
+have, and what only a wrapper writes, is taken off here. Nothing that could change an answer is dropped
 without a word: what is left over is named, and the user says which part to take.
 """
 
@@ -57,7 +57,7 @@ class Part:
 def plain_state(state: Mapping[str, Tensor]) -> State:
     """The weights under the names that they have without wrappers, and without counters.
 
-    The word ``module`` is a wrapper's where nothing else stands beside it, as in ``features.module.0``.
+    The word ``module`` is a wrapper's where nothing stands beside it, as in ``features.module.0``.
     """
     weights = {name: value for name, value in state.items() if not _is_counter(name, value)}
     words = {name: [word for word in name.split(".") if word not in WRAPPERS] for name in weights}
@@ -112,7 +112,7 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
     """The part of a state dict that is the network, and a line for people if others were left.
 
     ``fits`` is asked of the whole and then of each part. None where no part fits. UserError where
-    several fit, none of which is plainly the network, and where weights of an unknown purpose are left.
+    several fit, none of which is plainly the network, and where weights of unknown use are left.
     """
     fitting = list[Part]()
     for part in parts_of(state):
@@ -127,14 +127,16 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
     if taken is None:
         several = ", ".join(part.prefix[:-1][:60] for part in fitting)
         raise UserError(
-            f"it holds the network {len(fitting)} times, under {several}; say --teacher.entry with one"
+            f"it holds the network {len(fitting)} times, under {several}; "
+            "say --teacher.entry with one of them"
         )
     others = tuple(part.prefix for part in fitting if part.prefix != taken)
     left = [name for name in state if not name.startswith((taken, *others)) and not _is_loss(name)]
     if left:
         raise UserError(
-            f"the network fits the names under {taken[:-1]}, and beside them are {some(left)}, which may "
-            f"change its answers (a normalisation?); if they do not, say --teacher.entry {taken[:-1]}"
+            f"the network fits the names under {taken[:-1]}, and beside them are {some(left)}, "
+            f"which may change its answers (a normalisation?); if they do not, say --teacher.entry "
+            f"{taken[:-1]}"
         )
     weights = next(part.state for part in fitting if part.prefix == taken)
     said = ", ".join(prefix[:-1] for prefix in others)
@@ -161,9 +163,7 @@ def which_was_taken(taken: str, others: str) -> str:
 def select(state: State, entry: str) -> State | None:
     """The weights whose names begin with ``entry``, without it; None where there are none."""
     prefix = f"{entry}."
-    inside = {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
+    inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     return inside or None
 
 

@@ -69,7 +69,7 @@ def processor_config(folder: Path) -> dict[str, Any] | None:
 
 
 def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str, Any]) -> Any:
-    """transformers' own processor, from local files alone. UserError for one that it does not have."""
+    """transformers' own processor, from local files alone. UserError for one that it lacks."""
     auto = import_extra("transformers.models.auto.image_processing_auto")
     if "auto_map" in config:
         raise UserError(f"{folder / FILE}: asks for code of others, never done: auto_map")
@@ -79,8 +79,8 @@ def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str,
     plain = name.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
     if name and plain not in known:
         raise UserError(
-            f"{folder / FILE}: transformers has no image processor {name[:80]!r}; give --teacher.mean "
-            "and --teacher.std"
+            f"{folder / FILE}: transformers has no image processor {name[:80]!r}; give "
+            "--teacher.mean and --teacher.std"
         )
     with blaming(f"{folder}: transformers cannot make its image processor", UserError, first_line):
         return auto.AutoImageProcessor.from_pretrained(
@@ -105,7 +105,7 @@ def _names(values: Iterable[Any]) -> Iterator[str]:
 
 
 def made_shape(processor: Any, channels: int) -> Shape | None:
-    """C, H, W of what the processor makes of a square image; None where that is too large to try."""
+    """C, H, W of what the processor makes of a square image; None where that may be too large."""
     edges = (_edges(getattr(processor, name, None)) for name in SIZES)
     crop = getattr(processor, "crop_pct", None)
     fine = all(edge <= MAX_EDGE for values in edges for edge in values)
@@ -123,7 +123,7 @@ def made_shape(processor: Any, channels: int) -> Shape | None:
 
 
 def _edges(size: Any) -> list[float]:
-    """The numbers of a size: one, a list, or names with one each, also in a class of transformers."""
+    """The numbers of a size: one, a list, or one by each name, also in a class of transformers."""
     if size is None:
         return []
     plain = [size] if isinstance(size, int | float) else list(size)
@@ -137,7 +137,7 @@ def _image(channels: int, edge: int = EDGE) -> np.ndarray[Any, Any]:
 
 
 def measure(source: str, processor: Any, channels: int) -> Pixels:
-    """What the processor does to pixels. UserError where it does more than to scale and to reorder."""
+    """What the processor does to pixels. UserError if it does more than to scale and to reorder."""
     lit = []
     for channel in range(channels):
         image = _image(channels)
@@ -152,13 +152,11 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
     remedy = "give --teacher.mean and --teacher.std"
     if not bool(noise_CHW.isfinite().all()):
         raise UserError(
-            f"{source}: its image processor makes NaN or infinite values of an image; expected positive "
-            "rescale_factor and image_std"
+            f"{source}: its image processor makes NaN or infinite values of an image; expected "
+            "positive rescale_factor and image_std"
         )
     if any(made.shape != (channels, EDGE, EDGE) for made in (black_CHW, noise_CHW, *lit_CHW)):
-        raise UserError(
-            f"{expected}, but it makes {tuple(noise_CHW.shape)} of {channels} channels; {remedy}"
-        )
+        raise UserError(f"{expected}, but it makes {tuple(noise_CHW.shape)} of {channels} channels; {remedy}")
     low_C = black_CHW[:, 0, 0]
     gain_CC = torch.stack([made[:, 0, 0] - low_C for made in lit_CHW], 1)
     order_C = gain_CC.abs().argmax(1)

@@ -116,8 +116,8 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     arch = options.arch or card.arch or (guess.arch if guess else None)
     if arch is None:
         raise UserError(
-            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors, whose "
-            f"names begin with {some(first_words(state))}; give --teacher.arch"
+            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors, "
+            f"whose names begin with {some(first_words(state))}; give --teacher.arch"
         )
     # a file with our card was written by us, who leave the input as it is
     _require_transform(arch, options.transform_input, known=card.arch is not None)
@@ -143,7 +143,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     module = builds[chosen]()
     load_into(module, state, source=source)
     if options.transform_input is not None:
-        module.transform_input = options.transform_input
+        module.transform_input = options.transform_input  # type: ignore[assignment]
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, num_classes, mean, std, device, config.max_batch, options.precision)
@@ -168,7 +168,7 @@ def _inferred(
 
 
 def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:
-    """The network in a file as its weights tell it, of ``arch`` if that is known, and which part it is."""
+    """The network in a file, as its weights tell it (of ``arch``, if given), and which part it is."""
 
     def is_it(part: State) -> bool:
         guess = infer_net(part)
@@ -181,9 +181,7 @@ def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | 
     return part, infer_net(part), which
 
 
-def _fitting(
-    path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]
-) -> tuple[State, str]:
+def _fitting(path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]) -> tuple[State, str]:
     """The part of a file that fits the network, and which it is; all of it where none does."""
 
     def fits(part: State) -> bool:
@@ -205,14 +203,14 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _require_transform(arch: str, transform_input: bool | None, known: bool) -> None:
-    """UserError where it is not known what a network does to its input, or where that is said of another."""
+    """UserError where it is unknown what a network does to its input, or said of another one."""
     flag = "--teacher.transform-input"
     if arch not in TRANSFORMING and transform_input is not None:
-        raise UserError(f"{flag}: expected with {' or '.join(TRANSFORMING)} alone, got it with {arch}")
+        raise UserError(f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}")
     if arch in TRANSFORMING and transform_input is None and not known:
         raise UserError(
-            f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if it was "
-            "made from torchvision's weights (weights=...), false if with weights=None"
+            f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if it "
+            "was made from torchvision's weights (weights=...), false if with weights=None"
         )
 
 

@@ -43,7 +43,7 @@ DTYPES = {
 
 
 class _Entry(NamedTuple):
-    """A tensor of the header; ``begin`` and ``end`` are bytes, counted from the end of the header."""
+    """A tensor of the header; ``begin`` and ``end`` count bytes from the end of the header."""
 
     name: str
     dtype: torch.dtype
@@ -61,9 +61,9 @@ def is_safetensors(head: bytes) -> bool:
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file on the CPU, and its metadata as texts.
 
-    A null of the metadata is left out, and another value that is no text is given as JSON. UserError
-    for a file that is cut short, and for a header whose entries overlap, leave a gap, reach beyond the
-    file, or contradict their own shapes.
+    A null of the metadata is left out, and another value that is no text is given as JSON.
+    UserError for a file that is cut short, and for a header whose entries overlap, leave a gap,
+    reach beyond the file, or contradict their own shapes.
     """
     try:
         with open_file(path) as file:
@@ -75,9 +75,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200] or "its header is nested too deep"
-        raise UserError(
-            f"{path}: cannot be read as safetensors, perhaps cut short: {problem}"
-        ) from error
+        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {problem}") from error
 
 
 def _header(file: IO[bytes]) -> tuple[dict[str, Any], int]:
@@ -95,7 +93,7 @@ def _header(file: IO[bytes]) -> tuple[dict[str, Any], int]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the header. ValueError for a name that stands twice: each reader takes another."""
+    """An object of the header. ValueError for a name that stands twice: readers differ in it."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a name stands twice in its header")
@@ -115,15 +113,11 @@ def _texts(metadata: object) -> dict[str, str]:
 
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
     """The tensors in the order in which they lie, without a gap, an overlap, or bytes left over."""
-    entries = sorted(
-        (_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:]
-    )
+    entries = sorted((_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:])
     place = 0
     for entry in entries:
         if entry.begin != place:
-            raise ValueError(
-                f"{entry.name[:80]!r} begins at byte {entry.begin:,}, expected {place:,}"
-            )
+            raise ValueError(f"{entry.name[:80]!r} begins at byte {entry.begin:,}, expected {place:,}")
         place = entry.end
     if place != size:
         raise ValueError(f"its tensors take {place:,} bytes, and the file has {size:,} for them")

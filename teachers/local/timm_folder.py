@@ -98,8 +98,8 @@ def _require_pool(folder: Path, model_config: dict[str, Any], network: nn.Module
     built = getattr(layer, "pool_type", layer)
     if said and isinstance(built, str) and built and said != built:
         raise UserError(
-            f"{folder / CONFIG}: its global_pool is {str(said)[:40]!r}, but what it describes is built with "
-            f"{built!r}; expected the one that it was trained with in model_args, too"
+            f"{folder / CONFIG}: its global_pool is {str(said)[:40]!r}, but what it describes is "
+            f"built with {built!r}; expected the one that it was trained with in model_args, too"
         )
 
 

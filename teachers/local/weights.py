@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from dfme.errors import UserError
 from dfme.nets.files import state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
-from dfme.teachers.local.names import State, chosen, first_words, plain_state, select, some, which_was_taken
+from dfme.teachers.local.names import (
+    State,
+    chosen,
+    first_words,
+    plain_state,
+    select,
+    some,
+    which_was_taken,
+)
 from dfme.teachers.local.safetensors_file import is_safetensors, read_safetensors
 
 LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
@@ -84,7 +92,7 @@ MAX_NESTED = 5  # keys that lead to a state dict
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds: a state dict, what it says about itself, and a line about which was taken."""
+    """What a file holds: a state dict, what it says about itself, and a line if it has several."""
 
     state: State
     card: Card
@@ -94,8 +102,8 @@ class Weights:
 def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
     """Read a state dict, unwrapped and under plain names, and what the file says about itself.
 
-    Wrappings such as {"state_dict": ...} are opened. ``entry`` names one of several state dicts: its
-    key, or what its names begin with. UserError for anything that is not weights.
+    Wrappings such as {"state_dict": ...} are opened. ``entry`` names one of several state dicts:
+    its key, or what its names begin with. UserError for anything that is not weights.
     """
     path = Path(path).expanduser()
     head = _head(path)
@@ -109,9 +117,7 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
         value, inner = _at(_read_pickle(path), inner)
         state, note = _unwrap(value, path)
     else:
-        raise UserError(
-            f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth"
-        )
+        raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
     plain = plain_state(state)
@@ -120,8 +126,8 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
     selected = select(plain, inner) or select(state, inner)
     if selected is None:
         raise UserError(
-            f"{path}: --teacher.entry: expected a key of a state dict in it, or the first word of its "
-            f"names, got {inner[:80]}; its names begin with {some(first_words(plain))}"
+            f"{path}: --teacher.entry: expected a key of a state dict in it, or the first word of "
+            f"its names, got {inner[:80]}; its names begin with {some(first_words(plain))}"
         )
     return Weights(plain_state(selected), card)
 
@@ -203,7 +209,7 @@ def _read_pickle(path: Path) -> object:
 
 
 def _at(value: object, entry: str) -> tuple[object, str]:
-    """What stands under keys joined by dots, and the rest of ``entry``, which is no key any more."""
+    """What stands under keys joined by dots, and the rest of ``entry``, which is no key."""
     while entry and isinstance(value, Mapping):
         first, _, rest = entry.partition(".")
         key, rest = (entry, "") if isinstance(value.get(entry), Mapping) else (first, rest)
@@ -217,9 +223,7 @@ def _at(value: object, entry: str) -> tuple[object, str]:
 def _unwrap(value: object, path: Path, depth: int = 0) -> tuple[State, str]:
     """The state dict in what a training script saved, and which one, where there are several."""
     if not isinstance(value, Mapping):
-        raise UserError(
-            f"{path}: holds a {type(value).__name__}; expected a state dict (name -> tensor)"
-        )
+        raise UserError(f"{path}: holds a {type(value).__name__}; expected a state dict (name -> tensor)")
     tensors = {str(name): entry for name, entry in value.items() if isinstance(entry, Tensor)}
     nested = {str(name): entry for name, entry in value.items() if _holds_weights(entry, depth)}
     known = next((name for name in WRAPPINGS if name in nested), None)

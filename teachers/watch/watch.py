@@ -44,20 +44,18 @@ def asked(
     return raw, p_BK, None if features is None else features.distances(kept)
 
 
-def _reading(
-    name: str, detector: Detector, seen: Observation, error: type[DfmeError]
-) -> Reading:
-    """What a detector says of the next images. Raises ``error``, with its name, where it cannot be used."""
+def _reading(name: str, detector: Detector, seen: Observation, error: type[DfmeError]) -> Reading:
+    """What a detector says of the next images. Raises ``error``, with its name, if that is unusable."""
     subject = f"detector {name}"
     with blaming(subject, error), defaults_kept(subject, error):
         statistic_B, alarm_B = detector.see(seen)
-        threshold = detector.threshold
+        threshold: Any = detector.threshold
     # against infinity or NaN no statistic ever is an alarm
     if not isinstance(threshold, Real) or not math.isfinite(threshold):
         raise error(f"{subject}: its threshold: expected a finite number, got {threshold!r:.60}")
     form = (len(seen),)
     if statistic_B.shape != form or alarm_B.shape != form or alarm_B.dtype != torch.bool:
-        raise error(f"{subject}: expected {len(seen)} numbers and as many bools, one for each image")
+        raise error(f"{subject}: expected {len(seen)} numbers and bools, one for each image")
     return Reading(statistic_B, alarm_B)
 
 

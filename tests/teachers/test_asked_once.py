@@ -171,7 +171,7 @@ def test_a_held_file_is_said_and_given_up(
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     started = time.monotonic()
-    with pytest.raises(RunError, match="held by another process for .* resume this run"):
+    with pytest.raises(RunError, match=r"held by another process for .* resume this run"):
         once(torch.rand(1, *SPEC.shape))
     assert 0.2 < time.monotonic() - started < 20
     assert [record.getMessage() for record in caplog.records] == [

@@ -105,7 +105,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "Segformer": (PYRAMID, "Segformer", PLAIN),
     "Perceiver": (PERCEIVER, "Perceiver", {}),
 }
-"""Model settings, the processor's name, and its settings; what these leave out is the class's default."""
+"""Model settings, the processor's name, and its settings, beside the class's defaults."""
 
 HEADS = {"Perceiver": "ConvProcessing"}
 
@@ -130,7 +130,8 @@ def saved(family: str, folder: Path) -> nn.Module:
             layer.momentum = None
     if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
         with torch.no_grad():
-            model.train()(pixel_values=torch.randn(8, 3, 64, 64))  # else they make next to nothing of it
+            # else they make next to nothing of it
+            model.train()(pixel_values=torch.randn(8, 3, 64, 64))
     model.eval().save_pretrained(folder)  # type: ignore[operator]
     return model
 

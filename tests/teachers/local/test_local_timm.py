@@ -97,7 +97,7 @@ def test_the_older_layout_without_a_pretrained_cfg(
 
 
 def test_the_pooling_is_the_one_that_was_trained_with(tmp_path: Path) -> None:
-    """timm writes it at the top for people alone; where model_args lack it, another one would be built."""
+    """timm writes it at the top for people; where model_args lack it, another one would be built."""
     model = timm.create_model("test_resnet", num_classes=4, global_pool="max").eval()
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())

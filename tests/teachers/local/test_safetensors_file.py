@@ -1,4 +1,4 @@
-"""Safetensors files of others: equal to the library's reading, nulls allowed, hostile headers refused."""
+"""Safetensors files: read as the library does, with nulls allowed, hostile headers refused."""
 
 import json
 import struct
@@ -28,10 +28,7 @@ def entry(begin: int, end: int, *shape: Any, dtype: Any = "F32") -> dict[str, An
 
 def test_every_dtype_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "all.safetensors"
-    tensors = {
-        name: torch.arange(12).reshape(3, 4).to(dtype).contiguous()
-        for name, dtype in DTYPES.items()
-    }
+    tensors = {name: torch.arange(12).reshape(3, 4).to(dtype).contiguous() for name, dtype in DTYPES.items()}
     tensors["empty"] = torch.empty(0, 5)
     tensors["number"] = torch.tensor(2.5)
     save_file(tensors, path, metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Weights of torchvision's classifiers whose function, or whose names, the weights alone do not give."""
+"""Weights of torchvision's classifiers that do not tell all, or have names of old versions."""
 
 import re
 from pathlib import Path
@@ -47,15 +47,13 @@ def test_what_weights_do_not_tell_is_asked(tmp_path: Path, arch: str) -> None:
 
 def test_what_only_two_networks_can_do_is_refused_of_others(tmp_path: Path) -> None:
     torch.save({"conv1.weight": torch.ones(1, 3, 1, 1)}, tmp_path / "net.pth")
-    words = "expected with googlenet or inception_v3 alone, got it with resnet18"
+    words = "expected for googlenet or inception_v3 alone, got it for resnet18"
     refused(words, load, tmp_path / "net.pth", "resnet18", transform_input=True)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
-def test_auxiliary_heads_are_left_out_and_the_input_is_scaled_as_said(
-    tmp_path: Path, arch: str
-) -> None:
+def test_auxiliary_heads_are_left_out_and_the_input_is_scaled_as_said(tmp_path: Path, arch: str) -> None:
     path = tmp_path / "net.pth"
     net = made(arch, init_weights=False)
     torch.save(net.state_dict(), path)
