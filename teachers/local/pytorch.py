@@ -1,6 +1,6 @@
 """A teacher that is a PyTorch network on this machine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -129,28 +129,40 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     else:  # of two classes, one output where the weights are for a lone one
         counts = [2, 1] if num_classes == 2 and guess is None else [num_classes]
     builds = [partial(_empty_net, arch, shape, count) for count in counts]
-    # no memory for a network of the size that a file claims, before it is known to fit
-    outlines = [(on_meta_device(build) or build()).state_dict() for build in builds]
-    if guess is None or guess.arch != arch:
-        state, found = _fitting(options.checkpoint, state, arch, outlines)
-        which = which or found
-    source = f"{options.checkpoint} as {arch}: the weights"
-    if guess and guess.arch != arch:
-        source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
-    chosen = next((at for at, own in enumerate(outlines) if not differences(own, state)), 0)
-    if problems := differences(outlines[chosen], state):
-        raise UserError(f"{source} do not fit the network: {problems}")
-    module = builds[chosen]()
-    load_into(module, state, source=source)
+    module, part = _loaded(options.checkpoint, arch, builds, guess, state)
     if options.transform_input is not None:
         module.transform_input = options.transform_input  # type: ignore[assignment]
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, num_classes, mean, std, device, config.max_batch, options.precision)
-    notes = (note for note in (weights.note, which) if note)
+    notes = (note for note in (weights.note, which or part) if note)
     inferred = (*notes, *_inferred(teacher, arch, options, config, card))
     teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
     return teacher
+
+
+def _loaded(
+    path: str,
+    arch: str,
+    builds: list[Callable[[], nn.Module]],
+    guess: Guess | None,
+    state: State,
+) -> tuple[nn.Module, str]:
+    """The first of several networks that the weights fit, with them, and which part of the file it is."""
+    # no memory for a network of the size that a file claims, before it is known to fit
+    outlines = [(on_meta_device(build) or build()).state_dict() for build in builds]
+    which = ""
+    source = f"{path} as {arch}: the weights"
+    if guess is None or guess.arch != arch:
+        state, which = _fitting(path, state, arch, outlines)
+    if guess and guess.arch != arch:
+        source = f"{path} as {arch} (they look like {guess.arch}): the weights"
+    problems = [differences(outline, state) for outline in outlines]
+    if all(problems):
+        raise UserError(f"{source} do not fit the network: {problems[0]}")
+    module = builds[problems.index("")]()
+    load_into(module, state, source=source)
+    return module, which
 
 
 def _inferred(
