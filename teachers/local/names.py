@@ -47,7 +47,7 @@ SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True)
-class Part:
+class NamedPart:
     """Weights of a state dict whose names all begin with ``prefix``, without it."""
 
     prefix: str
@@ -84,9 +84,9 @@ def _unwrapped(path: list[str], tree: dict[str, Any]) -> Iterator[str]:
             yield word
 
 
-def parts_of(state: State) -> Iterator[Part]:
+def parts_of(state: State) -> Iterator[NamedPart]:
     """The whole state dict, and its parts by first words, the largest and least deep first."""
-    waiting = [Part("", state)]
+    waiting = [NamedPart("", state)]
     for _ in range(MAX_CANDIDATES):
         if not waiting:
             return
@@ -94,7 +94,7 @@ def parts_of(state: State) -> Iterator[Part]:
         yield part
         if part.prefix.count(".") < MAX_DEPTH:
             inner = _by_first_word(part.state).items()
-            smaller = [Part(f"{part.prefix}{word}.", weights) for word, weights in inner]
+            smaller = [NamedPart(f"{part.prefix}{word}.", weights) for word, weights in inner]
             waiting += sorted(smaller, key=lambda item: -len(item.state))
 
 
@@ -114,7 +114,7 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
     ``fits`` is asked of the whole and then of each part. None where no part fits. UserError where
     several fit, none of which is plainly the network, and where weights of unknown use are left.
     """
-    fitting = list[Part]()
+    fitting = list[NamedPart]()
     for part in parts_of(state):
         inside = any(part.prefix.startswith(outer.prefix) for outer in fitting)
         if not inside and fits(part.state):
