@@ -157,7 +157,7 @@ def chosen(names: list[str]) -> str | None:
 
 def which_was_taken(taken: str, others: str) -> str:
     """The line that says which of several sets of weights was taken."""
-    return f"weights under {taken}, not those under {others} (--teacher.entry)"
+    return f"takes the weights under {taken}, not those under {others} (--teacher.entry)"
 
 
 def select(state: State, entry: str) -> State | None:

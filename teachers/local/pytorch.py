@@ -1,5 +1,6 @@
 """A teacher that is a PyTorch network on this machine."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,8 @@ from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
 from dfme.teachers.local.names import State, first_words, network_part, some
 from dfme.teachers.local.weights import Card, load_into, read_checkpoint
 from dfme.teachers.options import TeacherPrecision, TorchOptions
+
+LOGGER = logging.getLogger("dfme")
 
 LOGITS = LabelMode("logits")
 SAYS = "the weights are for"
@@ -135,8 +138,9 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, num_classes, mean, std, device, config.max_batch, options.precision)
-    notes = (note for note in (weights.note, which or part) if note)
-    inferred = (*notes, *_inferred(teacher, arch, options, config, card))
+    if note := weights.note or which or part:
+        LOGGER.warning("teacher: %s", note)
+    inferred = tuple(_inferred(teacher, arch, options, config, card))
     teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
     return teacher
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from refusals import refused
 from tables import all_hold
@@ -81,14 +82,13 @@ def is_net(teacher: Any, net: torch.nn.Module) -> None:
         torch.testing.assert_close(teacher(X_BCHW), net(X_BCHW))
 
 
-def test_what_wrappers_left_is_taken_off(tmp_path: Path) -> None:
+def test_what_wrappers_left_is_taken_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def holds(form: str) -> None:
-        teacher = load(tmp_path, LOADED[form])
-        is_net(teacher, NET)
-        assert not any("entry" in line for line in teacher.info.inferred)
+        is_net(load(tmp_path, LOADED[form]), NET)
         is_net(load(tmp_path, LOADED[form], "cnn_small"), NET)
 
     all_hold(holds, ((form,) for form in LOADED))
+    assert not caplog.records
 
 
 SEVERAL: dict[str, tuple[Any, str, str]] = {
@@ -103,15 +103,19 @@ SEVERAL: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def test_a_network_beside_its_average_is_said_and_the_other_can_be_taken(tmp_path: Path) -> None:
+def test_a_network_beside_its_average_is_said_and_the_other_can_be_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def holds(form: str) -> None:
         value, taken, other = SEVERAL[form]
-        teacher = load(tmp_path, value)
-        is_net(teacher, NET)
-        said = f"weights under {taken}, not those under {other} (--teacher.entry)"
-        assert said in teacher.info.inferred
+        caplog.clear()
+        is_net(load(tmp_path, value), NET)
+        said = f"takes the weights under {taken}, not those under {other} (--teacher.entry)"
+        assert [record.getMessage() for record in caplog.records] == [f"teacher: {said}"]
+        caplog.clear()
         is_net(load(tmp_path, value, entry=other), OTHER)
         is_net(load(tmp_path, value, "cnn_small", entry=taken), NET)
+        assert not caplog.records
 
     all_hold(holds, ((form,) for form in SEVERAL))
 
