@@ -1,14 +1,17 @@
 """A teacher that is an image-classification folder of Hugging Face's transformers, from local files alone."""
 
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dfme.config.imports import blaming
@@ -17,7 +20,7 @@ from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
-from dfme.teachers.local.checks import CONFIG, first_line, import_extra, read_config, whole
+from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, read_config, whole
 from dfme.teachers.local.processor import (
     FILE,
     Pixels,
@@ -28,6 +31,7 @@ from dfme.teachers.local.processor import (
 )
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.local.safetensors_file import has_odd_metadata, read_safetensors
 from dfme.teachers.options import HuggingFaceOptions
 
 COLOURS = 3  # channels of a model whose configuration names no number of them
@@ -110,9 +114,15 @@ def _load(folder: Path) -> Any:
     """The model, in fp32; the caller's random state is as it was."""
     auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
     failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
-    with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
+    with (
+        failing,
+        torch.random.fork_rng(devices=[]),
+        of_bounded_size(),
+        _silent(),
+        _plain_metadata(folder) as readable,
+    ):
         model, loaded = auto.from_pretrained(
-            str(folder),
+            str(readable),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -122,6 +132,19 @@ def _load(folder: Path) -> Any:
     if missing:
         raise UserError(f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}")
     return model.float()
+
+
+@contextmanager
+def _plain_metadata(folder: Path) -> Iterator[Path]:
+    """The folder, or a copy of it if its weights have metadata that the safetensors library refuses."""
+    if not has_odd_metadata(folder / WEIGHTS):
+        yield folder
+        return
+    state, _ = read_safetensors(folder / WEIGHTS)
+    with TemporaryDirectory() as copy:
+        shutil.copy(folder / CONFIG, copy)
+        save_file(state, Path(copy) / WEIGHTS, metadata={"format": "pt"})
+        yield Path(copy)
 
 
 @contextmanager

@@ -58,6 +58,16 @@ def is_safetensors(head: bytes) -> bool:
     return head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{" and length < MAX_HEADER
 
 
+def has_odd_metadata(path: Path) -> bool:
+    """True if the safetensors library would refuse the file for its metadata alone."""
+    try:
+        with open_file(path) as file:
+            metadata = _header(file)[0].get(METADATA, {})
+    except (OSError, ValueError, RecursionError):
+        return False  # whoever reads the file says what is wrong with it
+    return metadata is not None and metadata != _texts(metadata)
+
+
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file on the CPU, and its metadata as texts.
 

@@ -172,6 +172,19 @@ def test_weights_in_parts(models: dict[str, tuple[Path, nn.Module]], vit: Path) 
     refused("'missing.safetensors' is none", load, vit)
 
 
+def test_weights_whose_metadata_the_library_refuses(
+    models: dict[str, tuple[Path, nn.Module]], vit: Path
+) -> None:
+    path = vit / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length]) | {"__metadata__": {"format": None, "tags": [1]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    x_BCHW = torch.rand(2, 3, 16, 16)
+    assert torch.equal(load(vit)(x_BCHW), load(models["vit"][0])(x_BCHW))
+
+
 def test_half_precision_weights_run_in_fp32(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:
     model = transformers.ViTForImageClassification.from_pretrained(vit, local_files_only=True).half()
     model.save_pretrained(vit)
