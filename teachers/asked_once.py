@@ -138,13 +138,7 @@ def _keep(kept: sqlite3.Connection, fresh: dict[bytes, bytes]) -> None:
 @contextmanager
 def _opened(file: Path) -> Iterator[sqlite3.Connection]:
     """One transaction, alone. RunError, with what to do, for a file that cannot be used."""
-    for ending in BESIDE:
-        path = Path(f"{file}{ending}")
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            raise RunError(
-                f"{path}: expected a file of answers that runs share, got a link, a folder or "
-                "a pipe; nothing is written through it; remove it"
-            )
+    _require_plain(file)
     try:
         connection = sqlite3.connect(file, timeout=0, isolation_level=None)
         with closing(connection) as kept:
@@ -159,6 +153,18 @@ def _opened(file: Path) -> Iterator[sqlite3.Connection]:
             _patiently(file, kept, "COMMIT")
     except sqlite3.Error as error:
         raise RunError(f"{file}: cannot keep the answers that runs share: {error}; {REMEDY}") from error
+
+
+def _require_plain(file: Path) -> None:
+    """RunError for a link, or anything else that is no file, in the place of what SQLite writes."""
+    beside = [Path(f"{file}{ending}") for ending in BESIDE]
+    strange = [path for path in beside if path.exists() and not path.is_file()]
+    strange += [path for path in (file.parent, *beside) if path.is_symlink()]
+    if strange:
+        raise RunError(
+            f"{strange[0]}: expected a file of answers that runs share, got a link, a folder or a pipe; "
+            "nothing is written through it; remove it"
+        )
 
 
 def _patiently(file: Path, kept: sqlite3.Connection, statement: str) -> None:

@@ -109,6 +109,14 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, ending: str) -> None:
     assert precious.read_bytes() == b""
 
 
+def test_nothing_is_written_into_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".evaluation").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="got a link"):
+        AskedOnce(wrap_callable(Counted()), tmp_path / ".evaluation" / "shared.sqlite")
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
 STRANGE = {
     "trigger": "CREATE TRIGGER t AFTER INSERT ON answers BEGIN DELETE FROM spared; END",
     "view": "CREATE VIEW v AS SELECT 1",
