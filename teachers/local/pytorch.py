@@ -1,7 +1,7 @@
 """A teacher that is a PyTorch network on this machine."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -148,7 +148,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
 def _loaded(
     path: str,
     arch: str,
-    builds: list[Callable[[], nn.Module]],
+    builds: Sequence[Callable[[], nn.Module]],
     guess: Guess | None,
     state: State,
 ) -> tuple[nn.Module, str]:
