@@ -225,6 +225,41 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
         raise DfmeError(message) from error
 
 
+@contextmanager
+def defaults_kept(subject: str, error: type[DfmeError]) -> Iterator[None]:
+    """Raise ``error`` if others' code changes PyTorch's defaults, which all that follows has.
+
+    The default dtype, the default device and the recording of gradients are as before in any case.
+    """
+    before = _defaults()
+    cause: Exception | None = None
+    try:
+        yield
+    except Exception as problem:  # which the change may be the cause of
+        cause = problem
+    after = _defaults()
+    changed = [f"{name} to {value}" for name, value in after.items() if value != before[name]]
+    if changed:
+        device = before["default device"]
+        torch.set_default_dtype(before["default dtype"])
+        torch.set_default_device(None if device.type == "cpu" else device)
+        torch.set_grad_enabled(before["recording of gradients"])
+        raise error(
+            f"{subject}: it sets PyTorch's {' and its '.join(changed)}, for the whole process; "
+            "expected these left as they are: give its own tensors a dtype and a device"
+        ) from cause
+    if cause is not None:
+        raise cause
+
+
+def _defaults() -> dict[str, Any]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "recording of gradients": torch.is_grad_enabled(),
+    }
+
+
 def validate_like(own: Any, found: Any, name: str) -> None:
     """Raise ValueError, naming the entry, unless ``found``, from a file, has the form of ``own``.
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.compute import defaults_kept
 from dfme.config.defences import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
@@ -101,7 +102,10 @@ def _custom(
     if wrapped:  # the label mode is cut after them
         check_teacher(config, options)
         described["label_mode"] = "logits" if config.label_mode == "logits" else None
-    teacher = wrap_callable(make_custom(config.kind, given) if own is None else own, **described)
+    if own is None:
+        with defaults_kept(f"--teacher {config.kind}", UserError):
+            own = make_custom(config.kind, given)
+    teacher = wrap_callable(own, **described)
     if (config.mean, config.std) != (None, None) and "mean" not in given:
         teacher = _Normalised(teacher, config)
     teacher = meter(teacher) if meter else teacher

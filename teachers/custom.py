@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dfme.answers.advice import add_up_to
 from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
+from dfme.compute import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
@@ -82,7 +83,9 @@ class CustomTeacher:
     def __call__(self, images: Tensor, /) -> Tensor:
         if not CHARGED.get():
             self._uncharged.record(len(images))
-        return self._read(self._call(images))
+        with defaults_kept("teacher", TeacherError):
+            answer = self._call(images)
+        return self._read(answer)
 
     def ask(self, images: Tensor, key: str, /) -> Tensor:
         assert self._ask is not None, "only a service is asked with a key"

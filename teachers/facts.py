@@ -19,7 +19,7 @@ from dfme.files import open_file
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.local.checks import CONFIG, INDEX, WEIGHTS, read_config
-from dfme.teachers.local.huggingface import PROCESSOR
+from dfme.teachers.local.processor import FILE, NESTED_FILE
 from dfme.teachers.remote.json_api.adapter_file import load_adapter
 from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
@@ -161,7 +161,7 @@ def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     if source.folder:
         parts = {} if (path / WEIGHTS).is_file() else read_config(path, INDEX)["weight_map"]
         path = path / CONFIG
-        beside = {PROCESSOR, WEIGHTS, INDEX, *parts.values()}
+        beside = {FILE, NESTED_FILE, WEIGHTS, INDEX, *parts.values()}
     elif kind == "onnx":
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             names = [content[each.end() : each.end() + each[1][0]] for each in _EXTERNAL.finditer(content)]

@@ -52,6 +52,11 @@ class TorchOptions(LocalOptions):
     """weights as .safetensors, or a state dict in .pt or .pth"""
     arch: str | None = None
     """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be"""
+    entry: str | None = None
+    """which of several state dicts in the file: its key or the first word of its names, as model_ema"""
+    transform_input: bool | None = None
+    """for googlenet and inception_v3, whose weights do not tell: true if the network was made from
+    torchvision's weights, with which it scales its input again (from ImageNet's mean to 0.5)"""
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -3,7 +3,6 @@
 A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; several are joined by ``+``.
 """
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from dfme.config.defence_facts import Facts as Facts
+from dfme.config.defence_facts import facts_problem
 from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share, accepted_by
 from dfme.config.imports import as_mapping, blaming, find_target, own_model, top_name
 from dfme.config.messages import unknown_choice
@@ -19,22 +20,6 @@ from dfme.errors import UserError
 
 L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]
 EnvironmentName = Annotated[str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")]
-
-
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """Statements of a defence about its answers y to probabilities p, and what it works with.
-
-    ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``:
-    the most that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was
-    asked before. ``random``: the same image may get another. ``needs``, besides options and answers.
-    """
-
-    keeps_top: Literal["yes", "no", "p_top>=1/2"] = "yes"
-    l1: float | None = None
-    stateful: bool = False
-    random: bool = False
-    needs: tuple[Literal["key", "surrogate", "network", "data"], ...] = ()
 
 
 class DefenceOptions(ABC):
@@ -76,6 +61,9 @@ def own_defence(name: str) -> type[OwnDefence]:
     if not isinstance(kind, type) or not hasattr(kind, "answer"):
         expected = "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
         raise UserError(f"defence {name}: {expected}; got {kind!r:.80}")
+    if problem := facts_problem(getattr(kind, "facts", None)):
+        expected = "expected facts to be a dfme.config.defences.Facts, such as Facts('yes', l1=0.4)"
+        raise UserError(f"defence {name}: {expected}; {problem}")
     body = (("name", name), ("kind", kind), ("has_map", hasattr(kind, "map")))
     return own_model(OwnDefence, kind, body)  # type: ignore[no-any-return]
 

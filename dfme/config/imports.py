@@ -80,8 +80,9 @@ def _import(name: str, subject: str) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
+    before = _default_dtype()
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a script without a main guard may end the process
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
@@ -89,6 +90,24 @@ def _import(name: str, subject: str) -> ModuleType:
             hint = did_you_mean(name, beside)
             raise UserError(f"{subject}: no module {missing!r} in {folder} or installed{hint}") from None
         raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
+    if (after := _default_dtype()) != before:
+        sys.modules.pop(name, None)  # so that the next import says the same
+        sys.modules["torch"].set_default_dtype(before or sys.modules["torch"].float32)
+        raise UserError(
+            f"{subject}: importing {name} sets PyTorch's default dtype to {after}, for the whole "
+            "process; expected it left as it is: give its own tensors a dtype"
+        )
+    return module
+
+
+def _default_dtype() -> Any:
+    """PyTorch's default dtype; None for float32, and where it is not loaded: nothing loads it here."""
+    torch = sys.modules.get("torch")
+    # a module in the middle of its import lacks it
+    default = getattr(torch, "get_default_dtype", None)
+    if default is None:
+        return None
+    return None if default() == torch.float32 else default()  # type: ignore[union-attr]
 
 
 _ARGUMENT = re.compile(

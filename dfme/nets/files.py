@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from dfme.errors import UserError
 from dfme.files import replacing
 
+SHOWN = 4  # names in a message
 MAX_TENSORS = 20_000  # of a network; those of 1,202 layers have 4,000
 
 
@@ -64,26 +65,36 @@ def of_bounded_size() -> Iterator[None]:
 
 
 def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:
-    """Differences of names and shapes between a state dict and a net, with the first of each.
+    """Differences of names and shapes between a state dict and a net, with the first of each."""
+    return differences(net.state_dict(), state)
+
+
+def differences(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Differences of names and shapes between two state dicts, with the first of each.
 
     Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
     """
-    own = net.state_dict()
-    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in state if name not in own]
-    reshaped = [name for name in state if name in own and state[name].shape != own[name].shape]
+    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in expected]
+    reshaped = [name for name in state if name in expected and state[name].shape != expected[name].shape]
     problems = []
     if missing:
-        problems.append(f"{len(missing)} of {len(own)} missing, first {missing[0]}")
+        problems.append(f"{len(missing)} of {len(expected)} missing, first {_first(missing)}")
     if unexpected:
-        problems.append(f"{len(unexpected)} unexpected, first {unexpected[0]}")
+        problems.append(f"{len(unexpected)} unexpected, first {_first(unexpected)}")
     if reshaped:
         name = reshaped[0]
         problems.append(
             f"{len(reshaped)} of another shape, first {name}: {tuple(state[name].shape)} in the file, "
-            f"{tuple(own[name].shape)} in the network"
+            f"{tuple(expected[name].shape)} in the network"
         )
     return "; ".join(problems)
+
+
+def _first(names: list[str]) -> str:
+    """One name for each part of a network, so that one line tells where all of them come from."""
+    parts = {name.partition(".")[0]: name for name in reversed(names)}
+    return ", ".join(name[:80] for name in list(parts.values())[::-1][:SHOWN])
 
 
 def _sorted_header(data: bytes) -> bytes:

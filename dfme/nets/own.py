@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.compute import defaults_kept
 from dfme.config.imports import blaming, name_of
 from dfme.errors import UserError
 from dfme.nets.generators import GeneratorNet
@@ -61,7 +62,8 @@ def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
         raise UserError(
             f"{what} {name}: expected a parameter named {' or '.join(arguments)}, got none of them"
         )
-    with blaming(f"{what} {name}: called with {', '.join(taken)}, it failed", UserError):
+    failed = f"{what} {name}: called with {', '.join(taken)}, it failed"
+    with blaming(failed, UserError), defaults_kept(f"{what} {name}", UserError):
         net = make(**taken)
     if not isinstance(net, nn.Module):
         raise UserError(f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}")

@@ -14,7 +14,20 @@ from dfme.errors import UserError
 from dfme.spec import Shape
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+TRANSFORMING = ("googlenet", "inception_v3")
+"""Networks that may scale their input again (``transform_input``), which no weight tells."""
+
+AUXILIARY = re.compile(r"aux[12]\.|AuxLogits\.")
+"""What names of their auxiliary heads begin with, which answer in training alone."""
+
+OLD_NAMES = (
+    # torchvision's own files of DenseNet and ViT still have the names of old versions
+    (re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)"), r"\1"),
+    (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
+    (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
+)
 
 TIMM = "timm:"
 """What the name of one of timm's classifiers begins with."""
@@ -74,6 +87,20 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
         _replace_stem(net, shape[0])
     _check_size(name, shape, net)
     return net
+
+
+def current_names(name: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a torchvision classifier under today's names, without auxiliary heads."""
+    if name in TRANSFORMING:
+        return {key: value for key, value in state.items() if not AUXILIARY.match(key)}
+    if not name.startswith(("densenet", "vit_")):
+        return state
+    renamed = {}
+    for key, value in state.items():
+        for old, new in OLD_NAMES:
+            key = old.sub(new, key)
+        renamed[key] = value
+    return renamed
 
 
 def _own_arguments(name: str, shape: Shape) -> dict[str, Any]:

@@ -285,9 +285,7 @@ class _Stage:
             return self._mean_of(lambda count: asked(some_BCHW[:count]), len(some_BCHW), most)
 
 
-def _mean_seconds(
-    act: Callable[[], float], most: float, owed: Callable[[], float] = lambda: 0.0
-) -> float:
+def _mean_seconds(act: Callable[[], float], most: float, owed: Callable[[], float] = lambda: 0.0) -> float:
     """Mean seconds of a unit of an act, which returns its units, for about ``most`` after the slow first one.
 
     At 0 it is the first one's. 0 where there was nothing to do. ``owed``: seconds so far by which a real

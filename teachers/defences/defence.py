@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from dfme.answers import maps
 from dfme.answers.reading import read_own
-from dfme.compute import copied
+from dfme.compute import copied, defaults_kept
 from dfme.config.imports import blaming
 from dfme.data import load_dataset
-from dfme.errors import Refused, TeacherError, UserError
+from dfme.errors import DfmeError, Refused, TeacherError, UserError
 from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
+from dfme.teachers.own_state import own_state, require_form
 
 RIDGE = 1e-3  # of the identity, in a covariance of features
 MAX_TRAIN = 5_000  # images of a train part that means and covariance of features are taken from (heuristic)
@@ -190,22 +191,39 @@ class AdaptedDefence(Defence):
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
         self.name = options.name
-        self._own = options.make()
+        self._subject = f"defence {self.name}"
         x_2CHW = torch.full((2, *teacher.spec.shape), teacher.spec.bounds[0])
-        with blaming(f"defence {self.name}", UserError):
-            read_own(options.make().answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
+        with self._theirs(UserError):
+            self._own = options.make()
+            tried = options.make()
+            self._form = copied(own_state(tried, self._subject, UserError))
+            read_own(tried.answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
+        require_form(self._form, own_state(tried, self._subject, UserError), self._subject, UserError)
+
+    @contextmanager
+    def _theirs(self, error: type[DfmeError]) -> Iterator[None]:
+        """What goes wrong in their code, as one line."""
+        with blaming(self._subject, error), defaults_kept(self._subject, error):
+            yield
 
     @property
     def state(self) -> dict[str, Any]:  # type: ignore[override]
-        return getattr(self._own, "state", {})
+        return own_state(self._own, self._subject, TeacherError)
 
     def admit(self, images: int) -> None:
-        with blaming(f"defence {self.name}", TeacherError):
+        with self._theirs(TeacherError):
             getattr(self._own, "admit", super().admit)(images)
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        with blaming(f"defence {self.name}", TeacherError):
-            return read_own(self._own.answer, p_BK, images_BCHW.clone())
+        with self._theirs(TeacherError):
+            y_BK = read_own(self._own.answer, p_BK, images_BCHW.clone())
+        require_form(self._form, self.state, self._subject, TeacherError)
+        return y_BK
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        own = self.state
+        own.clear()
+        own.update(copied(state))
 
 
 class CentroidDefence(Defence):

@@ -2,29 +2,41 @@
 
 import math
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
-from dfme.teachers.local.checks import CONFIG, first_line, import_extra, numbers, read_config, whole
+from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, read_config, whole
+from dfme.teachers.local.processor import (
+    FILE,
+    Pixels,
+    load_processor,
+    made_shape,
+    measure,
+    processor_config,
+)
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.local.safetensors_file import has_odd_metadata, read_safetensors
 from dfme.teachers.local.weights import require_as_large, sizes_on_disk
 from dfme.teachers.options import HuggingFaceOptions
 
-PROCESSOR = "preprocessor_config.json"
+COLOURS = 3  # channels of a model whose configuration names no number of them
 
 NOTHING = re.compile("(?!)")
 ATTENTION = re.compile("eager|sdpa")
@@ -35,13 +47,17 @@ FETCHING["model_type"] = re.compile("(?!timm).*")
 
 
 class _Logits(nn.Module):
-    """A classifier of transformers as a network from images to logits."""
+    """A classifier of transformers, which reorders the channels of images and answers logits."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, order: tuple[int, ...]) -> None:
         super().__init__()
         self.model = model
+        self.order = list(order)
+        self.reorders = self.order != sorted(order)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        if self.reorders:
+            x_BCHW = x_BCHW[:, self.order]
         logits_BK: Tensor = self.model(pixel_values=x_BCHW).logits
         return logits_BK
 
@@ -51,29 +67,32 @@ def load_huggingface(
 ) -> TorchTeacher:
     """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering logits.
 
-    No network, no code and no pickle of the folder's is used: UserError where it asks for any. Rescaling and
-    normalisation are the preprocessor's, unless the configuration gives ``mean`` and ``std``. Images are not
-    resized.
+    No network, no code and no pickle of the folder's is used: UserError where it asks for any. The
+    pixels are treated as by transformers' own image processor, but ``mean`` and ``std`` of the
+    configuration take the place of its scaling. Images are not resized.
     """
     folder = Path(options.folder).expanduser()
     model_config = read_config(folder)
     _require_plain(folder, model_config)
     checks.require_weights(folder)
-    processor = read_config(folder, PROCESSOR) if (folder / PROCESSOR).is_file() else None
-    made = processor or {}  # the size of the images that the preprocessor makes, else that the network takes
-    crop = made.get("crop_size") if made.get("do_center_crop") else None
-    sizes = map(_height_width, (crop, made.get("size"), model_config.get("image_size")))
-    size = next(filter(None, sizes), None)
-    shape = checks.image_shape(config.shape, whole(model_config.get("num_channels")), size)
-    scale = checks.given_scale(config) or _scale(folder, processor, config)
+    _require_one_class_an_image(folder, model_config, config)
     model = _load(folder)
+    scale = checks.given_scale(config)
+    with _silent():
+        settled = _processed(folder, model_config, config)
+    if scale is None:
+        scale = checks.scaled(config.bounds, settled.pixels.mean, settled.pixels.std)
+    shape = settled.shape
     outputs = model.config.num_labels
     classes = checks.agreed_classes(config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG)
+    network = _Logits(model, settled.pixels.order)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(_Logits(model), spec, classes, *scale, device, config.max_batch, options.precision)
+    teacher = TorchTeacher(network, spec, classes, *scale, device, config.max_batch, options.precision)
     first_look(str(folder), teacher, spec)
-    names = tuple(name for _, name in sorted(model.config.id2label.items()))
-    teacher.info = replace(teacher.info, class_names=names)
+    labels = model.config.id2label or {}
+    if len(labels) == classes:
+        names = tuple(str(name) for _, name in sorted(labels.items()))
+        teacher.info = replace(teacher.info, class_names=names)
     return teacher
 
 
@@ -98,9 +117,15 @@ def _load(folder: Path) -> Any:
     auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
     _require_room(folder, auto)
     failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
-    with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
+    with (
+        failing,
+        torch.random.fork_rng(devices=[]),
+        of_bounded_size(),
+        _silent(),
+        _plain_metadata(folder) as readable,
+    ):
         model, loaded = auto.from_pretrained(
-            str(folder),
+            str(readable),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -138,6 +163,19 @@ def _require_room(folder: Path, auto: Any) -> None:
 
 
 @contextmanager
+def _plain_metadata(folder: Path) -> Iterator[Path]:
+    """The folder, or a copy of it if its weights have metadata that the safetensors library refuses."""
+    if not has_odd_metadata(folder / WEIGHTS):
+        yield folder
+        return
+    state, _ = read_safetensors(folder / WEIGHTS)
+    with TemporaryDirectory() as copy:
+        shutil.copy(folder / CONFIG, copy)
+        save_file(state, Path(copy) / WEIGHTS, metadata={"format": "pt"})
+        yield Path(copy)
+
+
+@contextmanager
 def _silent() -> Iterator[None]:
     """transformers without its bars, log lines and warnings; the settings are as they were on exit."""
     log = import_extra("transformers.utils.logging")
@@ -163,29 +201,55 @@ def _height_width(size: Any) -> tuple[int, int] | None:
     return (height, width) if height and width else None
 
 
-def _scale(folder: Path, processor: dict[str, Any] | None, config: TeacherConfig) -> checks.Scale:
-    """Mean and deviation for pixels within the bounds, so that the network sees its own inputs.
+@dataclass(frozen=True)
+class _Settled:
+    """The image's shape, and what is done to its pixels."""
 
-    A preprocessor takes bytes p and makes (p factor - offset - mean) / std of them; with p = 255 x that is
-    (x - (mean + offset) / (255 factor)) / (std / (255 factor)). EfficientNet's divides by std once more
-    where ``include_top`` is set.
+    shape: Shape
+    pixels: Pixels
+
+
+def _processed(folder: Path, model_config: dict[str, Any], config: TeacherConfig) -> _Settled:
+    """What the folder's image processor makes of images.
+
+    Where the configuration gives mean and deviation, one that transformers cannot make is left out.
     """
-    if processor is None:
-        raise checks.unknown_scale(f"{folder}: has no {PROCESSOR}")
-    where = str(folder / PROCESSOR)
-    factor = 1.0
-    offset = 0.0
-    mean = numbers(0, where)
-    std = numbers(1, where)
-    if processor.get("do_rescale", True):
-        factor = numbers(processor.get("rescale_factor", 1 / 255), f"{where}: rescale_factor")[0]
-        offset = float(bool(processor.get("rescale_offset")))
-    if processor.get("do_normalize", True):
-        mean = numbers(processor.get("image_mean"), f"{where}: image_mean")
-    if divisions := bool(processor.get("do_normalize", True)) + bool(processor.get("include_top")):
-        std = tuple(s**divisions for s in numbers(processor.get("image_std"), f"{where}: image_std"))
-    unit = 255 * factor
-    if unit <= 0 or min(std) <= 0:
-        raise UserError(f"{where}: expected positive rescale_factor and image_std, got {factor:g} and {std}")
-    mean = tuple((each + offset) / unit for each in mean)
-    return checks.scaled(config.bounds, mean, tuple(each / unit for each in std))
+    channels = whole(model_config.get("num_channels"))
+    made = None
+    size = None
+    source = processor_config(folder)
+    given = checks.given_scale(config) is not None
+    depth = channels or (config.shape[0] if config.shape else COLOURS)
+    try:
+        if source is None:
+            raise checks.unknown_scale(f"{folder}: has no {FILE}")
+        processor = load_processor(folder, source, model_config)
+        size = made_shape(processor, depth)
+        made = measure(str(folder), processor, depth)
+    except UserError:
+        if not given:
+            raise
+    edges = size[1:] if size else _height_width(model_config.get("image_size"))
+    shape = checks.image_shape(config.shape, channels or (depth if made else None), edges)
+    return _Settled(shape, made or Pixels(tuple(range(shape[0])), (0.0,), (1.0,)))
+
+
+def _require_one_class_an_image(folder: Path, model_config: dict[str, Any], config: TeacherConfig) -> None:
+    """UserError for a head that gives several labels an image, or a quantity.
+
+    transformers takes one output for a regression. With --teacher.num-classes 2, the user says that
+    it is the logit of class 1.
+    """
+    where = f"{folder / CONFIG}: problem_type"
+    kind = model_config.get("problem_type")
+    names = model_config.get("id2label")
+    outputs = len(names) if isinstance(names, dict) else whole(model_config.get("num_labels"))
+    if kind == "regression":
+        raise UserError(f"{where}: expected a classifier, got a regression, which gives quantities")
+    if kind == "multi_label_classification" and outputs != 1:
+        raise UserError(f"{where}: expected a classifier with one class an image, got one of several labels")
+    if outputs == 1 and config.num_classes != 2:
+        raise UserError(
+            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the logit "
+            "of class 1, say --teacher.num-classes 2"
+        )

@@ -43,9 +43,7 @@ def choose_output(
     if wanted is not None:
         if wanted not in outputs:
             hint = did_you_mean(wanted, outputs)
-            raise UserError(
-                f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}"
-            )
+            raise UserError(f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}")
         return wanted
     names = list(outputs)
     if len(names) == 1:
@@ -57,12 +55,9 @@ def choose_output(
     fitting = [name for name in floats if classes is not None and widths[name] in _fitting(classes)]
     if len(fitting) == 1:
         return fitting[0]
-    shown = ", ".join(
-        f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
-    )
+    shown = ", ".join(f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20])
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: "
-        "--teacher.output NAME"
+        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: --teacher.output NAME"
     )
 
 

@@ -68,9 +68,7 @@ class ProgramTeacher:
         self._form = form
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return as_classes(
-            self._form.read(self._asked.scores(images)), self.num_classes, self.label_mode
-        )
+        return as_classes(self._form.read(self._asked.scores(images)), self.num_classes, self.label_mode)
 
 
 @dataclass(frozen=True)
@@ -99,9 +97,7 @@ class Asked:
         as_bytes = program.dtype == torch.uint8
         x_BCHW = self.spec.encode(x_BCHW) if as_bytes else self.normalise(x_BCHW).to(program.dtype)
         lacking = program.least - len(x_BCHW)
-        return (
-            torch.cat([x_BCHW, x_BCHW[-1:].expand(lacking, -1, -1, -1)]) if lacking > 0 else x_BCHW
-        )
+        return torch.cat([x_BCHW, x_BCHW[-1:].expand(lacking, -1, -1, -1)]) if lacking > 0 else x_BCHW
 
     def _run(self, x_BCHW: Tensor, output: str | None) -> object:
         with torch.no_grad(), arithmetic(self.program.precision, self.program.device):
@@ -118,9 +114,7 @@ def make_program_teacher(
     """
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
-        raise UserError(
-            f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised"
-        )
+        raise UserError(f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised")
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
     _require_room(program, spec)
@@ -185,24 +179,16 @@ def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) ->
     differently.
     """
     low, high = spec.bounds
-    image_BCHW = (
-        torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
-    )
-    with blaming(
-        f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line
-    ):
+    image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    with blaming(f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line):
         first_BK = ask(spec.quantise(image_BCHW))
         second_BK = ask(spec.quantise(image_BCHW))
     if not first_BK.is_floating_point():
-        raise UserError(
-            f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}"
-        )
+        raise UserError(f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}")
     if not first_BK.isfinite().all():
         raise UserError(f"{source}: answers NaN or infinite values to a random image")
     if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(
-            f"{source}: answers the same image differently each time; save it after eval()"
-        )
+        raise UserError(f"{source}: answers the same image differently each time; save it after eval()")
     return first_BK
 
 
@@ -217,9 +203,7 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(
-            f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three"
-        )
+        raise UserError(f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three")
     return channels, height, width
 
 

@@ -1,6 +1,8 @@
 """A teacher that is a PyTorch network on this machine."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -10,13 +12,17 @@ from torch import Tensor, nn
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets import RESNETS, builder, check_net
-from dfme.nets.files import Guess, infer_net, on_meta_device, state_dict_problems
+from dfme.nets.files import Guess, differences, infer_net, on_meta_device
+from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
-from dfme.teachers.local.weights import Card, State, load_into, read_weights, require_fit
+from dfme.teachers.local.names import State, first_words, network_part, some
+from dfme.teachers.local.weights import Card, load_into, read_checkpoint
 from dfme.teachers.options import TeacherPrecision, TorchOptions
+
+LOGGER = logging.getLogger("dfme")
 
 LOGITS = LabelMode("logits")
 SAYS = "the weights are for"
@@ -107,33 +113,60 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     """
     if options.arch is not None:
         check_net(options.arch)
-    state, card = read_weights(options.checkpoint)
-    guess = infer_net(state)
+    weights = read_checkpoint(options.checkpoint, options.entry)
+    card = weights.card
+    state, guess, which = _guessed(options.checkpoint, weights.state, options.arch or card.arch)
     arch = options.arch or card.arch or (guess.arch if guess else None)
     if arch is None:
         raise UserError(
-            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors "
-            f"(first {next(iter(state))}); give --teacher.arch"
+            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors, "
+            f"whose names begin with {some(first_words(state))}; give --teacher.arch"
         )
+    # a file with our card was written by us, who leave the input as it is
+    _require_transform(arch, options.transform_input, known=card.arch is not None)
     outputs = card.num_classes or (guess.num_classes if guess else None)
     num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
     shape = _shape(arch, config, card, guess, state)
-    source = f"{options.checkpoint} as {arch}: the weights"
-    if guess and guess.arch != arch:
-        source = f"{options.checkpoint} as {arch} (they look like {guess.arch}): the weights"
-    build = partial(_empty_net, arch, shape, _outputs(arch, shape, num_classes, guess, state))
-    # no memory for a network of the size that a file claims, before it is known to fit
-    outline = on_meta_device(build)
-    if outline is not None:
-        require_fit(outline, state, source=source)
-    module = build()
-    load_into(module, state, source=source)
+    if guess and guess.num_classes == 1:
+        counts = [1]
+    else:  # of two classes, one output where the weights are for a lone one
+        counts = [2, 1] if num_classes == 2 and guess is None else [num_classes]
+    builds = [partial(_empty_net, arch, shape, count) for count in counts]
+    module, part = _loaded(options.checkpoint, arch, builds, guess, state)
+    if options.transform_input is not None:
+        module.transform_input = options.transform_input  # type: ignore[assignment]
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(module, spec, num_classes, mean, std, device, config.max_batch, options.precision)
+    if note := weights.note or which or part:
+        LOGGER.warning("teacher: %s", note)
     inferred = tuple(_inferred(teacher, arch, options, config, card))
     teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
     return teacher
+
+
+def _loaded(
+    path: str,
+    arch: str,
+    builds: Sequence[Callable[[], nn.Module]],
+    guess: Guess | None,
+    state: State,
+) -> tuple[nn.Module, str]:
+    """The first of several networks that the weights fit, with them, and which part of the file it is."""
+    # no memory for a network of the size that a file claims, before it is known to fit
+    outlines = [(on_meta_device(build) or build()).state_dict() for build in builds]
+    which = ""
+    source = f"{path} as {arch}: the weights"
+    if guess is None or guess.arch != arch:
+        state, which = _fitting(path, state, arch, outlines)
+    if guess and guess.arch != arch:
+        source = f"{path} as {arch} (they look like {guess.arch}): the weights"
+    problems = [differences(outline, state) for outline in outlines]
+    if all(problems):
+        raise UserError(f"{source} do not fit the network: {problems[0]}")
+    module = builds[problems.index("")]()
+    load_into(module, state, source=source)
+    return module, which
 
 
 def _inferred(
@@ -150,12 +183,51 @@ def _inferred(
         yield "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)"
 
 
-def _outputs(arch: str, shape: Shape, num_classes: int, guess: Guess | None, state: State) -> int:
-    """Number of outputs of the network: of two classes, one where the weights are for a lone one."""
-    if guess is not None or num_classes != 2:
-        return 1 if guess and guess.num_classes == 1 else num_classes
-    lone = on_meta_device(partial(_empty_net, arch, shape, 1))
-    return 1 if lone is not None and not state_dict_problems(lone, state) else num_classes
+def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:
+    """The network in a file, as its weights tell it (of ``arch``, if given), and which part it is."""
+
+    def is_it(part: State) -> bool:
+        guess = infer_net(part)
+        return guess is not None and arch in (None, guess.arch)
+
+    with _naming(path):
+        part, which = network_part(state, is_it)
+    if part is None:
+        return state, infer_net(state), ""
+    return part, infer_net(part), which
+
+
+def _fitting(path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]) -> tuple[State, str]:
+    """The part of a file that fits the network, and which it is; all of it where none does."""
+
+    def fits(part: State) -> bool:
+        current = current_names(arch, part)
+        return any(not differences(outline, current) for outline in outlines)
+
+    with _naming(path):
+        part, which = network_part(state, fits)
+    return current_names(arch, state if part is None else part), which
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Put the file before what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _require_transform(arch: str, transform_input: bool | None, known: bool) -> None:
+    """UserError where it is unknown what a network does to its input, or said of another one."""
+    flag = "--teacher.transform-input"
+    if arch not in TRANSFORMING and transform_input is not None:
+        raise UserError(f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}")
+    if arch in TRANSFORMING and transform_input is None and not known:
+        raise UserError(
+            f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if it "
+            "was made from torchvision's weights (weights=...), false if with weights=None"
+        )
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:

@@ -42,7 +42,8 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     classes = checks.agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
     shape = _shape(source, arguments, config.shape)
     scale = checks.given_scale(config) or _scale(folder, source, config)
-    build = partial(_build, timm, folder, name, {**arguments, "num_classes": outputs, "in_chans": shape[0]})
+    arguments = _as_saved(source, arguments) | {"num_classes": outputs, "in_chans": shape[0]}
+    build = partial(_build, timm, folder, name, arguments)
     # no memory for a network of the size that a file claims, before it is known to fit
     with torch.device("meta"):
         outline = build()
@@ -52,6 +53,7 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     state = read_weights(folder / WEIGHTS)[0]
     source_name = f"{folder / WEIGHTS} as {name}"
     require_fit(outline, state, source=source_name)
+    _require_pool(folder, model_config, outline)
     module = build()
     load_into(module, state, source=source_name)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
@@ -73,6 +75,32 @@ def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> 
     if foreign:
         raise UserError(f"{folder / CONFIG}: model_args may not say where weights are, but has {foreign[0]}")
     return arguments
+
+
+def _as_saved(source: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The network's arguments, and those that timm itself takes from the pretrained_cfg."""
+    size = source.get("input_size")
+    defaults = {"global_pool": source.get("global_pool")}
+    if source.get("fixed_input_size") and isinstance(size, list) and len(size) == 3:
+        defaults["img_size"] = size[1:]
+    return {name: value for name, value in defaults.items() if value is not None} | arguments
+
+
+def _require_pool(folder: Path, model_config: dict[str, Any], network: nn.Module) -> None:
+    """UserError where the folder names another pooling than the network has, which no weight tells.
+
+    timm writes the pooling for people and does not read it again, so its own loader would go wrong.
+    """
+    said = model_config.get("global_pool")
+    layer = getattr(network, "global_pool", None)
+    if layer is None:
+        layer = getattr(getattr(network, "head", None), "global_pool", None)
+    built = getattr(layer, "pool_type", layer)
+    if said and isinstance(built, str) and built and said != built:
+        raise UserError(
+            f"{folder / CONFIG}: its global_pool is {str(said)[:40]!r}, but what it describes is "
+            f"built with {built!r}; expected the one that it was trained with in model_args, too"
+        )
 
 
 def _build(timm: ModuleType, folder: Path, name: str, arguments: dict[str, Any]) -> nn.Module:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import re
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets.files import state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
-from dfme.teachers.local.checks import first_line
+from dfme.teachers.local.names import (
+    State,
+    chosen,
+    first_words,
+    plain_state,
+    select,
+    some,
+    which_was_taken,
+)
+from dfme.teachers.local.safetensors_file import is_safetensors, read_safetensors, shapes_of
 
 LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
 
@@ -68,51 +76,75 @@ class Card:
         return cls(**values)
 
 
-State = dict[str, Tensor]
-
 # keys under which training scripts keep a state dict among other things, the most specific first
-WRAPPINGS = ("state_dict", "model_state_dict", "model", "net", "weights")
+WRAPPINGS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "weights",
+    "module",
+    "params",
+)
 
 SMALL_NETWORK = 1_000_000  # numbers in one that takes no memory to speak of
 MAX_TABLES = 20_000_000  # numbers in a network beside its weights
+MAX_NESTED = 5  # keys that lead to a state dict
 
-MAX_HEADER = 100_000_000  # bytes of the longest header that the safetensors library reads
+
+@dataclass(frozen=True)
+class Weights:
+    """What a file holds: a state dict, what it says about itself, and a line if it has several."""
+
+    state: State
+    card: Card
+    note: str = ""
 
 
-def read_weights(path: str | Path) -> tuple[State, Card]:
-    """Read a state dict, unwrapped and with its prefixes stripped, and what the file says about itself.
+def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
+    """Read a state dict, unwrapped and under plain names, and what the file says about itself.
 
-    Wrappings such as {"state_dict": ...} are opened; the prefixes ``module.`` and ``_orig_mod.``, which
-    DataParallel and torch.compile leave, are removed. UserError for anything that is not weights.
+    Wrappings such as {"state_dict": ...} are opened. ``entry`` names one of several state dicts:
+    its key, or what its names begin with. UserError for anything that is not weights.
     """
     path = Path(path).expanduser()
     head = _head(path)
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < MAX_HEADER:
-        state, card = _read_safetensors(path)
+    note = ""
+    card = Card()
+    inner = entry or ""
+    if is_safetensors(head):
+        state, metadata = read_safetensors(path)
+        card = Card.from_metadata(metadata, path)
     elif head[:2] == b"PK" or head[:1] == b"\x80":
-        state = _unwrap(_read_pickle(path), path)
-        card = Card()
+        value, inner = _at(_read_pickle(path), inner)
+        state, note = _unwrap(value, path)
     else:
         raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth")
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
-    state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
-    # what all of them have
-    prefix = min(len(name) - len(re.sub(r"^(module\.)+", "", name)) for name in state)
-    return {name[prefix:]: value for name, value in state.items()}, card
+    plain = plain_state(state)
+    if not inner:
+        return Weights(plain, card, note)
+    selected = select(plain, inner) or select(state, inner)
+    if selected is None:
+        raise UserError(
+            f"{path}: --teacher.entry: expected a key of a state dict in it, or the first word of "
+            f"its names, got {inner[:80]}; its names begin with {some(first_words(plain))}"
+        )
+    return Weights(plain_state(selected), card)
+
+
+def read_weights(path: str | Path) -> tuple[State, Card]:
+    """The state dict of ``read_checkpoint``, and what the file says about itself."""
+    weights = read_checkpoint(path)
+    return weights.state, weights.card
 
 
 def sizes_on_disk(folder: Path) -> list[tuple[int, ...]]:
     """The shapes of all tensors in a folder's safetensors files, by their headers. UserError for others."""
-    shapes = list[tuple[int, ...]]()
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                shapes += [tuple(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            problem = first_line(error).partition(". ")[0]
-            raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {problem}") from error
-    return shapes
+    paths = sorted(folder.glob("*.safetensors"))
+    return [shape for path in paths for shape in shapes_of(path)]
 
 
 def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, source: str) -> None:
@@ -147,7 +179,10 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
     broken = [name for name, value in floats.items() if not value.isfinite().all()]
     if broken:
         raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
-    module.load_state_dict(state, strict=False)
+    # some networks refuse weights that do not say by which version of their code they were written
+    versioned = OrderedDict(state)
+    versioned._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]
+    module.load_state_dict(versioned, strict=False)
 
 
 def _head(path: Path) -> bytes:
@@ -180,17 +215,6 @@ def _looks_like(head: bytes, path: Path) -> str:
     return "is a text file" if is_text else "is no weights file"
 
 
-def _read_safetensors(path: Path) -> tuple[State, Card]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the handle is no dict)
-    except (SafetensorError, OSError) as error:
-        problem = first_line(error).partition(". ")[0]
-        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {problem}") from error
-    return state, Card.from_metadata(metadata, path)
-
-
 def _read_pickle(path: Path) -> object:
     """Read what PyTorch saved; every failure becomes one line."""
     try:
@@ -208,17 +232,48 @@ def _read_pickle(path: Path) -> object:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _unwrap(value: object, path: Path) -> State:
-    """The state dict in what a training script saved."""
+def _at(value: object, entry: str) -> tuple[object, str]:
+    """What stands under keys joined by dots, and the rest of ``entry``, which is no key."""
+    while entry and isinstance(value, Mapping):
+        first, _, rest = entry.partition(".")
+        key, rest = (entry, "") if isinstance(value.get(entry), Mapping) else (first, rest)
+        if not isinstance(value.get(key), Mapping):
+            break
+        value = value[key]
+        entry = rest
+    return value, entry
+
+
+def _unwrap(value: object, path: Path, depth: int = 0) -> tuple[State, str]:
+    """The state dict in what a training script saved, and which one, where there are several."""
     if not isinstance(value, Mapping):
         raise UserError(f"{path}: holds a {type(value).__name__}; expected a state dict (name -> tensor)")
-    if value and all(isinstance(entry, Tensor) for entry in value.values()):
-        return {str(name): entry for name, entry in value.items()}
-    for name in WRAPPINGS:
-        if isinstance(value.get(name), Mapping):
-            return _unwrap(value[name], path)
-    raise UserError(
-        f"{path}: holds no state dict: its keys are "
-        f"{', '.join(str(key)[:40] for key in list(value)[:8]) or 'none'}; "
-        f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
-    )
+    tensors = {str(name): entry for name, entry in value.items() if isinstance(entry, Tensor)}
+    nested = {str(name): entry for name, entry in value.items() if _holds_weights(entry, depth)}
+    known = next((name for name in WRAPPINGS if name in nested), None)
+    if tensors and known is None and not any(len(nested[name]) > len(tensors) for name in nested):
+        return tensors, ""
+    if not nested:
+        keys = ", ".join(str(key)[:40] for key in list(value)[:8]) or "none"
+        raise UserError(
+            f"{path}: holds no state dict: its keys are {keys}; "
+            f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
+        )
+    taken = known or chosen(list(nested))
+    if taken is None:
+        raise UserError(
+            f"{path}: holds {len(nested)} state dicts, under {some(list(nested))}; "
+            "say --teacher.entry with one"
+        )
+    state, note = _unwrap(nested[taken], path, depth + 1)
+    others = [name for name in nested if name != taken]
+    return state, which_was_taken(taken, some(others)) if others else note
+
+
+def _holds_weights(value: object, depth: int) -> bool:
+    """True for a dict of tensors, and for one that wraps such a dict."""
+    if not isinstance(value, Mapping) or depth > MAX_NESTED:
+        return False
+    if any(isinstance(entry, Tensor) for entry in value.values()):
+        return True
+    return any(_holds_weights(value.get(name), depth + 1) for name in WRAPPINGS)

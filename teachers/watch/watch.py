@@ -1,7 +1,9 @@
 """The watch over who asks a teacher: each account's detectors, what they found, and what follows an alarm."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any
 
 import torch
@@ -9,12 +11,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks, validate_like
+from dfme.compute import DeferredChecks, copied, defaults_kept, validate_like
 from dfme.config.defences import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
-from dfme.errors import Refused, TeacherError, UserError
+from dfme.errors import DfmeError, Refused, TeacherError, UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
+from dfme.teachers.own_state import own_state, require_form
 from dfme.teachers.utility import corrupted
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Observation, Reading
@@ -39,6 +42,21 @@ def asked(
     if given == PROBABILITIES:
         p_BK = normalize(raw.double().clamp(min=0), p=1.0)
     return raw, p_BK, None if features is None else features.distances(kept)
+
+
+def _reading(name: str, detector: Detector, seen: Observation, error: type[DfmeError]) -> Reading:
+    """What a detector says of the next images. Raises ``error``, with its name, if that is unusable."""
+    subject = f"detector {name}"
+    with blaming(subject, error), defaults_kept(subject, error):
+        statistic_B, alarm_B = detector.see(seen)
+        threshold: Any = detector.threshold
+    # against infinity or NaN no statistic ever is an alarm
+    if not isinstance(threshold, Real) or not math.isfinite(threshold):
+        raise error(f"{subject}: its threshold: expected a finite number, got {threshold!r:.60}")
+    form = (len(seen),)
+    if statistic_B.shape != form or alarm_B.shape != form or alarm_B.dtype != torch.bool:
+        raise error(f"{subject}: expected {len(seen)} numbers and bools, one for each image")
+    return Reading(statistic_B, alarm_B)
 
 
 class _Account:
@@ -103,8 +121,9 @@ class Watch:
             plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1)))
             self._benign = Benign(plain, worse, teacher.num_classes)
             for name, each in self._made().items():  # what cannot read is known before anybody asks
-                with blaming(f"detector {name}", UserError):
-                    each.see(self._benign.plain[:2])
+                form = copied(own_state(each, f"detector {name}", UserError))
+                _reading(name, each, self._benign.plain[:2], UserError)
+                require_form(form, each.state, f"detector {name}", UserError)
 
     @property
     def knows(self) -> bool:
@@ -147,7 +166,7 @@ class Watch:
             self.record(self.account, own.images + 1, seen)
         readings = dict[str, Reading]()
         for name, each in own.detectors.items():
-            readings[name] = blaming(f"detector {name}", TeacherError)(each.see)(seen)
+            readings[name] = _reading(name, each, seen, TeacherError)
         start = 0
         while start < len(seen):
             part = slice(start, start + WINDOW - own.images % WINDOW)
@@ -213,7 +232,9 @@ class Watch:
         made = dict[str, Detector]()
         for name in self.names:
             make = find_target(DETECTORS.get(name, name), "detector")
-            made[name] = blaming(f"detector {name}", UserError)(make)(self._benign)
+            subject = f"detector {name}"
+            with blaming(subject, UserError), defaults_kept(subject, UserError):
+                made[name] = make(self._benign)
             if not isinstance(made[name], Detector):
                 expected = "expected a class derived from Detector, as docs/extending.md has one"
                 raise UserError(f"detector {name}: {expected}; got {made[name]!r:.80}")

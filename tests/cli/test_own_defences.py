@@ -31,6 +31,10 @@ TEACHER = f"--teacher.checkpoint {WEIGHTS}"
 PAGE = WEIGHTS.parents[2] / "docs/extending.md"
 OURS = re.findall(r"file my_de\w+\.py -->\n```python\n(.*?)```", PAGE.read_text(), re.S)
 FAULTY = """
+import math
+
+from dfme.config.defences import Facts
+
 class Secret:
     def answer(self, p_BK, images_BCHW):
         p_BK *= 1  # what it is given is its own
@@ -45,6 +49,74 @@ class Faulty(Secret):
         if len(p_BK) < 3 and self.fault != "early":  # as long as it is tried
             return p_BK.tolist()
         return {"shape": p_BK[:, 1:], "nan": 0 * p_BK / 0, "early": p_BK[0]}[self.fault]
+
+class Remembering(Secret):
+    def __init__(self, how: str = "none"):
+        self.how = how
+        self.state = {"list": [1], "entry": {"seen": [1]}}.get(how, {"n": 0, "t": torch.zeros(0, 2)})
+    def answer(self, p_BK, images_BCHW):
+        late = self.how.startswith("late") and len(p_BK) > 2
+        state = self.state
+        how = self.how.removeprefix("late_") if late or not self.how.startswith("late") else "none"
+        if how == "float":
+            state["n"] = 0.5
+        elif how == "negative":
+            state["n"] -= len(p_BK)
+        elif how == "wider":
+            state["t"] = torch.zeros(2, 3)
+        elif how == "double":
+            state["t"] = torch.zeros(2, 2).double()
+        elif how == "gone":
+            self.state = None
+        elif how == "dtype":
+            torch.set_default_dtype(torch.float64)
+        elif how == "device":
+            torch.set_default_device("meta")
+        elif how == "gradient":
+            torch.set_grad_enabled(False)
+        return p_BK
+
+class Setting(Remembering):
+    def __init__(self):
+        super().__init__()
+        torch.set_default_dtype(torch.float64)
+
+class Stating(Secret):
+    facts = "keeps the top class"
+
+class Stating2(Secret):
+    facts = Facts("yes", l1=float("nan"))
+
+class Stating3(Secret):
+    facts = Facts("always")
+
+class Never(Contrast):
+    threshold = math.inf
+
+class Nan(Contrast):
+    threshold = float("nan")
+
+class Worded(Contrast):
+    threshold = "8"
+
+class Later(Contrast):
+    def measure(self, seen, last):
+        if len(seen) > 2:
+            self.threshold = math.inf
+        return super().measure(seen, last)
+
+class Doubling(Contrast):
+    def measure(self, seen, last):
+        torch.set_default_dtype(torch.float64)
+        return super().measure(seen, last)
+
+class Growing(Contrast):
+    def __init__(self, benign):
+        super().__init__(benign)
+        self.state["many"] = torch.zeros(1)
+    def measure(self, seen, last):
+        self.state["many"] = torch.zeros(len(seen) + 1)
+        return super().measure(seen, last)
 
 class Late(Contrast):
     def measure(self, seen, last):
@@ -164,6 +236,30 @@ NONE = {
     f"{BENIGN} mine:Blend": "expected a class derived from Detector, as docs/extending.md has one",
     f"{BENIGN} mine:Dark": "detector mine:Dark: ValueError: expected 2 finite numbers, one per image",
     "none --teacher.watch mine:Late": "expected held-out labelled images to calibrate mine:Late on",
+    **{
+        f"mine:Remembering:how={how}": f"defence mine:Remembering: its state{said}"
+        for how, said in {
+            "list": ": expected a dict of numbers and tensors by name, got list [1]",
+            "entry": ": expected a dict of numbers and tensors by name, got list [1] under 'seen'",
+            "gone": ": expected a dict of numbers and tensors by name, got NoneType None",
+            "float": " changes its form, so no run could resume: state.n: expected int 0, got float 0.5",
+            "negative": " changes its form, so no run could resume: state.n: expected int 0, got int -2",
+            "wider": " changes its form, so no run could resume: state.t: expected finite torch.float32",
+            "double": " changes its form, so no run could resume: state.t: expected finite torch.float32",
+        }.items()
+    },
+    "mine:Remembering:how=dtype": "mine:Remembering: it sets PyTorch's default dtype to torch.float64",
+    "mine:Remembering:how=device": "mine:Remembering: it sets PyTorch's default device to meta",
+    "mine:Remembering:how=gradient": "Remembering: it sets PyTorch's recording of gradients to False",
+    "mine:Setting": "defence mine:Setting: it sets PyTorch's default dtype to torch.float64",
+    "mine:Stating": "defence mine:Stating: expected facts to be a dfme.config.defences.Facts",
+    "mine:Stating2": "its l1 is no distance from 0 to 2: nan",
+    "mine:Stating3": "its keeps_top is none of yes, no, p_top>=1/2: 'always'",
+    f"{BENIGN} mine:Never": "detector mine:Never: its threshold: expected a finite number, got inf",
+    f"{BENIGN} mine:Nan": "detector mine:Nan: its threshold: expected a finite number, got nan",
+    f"{BENIGN} mine:Worded": "detector mine:Worded: TypeError",
+    f"{BENIGN} mine:Doubling": "detector mine:Doubling: it sets PyTorch's default dtype",
+    f"{BENIGN} mine:Growing": "detector mine:Growing: its state changes its form",
     "mine:Secret --answers.recover table --answers.knows mine:Secret": "give the class a method map(p_BK)",
 }
 IN_USE = {
@@ -172,6 +268,10 @@ IN_USE = {
     "mine:Faulty:fault=nan": "got (16, 10) with sums [nan, ",
     "mine:Faulty:fault=admit": "defence mine:Faulty: AssertionError: no more",
     f"{BENIGN} mine:Late": "detector mine:Late: ValueError: expected 16 finite numbers",
+    f"{BENIGN} mine:Later": "detector mine:Later: its threshold: expected a finite number, got inf",
+    "mine:Remembering:how=late_gone": "expected a dict of numbers and tensors by name, got NoneType None",
+    "mine:Remembering:how=late_wider": "its state changes its form, so no run could resume: state.t",
+    "mine:Remembering:how=late_dtype": "it sets PyTorch's default dtype to torch.float64",
 }
 
 

@@ -37,7 +37,13 @@ def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
     job = parse("--teacher.checkpoint weights.pt")
     assert job.config == general()
     assert job.method_config == OURS
-    assert job.teacher_options == {"precision": "auto", "checkpoint": "weights.pt", "arch": None}
+    assert job.teacher_options == {
+        "precision": "auto",
+        "checkpoint": "weights.pt",
+        "arch": None,
+        "entry": None,
+        "transform_input": None,
+    }
     assert parse("--teacher torch --teacher.checkpoint weights.pt") == job
 
 

@@ -1,6 +1,10 @@
 """A teacher of one's own is asked each image once, and what it is asked outside a charge is in the ledger."""
 
+import hashlib
+import logging
+import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from dfme.errors import RunError, TeacherError
 from dfme.oracle.ledger import Ledger, audit
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
+from dfme.teachers import asked_once
 from dfme.teachers.asked_once import AskedOnce, spared
 from dfme.teachers.custom import wrap_callable
 
@@ -92,6 +97,107 @@ def test_a_damaged_file_of_answers_is_refused_by_its_name(tmp_path: Path) -> Non
     file.write_bytes(b"no database, though as long as one would be " * 50)
     with pytest.raises(RunError, match=r"shared\.sqlite: cannot keep the answers .* remove it to ask again"):
         AskedOnce(wrap_callable(Counted()), file)
+
+
+@pytest.mark.parametrize("ending", ["", "-journal", "-wal"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, ending: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"")
+    Path(f"{tmp_path}/shared.sqlite{ending}").symlink_to(precious)
+    with pytest.raises(RunError, match=r"got a link.*nothing is written"):
+        AskedOnce(wrap_callable(Counted()), tmp_path / "shared.sqlite")
+    assert precious.read_bytes() == b""
+
+
+def test_nothing_is_written_into_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".evaluation").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="got a link"):
+        AskedOnce(wrap_callable(Counted()), tmp_path / ".evaluation" / "shared.sqlite")
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+STRANGE = {
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON answers BEGIN DELETE FROM spared; END",
+    "view": "CREATE VIEW v AS SELECT 1",
+    "answers": "DROP TABLE answers; CREATE VIEW answers AS SELECT x'00' AS image, 1 AS answer, 2 AS digest",
+    "index": "CREATE INDEX i ON answers (answer)",
+    "other": "CREATE TABLE other (a)",
+    "default": "DROP TABLE spared; CREATE TABLE spared (images INTEGER DEFAULT 7)",
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_file_with_more_than_our_tables_is_refused(tmp_path: Path, what: str) -> None:
+    file = tmp_path / "shared.sqlite"
+    own = Counted()
+    once = AskedOnce(wrap_callable(own), file)
+    with sqlite3.connect(file) as kept:
+        kept.executescript(STRANGE[what])
+    kept.close()
+    with pytest.raises(RunError, match="expected the answers that runs of this version share, got"):
+        once(torch.rand(2, *SPEC.shape))
+    with pytest.raises(RunError, match="remove it to ask again"):
+        spared([file])
+    assert own.asked == 0
+
+
+def test_an_answer_of_another_image_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "shared.sqlite"
+    once = AskedOnce(wrap_callable(Counted()), file)
+    x_BCHW = torch.rand(2, *SPEC.shape)
+    expected = once(x_BCHW)
+    codes = [hashlib.sha256(image.tobytes()).digest() for image in x_BCHW.numpy()]
+    with sqlite3.connect(file) as kept:
+        rows = dict(kept.execute("SELECT image, answer FROM answers"))
+        assert rows[codes[0]] == expected[0].numpy().tobytes()
+        kept.execute("UPDATE answers SET answer = ? WHERE image = ?", (rows[codes[1]], codes[0]))
+    kept.close()
+    assert torch.equal(once(x_BCHW[1:]), expected[1:])
+    with pytest.raises(RunError, match="not the one that was kept for its image"):
+        once(x_BCHW[:1])
+
+
+def test_answers_of_another_form_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "shared.sqlite"
+    x_BCHW = torch.rand(2, *SPEC.shape)
+    AskedOnce(wrap_callable(Counted()), file)(x_BCHW)
+    three = wrap_callable(lambda images: torch.eye(3)[:2], shape=SPEC.shape, num_classes=3)
+    with pytest.raises(RunError, match="not of the form probabilities with 3 classes"):
+        AskedOnce(three, file)(x_BCHW)
+
+
+def test_a_held_file_is_said_and_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (asked_once.SAID_AFTER, asked_once.GIVEN_UP_AFTER) == (2.0, 60.0)
+    monkeypatch.setattr(asked_once, "SAID_AFTER", 0.05)
+    monkeypatch.setattr(asked_once, "GIVEN_UP_AFTER", 0.2)
+    monkeypatch.setattr(logging.getLogger("dfme"), "propagate", True)
+    file = tmp_path / "shared.sqlite"
+    once = AskedOnce(wrap_callable(Counted()), file)
+    holder = sqlite3.connect(file, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    started = time.monotonic()
+    with pytest.raises(RunError, match=r"held by another process for .* resume this run"):
+        once(torch.rand(1, *SPEC.shape))
+    assert 0.2 < time.monotonic() - started < 20
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for another run, which asks the same teacher: it holds {file}"
+    ]
+    holder.execute("ROLLBACK")
+    holder.close()
+    once(torch.rand(1, *SPEC.shape))
+
+
+def test_a_slow_teacher_is_asked_in_parts_so_that_others_are_let_in(tmp_path: Path) -> None:
+    own = Counted()
+    once = AskedOnce(wrap_callable(own), tmp_path / "shared.sqlite")
+    x_BCHW = torch.rand(7, *SPEC.shape)
+    once(x_BCHW[:1])
+    once._seconds_per_image = asked_once.HELD / 2
+    assert torch.equal(once(x_BCHW), Counted()(x_BCHW))
+    assert own.asked == 7
 
 
 def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_bytes_through_the_real_processor(vit: Path, case: str) -> None:
         processor = getattr(transformers, name)(**settings)
     except (ImportError, RuntimeError) as error:
         pytest.skip(f"this image processor needs another package: {error}")
-    (vit / "preprocessor_config.json").write_text(json.dumps(settings))
+    named = {**settings, "image_processor_type": name}
+    (vit / "preprocessor_config.json").write_text(json.dumps(named))
     bytes_BHWC = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
     pixels = processor(list(bytes_BHWC), return_tensors="pt")["pixel_values"]
     model = transformers.ViTForImageClassification.from_pretrained(vit, local_files_only=True).eval()
@@ -125,6 +126,28 @@ def test_bytes_through_the_real_processor(vit: Path, case: str) -> None:
         expected = model(pixels).logits
     x_BCHW = torch.from_numpy(bytes_BHWC).permute(0, 3, 1, 2) / 255
     torch.testing.assert_close(load(vit)(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_size_without_end_takes_no_memory(vit: Path) -> None:
+    for changes in (
+        {"size": {"height": 900_000, "width": 900_000}},
+        {"do_pad": True, "pad_size": {"height": 900_000, "width": 900_000}},
+        {"image_processor_type": "PoolFormerImageProcessor", "crop_pct": 1e-9, "size": 16},
+    ):
+        edit(vit / "preprocessor_config.json", **changes)
+        assert load(vit).spec.shape == (3, 16, 16)  # as the network has it
+
+
+def test_one_output_is_a_logit_where_that_is_said(vit: Path) -> None:
+    config = transformers.ViTConfig.from_pretrained(vit, num_labels=1)
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(vit)
+    x_BCHW = torch.rand(2, 3, 16, 16)
+    teacher = load(vit, num_classes=2, mean=(0.0,), std=(1.0,))
+    with torch.no_grad():
+        z_BK = torch.cat([torch.zeros(2, 1), model(x_BCHW).logits], 1)
+    torch.testing.assert_close(teacher(x_BCHW), z_BK, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_in_parts(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:
@@ -147,6 +170,19 @@ def test_weights_in_parts(models: dict[str, tuple[Path, nn.Module]], vit: Path) 
         refused("outside the folder", load, vit)
     edit(vit / "model.safetensors.index.json", weight_map={first: "missing.safetensors"})
     refused("'missing.safetensors' is none", load, vit)
+
+
+def test_weights_whose_metadata_the_library_refuses(
+    models: dict[str, tuple[Path, nn.Module]], vit: Path
+) -> None:
+    path = vit / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length]) | {"__metadata__": {"format": None, "tags": [1]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    x_BCHW = torch.rand(2, 3, 16, 16)
+    assert torch.equal(load(vit)(x_BCHW), load(models["vit"][0])(x_BCHW))
 
 
 def test_half_precision_weights_run_in_fp32(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:
@@ -201,8 +237,20 @@ SPOILT: list[tuple[Any, str]] = [
     (no_config, "a model folder with config.json"),
     (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter to another model"),
     ({"transformers_weights": "../x.safetensors"}, "cannot load"),
-    (processed(image_std=[0, 1, 1]), "positive rescale_factor"),
-    (processed(image_mean="half"), "image_mean"),
+    (processed(image_std=[0, 1, 1]), "expected positive rescale_factor and image_std"),
+    (processed(rescale_factor=float("nan")), "expected positive rescale_factor and image_std"),
+    (processed(rescale_factor=-1 / 255), "an image processor that scales pixels and orders channels"),
+    (processed(image_mean="half"), "its image processor fails"),
+    (processed(image_mean=[0.5, 0.5]), "its image processor fails"),
+    (processed(image_processor_type="Trainer"), "transformers has no image processor 'Trainer'"),
+    (processed(feature_extractor_type="os.system"), "transformers has no image processor"),
+    ({"image_processor_type": "Trainer"}, "transformers has no image processor 'Trainer'"),
+    (processed(auto_map={"AutoImageProcessor": "evil--module.Class"}), "code of others"),
+    (processed(image_processor_type="Siglip2ImageProcessor"), "channels; give --teacher.mean"),
+    (processed(preprocess="text"), "its image processor fails"),
+    ({"problem_type": "multi_label_classification"}, "got one of several labels"),
+    ({"problem_type": "regression"}, "got a regression"),
+    ({"id2label": {"0": "age"}}, "a regression to transformers; if it is the logit of class 1, say"),
     # as many gigabytes as one likes, by a few letters
     ({"hidden_size": 20_000, "intermediate_size": 40_000}, "describes a network of 3,2"),
     ({"intermediate_size": 1_000_000}, "describes a network of"),

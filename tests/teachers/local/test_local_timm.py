@@ -96,6 +96,25 @@ def test_the_older_layout_without_a_pretrained_cfg(
         torch.testing.assert_close(teacher(x_BCHW), model((x_BCHW - 0.5) / 0.5), rtol=1e-5, atol=1e-5)
 
 
+def test_the_pooling_is_the_one_that_was_trained_with(tmp_path: Path) -> None:
+    """timm writes it at the top for people; where model_args lack it, another one would be built."""
+    model = timm.create_model("test_resnet", num_classes=4, global_pool="max").eval()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["pretrained_cfg"] |= {"mean": [0.4] * 3, "std": [0.3] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    x_BCHW = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = model((x_BCHW - 0.4) / 0.3)
+    torch.testing.assert_close(load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+    del config["model_args"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused("its global_pool is 'max', but what it describes is built with 'avg'", load, tmp_path)
+    config["pretrained_cfg"]["global_pool"] = "max"  # which timm itself reads
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_given_must_fit_the_folder(models: dict[str, tuple[Path, nn.Module]]) -> None:
     folder, _ = models["test_vit"]
     refused("--teacher.num-classes: got 7, but the", load, folder, num_classes=7)
@@ -128,6 +147,7 @@ def weights_in_parts(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+FREE = {"mean": 0.5, "std": 0.5, "input_size": [3, 32, 32]}
 SPOILT: list[tuple[Any, str]] = [
     ({"architecture": "hf-hub:evil/model"}, "no such architecture"),
     ({"architecture": "local-dir:../other"}, "no such architecture"),
@@ -136,7 +156,8 @@ SPOILT: list[tuple[Any, str]] = [
     (other_weights, "pretrained_cfg_overlay"),
     ({"model_args": {"nonsense": 1}}, "nonsense"),
     ({"model_args": [1]}, "model_args: expected an object"),
-    ({"architecture": "test_resnet", "model_args": {}}, "missing"),
+    ({"architecture": "test_resnet", "model_args": {}, "pretrained_cfg": FREE}, "missing"),
+    ({"architecture": "test_resnet", "model_args": {}}, "timm cannot build test_resnet"),
     ({"model_args": {"embed_dim": 960_000}}, "of another shape"),
     ({"model_args": {"depth": 10**6}}, "more than 20,000 tensors"),
     ({"num_classes": 10**9}, "1000000000 is too large"),

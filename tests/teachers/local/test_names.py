@@ -1,0 +1,158 @@
+"""Names that wrappers leave in checkpoints, several networks in one file, and what is left over."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from refusals import refused
+from tables import all_hold
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from dfme.config.settings import TeacherConfig
+from dfme.nets import build_net
+from dfme.teachers.build import make_teacher
+from dfme.teachers.local.names import plain_state
+
+State = dict[str, Tensor]
+SHAPE = (1, 8, 8)
+
+torch.manual_seed(0)
+NET = build_net("cnn_small", SHAPE, 10).eval()
+OTHER = build_net("cnn_small", SHAPE, 10).eval()
+A = NET.state_dict()
+B = OTHER.state_dict()
+X_BCHW = torch.rand(4, *SHAPE)
+
+LIGHTNING = {
+    "epoch": 3,
+    "pytorch-lightning_version": "2.5.0",
+    "hyper_parameters": {"lr": 0.1},
+    "callbacks": {"ModelCheckpoint": {"best_model_score": torch.tensor(0.3)}},
+    "optimizer_states": [{"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}],
+}
+
+
+def under(prefix: str, state: State) -> State:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def inside(part: str, word: str, state: State) -> State:
+    """With a word after the first one, of the names that begin with ``part``."""
+    return {
+        name.replace(f"{part}.", f"{part}.{word}.") if name.startswith(f"{part}.") else name: value
+        for name, value in state.items()
+    }
+
+
+AVERAGED = {**under("module.", B), "n_averaged": torch.tensor(3)}
+
+LOADED: dict[str, Any] = {
+    "AveragedModel": AveragedModel(NET).state_dict(),
+    "part in DataParallel": inside("features", "module", A),
+    "part checkpointed": inside("features", "_checkpoint_wrapped_module", A),
+    "FSDP": under("_fsdp_wrapped_module.", inside("features", "_fsdp_wrapped_module", A)),
+    "Fabric": under("_forward_module.", A),
+    "Lightning": {**LIGHTNING, "state_dict": under("model.", A)},
+    "Lightning, another name": {**LIGHTNING, "state_dict": under("my_cnn.", A)},
+    "Lightning, all wrappers": {**LIGHTNING, "state_dict": under("net.module._orig_mod.", A)},
+    "Lightning, a loss": {**under("model.", A), "criterion.weight": torch.ones(10)},
+    "thop": {**A, "total_ops": torch.zeros(1), "features.0.total_params": torch.zeros(1)},
+    "thop in Lightning": {**under("model.", A), "model.total_ops": torch.zeros(1)},
+    "a number beside": {**A, "epoch": 3},
+    "a random state beside": {"my_net": A, "rng_state": torch.zeros(99, dtype=torch.uint8)},
+    "DeepSpeed": {"module": A, "global_steps": 3},
+    "a key of their own": {"best": A, "epoch": 3},
+    "an average alone": {"state_dict_ema": A},
+}
+
+
+def load(tmp_path: Path, value: Any, arch: str | None = None, **options: Any) -> Any:
+    path = tmp_path / "teacher.pt"
+    torch.save(value, path)
+    classes = 10 if arch else None
+    common = TeacherConfig(shape=SHAPE, num_classes=classes, label_mode="logits")
+    given = {"checkpoint": str(path), "arch": arch, **options}
+    return make_teacher(common, given, torch.device("cpu"))
+
+
+def is_net(teacher: Any, net: torch.nn.Module) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(teacher(X_BCHW), net(X_BCHW))
+
+
+def test_what_wrappers_left_is_taken_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def holds(form: str) -> None:
+        is_net(load(tmp_path, LOADED[form]), NET)
+        is_net(load(tmp_path, LOADED[form], "cnn_small"), NET)
+
+    all_hold(holds, ((form,) for form in LOADED))
+    assert not caplog.records
+
+
+SEVERAL: dict[str, tuple[Any, str, str]] = {
+    "model and model_ema": ({"model": A, "model_ema": AVERAGED}, "model", "model_ema"),
+    "the average first": ({"ema_state_dict": B, "state_dict": A}, "state_dict", "ema_state_dict"),
+    "params": ({"params_ema": B, "params": A}, "params", "params_ema"),
+    "in one module": (
+        {"state_dict": under("model.", A) | under("ema_model.", AVERAGED)},
+        "model",
+        "ema_model",
+    ),
+}
+
+
+def test_a_network_beside_its_average_is_said_and_the_other_can_be_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def holds(form: str) -> None:
+        value, taken, other = SEVERAL[form]
+        caplog.clear()
+        is_net(load(tmp_path, value), NET)
+        said = f"takes the weights under {taken}, not those under {other} (--teacher.entry)"
+        assert [record.getMessage() for record in caplog.records] == [f"teacher: {said}"]
+        caplog.clear()
+        is_net(load(tmp_path, value, entry=other), OTHER)
+        is_net(load(tmp_path, value, "cnn_small", entry=taken), NET)
+        assert not caplog.records
+
+    all_hold(holds, ((form,) for form in SEVERAL))
+
+
+PAIR = under("student.", A) | under("teacher.", B)
+NORMALISED = {**under("model.", A), "normalize.mean": torch.ones(1), "normalize.std": torch.ones(1)}
+ASKED: dict[str, tuple[Any, str, str]] = {
+    "two of them": (PAIR, "it holds the network 2 times, under student, teacher", "teacher"),
+    "two keys": ({"a": A, "b": B}, "holds 2 state dicts, under a, b", "b"),
+    "nested": ({"state_dict": PAIR}, "say --teacher.entry with one", "state_dict.teacher"),
+}
+
+
+def test_what_can_be_read_in_two_ways_is_asked(tmp_path: Path) -> None:
+    def holds(form: str) -> None:
+        value, words, other = ASKED[form]
+        refused(words, load, tmp_path, value)
+        refused("say --teacher.entry", load, tmp_path, value, "cnn_small")
+        is_net(load(tmp_path, value, entry=other), OTHER)
+
+    all_hold(holds, ((form,) for form in ASKED))
+
+
+def test_what_is_left_over_is_named_in_one_message(tmp_path: Path) -> None:
+    error = refused("the network fits the names under model", load, tmp_path, NORMALISED)
+    assert "normalize.mean, normalize.std, which may change its answers" in str(error)
+    is_net(load(tmp_path, NORMALISED, entry="model"), NET)
+    rest = {**A, "mean": torch.ones(1), "std": torch.ones(1), "extra.weight": torch.ones(1)}
+    refused("names begin with features, linear, mean, std, extra;", load, tmp_path, rest)
+    refused("3 unexpected, first mean, std, extra.weight", load, tmp_path, rest, "cnn_small")
+    nonsense = refused("got nonsense; its names begin with", load, tmp_path, A, entry="nonsense")
+    assert "--teacher.entry" in str(nonsense)
+
+
+def test_a_word_of_a_wrapper_stays_where_it_tells_two_weights_apart() -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+    assert plain_state({"a._orig_mod.w": one, "a.w": two}) == {"a._orig_mod.w": one, "a.w": two}
+    assert plain_state({"module": one}) == {"module": one}
+    assert plain_state({"a.module.w": one, "a.v": two}) == {"a.module.w": one, "a.v": two}
+    assert plain_state({"step": torch.ones(3), "b.n_averaged": one}).keys() == {"step"}
