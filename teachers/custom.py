@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
+from dfme.answers.reading import CHARGED, NEGATIVE, PartialAnswers, as_tensor
 from dfme.config.imports import blaming, find_target
 from dfme.errors import TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
@@ -75,12 +75,12 @@ class CustomTeacher:
             report_uncharged=self._uncharged.report_to,
         )
 
-    def __call__(self, images: Tensor, /) -> Tensor:
+    def __call__(self, images: Tensor, /) -> Any:
         if not CHARGED.get():
             self._uncharged.record(len(images))
         return self._read(self._call(images))
 
-    def ask(self, images: Tensor, key: str, /) -> Tensor:
+    def ask(self, images: Tensor, key: str, /) -> Any:
         assert self._ask is not None, "only a service is asked with a key"
         return self._read(self._ask(images, key))
 
@@ -95,7 +95,9 @@ class CustomTeacher:
         other._call = call
         return other
 
-    def _read(self, answer: object) -> Tensor:
+    def _read(self, answer: object) -> Any:
+        if isinstance(answer, PartialAnswers):
+            return answer.mapped(self._read)
         scores = as_tensor(answer)
         if not self.label_mode.soft:
             return scores

@@ -21,6 +21,7 @@ from dfme.compute import DeferredChecks
 from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
+from dfme.oracle.left_out import SHOWN, gap_counts, require_classes
 from dfme.oracle.retry import RateLimiter, Retries
 from dfme.spec import Teacher
 
@@ -211,12 +212,32 @@ class Dispatcher:
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))
+            self._report_unknown()
             if self._more and self._ask.tells_more:
                 self.tell(self._more)
                 self._more = ""
+        self.require_classes()
         return answers
 
+    def require_classes(self) -> None:
+        """TeacherError where what the service answers is too seldom a class; of no effect for others."""
+        if self.is_service:
+            require_classes(self._ledger, self._ask.unknown_names)
+
+    def _report_unknown(self) -> None:
+        """Tell the first few names that are none of the classes."""
+        for name in list(self._ask.unknown_names)[: SHOWN]:
+            if name not in self._told:
+                self._told[name] = (
+                    f"warning: the service answered {name}, which is none of the classes: such images are "
+                    "charged, counted and left out; if it is a class, name it in answer.classes"
+                )
+                self.tell(self._told[name])
+
     def _record(self, record: Record) -> None:
+        if self.is_service:
+            for reason, images in gap_counts(record.answers).items():
+                self._ledger.leave_out(record.seq, reason, images)
         try:
             if self._journal is not None:
                 self._journal.append(record)

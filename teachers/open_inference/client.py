@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import PartialAnswers
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import narrowed
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
@@ -67,7 +68,7 @@ class V2Teacher(RemoteTeacher):
             endpoint, self._v2, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
         )
 
-    def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
+    def ask(self, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
         """Like RemoteTeacher's; ``key`` is also the request's id, and another id is Unusable."""
         adapter = replace(self._v2, key=key)
         try:
@@ -145,6 +146,9 @@ class V2Adapter:
 
     def most_bytes(self, batch: int) -> int:
         return ROOM + batch * self.model.num_classes * NUMBER
+
+    def refused(self, reason: str, batch: int) -> None:
+        """A refusal of this protocol stands for no answer."""
 
     @staticmethod
     def batch_limit(refused: bytes) -> int | Literal[False] | None:

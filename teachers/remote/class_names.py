@@ -8,7 +8,7 @@ import numpy as np
 
 from dfme.config.messages import did_you_mean
 from dfme.errors import Unusable
-from dfme.teachers.remote.json_bodies import shown
+from dfme.teachers.remote.json_bodies import as_number, shown
 
 _MAX_CLASSES = 10_000_000
 _MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
@@ -42,7 +42,8 @@ class ClassNames:
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
         """The scores of one image by class, NaN where there is none; Unusable for odd names and scores."""
         scores: dict[int, float] = {}
-        for name, score in pairs:
+        for name, given in pairs:
+            score = as_number(given)
             number = self.index(name)
             if number in scores:
                 raise Unusable(f"expected each class once, got {shown(name)} twice", "a class twice")

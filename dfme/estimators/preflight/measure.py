@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import unanswered
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.errors import UserError
+from dfme.errors import TeacherError, UserError
 from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
 from dfme.estimators.preflight.diagnostics import (
     ObjectiveOfAnswers,
@@ -26,6 +27,9 @@ from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16
 """Images that every candidate step is tried at."""
+
+FEWEST_POINTS = 4
+"""Fewer of them, with an answer to everything, tell nothing of a step."""
 
 
 class Channel(NamedTuple):
@@ -109,7 +113,6 @@ class _Check:
         again = self._ask(base_NCHW)
         mixed_NCHW = torch.stack([base_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
         among = self._ask(mixed_NCHW)[::2].flip(0)
-        objective = self._objective(torch.cat([base, again, among]))
         # Ask for both ends of central differences; every step goes along the same directions.
         steps = candidate_steps(self.config, spec) if base.ndim == 2 else ()
         pairs = []
@@ -117,6 +120,13 @@ class _Check:
             central = replace(self.config, step=step, form="central")
             pairs.append(pair_of_images(central, spec, squash, u_NCHW, self._same_chance(), features_NFHW))
         asked = [self._ask(torch.cat(pair)) for pair in pairs]
+        known_N = _answered_throughout(base, again, among, *asked)
+        if not known_N.all():
+            base_NCHW = base_NCHW[known_N]
+            base, again, among = base[known_N], again[known_N], among[known_N]
+            pairs = [(plus_NCHW[known_N], minus_NCHW[known_N]) for plus_NCHW, minus_NCHW in pairs]
+            asked = [answers[known_N.repeat(2)] for answers in asked]
+        objective = self._objective(torch.cat([base, again, among]))
         answers = torch.cat([base, again, among, *asked])
         resolution = Resolution.seen(answers) if base.ndim == 2 else Resolution()
         candidates: tuple[StepCandidate, ...] = ()
@@ -191,6 +201,20 @@ class _Check:
             ).double(),
             revealed_J=base_N.new_tensor(revealed),
         )
+
+
+def _answered_throughout(*answers: Tensor) -> Tensor:
+    """Which points (N,) got an answer to all of their images, ``POINTS`` of each. TeacherError for too few."""
+    known_N = torch.ones(POINTS, dtype=torch.bool, device=answers[0].device)
+    for part in (part for each in answers for part in each.split(POINTS)):
+        known_N &= ~unanswered(part)
+    if known_N.sum() < FEWEST_POINTS:
+        raise TeacherError(
+            f"the check: the service named a class for all images around {int(known_N.sum())} of {POINTS} "
+            "points, too few to choose by; choose --estimator.kind and --estimator.step by hand, or take a "
+            "method that estimates nothing, such as --recipe frugal"
+        )
+    return known_N
 
 
 def _hidden(answers_NK: Tensor) -> Tensor:
