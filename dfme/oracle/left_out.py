@@ -1,0 +1,55 @@
+"""Images that a service answers without a class: which share of them is too large to go on.
+
+Such an image is charged, counted by the ledger and left out of all training and scoring. A name that is none
+of the classes may be that, as "not sure" is, or a fault of the adapter, which would leave out all images of a
+class that it spells wrongly. So a run ends early where such names are the rule, and where no image at all is
+given a class. Both follow from the ledger's counts, so that a resumed run ends alike, and asks nothing.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, gaps_of
+from dfme.errors import TeacherError
+from dfme.oracle.ledger import Ledger
+
+NO_LABEL = "no label"
+NO_CLASS = "unknown class"
+REASONS = {NO_ANSWER: NO_LABEL, UNKNOWN_CLASS: NO_CLASS}
+"""What the ledger says of the marks of ``PartialAnswers``."""
+
+MOST_UNKNOWN = 20
+"""So many names that are no classes, before as many images were given one: the adapter is wrong."""
+
+MOST_WITHOUT = 100
+"""So many images are paid for, and none is given a class: the service has nothing to tell of them."""
+
+SHOWN = 5  # names in a message
+
+
+def gap_counts(answers: Tensor) -> dict[str, int]:
+    """The images without a class by reason, those reasons alone that occur."""
+    gaps_B = gaps_of(answers)
+    counts = {reason: int((gaps_B == mark).sum()) for mark, reason in REASONS.items()}
+    return {reason: images for reason, images in counts.items() if images}
+
+
+def require_classes(ledger: Ledger, names: Iterable[str] = ()) -> None:
+    """TeacherError where what the service answers is too seldom a class. ``names``: what it said instead."""
+    unknown = ledger.no_answer[NO_CLASS].total()
+    if unknown >= MOST_UNKNOWN > ledger.given.total():
+        said = ", ".join(list(names)[:SHOWN])
+        raise TeacherError(
+            f"the service answered what is none of the classes for {unknown} of the first "
+            f"{unknown + ledger.given.total()} images{f' ({said})' if said else ''}: name all its classes in "
+            "answer.classes, and in answer.no_answer what it says where it knows none; then start a new run, "
+            "since these answers are on record in this one"
+        )
+    without = ledger.paid_without_answer
+    if without >= MOST_WITHOUT and not ledger.paid_with_answer:
+        raise TeacherError(
+            f"the service gave no class to any of the first {without} images paid for: the method's images "
+            "tell it nothing, or the adapter reads the wrong place; look with run.py check, then start a new "
+            "run with another method, or with images like its own (--method knockoff)"
+        )
