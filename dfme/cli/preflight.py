@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dfme.answers.reading import unanswered
 from dfme.compute import evaluating
-from dfme.errors import TeacherError
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.errors import TeacherError
 from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning
 from dfme.estimators.preflight.diagnostics import Resolution
 from dfme.estimators.preflight.measure import POINTS, Channel, preflight_images, run_preflight

@@ -226,7 +226,7 @@ class Dispatcher:
 
     def _report_unknown(self) -> None:
         """Tell the first few names that are none of the classes."""
-        for name in list(self._ask.unknown_names)[: SHOWN]:
+        for name in list(self._ask.unknown_names)[:SHOWN]:
             if name not in self._told:
                 self._told[name] = (
                     f"warning: the service answered {name}, which is none of the classes: such images are "

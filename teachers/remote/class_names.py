@@ -28,6 +28,9 @@ class ClassNames:
     def _index(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str | int) and str(name) in self._index
+
     def index(self, name: object) -> int:
         """Number of a class. Unusable for an unknown name; a whole number stands for its text."""
         text = f"{name:d}" if type(name) is int and abs(name) < _MAX_CLASSES else name

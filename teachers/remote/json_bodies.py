@@ -89,9 +89,7 @@ def table(rows: list[object], classes: int) -> Array:
             lone = type(row) in (int, float) or (isinstance(row, list) and len(row) == 1)
             cure = "; a binary model's one score wants --teacher.num-classes 2, a class number form: number"
             hint = cure if lone else ""
-            raise Unusable(
-                f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape"
-            )
+            raise Unusable(f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape")
         numbered.append(_numbers(row))
     try:
         return np.array(numbered, np.float64).reshape(len(rows), classes)

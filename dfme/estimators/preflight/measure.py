@@ -204,7 +204,7 @@ class _Check:
 
 
 def _answered_throughout(*answers: Tensor) -> Tensor:
-    """Which points (N,) got an answer to all of their images, ``POINTS`` of each. TeacherError for too few."""
+    """Which points (N,) got an answer to all of their images. TeacherError for too few."""
     known_N = torch.ones(POINTS, dtype=torch.bool, device=answers[0].device)
     for part in (part for each in answers for part in each.split(POINTS)):
         known_N &= ~unanswered(part)

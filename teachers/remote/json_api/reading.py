@@ -32,6 +32,9 @@ UNKNOWN = "unknown class"
 """Reason of what names something that is none of the classes."""
 
 
+CURE = "; if that stands for no class, name it in answer.no_answer"
+
+
 @dataclass
 class Reading:
     """What was read of a batch so far: rows of those that have a class, and the gaps (``PartialAnswers``)."""
@@ -84,18 +87,19 @@ class AnswerReader:
             return reading.leave_out(UNKNOWN_CLASS, "-1")
         if self._form in ("number", "scores"):
             return reading.take(value)
+        classes = self._model.classes
+        pairs = [(value, None)] if self._form == "name" else self._named(list(self._pairs(value)))
+        if not pairs:
+            return reading.leave_out(NO_ANSWER)
         try:
-            if self._form == "name":
-                reading.take(self._model.classes.index(value))
-            elif pairs := self._named(list(self._pairs(value))):
-                reading.take(self._model.classes.row(pairs))
-            else:
-                reading.leave_out(NO_ANSWER)
+            reading.take(classes.index(value) if self._form == "name" else classes.row(pairs))
         except Unusable as error:
-            # a name close to a class is a slip of the adapter, whose cure the message says
-            if error.reason != UNKNOWN or "did you mean" in str(error):
+            if error.reason != UNKNOWN or not all(type(name) in (str, int) for name, _ in pairs):
                 raise
-            reading.leave_out(UNKNOWN_CLASS, str(error).rpartition("got ")[2])
+            # Beside names that are classes, or close to one, it is a slip of the adapter.
+            if "did you mean" in str(error) or any(name in classes for name, _ in pairs):
+                raise Unusable(f"{error}{CURE}", UNKNOWN) from None
+            reading.leave_out(UNKNOWN_CLASS, shown(pairs[0][0]))
 
     def _says_none(self, value: object) -> bool:
         """True for null, for a list, an object or a text with nothing in it, and for ``answer.no_answer``."""
@@ -115,8 +119,10 @@ class AnswerReader:
         """Names and scores of one image."""
         if self._form == "lists":
             return self._parallel(value)
-        if self._form == "mapping" and isinstance(value, list) and all(type(item) is dict for item in value):
-            return [pair for entry in value for pair in entry.items()]
+        if self._form == "mapping" and isinstance(value, list):
+            entries = [item for item in value if isinstance(item, dict) and len(item) == 1]
+            if len(entries) == len(value):  # [{"cat": 0.7}, {"dog": 0.3}]
+                return [pair for entry in entries for pair in entry.items()]
         expected = dict if self._form == "mapping" else list
         if not isinstance(value, expected):
             what = "an object" if expected is dict else "a list of objects"
