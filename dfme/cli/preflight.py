@@ -10,7 +10,7 @@ from torch import Tensor
 from dfme.answers.reading import unanswered
 from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.errors import TeacherError
+from dfme.errors import Unserved
 from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning
 from dfme.estimators.preflight.diagnostics import Resolution
 from dfme.estimators.preflight.measure import POINTS, Channel, preflight_images, run_preflight
@@ -43,7 +43,7 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
     seconds = time.perf_counter() - started
     known = ~(unanswered(first) | unanswered(second))
     if not known.any():
-        raise TeacherError(
+        raise Unserved(
             f"the service named a class for none of the {images} images of noise; that it answers to images "
             "of its own kind is not ruled out, but what it answers to others can teach a student nothing"
         )

@@ -220,7 +220,7 @@ class Dispatcher:
         return answers
 
     def require_classes(self) -> None:
-        """TeacherError where what the service answers is too seldom a class; of no effect for others."""
+        """Unserved where what the service answers is too seldom a class; of no effect for others."""
         if self.is_service:
             require_classes(self._ledger, self._ask.unknown_names)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, gaps_of
-from dfme.errors import TeacherError
+from dfme.errors import Unserved
 from dfme.oracle.ledger import Ledger
 
 NO_LABEL = "no label"
@@ -36,11 +36,11 @@ def gap_counts(answers: Tensor) -> dict[str, int]:
 
 
 def require_classes(ledger: Ledger, names: Iterable[str] = ()) -> None:
-    """TeacherError where what the service answers is too seldom a class. ``names``: what it said instead."""
+    """Unserved where what the service answers is too seldom a class. ``names``: what it said instead."""
     unknown = ledger.no_answer[NO_CLASS].total()
     if unknown >= MOST_UNKNOWN > ledger.given.total():
         said = ", ".join(list(names)[:SHOWN])
-        raise TeacherError(
+        raise Unserved(
             f"the service answered what is none of the classes for {unknown} of the first "
             f"{unknown + ledger.given.total()} images{f' ({said})' if said else ''}: name all its classes in "
             "answer.classes, and in answer.no_answer what it says where it knows none; then start a new run, "
@@ -48,7 +48,7 @@ def require_classes(ledger: Ledger, names: Iterable[str] = ()) -> None:
         )
     without = ledger.paid_without_answer
     if without >= MOST_WITHOUT and not ledger.paid_with_answer:
-        raise TeacherError(
+        raise Unserved(
             f"the service gave no class to any of the first {without} images paid for: the method's images "
             "tell it nothing, or the adapter reads the wrong place; look with run.py check, then start a new "
             "run with another method, or with images like its own (--method knockoff)"

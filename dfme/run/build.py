@@ -24,7 +24,7 @@ from dfme.compute import (
 from dfme.config.defences import parse_defences
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
+from dfme.errors import Misfit, ShapeUnknown, TeacherError, Unserved, UserError
 from dfme.files import remove, write_text
 from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
@@ -112,6 +112,8 @@ def run_job(
         again = resume_command(path, job) if teacher is None else in_python
         try:
             return run.go(interrupt)
+        except Unserved:
+            raise
         except TeacherError as error:
             answered = run.oracle.ledger.useful or run.examination.answers is not None
             # a resume is held to the teacher as it was

@@ -20,7 +20,7 @@ from dfme.compute import validate_like
 from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.class_names import numbered, shown_names
-from dfme.errors import TeacherError, UserError
+from dfme.errors import Unserved, UserError
 from dfme.files import make_folder
 from dfme.oracle.oracle import Oracle
 from dfme.report.facts import wilson_interval
@@ -202,7 +202,7 @@ class EvaluationSet:
         if not self.left_out or len(answers) != len(self.images):
             return
         if self.left_out == len(answers):
-            raise TeacherError(
+            raise Unserved(
                 f"the service named a class for none of the {len(answers)} evaluation images; is "
                 "answer.path the place of its answer, and are these images of its kind?"
             )

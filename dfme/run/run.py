@@ -35,7 +35,7 @@ EARLY_SHARE = 0.1  # of the budget, after which answers of one class alone are t
 FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
 ACCOUNTS = (  # figures of the ledger that summary.json has
     *("budget", "spent", "spent_by_purpose", "evaluation_queries"),
-    *("requests", "refused", "failed", "lost"),
+    *("requests", "refused", "failed", "no_answer", "lost"),
 )
 
 
