@@ -178,6 +178,11 @@ def top_class(answers: Tensor) -> Tensor:
     return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
 
 
+def answered_class(answers: Tensor) -> Tensor:
+    """The class of each image (B,), or ``NO_ANSWER`` where a service named none."""
+    return top_class(answers).masked_fill(unanswered(answers), NO_ANSWER)
+
+
 def cut_to(scores_BK: Tensor, mode: LabelMode) -> Tensor:
     """Cut probabilities to what ``mode`` reveals; unchanged, bit by bit, if it reveals everything."""
     cut_BK = scores_BK

@@ -19,11 +19,13 @@ NO_CLASS = "unknown class"
 REASONS = {NO_ANSWER: NO_LABEL, UNKNOWN_CLASS: NO_CLASS}
 """What the ledger says of the marks of ``PartialAnswers``."""
 
-MOST_UNKNOWN = 20
+MAX_UNKNOWN = 20
 """So many names that are no classes, before as many images were given one: the adapter is wrong."""
 
-MOST_WITHOUT = 100
+MAX_WITHOUT = 100
 """So many images are paid for, and none is given a class: the service has nothing to tell of them."""
+
+MANY = 0.05  # a share of the images paid for that is worth a warning at the end
 
 SHOWN = 5  # names in a message
 
@@ -35,10 +37,27 @@ def gap_counts(answers: Tensor) -> dict[str, int]:
     return {reason: images for reason, images in counts.items() if images}
 
 
-def require_classes(ledger: Ledger, names: Iterable[str] = ()) -> None:
-    """Unserved where what the service answers is too seldom a class. ``names``: what it said instead."""
+def left_out_warnings(ledger: Ledger, evaluation: int) -> list[str]:
+    """What to say of images that are left out, where there are many. ``evaluation``: of that set."""
+    paid = ledger.paid_without_answer
+    whole = paid + ledger.paid_with_answer
+    if paid < MANY * whole and not evaluation:
+        return []
+    beside = f", and for {evaluation:,} evaluation images" if evaluation else ""
+    reasons = ", ".join(reason for reason, images in ledger.no_answer.items() if images)
+    return [
+        f"the service named none of the classes for {paid:,} of the {whole:,} images paid for{beside} "
+        f"({reasons}): they are left out, and every figure is of the others alone"
+    ]
+
+
+def require_classes(ledger: Ledger, names: Iterable[str] = (), enough: int = MAX_WITHOUT) -> None:
+    """Unserved where what the service answers is too seldom a class.
+
+    ``names``: what it said instead. ``enough``: images without a class, where none has one.
+    """
     unknown = ledger.no_answer[NO_CLASS].total()
-    if unknown >= MOST_UNKNOWN > ledger.given.total():
+    if unknown >= MAX_UNKNOWN > ledger.given.total():
         said = ", ".join(list(names)[:SHOWN])
         raise Unserved(
             f"the service answered what is none of the classes for {unknown} of the first "
@@ -47,7 +66,7 @@ def require_classes(ledger: Ledger, names: Iterable[str] = ()) -> None:
             "since these answers are on record in this one"
         )
     without = ledger.paid_without_answer
-    if without >= MOST_WITHOUT and not ledger.paid_with_answer:
+    if without >= enough and not ledger.paid_with_answer:
         raise Unserved(
             f"the service gave no class to any of the first {without} images paid for: the method's images "
             "tell it nothing, or the adapter reads the wrong place; look with run.py check, then start a new "

@@ -112,20 +112,25 @@ def run_job(
         again = resume_command(path, job) if teacher is None else in_python
         try:
             return run.go(interrupt)
-        except Unserved:
-            raise
         except TeacherError as error:
-            answered = run.oracle.ledger.useful or run.examination.answers is not None
-            # a resume is held to the teacher as it was
-            if isinstance(error.__cause__, Misfit) and not answered:
-                raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
-            raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
+            raise _with_advice(error, run, again) from error
         except KeyboardInterrupt:
             kept = "stopped before the first query: nothing is charged, nothing is kept"
             if resume or run.oracle.ledger.requests:
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
+
+
+def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
+    """The error with how to go on, where one can."""
+    if isinstance(error, Unserved):
+        return error
+    answered = run.oracle.ledger.useful or run.examination.answers is not None
+    # a resume is held to the teacher as it was
+    if isinstance(error.__cause__, Misfit) and not answered:
+        return TeacherError(f"{error}; no answer came yet: mend that, and start a new run")
+    return TeacherError(f"{error}; all that was paid is kept: {again}")
 
 
 def build_teacher(

@@ -202,10 +202,8 @@ class EvaluationSet:
         if not self.left_out or len(answers) != len(self.images):
             return
         if self.left_out == len(answers):
-            raise Unserved(
-                f"the service named a class for none of the {len(answers)} evaluation images; is "
-                "answer.path the place of its answer, and are these images of its kind?"
-            )
+            none = f"the service named a class for none of the {len(answers)} evaluation images"
+            raise Unserved(f"{none}; is answer.path the place of it, and are these images of its kind?")
         self.answers = answers[known_N]
         self.labels = None if self.labels is None else self.labels[known_N]
         images = self.images

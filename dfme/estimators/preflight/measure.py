@@ -28,7 +28,7 @@ from dfme.spec import ImageSpec, LabelMode
 POINTS = 16
 """Images that every candidate step is tried at."""
 
-FEWEST_POINTS = 4
+MIN_POINTS = 4
 """Fewer of them, with an answer to everything, tell nothing of a step."""
 
 
@@ -210,10 +210,10 @@ class _Check:
 def _answered(*answers: Tensor) -> Tensor:
     """Which points (N,) got an answer each time that they were asked. Unserved for too few."""
     known_N = ~torch.stack([unanswered(each) for each in answers]).any(dim=0)
-    if known_N.sum() < FEWEST_POINTS:
+    if known_N.sum() < MIN_POINTS:
         raise Unserved(
-            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images each time, too "
-            "few to choose by; start a new run with --estimator.kind and --estimator.step chosen by hand, or "
+            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images each time, "
+            "too few to choose by; start a new run with --estimator.kind and --estimator.step chosen by hand, or "
             "with a method that estimates nothing, such as --recipe frugal"
         )
     return known_N

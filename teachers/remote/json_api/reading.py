@@ -36,7 +36,7 @@ CURE = "; if that stands for no class, name it in answer.no_answer"
 
 
 @dataclass
-class Reading:
+class BatchRead:
     """What was read of a batch so far: rows of those that have a class, and the gaps (``PartialAnswers``)."""
 
     rows: list[object] = field(default_factory=list)
@@ -67,7 +67,7 @@ class AnswerReader:
     def read(self, values: list[object]) -> Tensor | PartialAnswers:
         """The answers to as many images. Unusable, naming the form, for what is none."""
         try:
-            reading = Reading()
+            reading = BatchRead()
             for value in values:
                 self._read_one(value, reading)
             answers = self._tensor(reading.rows)
@@ -79,7 +79,7 @@ class AnswerReader:
             return answers
         return PartialAnswers(answers, tuple(reading.gaps), tuple(reading.names))
 
-    def _read_one(self, value: object, reading: Reading) -> None:
+    def _read_one(self, value: object, reading: BatchRead) -> None:
         """Take in one image's class or scores, or its gap."""
         if self._says_none(value):
             return reading.leave_out(NO_ANSWER)
