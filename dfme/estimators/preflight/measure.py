@@ -213,8 +213,8 @@ def _answered(*answers: Tensor) -> Tensor:
     if known_N.sum() < MIN_POINTS:
         raise Unserved(
             f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images each time, "
-            "too few to choose by; start a new run with --estimator.kind and --estimator.step chosen by hand, or "
-            "with a method that estimates nothing, such as --recipe frugal"
+            "too few to choose by; start a new run with --estimator.kind and --estimator.step chosen by "
+            "hand, or with a method that estimates nothing, such as --recipe frugal"
         )
     return known_N
 
