@@ -98,3 +98,7 @@ class Misfit(Unusable):
     def __init__(self, message: str, reason: str, for_good: bool = False) -> None:
         super().__init__(message, reason)
         self.for_good = for_good
+
+
+class Misread(Misfit):
+    """A whole answer shows that those before it were read wrongly: nothing can go on with them."""

@@ -44,7 +44,7 @@ def left_out_warnings(ledger: Ledger, evaluation: int) -> list[str]:
     if paid < MANY * whole and not evaluation:
         return []
     beside = f", and for {evaluation:,} evaluation images" if evaluation else ""
-    reasons = ", ".join(reason for reason, images in ledger.no_answer.items() if images)
+    reasons = ", ".join(sorted(reason for reason, images in ledger.no_answer.items() if images))
     return [
         f"the service named none of the classes for {paid:,} of the {whole:,} images paid for{beside} "
         f"({reasons}): they are left out, and every figure is of the others alone"

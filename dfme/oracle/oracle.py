@@ -131,7 +131,7 @@ class Oracle:
             return None
         return {
             **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
-            "no_answer": {reason: images.total() for reason, images in self.ledger.no_answer.items()},
+            "no_answer": {reason: images.total() for reason, images in sorted(self.ledger.no_answer.items())},
             "seconds_answering": round(self._dispatcher.seconds, 3),
             "seconds_waited": round(self._dispatcher.waited, 3),
         }

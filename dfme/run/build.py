@@ -24,7 +24,7 @@ from dfme.compute import (
 from dfme.config.defences import parse_defences
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, ShapeUnknown, TeacherError, Unserved, UserError
+from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
 from dfme.files import remove, write_text
 from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
@@ -124,7 +124,7 @@ def run_job(
 
 def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
     """The error with how to go on, where one can."""
-    if isinstance(error, Unserved):
+    if isinstance(error, Unserved) or isinstance(error.__cause__, Misread):
         return error
     answered = run.oracle.ledger.useful or run.examination.answers is not None
     # a resume is held to the teacher as it was

@@ -7,7 +7,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from dfme.answers.reading import PartialAnswers
-from dfme.errors import BatchTooLarge, Misfit, Refused, Unusable
+from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
@@ -15,7 +15,7 @@ from dfme.teachers.remote.json_bodies import WRONG_NUMBER, outline, parse
 from dfme.teachers.remote.secrets import Secrets
 
 PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
-FOR_GOOD = ("unknown class", "a class twice", WRONG_NUMBER)  # of the very image that was asked
+FOR_GOOD = ("unknown class", "a class twice")  # of the very image that was asked
 MAX_OUTLINE = 400
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
@@ -130,4 +130,6 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     body = reply.body.decode(errors="replace")
     if secrets.hide(body) != body:
         text = "expected an answer, got one that repeats a secret and is not shown"
+    if whole and error.reason == WRONG_NUMBER:
+        return Misread(text, error.reason, for_good=True)
     return Misfit(text, error.reason, error.reason in FOR_GOOD) if whole else Unusable(text, error.reason)
