@@ -114,7 +114,7 @@ def lone_scores(rows: list[object], classes: int) -> Array | None:
     lone = [row[0] if isinstance(row, list) and len(row) == 1 else row for row in rows]
     if any(isinstance(row, list | dict) for row in lone):
         return None
-    column = [[as_number(row)] for row in lone]
+    column: list[object] = [[as_number(row)] for row in lone]
     return table(column, 1)[:, 0]
 
 

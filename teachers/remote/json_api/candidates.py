@@ -213,7 +213,7 @@ def _names_in(path: str, key: str, items: list[Any]) -> tuple[str, list[str], bo
         for leaf in sorted(shared, key=lambda leaf: not _LABELS.search(leaf)):
             texts = [dict(_leaves(item, "", 0)).get(leaf) for item in items]
             if _are_names(texts):
-                return joined(f"{path}[*]", leaf), texts, False
+                return joined(f"{path}[*]", leaf), list(map(str, texts)), False
     if all(type(item) is int and item >= 0 for item in items) and _IDS.search(key):
         return path, list(map(str, dict.fromkeys(items))), True
     return path, [], True
