@@ -304,6 +304,11 @@ class TeacherCall:
         mode = teacher.label_mode
         gaps = raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
         self.unknown_names.update(gaps.names)
+        if len(gaps.gaps) != len(query_BCHW) or not {*gaps.gaps} <= {0, NO_ANSWER, UNKNOWN_CLASS}:
+            raise TeacherError(
+                f"teacher: expected PartialAnswers with a mark for each of {len(query_BCHW)} images (0, "
+                f"{NO_ANSWER} or {UNKNOWN_CLASS}), got {len(gaps.gaps)} marks"
+            )
         try:
             answers = self._read(gaps.answers, gaps.gaps.count(0))
             return gaps.whole(answers, teacher.num_classes, mode) if any(gaps.gaps) else answers

@@ -44,9 +44,11 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     shares = {name: told.get(name) for name in AGREEMENTS} | baselines(seen)
     warned = [*teacher_warnings(seen), *student_warnings(seen)]
     unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
+    without = examination.left_out
+    left_out = f"; the teacher named no class for {without} more, which are left out" if without else ""
     return {
         "student": str(student),
-        "evaluation set": f"{examination.name}, {len(examination)} images",
+        "evaluation set": f"{examination.name}, {len(examination)} images{left_out}",
         **dict.fromkeys(unknown, NO_LABELS),
         **{name.replace("_", " "): value for name, value in scores.items()},
         **{name.replace("_", " "): share for name, share in shares.items() if share is not None},
