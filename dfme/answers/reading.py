@@ -104,12 +104,15 @@ class PartialAnswers:
     """What a service answered to a batch, of which some images have no class.
 
     ``answers``: of the other images alone, in their order. ``gaps``: for each image of the batch 0 where it
-    has an answer, or ``NO_ANSWER`` or ``UNKNOWN_CLASS``. ``names``: what stood in place of a class.
+    has an answer, or ``NO_ANSWER`` or ``UNKNOWN_CLASS``. ``names``: what stood in place of a class. ``slip``:
+    that this is rather a fault of the adapter, in words; it is refused while the service has never answered
+    as is read.
     """
 
     answers: Any
     gaps: tuple[int, ...]
     names: tuple[str, ...] = ()
+    slip: str = ""
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PartialAnswers":
         """The same with its answers changed, where it has any."""
@@ -277,7 +280,8 @@ class TeacherCall:
     """Asks ``teacher``, also from several threads; answers come to ``device``, checked.
 
     ``run`` names the run, for the keys of its requests. ``tells_more``: an answer told more than its mode.
-    ``unknown_names``: what a service answered in place of its classes.
+    ``unknown_names``: what a service answered in place of its classes. ``fits``: whether it has ever answered
+    as is read.
     """
 
     tells_more = False
@@ -290,6 +294,7 @@ class TeacherCall:
         self._remote = teacher.info.remote
         self.needs_key = self._remote is not None
         self.unknown_names = Counter[str]()
+        self.fits: Callable[[], bool] = lambda: True
 
     def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
         """The answers to the images that follow ``position`` others of the run and have the digest ``code``.
@@ -303,6 +308,8 @@ class TeacherCall:
         teacher = self._teacher
         mode = teacher.label_mode
         gaps = raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
+        if gaps.slip and not self.fits():
+            raise Misfit(gaps.slip, "unknown class", for_good=True)
         self.unknown_names.update(gaps.names)
         if len(gaps.gaps) != len(query_BCHW) or not {*gaps.gaps} <= {0, NO_ANSWER, UNKNOWN_CLASS}:
             raise TeacherError(

@@ -69,7 +69,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._closed = False
         self._told: dict[str, str] = {}
-        self._fits = False  # whether an answer came yet that has the form that is read
+        self._ask.fits = self._ask_undefended.fits = self._has_fitted
         self.tell: Callable[[str], None] = lambda line: None
         self._teacher = teacher
         self.seconds = 0.0
@@ -109,7 +109,7 @@ class Dispatcher:
         limits = (self._max_batch, self._limiter.max_images)
         parts = self._split(batch, min([len(batch.query_BCHW), *filter(None, limits)]))
         one_by_one = len(parts) == 1 or self._policy.in_flight == 1
-        alone = len(parts) if one_by_one else int(not self._fits)  # the first of all may be in vain
+        alone = len(parts) if one_by_one else int(not self._has_fitted())  # the first of all may be in vain
         answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
         return answers + (self._side_by_side(parts[alone:], purpose) if parts[alone:] else [])
 
@@ -177,7 +177,7 @@ class Dispatcher:
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
         """Ask until there is an answer, or until ``Retries`` gives up."""
-        retries = Retries(self._policy, self._report, in_vain, self._fits)
+        retries = Retries(self._policy, self._report, in_vain, self._has_fitted())
         while True:
             try:
                 return self._attempt(part, purpose)
@@ -208,7 +208,6 @@ class Dispatcher:
         self._limiter.learn(left, len(part.query_BCHW))
         with self._lock:
             self._require_open()
-            self._fits = True
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))
@@ -218,6 +217,10 @@ class Dispatcher:
                 self._more = ""
         self.require_classes()
         return answers
+
+    def _has_fitted(self) -> bool:
+        """Whether an answer came yet, in any session, that has the form that is read."""
+        return self._ledger.given.total() > 0
 
     def require_classes(self) -> None:
         """Unserved where what the service answers is too seldom a class; of no effect for others."""

@@ -1,6 +1,6 @@
 """A service as a teacher: an adapter encodes and decodes, an endpoint transports."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 from uuid import uuid4
 
@@ -15,7 +15,6 @@ from dfme.teachers.remote.json_bodies import WRONG_NUMBER, outline, parse
 from dfme.teachers.remote.secrets import Secrets
 
 PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
-FOR_GOOD = ("unknown class", "a class twice")  # of the very image that was asked
 MAX_OUTLINE = 400
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
@@ -100,7 +99,11 @@ class RemoteTeacher:
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None
         try:
-            return adapter.decode(reply, batch)
+            answers = adapter.decode(reply, batch)
+            if isinstance(answers, PartialAnswers) and answers.slip:
+                slip = _judged(Unusable(answers.slip), reply, self._endpoint.secrets)
+                answers = replace(answers, slip=str(slip))
+            return answers
         except Unusable as error:
             unusable = error
         raise _judged(unusable, reply, self._endpoint.secrets)  # out here, where nothing is chained to it
@@ -132,4 +135,4 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
         text = "expected an answer, got one that repeats a secret and is not shown"
     if whole and error.reason == WRONG_NUMBER:
         return Misread(text, error.reason, for_good=True)
-    return Misfit(text, error.reason, error.reason in FOR_GOOD) if whole else Unusable(text, error.reason)
+    return Misfit(text, error.reason) if whole else Unusable(text, error.reason)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 NONE_OF_THEM = -1  # a class number by which services say that it is none of the classes
 UNKNOWN = "unknown class"
-"""Reason of what names something that is none of the classes."""
+LEFT_OUT = (UNKNOWN, "a class twice")
+"""Reasons for which one image is left out and the others are read."""
 
 
 CURE = "; if that stands for no class, name it in answer.no_answer"
@@ -42,6 +43,7 @@ class BatchRead:
     rows: list[object] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    slip: str = ""
 
     def take(self, row: object) -> None:
         self.rows.append(row)
@@ -77,7 +79,8 @@ class AnswerReader:
             raise Unusable(f"answer.form {self._form}: {error}", error.reason) from None
         if not any(reading.gaps):
             return answers
-        return PartialAnswers(answers, tuple(reading.gaps), tuple(reading.names))
+        slip = f"answer.form {self._form}: {reading.slip}" if reading.slip else ""
+        return PartialAnswers(answers, tuple(reading.gaps), tuple(reading.names), slip)
 
     def _read_one(self, value: object, reading: BatchRead) -> None:
         """Take in one image's class or scores, or its gap."""
@@ -94,12 +97,12 @@ class AnswerReader:
         try:
             reading.take(classes.index(value) if self._form == "name" else classes.row(pairs))
         except Unusable as error:
-            if error.reason != UNKNOWN or not all(type(name) in (str, int) for name, _ in pairs):
+            if error.reason not in LEFT_OUT or not all(type(name) in (str, int) for name, _ in pairs):
                 raise
-            # Beside names that are classes, or close to one, it is a slip of the adapter.
+            # Beside names that are classes, or close to one, it is rather a slip of the adapter.
             if "did you mean" in str(error) or any(name in classes for name, _ in pairs):
-                raise Unusable(f"{error}{CURE}", UNKNOWN) from None
-            reading.leave_out(UNKNOWN_CLASS, shown(pairs[0][0]))
+                reading.slip = f"{error}{CURE if error.reason == UNKNOWN else ''}"
+            reading.leave_out(UNKNOWN_CLASS, str(error).rpartition("got ")[2].partition(";")[0])
 
     def _says_none(self, value: object) -> bool:
         """True for null, for a list, an object or a text with nothing in it, and for ``answer.no_answer``."""

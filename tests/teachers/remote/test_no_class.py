@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from dfme.errors import TeacherError, Unserved, Unusable
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.left_out import MAX_UNKNOWN
 from dfme.oracle.oracle import Oracle
-from dfme.spec import ImageSpec, LabelMode
+from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.build import make_teacher
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.endpoint import Reply
@@ -97,8 +99,6 @@ def test_in_a_batch_the_others_are_read() -> None:
 @pytest.mark.parametrize(
     ("form", "answer", "words"),
     [
-        (NAME, {"label": "dogg"}, "did you mean dog?; if that stands for no class"),
-        (PAIRS, {"Labels": [*CAT, {"label": "vase", "score": 0.1}]}, "name it in answer.no_answer"),
         (NAME, {"label": {"a": 1}}, "expected one of the 3 given, got an object of 1"),
         (NAME, {"note": "nothing found"}, "say answer.optional: true"),
         ({"form": "number"}, 3, "from 0 to 2, got 3: a service that counts from 1 wants form: name"),
@@ -132,6 +132,38 @@ def test_scores_go_by_name_in_whatever_order_and_shape(form: dict[str, Any], ans
     scores = read(reader("top_k:2", **form), answer)[0]
     assert scores[[0, 2]].tolist() == [0.125, 0.75]
     assert scores[1].isnan()
+
+
+@pytest.mark.parametrize(
+    ("form", "answer", "words"),
+    [
+        (NAME, {"label": "dogg"}, "did you mean dog?; if that stands for no class"),
+        (PAIRS, {"Labels": [*CAT, {"label": "vase", "score": 0.1}]}, "name it in answer.no_answer"),
+        (PAIRS, {"Labels": [*CAT, {"label": "cat", "score": 0.1}]}, "expected each class once"),
+    ],
+)
+def test_what_may_be_a_slip_is_refused_at_first_and_left_out_later(
+    form: dict[str, Any], answer: Any, words: str
+) -> None:
+    came = read(reader(**form), answer)
+    assert gaps(came) == [UNKNOWN_CLASS]
+    assert words in came.slip
+    remote = SimpleNamespace(wire=RequestPolicy(), ask=lambda images, key: came)
+    kind = LabelMode("label") if form["form"] == "name" else LabelMode.parse("top_k:1")
+    teacher = SimpleNamespace(
+        spec=ImageSpec(SHAPE), num_classes=3, label_mode=kind, info=TeacherInfo(remote=remote)
+    )
+    ledger = Ledger(10)
+    refused(words, Oracle(teacher, ledger), torch.zeros(1, *SHAPE), error=TeacherError)
+    assert (ledger.spent, ledger.failed) == (1, 1)
+    remote.ask = lambda images, key: (
+        torch.tensor([0]) if kind.kind == "label" else torch.tensor([[1, nan, nan]])
+    )
+    oracle = Oracle(teacher, ledger)
+    oracle(torch.zeros(1, *SHAPE))
+    remote.ask = lambda images, key: came
+    assert unanswered(oracle(torch.zeros(1, *SHAPE))).tolist() == [True]
+    assert (ledger.spent, ledger.failed, ledger.paid_without_answer) == (3, 1, 1)
 
 
 def test_lists_of_different_lengths_are_refused() -> None:
