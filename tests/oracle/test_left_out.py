@@ -107,7 +107,9 @@ def test_an_image_without_a_class_is_charged_counted_and_marked(mode: str, tmp_p
     assert ledger.totals().no_answer == gaps + early
 
 
-def test_a_larger_share_of_one_request_than_it_has_images_is_no_ledgers_line(tmp_path: Path) -> None:
+def test_a_larger_share_of_one_request_than_it_has_images_is_no_ledgers_line(
+    tmp_path: Path,
+) -> None:
     ledger = Ledger(10, tmp_path / "ledger.jsonl")
     ledger.charge(2, "student")
     ledger.leave_out(1, "no label", 3)
@@ -126,7 +128,10 @@ def test_votes_and_means_are_of_the_answers_that_there_are() -> None:
     read = Reader(three, LabelMode("probabilities"), 2).read(scores)
     assert torch.allclose(read[0], torch.tensor([0.3, 0.7]))
     assert read[1].isnan().all()
-    assert Reader(AnswersConfig(learn="label"), LabelMode(), 2).read(scores[:2]).tolist() == [1, NO_ANSWER]
+    assert Reader(AnswersConfig(learn="label"), LabelMode(), 2).read(scores[:2]).tolist() == [
+        1,
+        NO_ANSWER,
+    ]
 
 
 CASES = [
@@ -190,7 +195,11 @@ def test_a_budget_too_small_for_that_ends_with_the_same_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("test_left_out.mark_of", lambda image, share: NO_ANSWER)
-    with no_pictures(), no_rehearsal(), pytest.raises(Unserved, match="gave no class to any of the first 60"):
+    with (
+        no_pictures(),
+        no_rehearsal(),
+        pytest.raises(Unserved, match="gave no class to any of the first 60"),
+    ):
         clone(tmp_path / "run", Hesitant("label"), budget=60)
 
 

@@ -63,8 +63,16 @@ CAT = [{"label": "cat", "score": 0.9}]
         (PAIRS, {"Labels": []}, NO_ANSWER),
         (PAIRS, {"Labels": None}, NO_ANSWER),
         (PAIRS, {"Labels": [{"label": "vase", "score": 0.9}]}, UNKNOWN_CLASS),
-        (PAIRS | {"no_answer": ("vase",)}, {"Labels": [{"label": "vase", "score": 0.9}]}, NO_ANSWER),
-        (PAIRS | {"no_answer": ("vase",)}, {"Labels": [*CAT, {"label": "vase", "score": 1}]}, NO_ANSWER),
+        (
+            PAIRS | {"no_answer": ("vase",)},
+            {"Labels": [{"label": "vase", "score": 0.9}]},
+            NO_ANSWER,
+        ),
+        (
+            PAIRS | {"no_answer": ("vase",)},
+            {"Labels": [*CAT, {"label": "vase", "score": 1}]},
+            NO_ANSWER,
+        ),
         (NAME, {"label": None}, NO_ANSWER),
         (NAME, {"label": ""}, NO_ANSWER),
         (NAME, {"label": "I am not sure"}, UNKNOWN_CLASS),
@@ -101,7 +109,11 @@ def test_in_a_batch_the_others_are_read() -> None:
     [
         (NAME, {"label": {"a": 1}}, "expected one of the 3 given, got an object of 1"),
         (NAME, {"note": "nothing found"}, "say answer.optional: true"),
-        ({"form": "number"}, 3, "from 0 to 2, got 3: a service that counts from 1 wants form: name"),
+        (
+            {"form": "number"},
+            3,
+            "from 0 to 2, got 3: a service that counts from 1 wants form: name",
+        ),
         ({"form": "number"}, "2", "what is a text wants form: name"),
         ({"form": "number"}, -2, "from 0 to 2, got -2"),
     ],
@@ -208,7 +220,13 @@ def test_of_two_classes_the_one_that_is_not_named_has_the_rest(form: str) -> Non
 
 
 def test_one_score_of_several_classes_says_what_to_do() -> None:
-    refused("--teacher.num-classes 2", read, reader("probabilities", form="scores"), [0.75], error=Unusable)
+    refused(
+        "--teacher.num-classes 2",
+        read,
+        reader("probabilities", form="scores"),
+        [0.75],
+        error=Unusable,
+    )
 
 
 def one_by_one(oracle: Oracle, images: int) -> torch.Tensor:
@@ -284,7 +302,10 @@ def test_a_number_that_counts_from_one_is_asked_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"no_answer": ["cat"]}, "answer.no_answer: expected what is none of answer.classes, got 'cat'"),
+        (
+            {"no_answer": ["cat"]},
+            "answer.no_answer: expected what is none of answer.classes, got 'cat'",
+        ),
         ({"no_answer_status": [500]}, "answer.no_answer_status: expected some of 204, 400"),
         ({"no_answer_status": [429]}, "answer.no_answer_status"),
         ({"label": "a[*].b", "form": "pairs"}, "answer.label: expected a path without [*]"),
