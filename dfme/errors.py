@@ -38,6 +38,10 @@ class TeacherError(ServiceError):
     """The teacher failed for good or answered what its specification rules out; everything paid is kept."""
 
 
+class Unserved(TeacherError):  # noqa: N818 (an outcome, not a fault of the program)
+    """The service answers, but hardly ever with one of the classes: to resume would end alike."""
+
+
 class BudgetExhausted(DfmeError):  # noqa: N818 (the name of the contract)
     """A batch would have exceeded the query budget; it was refused before it was sent."""
 
@@ -94,3 +98,7 @@ class Misfit(Unusable):
     def __init__(self, message: str, reason: str, for_good: bool = False) -> None:
         super().__init__(message, reason)
         self.for_good = for_good
+
+
+class Misread(Misfit):
+    """A whole answer shows that those before it were read wrongly: nothing can go on with them."""

@@ -160,11 +160,14 @@ class RequestPolicy:
 
 @runtime_checkable
 class Remote(Protocol):
-    """A service. ``ask`` replaces the call; every attempt at one request has the same ``key``."""
+    """A service. ``ask`` replaces the call; every attempt at one request has the same ``key``.
+
+    It may answer ``dfme.answers.reading.PartialAnswers`` where some of the images have no class.
+    """
 
     wire: RequestPolicy
 
-    def ask(self, images: Tensor, key: str, /) -> Tensor: ...
+    def ask(self, images: Tensor, key: str, /) -> Any: ...
 
     def close(self) -> None: ...
 

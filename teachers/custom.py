@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.advice import add_up_to
-from dfme.answers.reading import CHARGED, NEGATIVE, as_tensor
+from dfme.answers.reading import CHARGED, NEGATIVE, PartialAnswers, as_tensor
 from dfme.compute import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import TeacherError, UserError
@@ -80,14 +80,14 @@ class CustomTeacher:
             report_uncharged=self._uncharged.report_to,
         )
 
-    def __call__(self, images: Tensor, /) -> Tensor:
+    def __call__(self, images: Tensor, /) -> Any:
         if not CHARGED.get():
             self._uncharged.record(len(images))
         with defaults_kept("teacher", TeacherError):
             answer = self._call(images)
         return self._read(answer)
 
-    def ask(self, images: Tensor, key: str, /) -> Tensor:
+    def ask(self, images: Tensor, key: str, /) -> Any:
         assert self._ask is not None, "only a service is asked with a key"
         return self._read(self._ask(images, key))
 
@@ -102,7 +102,9 @@ class CustomTeacher:
         other._call = call
         return other
 
-    def _read(self, answer: object) -> Tensor:
+    def _read(self, answer: object) -> Any:
+        if isinstance(answer, PartialAnswers):
+            return answer.mapped(self._read)
         scores = as_tensor(answer)
         if not self.label_mode.soft:
             return scores

@@ -6,11 +6,12 @@ A mode only ever reveals less: logits > probabilities > rounded probabilities > 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfme.answers.reading import NO_LABEL, keep_largest
+from dfme.answers.reading import NO_LABEL, PartialAnswers, keep_largest
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 
@@ -65,15 +66,15 @@ class Wrapper:
         self.wire = teacher.info.wire
         self.close = teacher.info.close
 
-    def __call__(self, images: Tensor, /) -> Tensor:
+    def __call__(self, images: Tensor, /) -> Any:
         return self._answers(images, self._teacher)
 
-    def ask(self, images: Tensor, key: str, /) -> Tensor:
+    def ask(self, images: Tensor, key: str, /) -> Any:
         remote = self._teacher.info.remote
         assert remote is not None, "only a service is asked with a key"
         return self._answers(images, lambda asked_BCHW: remote.ask(asked_BCHW, key))
 
-    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Any:
         """The answers to images, which ``ask`` gets of the wrapped teacher."""
         raise NotImplementedError
 
@@ -94,8 +95,13 @@ class Restricted(Wrapper):
         self.label_mode = label_mode
         self.info = replace(self.info, uncut_mode=teacher.info.uncut_mode or teacher.label_mode)
 
-    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Any:
         scores_BK = ask(images)
+        if isinstance(scores_BK, PartialAnswers):
+            return scores_BK.mapped(self._cut)
+        return self._cut(scores_BK)
+
+    def _cut(self, scores_BK: Tensor) -> Tensor:
         given = self._teacher.label_mode
         wanted = self.label_mode
         as_it_is = self.info.remote and given.kind != "logits" and wanted.kind != "label"

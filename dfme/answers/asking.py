@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dfme.answers.reading import top_class
+from dfme.answers.reading import NO_ANSWER, top_class, unanswered
 from dfme.answers.recover import Recovery, known_map, make_recovery
 from dfme.compute import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
@@ -72,7 +72,19 @@ class Reader:
         """One answer for each image, of those to all that ``expand`` made of it.
 
         Scores are averaged; of labels the most frequent counts, and of equally frequent ones the image's own.
+        What a service did not answer counts for nothing, and marks an image alone that it never answered.
         """
+        if on_accelerator(answers.device) or not bool((gaps := unanswered(answers)).any()):
+            return self._learnable(self._merged(answers))
+        known_B = ~gaps.view(self.times, -1).all(dim=0)
+        known = self._learnable(self._merged(answers)[known_B])
+        mark = torch.tensor(NO_ANSWER if known.ndim == 1 else torch.nan, dtype=known.dtype)
+        whole = mark.repeat(len(known_B), *known.shape[1:])
+        whole[known_B] = known
+        return whole
+
+    def _merged(self, answers: Tensor) -> Tensor:
+        """One answer for each image; scores that are missing (NaN) count for nothing."""
         if self.recovery is not None and self._raw_mode.kind == "logits":
             answers = answers.softmax(dim=1)
         if not self._compared and len(answers) and not on_accelerator(answers.device):
@@ -82,13 +94,17 @@ class Reader:
                 self.tell(
                     "warning: an image that is asked again is answered alike: --answers.repeat buys nothing"
                 )
-        if self.times > 1:
-            answers = answers.unflatten(0, (self.times, len(answers) // self.times))
-            if self._raw_mode.kind == "label":
-                votes_TBK = answers[..., None] == torch.arange(self._classes, device=answers.device)
-                answers = (votes_TBK.sum(dim=0) + 0.5 * votes_TBK[0]).argmax(dim=1)
-            else:
-                answers = answers.mean(dim=0)
+        if self.times == 1:
+            return answers
+        answers = answers.unflatten(0, (self.times, len(answers) // self.times))
+        if self._raw_mode.kind == "label":
+            votes_TBK = answers[..., None] == torch.arange(self._classes, device=answers.device)
+            return (votes_TBK.sum(dim=0) + 0.5 * votes_TBK[0]).argmax(dim=1)
+        partly = not on_accelerator(answers.device) and bool(answers.isnan().any())
+        return answers.nanmean(dim=0) if partly else answers.mean(dim=0)
+
+    def _learnable(self, answers: Tensor) -> Tensor:
+        """The answers with a defence undone, in the form that students learn from."""
         if self.recovery is not None:
             answers = self.recovery(answers)
         return top_class(answers) if self.mode.kind == "label" else answers

@@ -2,8 +2,10 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from dfme.spec import LabelMode, Teacher
 NEGATIVE = 1e-6  # how far below zero a probability may lie: the rounding of a softmax in float32
 SUM = 1e-3  # how far from one a row may sum, besides what its dtype and its decimals round off
 NO_LABEL = -1  # stands for the label of scores that are NaN; no teacher may answer it
+NO_ANSWER = -2  # marks an image to which a service named no class; its row of scores is all NaN
+UNKNOWN_CLASS = -3  # it named what is none of the classes; its row of scores is all minus infinity
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 CHARGED: ContextVar[bool] = ContextVar("charged", default=False)
@@ -97,6 +101,69 @@ def read_own(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
     return y_BK
 
 
+@dataclass(frozen=True)
+class PartialAnswers:
+    """What a service answered to a batch, of which some images have no class.
+
+    ``answers``: of the other images alone, in their order. ``gaps``: for each image of the batch 0 where it
+    has an answer, or ``NO_ANSWER`` or ``UNKNOWN_CLASS``. ``names``: what stood in place of a class. ``slip``:
+    that this is rather a fault of the adapter, in words; it is refused while the service has never answered
+    as is read.
+    """
+
+    answers: Any
+    gaps: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    slip: str = ""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "PartialAnswers":
+        """The same with its answers changed, where it has any."""
+        return replace(self, answers=change(self.answers)) if 0 in self.gaps else self
+
+    def whole(self, answers: Tensor, classes: int, mode: LabelMode) -> Tensor:
+        """Answers to the whole batch: ``answers``, which were checked, and a mark for each gap."""
+        gaps_B = torch.tensor(self.gaps, device=answers.device)
+        if mode.kind == "label":
+            filled = gaps_B.clone()
+        else:
+            marks_B = torch.where(gaps_B == UNKNOWN_CLASS, -torch.inf, torch.nan)
+            filled = marks_B[:, None].repeat(1, classes)
+        if len(answers):
+            filled[gaps_B == 0] = answers
+        return filled
+
+
+def gaps_of(answers: Tensor) -> Tensor:
+    """For each image (B,) 0, or ``NO_ANSWER`` or ``UNKNOWN_CLASS`` by the marks of ``PartialAnswers``."""
+    if answers.ndim == 1:
+        return answers.clamp(max=0).masked_fill(answers > NO_ANSWER, 0)
+    none_B = answers.isnan().all(1)
+    unknown_B = (answers == -torch.inf).all(1)
+    return none_B * NO_ANSWER + unknown_B * UNKNOWN_CLASS
+
+
+def unmarked(answers: Tensor) -> Tensor:
+    """The answers with one mark for whatever is no answer, a label ``NO_ANSWER`` or a row of NaN."""
+    gaps_B = gaps_of(answers)
+    if not bool(gaps_B.any()):
+        return answers
+    mark = NO_ANSWER if answers.ndim == 1 else torch.nan
+    return torch.where(gaps_B.view(-1, *[1] * (answers.ndim - 1)) == 0, answers, mark)
+
+
+def unanswered(answers: Tensor) -> Tensor:
+    """Which images (B,) a service answered without a class; nothing can be learnt from these rows."""
+    return gaps_of(answers) != 0
+
+
+def with_answers(images_BCHW: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """The images that have an answer, with their answers; both unchanged where all have one."""
+    known_B = ~unanswered(answers)
+    if bool(known_B.all()):
+        return images_BCHW, answers
+    return images_BCHW[known_B.to(images_BCHW.device)], answers[known_B]
+
+
 def largest(scores_BK: Tensor, k: int) -> Tensor:
     """Where the ``k`` largest known scores of a row are; among equal ones the first classes win."""
     known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -114,6 +181,11 @@ def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
 def top_class(answers: Tensor) -> Tensor:
     """The class a teacher answered, (B,), from labels or scores of any mode; among equal ones the first."""
     return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
+
+
+def answered_class(answers: Tensor) -> Tensor:
+    """The class of each image (B,), or ``NO_ANSWER`` where a service named none."""
+    return top_class(answers).masked_fill(unanswered(answers), NO_ANSWER)
 
 
 def cut_to(scores_BK: Tensor, mode: LabelMode) -> Tensor:
@@ -210,6 +282,8 @@ class TeacherCall:
     """Asks ``teacher``, also from several threads; answers come to ``device``, checked.
 
     ``run`` names the run, for the keys of its requests. ``tells_more``: an answer told more than its mode.
+    ``unknown_names``: what a service answered in place of its classes. ``fits``: whether it has ever answered
+    as is read.
     """
 
     tells_more = False
@@ -221,6 +295,8 @@ class TeacherCall:
         self._device = device
         self._remote = teacher.info.remote
         self.needs_key = self._remote is not None
+        self.unknown_names = Counter[str]()
+        self.fits: Callable[[], bool] = lambda: True
 
     def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
         """The answers to the images that follow ``position`` others of the run and have the digest ``code``.
@@ -233,17 +309,34 @@ class TeacherCall:
         raw = self._call(query_BCHW, position, code)
         teacher = self._teacher
         mode = teacher.label_mode
+        gaps = raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
+        if gaps.slip and not self.fits():
+            raise Misfit(gaps.slip, "unknown class", for_good=True)
+        self.unknown_names.update(gaps.names)
+        if len(gaps.gaps) != len(query_BCHW) or not {*gaps.gaps} <= {0, NO_ANSWER, UNKNOWN_CLASS}:
+            raise TeacherError(
+                f"teacher: expected PartialAnswers with a mark for each of {len(query_BCHW)} images (0, "
+                f"{NO_ANSWER} or {UNKNOWN_CLASS}), got {len(gaps.gaps)} marks"
+            )
         try:
-            shape = len(query_BCHW), teacher.num_classes
-            return read_answers(raw, *shape, mode, self._deferred, self._device, self._more)
+            answers = self._read(gaps.answers, gaps.gaps.count(0))
+            return gaps.whole(answers, teacher.num_classes, mode) if any(gaps.gaps) else answers
         except TeacherError as error:
             if self._remote:
-                whole = isinstance(raw, Tensor) and bool(raw.isfinite().all())
+                came = gaps.answers
+                whole = isinstance(came, Tensor) and bool(came.isfinite().all())
                 raise (Misfit if whole else Unusable)(str(error), error.reason) from error
             raise
         except Exception as error:  # there are dtypes that nothing can be done with
             what = f"what none can be read from ({type(error).__name__})"
             raise TeacherError(f"teacher: expected {mode.kind}, got {what}") from error
+
+    def _read(self, raw: object, images: int) -> Tensor:
+        teacher = self._teacher
+        if not images:
+            return torch.empty(0, device=self._device)
+        given = raw, images, teacher.num_classes, teacher.label_mode
+        return read_answers(*given, self._deferred, self._device, self._more)
 
     def _more(self) -> None:
         self.tells_more = True

@@ -7,8 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import unanswered
 from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.errors import Unserved
 from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning
 from dfme.estimators.preflight.diagnostics import Resolution
 from dfme.estimators.preflight.measure import POINTS, Channel, preflight_images, run_preflight
@@ -39,6 +41,13 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
     started = time.perf_counter()
     second = oracle(queries_BCHW, purpose="check")
     seconds = time.perf_counter() - started
+    known = ~(unanswered(first) | unanswered(second))
+    if not known.any():
+        raise Unserved(
+            f"the service named a class for none of the {images} images of noise; that it answers to images "
+            "of its own kind is not ruled out, but what it answers to others can teach a student nothing"
+        )
+    first, second = first[known], second[known]
     finding = _probe(oracle, seed)
     limit = teacher.info.max_batch
     most = "any number" if limit is None else f"at most {limit}"
@@ -55,10 +64,19 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
         "deterministic": f"no: {differ.format(repeat)}" if repeat else f"yes: {same}",
         "batches": f"{among} among others",
         "speed": f"{images / max(seconds, 1e-9):,.0f} images per second, {images} at a time",
+        **_left_out(ledger),
         "queries": f"{ledger.spent} images charged (check), in {ledger.requests} requests",
     }
     described = [f"{name:15}{text}" for name, text in lines.items()]
     return "\n".join([*described, "", *_differences(finding, oracle)])
+
+
+def _left_out(ledger: Ledger) -> dict[str, str]:
+    """The line about images that a service named no class for; none where there are none."""
+    left_out = ledger.paid_without_answer
+    reasons = ", ".join(ledger.no_answer)
+    text = f"to {left_out} of {ledger.spent} images ({reasons}); they are charged and left out"
+    return {"no answer": text} if left_out else {}
 
 
 def _probe(oracle: Oracle, seed: int) -> Finding:

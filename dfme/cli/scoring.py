@@ -48,9 +48,11 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     told = under_defences(oracle, examination, seen)
     warned = warnings(seen)
     unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
+    without = examination.left_out
+    left_out = f"; the teacher named no class for {without} more, which are left out" if without else ""
     return {
         "student": str(student),
-        "evaluation set": f"{examination.name}, {len(examination)} images",
+        "evaluation set": f"{examination.name}, {len(examination)} images{left_out}",
         **dict.fromkeys(unknown, NO_LABELS),
         **_beside_a_constant_answer(scores, baselines(seen)),
         **{name.replace("_", " "): told[name] for name in AGREEMENTS if told.get(name) is not None},

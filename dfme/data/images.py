@@ -97,7 +97,7 @@ class ImageSet:
         """``limit`` images spread evenly over the set, which may be sorted by class; 0: every image."""
         if not 0 < limit < len(self):
             return self
-        return self._at([index * len(self) // limit for index in range(limit)])
+        return self.at([index * len(self) // limit for index in range(limit)])
 
     def half(self, second: bool, ending: str = "") -> ImageSet:
         """One of two halves without a common image, drawn by a fixed seed, of each class by half.
@@ -114,10 +114,11 @@ class ImageSet:
         read = self.read is not None
         pixels = [at if read else blake2b(self.images[at].numpy().tobytes()).digest() for at in places]
         taken = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
-        found = self._at([at for at in places if (pixels[at] in taken) == second])
+        found = self.at([at for at in places if (pixels[at] in taken) == second])
         return replace(found, name=f"{self.name}{ending}")
 
-    def _at(self, picked: list[int]) -> ImageSet:
+    def at(self, picked: list[int]) -> ImageSet:
+        """The images at these places."""
         import torch
 
         labels = None if self.labels is None else self.labels[picked]

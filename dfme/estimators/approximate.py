@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.reading import with_answers
 from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Estimate, Estimator, Objective
@@ -103,7 +104,7 @@ class ApproximateGradients:
             return {}
         features_BFHW = self._features_BFHW
         return {
-            "generator_loss": estimate.value_B.mean,
+            "generator_loss": estimate.value_B.nanmean if objective.lacks else estimate.value_B.mean,
             "difference_zero_share": lambda: (estimate.differences_BM == 0).float().mean(),
             "difference_snr": lambda: self._snr(objective, estimate),
             "probe_alignment": lambda: probe_alignment(
@@ -161,6 +162,8 @@ class ApproximateGradients:
         """The differences over what the answers' resolution hides in one, as the student sees them now."""
         count = len(estimate.differences_BM)
         x_BCHW, answers = (rows[:count] for rows in objective.asked[0])
+        if objective.lacks:
+            x_BCHW, answers = with_answers(x_BCHW, answers)
         with torch.no_grad(), evaluating(self._student):
             # once, for the answers as they are and as they might have been
             scores_BK = self._student(x_BCHW).double()

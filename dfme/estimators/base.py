@@ -7,6 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import unanswered
+from dfme.errors import UserError
+
 ImageFunction = Callable[[Tensor], Tensor]
 """Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating dtype."""
 
@@ -23,6 +26,8 @@ class Objective:
     ``remembered``: batches of (images, answers) paid for before. ``scores``: images -> the student's scores
     (N, K), free and differentiable; none where there is no student. ``asked`` collects every (images,
     answers) that was paid for, in the order asked.
+    ``may_lack``: some images may get no answer (``unanswered``). Their value is NaN, and of no other: a
+    difference that has one at either end counts as none.
     """
 
     query: ImageFunction
@@ -32,10 +37,11 @@ class Objective:
     scores: ImageFunction | None = None
     carry: ImageFunction = lambda point_NCHW: point_NCHW
     asked: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    may_lack: bool = False
 
     def __call__(self, point_NCHW: Tensor) -> Tensor:
         answers = self.observe(point_NCHW)
-        return self.value(self.asked[-1][0], answers)
+        return self._value(self.asked[-1][0], answers)
 
     def observe(self, point_NCHW: Tensor) -> Tensor:
         """The answers at points; as many images are paid for."""
@@ -46,7 +52,24 @@ class Objective:
 
     def value_at(self, point_NCHW: Tensor, answers: Tensor) -> Tensor:
         """The values (N,) at points whose answers are known; nothing is asked."""
-        return self.value(self.carry(point_NCHW), answers)
+        return self._value(self.carry(point_NCHW), answers)
+
+    @property
+    def lacks(self) -> bool:
+        """True if any image asked so far got no answer."""
+        return self.may_lack and any(bool(unanswered(answers).any()) for _, answers in self.asked)
+
+    def _value(self, x_NCHW: Tensor, answers: Tensor) -> Tensor:
+        """The values (N,), NaN where the answer is missing. UserError where another is no number then."""
+        value_N = self.value(x_NCHW, answers)
+        if not self.may_lack or not bool((missing_N := unanswered(answers)).any()):
+            return value_N
+        if not bool(value_N[~missing_N].isfinite().all()):
+            raise UserError(
+                "objective: expected finite numbers where there is an answer, got NaN or infinity; look at "
+                "the step and the learning rates"
+            )
+        return value_N.masked_fill(missing_N, torch.nan)
 
     def first_asked(self, count: int) -> tuple[Tensor, Tensor]:
         """The first ``count`` images asked and their answers; for forward differences, the points."""

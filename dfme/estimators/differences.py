@@ -17,7 +17,7 @@ from torch import Tensor
 from dfme.compute import DeferredChecks
 from dfme.config.estimator_settings import Form
 from dfme.errors import SeamError, UserError
-from dfme.estimators.base import Estimator, ImageFunction
+from dfme.estimators.base import Estimator, ImageFunction, Objective
 
 # Images per direction; forward differences need one at the point itself besides.
 FORMS: dict[Form, int] = {"forward": 1, "central": 2}
@@ -29,17 +29,19 @@ class Probe:
 
     ``v_BCHW``: the direction; on the lattice that of the way really made, at unit length. ``made_B``: the
     way's length in units of v. ``plus_B``, ``minus_B``: values; the latter is at the centre with forward
-    differences.
+    differences. ``missing_B``: where the objective had no value at an end, which makes the difference zero.
     """
 
     v_BCHW: Tensor
     made_B: Tensor
     plus_B: Tensor
     minus_B: Tensor
+    missing_B: Tensor | None = None
 
     @property
     def difference_B(self) -> Tensor:
-        return self.plus_B - self.minus_B
+        difference_B = self.plus_B - self.minus_B
+        return difference_B if self.missing_B is None else difference_B.masked_fill(self.missing_B, 0.0)
 
     @property
     def slope_B(self) -> Tensor:
@@ -144,8 +146,10 @@ class Probing(Estimator):
                 base_B = rows_RB[0] if base_B is None else base_B
                 plus_MB = rows_RB[-len(vs) :]
                 minus_MB = base_B.expand(len(vs), batch)
+            lacks = isinstance(objective, Objective) and objective.lacks
             for v_BCHW, high, low, plus_B, minus_B in zip(vs, plus, minus, plus_MB, minus_MB, strict=True):
-                yield Probe(*self._way(high, low, v_BCHW), plus_B, minus_B)
+                missing_B = (plus_B.isnan() | minus_B.isnan()) if lacks else None
+                yield Probe(*self._way(high, low, v_BCHW), plus_B, minus_B, missing_B)
 
     def _ask(self, objective: ImageFunction, rows: list[Tensor]) -> Tensor:
         """The objective at all images of ``rows`` (N,), in calls of at most ``chunk`` images."""

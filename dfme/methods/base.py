@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.reading import with_answers
 from dfme.compute import DeferredChecks
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import QueriesConfig
@@ -184,7 +185,14 @@ class Method(ABC):
         return self.queries.images(count)
 
     def learn(self, x_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
-        """The students' steps on a paid batch, unless it is held out; only one to ``keep`` is for replay."""
+        """The students' steps on a paid batch, unless it is held out; only one to ``keep`` is for replay.
+
+        Images to which a service named no class are left out first.
+        """
+        if self.oracle.is_service:
+            x_BCHW, answers = with_answers(x_BCHW, answers)
+            if len(answers) == 0:
+                return {}
         self.recent_batches.append((x_BCHW, answers))
         if self._hold_out is not None and self._hold_out(x_BCHW, answers):
             return {}

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import unanswered
 from dfme.methods.base import Components, Metrics
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.generator_losses import (
@@ -125,7 +126,11 @@ class Dfms(DescendingMethod):
         later = self.oracle.ledger.share >= self.config.later_from
         diversity = self.config.diversity_later if later else self.config.diversity
         loss = self._discriminator.generator_loss(x_BCHW) + diversity * class_diversity(scores_EBK)
-        if answers is None:
+        if answers is not None and self.oracle.is_service:
+            known_B = ~unanswered(answers)
+            answers = answers[known_B]
+            scores_EBK = scores_EBK[:, known_B]
+        if answers is None or len(answers) == 0:
             return loss
         far = [self.students.distance(scores_BK, answers).mean() for scores_BK in scores_EBK]
         return loss - self.config.adversarial * torch.stack(far).mean()

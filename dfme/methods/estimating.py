@@ -56,7 +56,13 @@ class EstimatingMethod(Method):
         query_teacher = partial(self.oracle, purpose="generator")
         f = partial(self.disagreement, self.approximate_gradients.distance)
         with evaluating(self.student):
-            objective = Objective(query_teacher, f, scores=self.student, remembered=self.recent_batches)
+            objective = Objective(
+                query_teacher,
+                f,
+                scores=self.student,
+                remembered=self.recent_batches,
+                may_lack=self.oracle.is_service,
+            )
             self.last_objective = objective
             return self.approximate_gradients(objective, gen_op.detach(), self.rng["directions"])
 

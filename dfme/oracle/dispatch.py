@@ -21,6 +21,7 @@ from dfme.compute import DeferredChecks
 from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
+from dfme.oracle.left_out import SHOWN, gap_counts, require_classes
 from dfme.oracle.retry import RateLimiter, Retries
 from dfme.spec import Teacher
 
@@ -68,7 +69,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._closed = False
         self._told: dict[str, str] = {}
-        self._fits = False  # whether an answer came yet that has the form that is read
+        self._ask.fits = self._ask_undefended.fits = self._has_fitted
         self.tell: Callable[[str], None] = lambda line: None
         self._teacher = teacher
         self.seconds = 0.0
@@ -108,7 +109,7 @@ class Dispatcher:
         limits = (self._max_batch, self._limiter.max_images)
         parts = self._split(batch, min([len(batch.query_BCHW), *filter(None, limits)]))
         one_by_one = len(parts) == 1 or self._policy.in_flight == 1
-        alone = len(parts) if one_by_one else int(not self._fits)  # the first of all may be in vain
+        alone = len(parts) if one_by_one else int(not self._has_fitted())  # the first of all may be in vain
         answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
         return answers + (self._side_by_side(parts[alone:], purpose) if parts[alone:] else [])
 
@@ -176,7 +177,7 @@ class Dispatcher:
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
         """Ask until there is an answer, or until ``Retries`` gives up."""
-        retries = Retries(self._policy, self._report, in_vain, self._fits)
+        retries = Retries(self._policy, self._report, in_vain, self._has_fitted())
         while True:
             try:
                 return self._attempt(part, purpose)
@@ -207,16 +208,39 @@ class Dispatcher:
         self._limiter.learn(left, len(part.query_BCHW))
         with self._lock:
             self._require_open()
-            self._fits = True
             self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))
+            self._report_unknown()
             if self._more and self._ask.tells_more:
                 self.tell(self._more)
                 self._more = ""
+        self.require_classes()
         return answers
 
+    def _has_fitted(self) -> bool:
+        """Whether an answer came yet, in any session, that has the form that is read."""
+        return self._ledger.given.total() > 0
+
+    def require_classes(self) -> None:
+        """Unserved where what the service answers is too seldom a class; of no effect for others."""
+        if self.is_service:
+            require_classes(self._ledger, self._ask.unknown_names)
+
+    def _report_unknown(self) -> None:
+        """Tell the first few names that are none of the classes."""
+        for name in list(self._ask.unknown_names)[:SHOWN]:
+            if name not in self._told:
+                self._told[name] = (
+                    f"warning: the service answered {name}, which is none of the classes: such images are "
+                    "charged, counted and left out; if it is a class, name it in answer.classes"
+                )
+                self.tell(self._told[name])
+
     def _record(self, record: Record) -> None:
+        if self.is_service:
+            for reason, images in gap_counts(record.answers).items():
+                self._ledger.leave_out(record.seq, reason, images)
         try:
             if self._journal is not None:
                 self._journal.append(record)

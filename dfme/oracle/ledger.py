@@ -11,6 +11,7 @@ import contextlib
 import json
 import secrets
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,9 +39,10 @@ class Ledger:
 
     ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
     ``facts``: what the teacher is, plain JSON, for the file's first line. ``fsync``: a line is on the disk
-    when it counts. ``position``: number of the last charge that is counted. Raises UserError for a budget
-    below 1 or what is spent and for facts that are not those on record, RunError for a damaged file or one
-    that the checkpoint does not fit.
+    when it counts. ``position``: number of the last charge that is counted. ``given``: images with an answer
+    to learn from, by purpose; ``no_answer``: those that were answered without a class, by reason. Raises
+    UserError for a budget below 1 or what is spent and for facts that are not those on record, RunError for
+    a damaged file or one that the checkpoint does not fit.
     """
 
     def __init__(
@@ -68,6 +70,12 @@ class Ledger:
         ahead = {seq: charge for seq, charge in history.kept.items() if seq > self.position}
         self._unanswered = {seq: charge for seq, charge in ahead.items() if seq not in history.failed}
         self._failed_ahead = {seq: charge for seq, charge in ahead.items() if seq in history.failed}
+        self.given = Counter[Purpose]()
+        self.no_answer: defaultdict[str, Counter[Purpose]] = defaultdict(Counter)
+        self._left_out = {seq: history.no_answer.pop(seq) for seq in ahead if seq in history.no_answer}
+        for seq, charge in history.kept.items():
+            if seq <= self.position and seq not in history.failed:
+                self._count_answers(charge, history.no_answer.get(seq))
         self._history = history
         self._wanted_budget = budget
         self._settled = False
@@ -113,9 +121,19 @@ class Ledger:
         """Every figure at once; once settled, what ``audit`` makes of the file."""
         benign = self._images["benign"] + self.beside
         beside = self.refused, self.failed, self.lost, self._images["transfer"], benign
-        return Totals(
-            self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests, *beside
-        )
+        left_out = sum(images.total() for images in self.no_answer.values())
+        spent = self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests
+        return Totals(*spent, *beside, left_out)
+
+    @property
+    def paid_without_answer(self) -> int:
+        """Charged images that were answered without a class; they are left out of training."""
+        return sum(images[purpose] for images in self.no_answer.values() for purpose in CHARGED)
+
+    @property
+    def paid_with_answer(self) -> int:
+        """Charged images with an answer to learn from."""
+        return sum(self.given[purpose] for purpose in CHARGED)
 
     @property
     def useful(self) -> int:
@@ -150,9 +168,14 @@ class Ledger:
         self._count(seq, images, purpose)
         return seq
 
+    def leave_out(self, seq: int, reason: str, images: int) -> None:
+        """Note on file, before ``answered``, how many images of a charge were answered without a class."""
+        self._write_event("no_answer", seq, images=images, reason=reason)
+        self._left_out.setdefault(seq, Counter())[reason] += images
+
     def answered(self, seq: int) -> None:
         """Note that charge ``seq`` has a usable answer, recorded if there is a journal."""
-        del self._unanswered[seq]
+        self._count_answers(self._unanswered.pop(seq), self._left_out.pop(seq, None))
 
     def refuse(self, seq: int, reason: str) -> None:
         """Give charge ``seq`` back: the server said that it did not serve it."""
@@ -182,7 +205,9 @@ class Ledger:
                 f"ledger: expected charge {seq} to be {images} images for {purpose}, as the journal and this "
                 f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore both"
             )
-        self._count(max(seq, self.position), *self._unanswered.pop(seq))
+        charge = self._unanswered.pop(seq)
+        self._count(max(seq, self.position), *charge)
+        self._count_answers(charge, self._left_out.pop(seq, None))
 
     def replay_failures(self, seq: int) -> None:
         """Count again the failed charges up to number ``seq``; nothing is written."""
@@ -239,8 +264,15 @@ class Ledger:
         self._images[purpose] += images
         self.spent += images if purpose in CHARGED else 0
 
+    def _count_answers(self, charge: Charge, left_out: Counter[str] | None) -> None:
+        left_out = left_out or Counter()
+        self.given[charge.purpose] += charge.images - left_out.total()
+        for reason, images in left_out.items():
+            self.no_answer[reason][charge.purpose] += images
+
     def _write_off(self, event: str, seq: int, reason: str) -> Charge:
         """End a charge without an answer, on file first."""
+        self._left_out.pop(seq, None)
         self._write_event(event, seq, images=self._unanswered[seq].images, reason=reason)
         return self._unanswered.pop(seq)
 

@@ -6,6 +6,7 @@
     {"seq":1,"event":"refused","images":256,"reason":"429"}                  not served: given back
     {"seq":2,"event":"failed","images":256,"reason":"timeout"}               maybe served: stays charged
     {"seq":3,"event":"lost","images":256,"reason":".."}                      the answer is lost: written off
+    {"seq":4,"event":"no_answer","images":2,"reason":"no label"}             answered without a class
     {"seq":3,"event":"beside","purpose":"benign","images":180}               outside the run's queries
     {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}                    the stretch ends, unless killed
 
@@ -44,7 +45,8 @@ class Charge(NamedTuple):
 class Totals:
     """A ledger added up over all sessions, in images (``requests`` in requests).
 
-    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from.
+    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. So were
+    those of ``no_answer``: the service answered, but with none of the classes, and they are left out.
     ``benign_queries`` has those of charges and those that a teacher of one's own was asked ``beside`` them.
     """
 
@@ -58,6 +60,7 @@ class Totals:
     lost: int = 0
     transfer_queries: int = 0
     benign_queries: int = 0
+    no_answer: int = 0
 
     @property
     def served(self) -> int:
@@ -71,7 +74,8 @@ class History:
     """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
     ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that
-    were refused or failed by the reason given.
+    were refused or failed by the reason given. ``no_answer`` has, by charge, the images that were answered
+    without a class, by reason.
     """
 
     run: str = ""
@@ -80,6 +84,7 @@ class History:
     kept: dict[int, Charge] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    no_answer: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     budgets: list[tuple[int, int]] = field(default_factory=list)
     stretches: list[dict[str, Any]] = field(default_factory=list)
     requests: int = 0
@@ -118,6 +123,8 @@ class History:
             self._unanswered(seq, event, entry["images"])
             if event != "lost":
                 self.reasons[event][str(entry["reason"])] += 1
+        elif event == "no_answer":
+            self._leave_out(seq, entry["images"], str(entry["reason"]))
         elif event == "beside":
             self.beside += entry["images"]
         elif event == "budget":
@@ -144,10 +151,18 @@ class History:
         if self.budgets and self.spent > self.budgets[-1][1]:
             raise ValueError(f"{self.spent} images spent exceed the budget of {self.budgets[-1][1]}")
 
+    def _leave_out(self, seq: int, images: int, reason: str) -> None:
+        charge = self.kept.get(seq)
+        left_out = self.no_answer[seq].total() + images
+        if charge is None or seq in self.failed or not 0 < images <= left_out <= charge.images:
+            raise ValueError(f"{images} images without an answer in charge {seq}, which is {charge}")
+        self.no_answer[seq][reason] += images
+
     def _unanswered(self, seq: int, event: str, images: int) -> None:
         charge = self.kept.get(seq)
         if charge is None or charge.images != images or seq in self.failed:
             raise ValueError(f"{images} images {event} for charge {seq}, which is {charge}")
+        self.no_answer.pop(seq, None)
         if event == "failed":
             self.failed.add(seq)
             return
@@ -226,4 +241,5 @@ def audit(path: Path) -> Totals:
         lost=history.lost,
         transfer_queries=images["transfer"],
         benign_queries=images["benign"] + history.beside,
+        no_answer=sum(left_out.total() for left_out in history.no_answer.values()),
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import Reader
-from dfme.answers.reading import top_class
+from dfme.answers.reading import top_class, unanswered, unmarked
 from dfme.compute import DeferredChecks, on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
@@ -67,17 +67,24 @@ class Oracle:
         """True while answers come from the journal of the interrupted run."""
         return self._journal is not None and self._journal.replaying
 
+    @property
+    def is_service(self) -> bool:
+        """True for a service: it may name no class for an image, which ``unanswered`` then marks."""
+        return self._dispatcher.is_service
+
     def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
         """The answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
 
         The whole batch, each image as often as it is asked, must fit the budget. Images of charged purposes
-        are float32 within the spec's bounds, and rounded to its levels. No images cost nothing.
+        are float32 within the spec's bounds, and rounded to its levels. No images cost nothing. An image to
+        which a service names no class has the label ``NO_ANSWER``, or a row of NaN (``unanswered``).
 
         Raises:
             ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
             BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not reach for
                 asking again what a service failed to answer.
-            TeacherError: if the teacher raised or answered what its label mode rules out; that stays charged.
+            TeacherError: if the teacher raised or answered what its label mode rules out, or a service names
+                a class too seldom (``require_classes``); that stays charged.
             RunError: if a resumed run asks something else than it asked before, or the disk refuses.
         """
         charged = purpose in CHARGED
@@ -92,9 +99,12 @@ class Oracle:
         if self._verify_each:
             self._deferred.verify()
         self.after_answer()
+        if self.is_service:
+            whole = unmarked(whole)
         if charged:
             # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
-            classes_B = top_class(whole).clamp(0, self.num_classes - 1)
+            given = whole[~unanswered(whole)] if self.is_service else whole
+            classes_B = top_class(given).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
             self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
         return read(whole).to(images_BCHW.device)
@@ -112,15 +122,16 @@ class Oracle:
     @property
     def on_own_accelerator(self) -> bool:
         """True if the teacher works in this process, on an accelerator."""
-        return on_accelerator(self._device) and not self._dispatcher.is_service
+        return on_accelerator(self._device) and not self.is_service
 
     @property
     def service(self) -> dict[str, Any] | None:
         """A service's refused and failed requests by reason, and seconds of this session; else None."""
-        if not self._dispatcher.is_service:
+        if not self.is_service:
             return None
         return {
             **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
+            "no_answer": {reason: images.total() for reason, images in sorted(self.ledger.no_answer.items())},
             "seconds_answering": round(self._dispatcher.seconds, 3),
             "seconds_waited": round(self._dispatcher.waited, 3),
         }
@@ -210,6 +221,7 @@ class Oracle:
         batch = len(queries_BCHW)
         position = self.ledger.useful
         answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
+        self._dispatcher.require_classes()
         for start, stop in _unanswered(answers, batch):
             answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
         parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
@@ -264,6 +276,7 @@ class Oracle:
             self.ledger.replay(record.seq, images, purpose)
             self._dispatcher.replay_answer(part_BCHW, record, purpose)
             journal.advance()
+            self._dispatcher.require_classes()
             answers.append((record.start, record.answers))
             rest -= images
             if rest == 0:

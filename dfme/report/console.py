@@ -249,6 +249,8 @@ def _spent(summary: Mapping[str, Any]) -> str:
     evaluation = summary["evaluation_queries"]
     extra = f"; {evaluation:,} more for evaluation, not charged" if evaluation else ""
     extra += f"; {summary['failed']:,} without an answer" if summary.get("failed") else ""
+    left_out = summary.get("no_answer")
+    extra += f"; {left_out:,} given no class, and left out" if left_out else ""
     return f"{summary['spent']:,} ({purposes}{extra})"
 
 

@@ -136,6 +136,6 @@ def disagreements(run: RunFiles) -> list[str]:
     told = run.summary or {}
     return [
         f"{name}: summary.json says {told[name]:,}, the lines of ledger.jsonl add up to {count:,}"
-        for name in ("spent", "evaluation_queries", "refused", "failed", "lost")
+        for name in ("spent", "evaluation_queries", "refused", "failed", "no_answer", "lost")
         if told.get(name, count := getattr(run.ledger, name)) != count
     ]

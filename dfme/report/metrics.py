@@ -65,6 +65,7 @@ METRICS: dict[str, Metric] = {
     "queries_evaluation": Metric("images", "Evaluation images the teacher answered; recorded, not charged."),
     "requests": Metric("requests", "Requests sent to the teacher."),
     "refused": Metric("images", "Images the teacher said it did not serve; given back to the budget."),
+    "no_answer": Metric("images", "Images that a service named no class for; counted and left out."),
     "failed": Metric("images", "Images maybe served, without a usable answer; they stay charged."),
     "cost": Metric("currency", "Price of all images maybe served so far, by --teacher.price-per-1000."),
     "lost": Metric("images", "Images sent whose answers a kill lost; sent again, not counted as spent."),

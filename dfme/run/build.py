@@ -24,7 +24,7 @@ from dfme.compute import (
 from dfme.config.defences import parse_defences
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, ShapeUnknown, TeacherError, UserError
+from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
 from dfme.files import remove, write_text
 from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
@@ -117,17 +117,24 @@ def run_job(
         try:
             return run.go(interrupt)
         except TeacherError as error:
-            answered = run.oracle.ledger.useful or run.examination.answers is not None
-            # a resume is held to the teacher as it was
-            if isinstance(error.__cause__, Misfit) and not answered:
-                raise TeacherError(f"{error}; no answer came yet: mend that, and start a new run") from error
-            raise TeacherError(f"{error}; all that was paid is kept: {again}") from error
+            raise _with_advice(error, run, again) from error
         except KeyboardInterrupt:
             kept = "stopped before the first query: nothing is charged, nothing is kept"
             if resume or run.oracle.ledger.requests:
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
+
+
+def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
+    """The error with how to go on, where one can."""
+    if isinstance(error, Unserved) or isinstance(error.__cause__, Misread):
+        return error
+    answered = run.oracle.ledger.useful or run.examination.answers is not None
+    # a resume is held to the teacher as it was
+    if isinstance(error.__cause__, Misfit) and not answered:
+        return TeacherError(f"{error}; no answer came yet: mend that, and start a new run")
+    return TeacherError(f"{error}; all that was paid is kept: {again}")
 
 
 def build_teacher(

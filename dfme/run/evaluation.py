@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.reading import top_class
+from dfme.answers.reading import top_class, unanswered
 from dfme.compute import validate_like
 from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.class_names import numbered, shown_names
-from dfme.errors import UserError
+from dfme.errors import Unserved, UserError
 from dfme.files import make_folder
 from dfme.oracle.oracle import Oracle
 from dfme.report.facts import wilson_interval
@@ -59,7 +59,9 @@ def score_all(examination: Examination, student: nn.Module, vote: nn.Module | No
 
 def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
     """Facts of the images that students were scored on, for summary.json."""
-    return {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
+    facts = {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
+    left_out = examination.left_out if isinstance(examination, EvaluationSet) else 0
+    return facts | ({"no_answer": left_out} if left_out else {})
 
 
 def classified(
@@ -118,6 +120,7 @@ class EvaluationSet:
 
     ``images`` are as the teacher takes them, on the student's device, or come there batch by batch. ``ask``
     is called before the first score, unless the answers came back with a checkpoint; None: they always do.
+    ``left_out``: images to which a service named no class; the others alone are scored on.
     """
 
     name: str
@@ -129,6 +132,7 @@ class EvaluationSet:
     held_back: bool = False
     class_names: tuple[str, ...] = ()
     device: torch.device | str = "cpu"
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.images)
@@ -143,7 +147,7 @@ class EvaluationSet:
             return True
         if runs is None or facts is None or not (runs / SHARED).is_dir():
             assert self.ask is not None, "every answer is on record"
-            self.answers = torch.cat([self.ask(part) for part in batches(self.images)])
+            self._take(torch.cat([self.ask(part) for part in batches(self.images)]))
             return True
         form = {name: fact for name, fact in facts.items() if name not in ("defences", "sources")}
         code = hashlib.sha256(json.dumps([form, str(self.mode)], sort_keys=True).encode())
@@ -154,10 +158,10 @@ class EvaluationSet:
         with closing(wait_for_lock(kept.parent)):
             if not kept.exists():
                 self.prepare()
-                save_checkpoint(kept, {"answers": self.answers})
+                save_checkpoint(kept, {"answers": self._whole[0]})
                 return True
         with explain_load_errors(kept):
-            self.answers = load_checkpoint(kept)["answers"].to(self.device)
+            self._take(load_checkpoint(kept)["answers"])
             require_paid(self.paid, ImageSpec(tuple(facts["shape"])), facts["num_classes"], self.mode)
         return False
 
@@ -180,15 +184,36 @@ class EvaluationSet:
         return {"accuracy": accuracy, "teacher_accuracy": of_teacher, **followed}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"answers": self.answers, "labels": self.labels}
+        answers, labels = self._whole
+        return {"answers": answers, "labels": labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the answers, and the labels in the teacher's order of classes."""
-        self.answers = state["answers"].to(self.device)
         # else other images are on record, which comes out later
-        if self.labels is not None and len(self.answers) == len(self.labels):
+        if self.labels is not None and len(state["answers"]) == len(self.labels):
             validate_like(self.labels, state["labels"], "evaluation labels")
             self.labels = state["labels"].to(self.device)
+        self._take(state["answers"])
+
+    def __post_init__(self) -> None:
+        self._whole = self.answers, self.labels
+
+    def _take(self, answers: Tensor) -> None:
+        """Take the answers, and leave out the images to which a service named no class."""
+        self._whole = answers, self.labels
+        self.answers = answers = answers.to(self.device)
+        known_N = ~unanswered(answers)
+        self.left_out = int((~known_N).sum())
+        if not self.left_out or len(answers) != len(self.images):
+            return
+        if self.left_out == len(answers):
+            none = f"the service named a class for none of the {len(answers)} evaluation images"
+            raise Unserved(f"{none}; is answer.path the place of it, and are these images of its kind?")
+        self.answers = answers[known_N]
+        self.labels = None if self.labels is None else self.labels[known_N]
+        images = self.images
+        picked = known_N.nonzero()[:, 0].tolist()
+        self.images = images[picked] if isinstance(images, Tensor) else images.at(picked)
 
     paid = property(_pairs, doc="The images and their answers, once they were asked for, in batches.")
 

@@ -194,6 +194,7 @@ def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[s
         **({} if price is None else {"cost": ledger.totals().served * price / 1000}),
         "queries_evaluation": ledger.evaluation_queries,
         **{name: getattr(ledger, name) for name in ("requests", "refused", "failed", "lost")},
+        "no_answer": ledger.totals().no_answer,
         "seconds": round(progress.seconds, 3),
         "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),
     }

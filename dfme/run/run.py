@@ -15,6 +15,7 @@ from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
 from dfme.oracle.ledger_log import audit
+from dfme.oracle.left_out import left_out_warnings, require_classes
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.report import verdict, write_report
@@ -38,7 +39,7 @@ FITTED = 500  # images at most, of those trained on, on which a student that lea
 FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
 ACCOUNTS = (  # figures of the ledger that summary.json has
     *("budget", "spent", "spent_by_purpose", "evaluation_queries"),
-    *("requests", "refused", "failed", "lost"),
+    *("requests", "refused", "failed", "no_answer", "lost"),
 )
 
 
@@ -127,6 +128,7 @@ class Run:
         if self.recorder.error is not None:
             raise self.recorder.error
         if finished and not self.trainer.steps:
+            require_classes(self.oracle.ledger, enough=1)
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
                 f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to "
@@ -193,6 +195,10 @@ class Run:
             f"the budget of {budget:,} images holds {few if steps else none}; give a larger --budget, a "
             "smaller --method.batch-size, or --recipe frugal, which is made for few queries"
         )
+
+    def _left_out(self) -> list[str]:
+        on = self.examination
+        return left_out_warnings(self.oracle.ledger, on.left_out if isinstance(on, EvaluationSet) else 0)
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
@@ -286,7 +292,7 @@ class Run:
             "baselines": verdict.baselines(seen),
             "answers": verdict.histogram(seen),
             "paid_answers": verdict.paid_answers(seen),
-            "warnings": verdict.warnings(seen),
+            "warnings": verdict.warnings(seen) + self._left_out(),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),
             **({"callback_metrics": added} if added else {}),

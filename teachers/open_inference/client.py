@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import PartialAnswers
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import narrowed
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
-from dfme.teachers.label_modes import two_classes
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
 from dfme.teachers.open_inference.metadata import V2Model, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.remote.endpoint import Endpoint, Reply
-from dfme.teachers.remote.json_bodies import NUMBER, ROOM
+from dfme.teachers.remote.json_bodies import NUMBER, ROOM, two_columns
 from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.secrets import read_secrets
 from dfme.teachers.remote.teacher import Query, RemoteTeacher
@@ -67,7 +67,7 @@ class V2Teacher(RemoteTeacher):
             endpoint, self._v2, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
         )
 
-    def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
+    def ask(self, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
         """Like RemoteTeacher's; ``key`` is also the request's id, and another id is Unusable."""
         adapter = replace(self._v2, key=key)
         try:
@@ -75,6 +75,8 @@ class V2Teacher(RemoteTeacher):
         except BatchTooLarge:
             raise
         except Refused as refused:
+            if self._v2.model.layout.batch_axis == "open" and refused.reason in UNREADABLE_STATUSES:
+                raise self._without_axis(refused, len(images_BCHW)) from None
             if not (adapter.binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES):
                 raise
             self._v2 = replace(self._v2, binary=False)
@@ -83,7 +85,15 @@ class V2Teacher(RemoteTeacher):
             ) from None
         if adapter.binary:
             self._may_fall_back = False
+        if adapter.model.layout.batch_axis == "open":
+            self._v2 = self._v2.with_batch_axis("yes")
         return answers
+
+    def _without_axis(self, refused: Refused, batch: int) -> Refused:
+        """Send images without a batch axis from here on, one by one; how the refused ones are sent again."""
+        self._v2 = self._v2.with_batch_axis("no")
+        text = f"{refused}; from here on one by one, without an axis for the batch"
+        return BatchTooLarge(text, 1) if batch > 1 else Refused(text, refused.reason, retry=True)
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,11 @@ class V2Adapter:
     normalise: Normalise
     binary: bool
     key: str = ""
+
+    def with_batch_axis(self, axis: Literal["yes", "no"]) -> V2Adapter:
+        """The same with requests that have an axis for the batch, or none."""
+        layout = replace(self.model.layout, batch_axis=axis)
+        return replace(self, model=replace(self.model, layout=layout))
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU; a binary body is their only copy."""
@@ -119,7 +134,8 @@ class V2Adapter:
             array = self.normalise(images_BCHW).numpy().astype(DATATYPES[model.input.datatype], copy=False)
         if model.layout.order == "nhwc":
             array = array.transpose(0, 2, 3, 1)
-        return array.reshape(len(array), *model.layout.sent)
+        axis = () if model.layout.batch_axis == "no" else (len(array),)
+        return array.reshape(*axis, *model.layout.sent)
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         try:
@@ -145,6 +161,9 @@ class V2Adapter:
 
     def most_bytes(self, batch: int) -> int:
         return ROOM + batch * self.model.num_classes * NUMBER
+
+    def refused(self, reason: str, batch: int) -> None:
+        """A refusal of this protocol stands for no answer."""
 
     @staticmethod
     def batch_limit(refused: bytes) -> int | Literal[False] | None:
@@ -178,23 +197,30 @@ TOO_LARGE = re.compile(
 def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) -> Tensor:
     """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything else.
 
-    Sizes of 1 at the end of the shape count for nothing; a lone score is that of the second of two classes.
+    Sizes of 1 count for nothing; a lone score is that of the second of two classes.
     """
-    shape = tensor.array.shape
-    while len(shape) > 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    array = tensor.array.reshape(shape)
+    array = tensor.array
     kind = array.dtype.kind
+    # one image needs no axis of its own
+    whole = batch == 1 and array.shape[:1] != (1,)
+    images = (1,) if whole else array.shape[:1]
+    sizes = tuple(size for size in array.shape[0 if whole else 1 :] if size != 1)
     if mode.kind == "label":
-        if array.shape != (batch,) or kind not in "iu":
+        if (images, sizes) != ((batch,), ()) or kind not in "iu":
             raise _unusable(tensor, f"labels [{batch}] as whole numbers")
-        return torch.from_numpy(array.astype(np.int64))
-    lone = array.shape == (batch,) and classes == 2 and kind == "f"
-    if not lone and (array.shape != (batch, classes) or kind not in "iuf"):
+        return torch.from_numpy(array.reshape(batch).astype(np.int64))
+    if (images, sizes) == ((batch,), ()) and kind == "f" and classes == 2:
+        try:
+            scores = two_columns(array.reshape(batch).astype(np.float64), mode.kind == "logits")
+        except Unusable as error:
+            raise Unusable(f"output {short(tensor.name)}: {error}", error.reason) from None
+        return torch.from_numpy(as_float32(scores))
+    if (images, sizes) != ((batch,), (classes,)) or kind not in "iuf":
         hint = "; if these are labels, say so with --teacher.label-mode label" if kind in "iu" else ""
+        if sizes == () and kind == "f":
+            hint = "; a binary model's one score wants --teacher.num-classes 2"
         raise _unusable(tensor, f"scores [{batch}, {classes}]", hint)
-    scores = torch.from_numpy(as_float32(array))
-    return two_classes(scores[:, None], mode) if lone else scores
+    return torch.from_numpy(as_float32(array.reshape(batch, classes)))
 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:

@@ -43,24 +43,23 @@ class TensorMetadata:
         shape = "of unknown shape" if self.shape is None else short(list(self.shape))
         return f"{short(self.name)} {short(self.datatype)} {shape}" if self.name else f"unnamed {shape}"
 
-    @property
-    def numbers(self) -> int | None:
-        """Numbers per image, sizes of 1 at the end left out; None where the metadata do not say."""
+    def numbers(self, batch_axis: bool) -> int | None:
+        """Numbers per image, sizes of 1 left out; None where the metadata do not say.
+
+        ``batch_axis``: the first size is the number of images.
+        """
         if self.shape is None:
             return None
-        sizes = list(self.shape[1:])
-        while sizes and sizes[-1] == 1:
-            sizes.pop()
+        sizes = [size for size in self.shape[batch_axis:] if size != 1]
         if len(sizes) > 1:
             raise UserError(
                 f"--teacher.output: expected a row of scores per image, or one label, got the output {self}"
             )
         return (sizes[0] if sizes[0] > 0 else None) if sizes else 1
 
-    @property
-    def may_be_label(self) -> bool:
+    def may_be_label(self, batch_axis: bool) -> bool:
         """True if the output may be one whole number per image."""
-        return self.datatype.startswith(("INT", "UINT")) and self.numbers in (1, None)
+        return self.datatype.startswith(("INT", "UINT")) and self.numbers(batch_axis) in (1, None)
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,17 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
     parameters = parameters if isinstance(parameters, dict) else {}
     image = _choose("input", _tensors(metadata, "inputs"), options.input)
     output = _choose("output", _tensors(metadata, "outputs"), options.output)
+    _require_numbers(output)
     order = parameters.get("layout") if options.layout == "auto" else options.layout
-    layout = find_layout(image.shape, config.shape, order)
-    classes = _classes(output, config.num_classes, parameters)
-    limits = [layout.batch, config.max_batch, parameters.get("max_batch")]
+    most: object = None
     with suppress(UserError):  # only some servers have it
-        limits.append(_asked(endpoint, f"{path}/config").get("max_batch_size"))
+        most = _asked(endpoint, f"{path}/config").get("max_batch_size")
+    layout = find_layout(image.shape, config.shape, order, literal=type(most) is int and most == 0)
+    axis = _has_batch_axis(output, layout)
+    classes = _classes(output, axis, config.num_classes, parameters)
+    limits = [layout.batch, config.max_batch, parameters.get("max_batch"), most]
+    if not axis and layout.batch_axis == "yes":
+        limits.append(1)
     return V2Model(
         name=options.model,
         version=options.version,
@@ -112,7 +116,7 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
         layout=layout,
         spec=_spec(image, layout, config, parameters),
         num_classes=classes,
-        label_mode=_label_mode(output, config, parameters),
+        label_mode=_label_mode(output, axis, config, parameters),
         max_batch=min((n for n in limits if type(n) is int and n > 0), default=None),
         binary=any(name in extensions for name in BINARY),
     )
@@ -198,13 +202,33 @@ def _bounds(announced: object) -> tuple[float, float]:
     return 0.0, 1.0
 
 
-def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str, Any]) -> int:
+def _require_numbers(output: TensorMetadata) -> None:
+    """UserError for an output of texts: which class is which is for an adapter to say."""
+    if output.datatype == "BYTES":
+        raise UserError(
+            f"--teacher.output: expected numbers, got the output {output} of texts; name an output of "
+            "scores, or take --teacher json with an adapter: request.json as the protocol has it, "
+            "answer.path outputs[0].data[*], form: name, and answer.classes"
+        )
+
+
+def _has_batch_axis(output: TensorMetadata, layout: ImageLayout) -> bool:
+    """Whether the output's first size is the number of images.
+
+    A lone size that is not the batch's is the number of classes: ``[10]`` is ten classes of one image.
+    """
+    if layout.batch_axis != "yes":
+        return output.shape is None or (len(output.shape) > 1 and output.shape[0] == -1)
+    return output.shape is None or len(output.shape) != 1 or output.shape[0] in (-1, 1, layout.batch)
+
+
+def _classes(output: TensorMetadata, axis: bool, given: int | None, parameters: Mapping[str, Any]) -> int:
     """Number of classes: the user's, the metadata's or the announced one; a lone score is two.
 
     UserError where two of them disagree, or where nothing tells.
     """
-    numbers = output.numbers
-    found = None if numbers is None or output.may_be_label else max(numbers, 2)
+    numbers = output.numbers(axis)
+    found = None if numbers is None or output.may_be_label(axis) else max(numbers, 2)
     announced = parameters.get("num_classes")
     known = found or (announced if type(announced) is int and announced > 1 else None)
     classes = given or known
@@ -219,12 +243,14 @@ def _classes(output: TensorMetadata, given: int | None, parameters: Mapping[str,
     return classes
 
 
-def _label_mode(output: TensorMetadata, config: TeacherConfig, parameters: Mapping[str, Any]) -> LabelMode:
+def _label_mode(
+    output: TensorMetadata, axis: bool, config: TeacherConfig, parameters: Mapping[str, Any]
+) -> LabelMode:
     """The form of the answers: as announced, else as output and configuration let it be."""
     text = parameters.get("label_mode")
     if isinstance(text, str) and LABEL_MODE.fullmatch(text):
         return LabelMode.parse(text)
-    if output.may_be_label and (output.numbers == 1 or config.label_mode == "label"):
+    if output.may_be_label(axis) and (output.numbers(axis) == 1 or config.label_mode == "label"):
         return LabelMode("label")
     logits = config.label_mode is not None and LabelMode.parse(config.label_mode).kind == "logits"
     return LabelMode("logits" if logits else "probabilities")
@@ -242,26 +268,34 @@ CHANNELS = (1, 3, 4)  # sizes of an axis that is taken for the channels where th
 class ImageLayout:
     """Images ``shape`` (C, H, W) travel with their axes in ``order``, each in the shape ``sent``.
 
-    ``batch``: most images in one request if the metadata fix it, else None.
+    ``batch``: most images in one request if the metadata fix it, else None. ``batch_axis``: whether requests
+    have an axis for it; ``open`` where the metadata leave it out, as servers do that add one and such that
+    take one image.
     """
 
     shape: Image
     order: AxisOrder
     sent: tuple[int, ...]
     batch: int | None
+    batch_axis: Literal["yes", "no", "open"] = "yes"
 
 
-def find_layout(metadata: tuple[int, ...] | None, given: Image | None, order: object) -> ImageLayout:
+def find_layout(
+    metadata: tuple[int, ...] | None, given: Image | None, order: object, literal: bool = False
+) -> ImageLayout:
     """Layout that fits the metadata's shape (-1: any size), the user's (C, H, W) and an order.
 
     Four axes are a batch of images, three that begin with -1 grey images without channels, two flattened
-    images; other three are one image, its batch left out. UserError that names the flag where nothing or more
-    than one fits.
+    images; other three are one image, its batch left out. ``literal``: the server adds no axis to them, as
+    Triton with max_batch_size 0. UserError that names the flag where nothing or more than one fits.
     """
     known: AxisOrder | None = next((word for word in ORDERS if word == order), None)
     if metadata is None:
         metadata = (-1, -1, -1, -1)
     whole = len(metadata) == 3 and metadata[0] > 0
+    if literal and len(metadata) < 3 and min(metadata, default=-1) > 0 and metadata[0] > 1:
+        shape = _flat_shape(metadata, given)
+        return ImageLayout(shape, known or "nchw", metadata, 1, "no")
     batch, sizes = (-1, metadata) if whole else (metadata[0] if metadata else -1, metadata[1:])
     if len(sizes) not in (1, 2, 3):
         raise UserError(f"the model's input: expected a batch of images, got the shape {list(metadata)}")
@@ -271,7 +305,11 @@ def find_layout(metadata: tuple[int, ...] | None, given: Image | None, order: ob
         sent = shape[1:] if len(sizes) == 2 else (math.prod(shape),)
         return ImageLayout(shape, known or "nchw", sent, limit)
     shape, found = _ordered(sizes, given, known)
-    return ImageLayout(shape, found, in_order(shape, found), limit)
+    if not whole:
+        return ImageLayout(shape, found, in_order(shape, found), limit)
+    if literal:
+        return ImageLayout(shape, found, in_order(shape, found), 1, "no")
+    return ImageLayout(shape, found, in_order(shape, found), limit, "open")
 
 
 def in_order(shape: Image, order: AxisOrder) -> Image:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dfme.config.messages import did_you_mean
 from dfme.errors import Unusable
-from dfme.teachers.remote.json_bodies import shown
+from dfme.teachers.remote.json_bodies import as_number, shown
 
 _MAX_CLASSES = 10_000_000
 _MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
@@ -28,6 +28,9 @@ class ClassNames:
     def _index(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str | int) and str(name) in self._index
+
     def index(self, name: object) -> int:
         """Number of a class. Unusable for an unknown name; a whole number stands for its text."""
         text = f"{name:d}" if type(name) is int and abs(name) < _MAX_CLASSES else name
@@ -42,7 +45,8 @@ class ClassNames:
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
         """The scores of one image by class, NaN where there is none; Unusable for odd names and scores."""
         scores: dict[int, float] = {}
-        for name, score in pairs:
+        for name, given in pairs:
+            score = as_number(given)
             number = self.index(name)
             if number in scores:
                 raise Unusable(f"expected each class once, got {shown(name)} twice", "a class twice")

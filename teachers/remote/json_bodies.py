@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ ROOM = 1_000_000  # bytes that an answer may take besides its numbers
 NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
 _NUMBERS = {int, float, type(None)}
 _SHOWN = 60
+_NUMBER_TEXT = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?\s*%?\s*", re.ASCII)
+WRONG_NUMBER = "class number"  # the reason of a class number that is none
 # of an outline: keys of an object, levels, characters of a key
 _ENTRIES = 6
 _DEPTH = 4
@@ -73,28 +75,82 @@ def dumped(text: str) -> str:
     return json.dumps(text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}...")
 
 
+def as_number(value: object) -> object:
+    """A number that stands in a text, such as "0.93" or "93 %", as a number; all else as it is."""
+    if isinstance(value, str) and len(value) <= _SHOWN and _NUMBER_TEXT.fullmatch(value):
+        return float(value.strip().removesuffix("%"))
+    return value
+
+
 def table(rows: list[object], classes: int) -> Array:
     """Lists of ``classes`` numbers as float64 (B, K); null is NaN. Unusable for anything else."""
+    numbered = []
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
-            raise Unusable(f"expected {classes} scores for each image, got {shown(row)}", "wrong shape")
-        if not set(map(type, row)) <= _NUMBERS:
-            odd = next(each for each in row if type(each) not in _NUMBERS)
-            raise Unusable(f"expected numbers as scores, got {shown(odd)}", "no numbers")
+            lone = type(row) in (int, float) or (isinstance(row, list) and len(row) == 1)
+            cure = "; a binary model's one score wants --teacher.num-classes 2, a class number form: number"
+            hint = cure if lone else ""
+            raise Unusable(f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape")
+        numbered.append(_numbers(row))
     try:
-        return np.array(rows, np.float64).reshape(len(rows), classes)
+        return np.array(numbered, np.float64).reshape(len(rows), classes)
     except OverflowError:
         raise Unusable("expected numbers as scores, got one too large for any float", "no numbers") from None
 
 
-def labels(values: Sequence[object], classes: int) -> Tensor:
-    """Class numbers as int64 (B,). Unusable for what is no whole number from 0 to ``classes - 1``."""
-    import torch
+def _numbers(row: list[object]) -> list[object]:
+    if set(map(type, row)) <= _NUMBERS:
+        return row
+    row = [as_number(item) for item in row]
+    odd = [item for item in row if type(item) not in _NUMBERS]
+    if odd:
+        raise Unusable(f"expected numbers as scores, got {shown(odd[0])}", "no numbers")
+    return row
 
-    for value in values:
-        if type(value) is not int or not 0 <= value < classes:
-            raise Unusable(f"expected a label from 0 to {classes - 1}, got {shown(value)}", "no label")
-    return torch.tensor(values, dtype=torch.int64)
+
+def lone_scores(rows: list[object], classes: int) -> Array | None:
+    """A binary model's one number an image, (B,) float64; None where that is not what came."""
+    if classes != 2:
+        return None
+    lone = [row[0] if isinstance(row, list) and len(row) == 1 else row for row in rows]
+    if any(isinstance(row, list | dict) for row in lone):
+        return None
+    column: list[object] = [[as_number(row)] for row in lone]
+    return table(column, 1)[:, 0]
+
+
+def two_columns(lone_B: Array, logits: bool, scale: float = 1.0) -> Array:
+    """A binary model's lone scores, of class 1, as those of two classes; ``two_classes`` for arrays.
+
+    Unusable for what is no probability, where it should be one.
+    """
+    from dfme.answers.reading import NEGATIVE
+
+    if logits:
+        return np.stack([np.zeros_like(lone_B), lone_B], axis=1)
+    odd = ~((lone_B >= -NEGATIVE) & (lone_B <= scale * (1 + NEGATIVE)))  # true of NaN, too
+    if odd.any():
+        raise Unusable(
+            f"expected one probability of class 1 for each image, from 0 to {scale:g}, got "
+            f"{lone_B[odd][0]:g}; if these are logits, start a new run with --teacher.label-mode logits",
+            "no probability",
+        )
+    return np.stack([scale - lone_B, lone_B], axis=1)
+
+
+def read_label(value: object, classes: int) -> int:
+    """A class number. Unusable for what is no whole number from 0 to ``classes - 1``."""
+    if type(value) is int and 0 <= value < classes:
+        return value
+    cure = ""
+    if type(value) is int and value == classes:
+        cure = f": a service that counts from 1 wants form: name, with classes: ['1', ... '{classes}']"
+    elif isinstance(value, str):
+        cure = ": what is a text wants form: name, with the texts as classes"
+    what = f"expected a class number from 0 to {classes - 1}, got {shown(value)}{cure}"
+    if cure:
+        what += "; then start a new run, since this one read the numbers before as counted from 0"
+    raise Unusable(what, WRONG_NUMBER)
 
 
 def settle(scores_BK: Array, mode: LabelMode) -> Tensor:

@@ -1,20 +1,20 @@
 """A service as a teacher: an adapter encodes and decodes, an endpoint transports."""
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 from uuid import uuid4
 
 from torch import Tensor
 
-from dfme.errors import BatchTooLarge, Misfit, Refused, Unusable
+from dfme.answers.reading import PartialAnswers
+from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
-from dfme.teachers.remote.json_bodies import outline, parse
+from dfme.teachers.remote.json_bodies import WRONG_NUMBER, outline, parse
 from dfme.teachers.remote.secrets import Secrets
 
 PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
-FOR_GOOD = ("unknown class", "a class twice")  # of the very image that was asked
 MAX_OUTLINE = 400
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
@@ -34,8 +34,12 @@ class Adapter(Protocol):
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU, within the teacher's bounds."""
 
-    def decode(self, reply: Reply, batch: int) -> Tensor:
+    def decode(self, reply: Reply, batch: int) -> Tensor | PartialAnswers:
         """Scores (B, K) float32, NaN where not revealed, or labels (B,) int64; Unusable for anything else."""
+
+    def refused(self, reason: str, batch: int) -> PartialAnswers | None:
+        """The answer that a refusal for this reason stands for; None where it is a refusal."""
+        return None
 
     def most_bytes(self, batch: int) -> int:
         """The most bytes that an answer to so many images can have."""
@@ -67,7 +71,7 @@ class RemoteTeacher:
         self._endpoint = endpoint
         self._adapter = adapter
 
-    def ask(self, images_BCHW: Tensor, key: str) -> Tensor:
+    def ask(self, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
         """The answers to images (B, C, H, W): scores (B, K) float32 or labels (B,) int64.
 
         ``key`` goes along as ``Idempotency-Key``, by which a service can tell a repeated request.
@@ -80,25 +84,31 @@ class RemoteTeacher:
         """
         return self._attempt(self._adapter, images_BCHW, key)
 
-    def _attempt(self, adapter: Adapter, images_BCHW: Tensor, key: str) -> Tensor:
+    def _attempt(self, adapter: Adapter, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
         batch = len(images_BCHW)
         query = adapter.encode(images_BCHW)
         headers = {**query.headers, "Idempotency-Key": key}
         try:
             reply = self._endpoint.post(query.path, query.body, headers, adapter.most_bytes(batch))
         except Refused as refused:
+            if (answer := adapter.refused(refused.reason, batch)) is not None:
+                return answer
             too_large = refused.reason in TOO_LARGE_STATUSES and batch > 1
             limit = adapter.batch_limit(refused.body) if too_large else False
             if limit is False or (limit is not None and not 1 <= limit < batch):
                 raise refused from None
             raise BatchTooLarge(str(refused), limit) from None
         try:
-            return adapter.decode(reply, batch)
+            answers = adapter.decode(reply, batch)
+            if isinstance(answers, PartialAnswers) and answers.slip:
+                slip = _judged(Unusable(answers.slip), reply, self._endpoint.secrets)
+                answers = replace(answers, slip=str(slip))
+            return answers
         except Unusable as error:
             unusable = error
         raise _judged(unusable, reply, self._endpoint.secrets)  # out here, where nothing is chained to it
 
-    def __call__(self, images: Tensor, /) -> Tensor:
+    def __call__(self, images: Tensor, /) -> Any:
         return self.ask(images, uuid4().hex)
 
     def close(self) -> None:
@@ -123,4 +133,6 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     body = reply.body.decode(errors="replace")
     if secrets.hide(body) != body:
         text = "expected an answer, got one that repeats a secret and is not shown"
-    return Misfit(text, error.reason, error.reason in FOR_GOOD) if whole else Unusable(text, error.reason)
+    if whole and error.reason == WRONG_NUMBER:
+        return Misread(text, error.reason, for_good=True)
+    return Misfit(text, error.reason) if whole else Unusable(text, error.reason)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from starlette.datastructures import Headers
 
+from dfme.answers.reading import PartialAnswers
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.json_text import load_json, require_numbers
@@ -20,7 +21,7 @@ from dfme.teachers.remote.endpoint import Reply
 from dfme.teachers.remote.json_api.adapter_file import load_adapter, model_spec
 from dfme.teachers.remote.json_api.api import JsonAdapter
 from dfme.teachers.remote.json_api.template import JsonPath, find_images
-from dfme.teachers.remote.json_bodies import dump, numbers, parse
+from dfme.teachers.remote.json_bodies import dump, lone_scores, numbers, parse
 
 MAX_ELEMENTS = 2**26  # in a body's tensors
 
@@ -118,8 +119,12 @@ class AdapterForm:
         return np.concatenate([self._read(each) for each in found])
 
     def scores(self, body: HttpBody) -> Array:
-        count = len(self._path.values(parse(body)))
-        return self._adapter.decode(Reply(body.status, body.headers, bytes(body)), count).numpy()
+        values = self._path.values(parse(body))
+        answers = self._adapter.decode(Reply(body.status, body.headers, bytes(body)), len(values))
+        lone = self._answer.form == "scores" and lone_scores(values, len(self._names)) is not None
+        if isinstance(answers, PartialAnswers) or lone:
+            raise Unusable("expected scores of every class for each image, got fewer", "too few scores")
+        return answers.numpy()
 
     def replace(self, body: HttpBody, answers: Array) -> bytes:
         """A document of these scores alone; where the API answers logits they are logarithms."""
@@ -137,6 +142,9 @@ class AdapterForm:
         if self._answer.form == "scores":
             return [told.get(name) for name in self._names]
         best = sorted(told.items(), key=lambda pair: -pair[1])
+        if self._answer.form == "lists":
+            names, values = ([pair[at] for pair in best] for at in (0, 1))
+            return self._score.put(self._label.put(None, names), values)
         return [self._score.put(self._label.put(None, name), each) for name, each in best]
 
     def _read(self, image: Any) -> Array:

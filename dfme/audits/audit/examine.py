@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import binned_gaps
-from dfme.answers.reading import largest, top_class
+from dfme.answers.reading import NO_ANSWER, answered_class, largest, top_class
 from dfme.audits.audit.differences import differences, numbers_without
 from dfme.audits.audit.findings import over_seeds
 from dfme.audits.audit.model import Entry
@@ -232,12 +232,12 @@ def _ask(
 
         def ask(source: Surrogate | None, eps: float, x_BCHW: Tensor) -> Tensor:
             """The teacher's classes; the number of images on which each copy follows it."""
-            class_B = top_class(oracle(x_BCHW, "transfer"))
+            class_B = answered_class(oracle(x_BCHW, "transfer"))
             seldom(f"asked {oracle.ledger.totals().transfer_queries:,} images")
             kind = "procedural" if source is None else "adversarial"
             if source is None or (source.kind != "clone" and source.logits is not None and eps == headline):
                 alike = [int((scores(net, x_BCHW).argmax(1) == class_B).sum()) for net in nets]
-                counts[kind] = [*map(add, counts[kind], [*alike, len(x_BCHW)])]
+                counts[kind] = [*map(add, counts[kind], [*alike, int((class_B != NO_ANSWER).sum())])]
             return class_B
 
         draw = ProceduralImages(spec, ("leaves", "strokes")).draw

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import NO_ANSWER
 from dfme.audits.audit.model import Entry
 from dfme.randomness import derived_seed
 from dfme.report.facts import wilson_interval
@@ -90,7 +91,7 @@ def measure(
 ) -> list[Entry]:
     """Rows per source, eps of ``sizes`` and attack: the share of images that lose their label.
 
-    Signs are asked once.
+    Signs are asked once. Images to which a service names no class (``NO_ANSWER``) count for nothing.
     """
     rows = list[Entry]()
     for source, eps, name in product(on, sizes, ATTACKS):
@@ -101,12 +102,17 @@ def measure(
             continue
         rng = torch.Generator().manual_seed(derived_seed(seed, f"{source.name} {name} {eps:g}"))
         fooled = 0
+        answered = 0
         labels = labels_N.split(evaluation_batch(spec.shape))
         for x_BCHW, labels_B in zip(batches(x_NCHW), labels, strict=True):
             y_BCHW = adversarial(name, source, x_BCHW, labels_B, eps, spec, rng)
-            fooled += int((ask(source, eps, y_BCHW) != labels_B).sum())
-        told |= {"success": fooled / len(labels_N), "images": len(labels_N)}
-        rows.append({**told, "interval": list(wilson_interval(fooled / len(labels_N), len(labels_N)))})
+            class_B = ask(source, eps, y_BCHW)
+            given_B = class_B != NO_ANSWER
+            fooled += int((given_B & (class_B != labels_B)).sum())
+            answered += int(given_B.sum())
+        success = fooled / max(answered, 1)
+        told |= {"success": success, "images": answered}
+        rows.append({**told, "interval": list(wilson_interval(success, max(answered, 1)))})
     return rows
 
 

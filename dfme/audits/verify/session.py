@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dfme import __version__
-from dfme.answers.reading import top_class
+from dfme.answers.reading import NO_ANSWER, answered_class
 from dfme.audits.audit.examine import open_twin
 from dfme.audits.verify.evidence import BATCH, Evidence, follow, sentences
 from dfme.audits.verify.probes import Answer, Probes, choose, find_mistakes, left_out, p_reference
@@ -127,10 +127,15 @@ class Case:
         return [*digests, images, str(self._job.config.seed)]
 
     def answer(self, spec: ImageSpec, names: Sequence[str], ask: Callable[[Tensor], Tensor]) -> Answer:
-        """The classes that a model answers, in the order of the owner's classes."""
+        """The classes that a model answers, in the order of the owner's classes; ``NO_ANSWER`` for none."""
         (low, high) = spec.bounds
         order_K = order_of(self._boxes[0].num_classes, names, self._data.class_names)
-        return lambda x_BCHW: order_K[top_class(ask(x_BCHW * (high - low) + low)).cpu()]
+
+        def classes(x_BCHW: Tensor) -> Tensor:
+            class_B = answered_class(ask(x_BCHW * (high - low) + low)).cpu()
+            return torch.where(class_B == NO_ANSWER, NO_ANSWER, order_K[class_B.clamp(min=0)])
+
+        return classes
 
     def choose(self, most: int, levels: int | None) -> tuple[Probes, dict[str, Any]]:
         """Probes, quantised to so many levels, and what the references come to. UserError where no answers to
@@ -193,8 +198,10 @@ def _digest(of: Iterable[Tensor]) -> str:
 
 
 def _matches(oracle: Oracle, classes: Answer, probes: Probes) -> Iterator[list[bool]]:
-    """Matches batch by batch, as far as the budget reaches."""
+    """Matches batch by batch, as far as the budget reaches, of the images that are given a class."""
     for start in range(0, len(probes.images), BATCH):
         if count := min(BATCH, oracle.remaining):
             part = slice(start, start + count)
-            yield (classes(probes.images[part]) == probes.expected[part]).tolist()
+            class_B = classes(probes.images[part])
+            given_B = class_B != NO_ANSWER
+            yield (class_B == probes.expected[part])[given_B].tolist()

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dfme.answers.reading import unanswered
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.errors import UserError
+from dfme.errors import Unserved, UserError
 from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
 from dfme.estimators.preflight.diagnostics import (
     ObjectiveOfAnswers,
@@ -26,6 +27,9 @@ from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16
 """Images that every candidate step is tried at."""
+
+MIN_POINTS = 4
+"""Fewer of them, with an answer to everything, tell nothing of a step."""
 
 
 class Channel(NamedTuple):
@@ -109,7 +113,6 @@ class _Check:
         again = self._ask(base_NCHW)
         mixed_NCHW = torch.stack([base_NCHW.flip(0), others_NCHW], dim=1).flatten(0, 1)
         among = self._ask(mixed_NCHW)[::2].flip(0)
-        objective = self._objective(torch.cat([base, again, among]))
         # Ask for both ends of central differences; every step goes along the same directions.
         steps = candidate_steps(self.config, spec) if base.ndim == 2 else ()
         pairs = []
@@ -117,7 +120,15 @@ class _Check:
             central = replace(self.config, step=step, form="central")
             pairs.append(pair_of_images(central, spec, squash, u_NCHW, self._same_chance(), features_NFHW))
         asked = [self._ask(torch.cat(pair)) for pair in pairs]
+        known_N = _answered(base, again, among)
+        if not known_N.all():
+            base_NCHW = base_NCHW[known_N]
+            base, again, among = base[known_N], again[known_N], among[known_N]
+            pairs = [(plus_NCHW[known_N], minus_NCHW[known_N]) for plus_NCHW, minus_NCHW in pairs]
+            asked = [answers[known_N.repeat(2)] for answers in asked]
+        objective = self._objective(torch.cat([base, again, among]))
         answers = torch.cat([base, again, among, *asked])
+        answers = answers[~unanswered(answers)]
         resolution = Resolution.seen(answers) if base.ndim == 2 else Resolution()
         candidates: tuple[StepCandidate, ...] = ()
         if steps:
@@ -174,11 +185,14 @@ class _Check:
         revealed = []
         ends = []
         for (plus_NCHW, minus_NCHW), answers in zip(pairs, asked, strict=True):
-            plus, minus = answers.chunk(2)
+            both = value(spec.quantise(torch.cat([plus_NCHW, minus_NCHW])), answers).double()
+            # As in an estimate, a difference with an end that got no answer counts as none.
+            known_N = ~torch.stack(unanswered(answers).chunk(2)).any(dim=0)
+            ends.append([torch.where(known_N, end_N, base_N) for end_N in both.chunk(2)])
+            plus, minus = (end[known_N] for end in answers.chunk(2))
             hidden = _hidden(plus) & _hidden(minus)
-            chance = self._same_chance()
-            revealed.append(revealed_share(value, spec.quantise(plus_NCHW), plus, hidden, resolution, chance))
-            ends.append(value(spec.quantise(torch.cat([plus_NCHW, minus_NCHW])), answers).double().chunk(2))
+            given = spec.quantise(plus_NCHW[known_N]), plus, hidden, resolution, self._same_chance()
+            revealed.append(revealed_share(value, *given) if len(plus) else 0.0)
         return predicted(
             steps_J=base_N.new_tensor(steps),
             plus_JN=torch.stack([plus_N for plus_N, _ in ends]),
@@ -191,6 +205,18 @@ class _Check:
             ).double(),
             revealed_J=base_N.new_tensor(revealed),
         )
+
+
+def _answered(*answers: Tensor) -> Tensor:
+    """Which points (N,) got an answer each time that they were asked. Unserved for too few."""
+    known_N = ~torch.stack([unanswered(each) for each in answers]).any(dim=0)
+    if known_N.sum() < MIN_POINTS:
+        raise Unserved(
+            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images each time, "
+            "too few to choose by; start a new run with --estimator.kind and --estimator.step chosen by "
+            "hand, or with a method that estimates nothing, such as --recipe frugal"
+        )
+    return known_N
 
 
 def _hidden(answers_NK: Tensor) -> Tensor:

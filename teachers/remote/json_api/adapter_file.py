@@ -23,6 +23,9 @@ from dfme.teachers.remote.secrets import check_service
 PACKAGE = Path(__file__).resolve().parents[3]
 """Folder above configs/ and teachers/, in the project and where it is installed."""
 
+NO_CLASS_STATUSES = (204, 400, 404, 406, 409, 410, 412, 415, 416, 418, 421, 422)
+"""HTTP statuses by which a service may say that it finds no class in an image."""
+
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)
 _FIELD = re.compile(r'[^"\\\x00-\x1f\x7f-\U0010ffff]+')
@@ -98,15 +101,29 @@ def _answer_problems(description: Description) -> Iterator[str]:
             continue
         if key == "path" and description.batch > 1 and not path.each:
             yield f"answer.path: with batch: {description.batch}, expected [*] where the images are listed"
-        if key in ("label", "score") and path.each:
+        if key in ("label", "score") and path.each and answer.form != "lists":
             yield f"answer.{key}: expected a path without [*], got {path.text!r}"
     if answer.form == "name" and answer.classes is None:
         yield "answer.classes: expected the names of the classes, for form: name"
+    yield from _no_answer_problems(description)
     for key in ("values", "scale"):
         if answer.form in ("name", "number") and getattr(answer, key) is not None:
             yield f"answer.{key}: expected none for form: {answer.form}, which tells no scores"
     if answer.scale is not None and not 0 < answer.scale < math.inf:
         yield f"answer.scale: expected a positive number such as 100, got {answer.scale:g}"
+
+
+def _no_answer_problems(description: Description) -> Iterator[str]:
+    answer = description.answer
+    for name in answer.no_answer:
+        if isinstance(answer.classes, tuple) and str(name) in answer.classes:
+            yield f"answer.no_answer: expected what is none of answer.classes, got {name!r}"
+    for status in answer.no_answer_status:
+        if status not in NO_CLASS_STATUSES:
+            known = ", ".join(map(str, NO_CLASS_STATUSES))
+            yield f"answer.no_answer_status: expected some of {known}, got {status}"
+    if answer.no_answer_status and description.batch > 1:
+        yield f"answer.no_answer_status: expected batch: 1, got {description.batch}"
 
 
 def secrets_of(description: Description, url: str) -> list[str]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dfme.answers.reading import NO_ANSWER, PartialAnswers
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import narrowed
 from dfme.errors import Unusable
 from dfme.spec import ImageSpec, RequestPolicy
 from dfme.teachers.arrays import Array
-from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_api.adapter_file import (
     JsonApi,
@@ -25,18 +25,9 @@ from dfme.teachers.remote.json_api.adapter_file import (
     secrets_of,
 )
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
+from dfme.teachers.remote.json_api.reading import AnswerReader
 from dfme.teachers.remote.json_api.template import JsonPath, fill_images, with_environment
-from dfme.teachers.remote.json_bodies import (
-    NUMBER,
-    ROOM,
-    dump,
-    labels,
-    numbers,
-    parse,
-    settle,
-    shown,
-    table,
-)
+from dfme.teachers.remote.json_bodies import NUMBER, ROOM, dump, numbers, parse, shown
 from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.pictures import png
 from dfme.teachers.remote.secrets import Secrets, read_secrets
@@ -46,6 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+NO_CONTENT = 204
 Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
 
 
@@ -87,61 +79,22 @@ class JsonAdapter(Adapter):
         self._model = model
         self._path = JsonPath.read(answer.path, "answer.path")
         self._error = JsonPath.read(answer.error)
-        label = JsonPath.read(answer.label, "answer.label")
-        score = JsonPath.read(answer.score, "answer.score")
         self._kind = answer.form
-        self._scale = answer.scale or 1.0
-        self._pair = lambda entry: (label.values(entry)[0], score.values(entry)[0])
+        self._optional = answer.optional
+        self._reader = AnswerReader(answer, model)
+        self._no_class = {str(status) for status in (*answer.no_answer_status, NO_CONTENT)}
 
     def encode(self, images_BCHW: Tensor) -> Query:
         body, headers = self._body(encode_images(images_BCHW, self._form, self._model.spec))
         return Query("", body, headers)
 
-    def decode(self, reply: Reply, batch: int) -> Tensor:
-        values = self._values(parse(reply.body), batch)
-        classes = self._model.classes
-        try:
-            return self._read(values, classes, batch)
-        except Unusable as error:
-            if "answer." in str(error):
-                raise
-            raise Unusable(f"answer.form {self._kind}: {error}", error.reason) from None
+    def decode(self, reply: Reply, batch: int) -> Tensor | PartialAnswers:
+        if str(reply.status) in self._no_class:
+            return self._reader.read([None] * batch)
+        return self._reader.read(self._values(parse(reply.body), batch))
 
-    def _read(self, values: list[object], classes: ClassNames, batch: int) -> Tensor:
-        if self._kind == "number":
-            return labels(values, len(classes))
-        if self._kind == "name":
-            return labels([classes.index(value) for value in values], len(classes))
-        if self._kind == "scores":
-            scores_BK = table(values, len(classes))
-        else:
-            rows = [classes.row(self._pairs(value)) for value in values]
-            scores_BK = np.array(rows).reshape(batch, len(classes))
-        settled = settle(scores_BK / self._scale, self._model.mode)
-        self._require_scale(np.nan_to_num(scores_BK, posinf=0.0, neginf=0.0))
-        return settled
-
-    def _require_scale(self, scores_BK: Array) -> None:
-        """Unusable, with a class's name, where the sum of an image's scores is far from ``answer.scale``."""
-        kind = self._model.mode.kind
-        scale = self._scale
-        sums_B = scores_BK.sum(1)
-        odd_B = (sums_B > 1.5 * scale) | ((sums_B < 0.5 * scale) & (kind == "probabilities"))
-        if odd_B.any() and kind in ("probabilities", "top_k"):
-            row = int(odd_B.argmax())
-            top = int(scores_BK[row].argmax())
-            import torch
-
-            from dfme.answers.advice import what_to_do
-
-            cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
-            instead = what_to_do(torch.from_numpy(scores_BK / scale))
-            raise Unusable(
-                f"answer.scale: the class {self._model.classes.names[top]!r} has {scores_BK[row, top]:g} of "
-                f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
-                f"start a new run {cure}, or: {instead}",
-                "wrong scale",
-            )
+    def refused(self, reason: str, batch: int) -> PartialAnswers | None:
+        return PartialAnswers(None, (NO_ANSWER,) * batch) if reason in self._no_class else None
 
     def most_bytes(self, batch: int) -> int:
         classes = self._model.classes
@@ -154,19 +107,19 @@ class JsonAdapter(Adapter):
         error = self._error.first(document)
         if isinstance(error, str) and error.strip():
             raise Unusable(f"expected an answer, got the error {shown(error)}", "an error")
-        values = self._path.values(document)
+        try:
+            values = self._path.values(document)
+        except Unusable as error:
+            if batch == 1 and self._optional:
+                return [None]
+            cure = "; if it knows no class for such an image, say answer.optional: true"
+            raise Unusable(f"{error}{cure * (batch == 1)}", error.reason) from None
+        if batch == 1 and not values:
+            return [None]
         if len(values) != batch:
             text = f"answer.path: {self._path.text!r} found {len(values)} answers to {batch} images"
             raise Unusable(text, "wrong shape")
         return values
-
-    def _pairs(self, value: object) -> Iterable[tuple[object, object]]:
-        """Names and scores of one image."""
-        expected = dict if self._kind == "mapping" else list
-        if not isinstance(value, expected):
-            what = "an object" if expected is dict else "a list of objects"
-            raise Unusable(f"expected {what} with the scores of an image, got {shown(value)}", "no answer")
-        return value.items() if isinstance(value, dict) else map(self._pair, value)
 
 
 def _text(data: bytes) -> str:

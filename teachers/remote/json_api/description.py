@@ -60,13 +60,21 @@ class AnswerForm:
     path: str = ""
     """where the scores are: names and numbers with dots, [*] for one item an image, ["odd name"]; empty: the
     whole answer"""
-    form: Literal["scores", "mapping", "pairs", "name", "number"] = "scores"
-    """scores (a list of numbers, null: not revealed), mapping (names to numbers), pairs (objects with a label
-    and a score), name (of a class) or number (of a class, from 0)"""
+    form: Literal["scores", "mapping", "pairs", "lists", "name", "number"] = "scores"
+    """scores (a list of numbers, null: not revealed; one number of a binary model: that of the second class),
+    mapping (names to numbers), pairs (objects with a label and a score), lists (a list of labels and one of
+    scores), name (of a class) or number (of a class, from 0)"""
     label: str = "label"
-    """of pairs: the path of the label in an object"""
+    """of pairs: the path of the label in an object; of lists: of the list of labels"""
     score: str = "score"
-    """of pairs: the path of the score in an object"""
+    """of pairs: the path of the score in an object; of lists: of the list of scores"""
+    no_answer: tuple[str | int, ...] = ()
+    """what the service says where it knows no class, such as "not sure" or -1; such images are charged,
+    counted and left out, as are those with an empty list, an empty text or null"""
+    no_answer_status: tuple[int, ...] = ()
+    """HTTP statuses that say the same, such as 404 or 422; 204 always does"""
+    optional: bool = False
+    """whether path may lead nowhere, which then says the same"""
     classes: tuple[str, ...] | str | None = None
     """the classes' names in the order of the student's, or a text file beside this one with one a line; none:
     their numbers"""

@@ -60,11 +60,14 @@ class JsonPath:
         return _EACH in self.steps
 
     def values(self, document: object) -> list[object]:
-        """Values at the path: one, or with ``[*]`` one for each item. Unusable if there are none."""
+        """Values at the path: one, or with ``[*]`` one for each item. Unusable if there are none.
+
+        Below the document itself, what is null or empty on the way has no value: None.
+        """
         found = [document]
-        for step in self.steps:
+        for depth, step in enumerate(self.steps):
             if step is not _EACH:
-                found = [self._take(value, step) for value in found]
+                found = [self._take(value, step, depth) for value in found]
             elif isinstance(found[0], list):
                 found = found[0]
             else:
@@ -93,7 +96,9 @@ class JsonPath:
         entries = document or {}
         return {**entries, str(step): below.put(entries.get(str(step)), value)}
 
-    def _take(self, value: object, step: object) -> object:
+    def _take(self, value: object, step: object, depth: int) -> object:
+        if depth and (value is None or value == [] or value == {}):
+            return None
         if isinstance(value, list) and isinstance(step, int) and step < len(value):
             return cast(object, value[step])
         if isinstance(value, dict) and str(step) in value:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
+from dfme.answers.reading import UNKNOWN_CLASS, PartialAnswers
 from dfme.config.settings import TeacherConfig
 from dfme.data.class_names import read_names
 from dfme.errors import Unusable
@@ -128,14 +129,17 @@ def adapter(mode: LabelMode, classes: Any, **answer: Any) -> JsonAdapter:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["probabilities", "top_k:2", "label"])
-@pytest.mark.parametrize("form", ["scores", "mapping", "pairs", "name", "number"])
+@pytest.mark.parametrize("form", ["scores", "mapping", "pairs", "lists", "name", "number"])
 @given(st.binary(max_size=100) | bodies)
 @settings(max_examples=60, deadline=None)
 def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: bytes) -> None:
     labels = form in ("name", "number") or mode == "label"
     own = LabelMode("label") if labels else LabelMode.parse(mode)
     answer = answer_or_unusable(adapter(own, "abc", path="r[*]", form=form), body, 2)
-    if answer is not None:
+    if isinstance(answer, PartialAnswers):
+        assert len(answer.gaps) == 2
+        assert len(answer.answers) == answer.gaps.count(0)
+    elif answer is not None:
         assert answer.shape == ((2,) if labels else (2, K))
         assert answer.dtype == (torch.int64 if labels else torch.float32)
 
@@ -146,7 +150,8 @@ def test_a_long_and_deep_body_takes_no_time() -> None:
     odd = json.dumps([{"label": f"9{'x' * 90}", "score": 1}] * 10_000).encode()
     start = time.perf_counter()
     for body in (b"[" * 1_000_000, b'{"a":' * 200_000, odd, b"9" * 1_000_000):
-        assert answer_or_unusable(reader, body, 1) is None
+        answer = answer_or_unusable(reader, body, 1)
+        assert answer is None or answer.gaps == (UNKNOWN_CLASS,)
     assert time.perf_counter() - start < 5
 
 

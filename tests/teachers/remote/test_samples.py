@@ -48,6 +48,34 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
         [{"label": name, "score": YAML[name]} for name in YAML],
         *("pairs", YAML, "top_k:2"),
     ),
+    "labels beside confidences": (
+        {"labels": ["dog", "cat", "bird"], "confidences": [0.7, 0.2, 0.05]},
+        *("lists", {"dog": 0.7, "cat": 0.2, "bird": 0.05}, "top_k:3"),
+    ),
+    "labels beside scores of two images": (
+        {"predictions": [{"classes": ["b", "a"], "scores": [0.6, 0.3]}] * 2},
+        *("lists", {"b": 0.6, "a": 0.3}, "top_k:2"),
+    ),
+    "lists of lists side by side": (
+        {"labels": [["dog", "cat"]], "scores": [[0.9, 0.1]]},
+        *("lists", {"dog": 0.9, "cat": 0.1}, "top_k:2"),
+    ),
+    "objects beside scores": (
+        {"result": {"labels": [{"id": 4, "name": "dog"}, {"id": 2, "name": "cat"}]}, "scores": [0.9, 0.1]},
+        *("lists", {"dog": 0.9, "cat": 0.1}, "top_k:2"),
+    ),
+    "numbers of classes beside scores": (
+        {"class_ids": [7, 3], "scores": [0.5, 0.25], "took_ms": 3},
+        *("lists", {"7": 0.5, "3": 0.25}, "top_k:2"),
+    ),
+    "rows of name and score": ([["dog", 0.7], ["cat", 0.2]], "pairs", {"dog": 0.7, "cat": 0.2}, "top_k:2"),
+    "an object a name": ([{"dog": 0.7}, {"cat": 0.3}], "mapping", {"dog": 0.7, "cat": 0.3}, SHARES),
+    "texts of per cent": (
+        [{"label": "dog", "confidence": "70.5 %"}, {"label": "cat", "confidence": "2%"}],
+        *("pairs", {"dog": 0.705, "cat": 0.02}, "top_k:2"),
+    ),
+    "a box beside a label": ({"box": [0.1, 0.2, 0.5, 0.6], "label": "dog"}, "name", "dog", "label"),
+    "a model's name beside a label": ({"model_name": "net", "label": "dog"}, "name", "dog", "label"),
     "odd names": ({"my-model": {"2 out": ODD}}, "mapping", ODD, "logits"),
 }
 
@@ -109,6 +137,47 @@ def test_a_hostile_sample_is_one_line(content: bytes, words: str, tmp_path: Path
     assert said.isprintable()
     assert len(said) < 600
     assert not (tmp_path / "my.yaml").exists()
+
+
+CHATS = {
+    "chat completions": (
+        {"choices": [{"message": {"role": "assistant", "content": "cat"}}], "usage": {"a": 1, "b": 2}},
+        "choices[0].message.content",
+    ),
+    "messages": (
+        {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
+        "content[0].text",
+    ),
+    "a local model": ({"response": "cat", "done": True, "eval_count": 3}, "response"),
+    "text generation": ([{"generated_text": '{"label": "cat", "score": 0.9}'}], "[0].generated_text"),
+    "contents and parts": (
+        {"candidates": [{"content": {"parts": [{"text": "cat"}], "role": "model"}, "finishReason": "STOP"}]},
+        "candidates[0].content.parts[0].text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_a_language_models_answer_makes_no_adapter(name: str, tmp_path: Path) -> None:
+    answer, path = CHATS[name]
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
+    refused(f"the text of a language model, at {path}, which", write_adapter, *files)
+    assert not (tmp_path / "my.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"usage": {"requests": 12, "seconds": 3}, "ok": True},
+        {"image": {"width": 640, "height": 480}},
+        {"bounding_box": [10, 20, 30, 40]},
+    ],
+)
+def test_counts_and_sizes_are_no_scores(answer: Any, tmp_path: Path) -> None:
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
+    refused("scores or a label", write_adapter, *files)
 
 
 def test_no_file_is_written_over_and_both_flags_are_asked_for(
