@@ -15,7 +15,7 @@ from typing import Any
 from dfme.config.settings import Job
 from dfme.config.values import flatten
 from dfme.errors import UserError
-from dfme.methods import find_method
+from dfme.methods import entry_of
 
 PACKAGE = Path(__file__).resolve().parents[1]  # with configs/ and teachers/; in a checkout they are links
 PROJECT = PACKAGE.parent  # from which a process of ours must be able to import
@@ -68,7 +68,7 @@ def document(job: Job) -> dict[str, Any]:
     values = {name: plain(value, f"teacher.{name}") for name, value in teacher.items()}
     sections["teacher"] = {name: _portable(value) for name, value in values.items()}
     sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
-    return sections | {name: plain(getattr(job, name), name) for name in find_method(job.method).sections}
+    return sections | {name: plain(getattr(job, name), name) for name in entry_of(job).sections}
 
 
 def config_hash(job: Job) -> str:

@@ -88,7 +88,7 @@ def rehearse(
     except Exception:
         # what a part of one's own raises, if it cannot be copied or called so, the run itself will report
         named = job.method, str(job.config.student.arch), str(getattr(job.method_config, "generator", ""))
-        if job.nets or any(":" in name for name in named):
+        if job.objects or any(":" in name for name in named):
             return None
         raise
 
