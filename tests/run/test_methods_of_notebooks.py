@@ -1,4 +1,4 @@
-"""Methods that no file defines (notebooks, standard input, functions), and what a method's options may lack."""
+"""Methods that no file defines (notebooks, functions), and what a method's options may lack."""
 
 import dataclasses
 import subprocess
