@@ -12,7 +12,7 @@ from dfme import __version__
 from dfme.answers.asking import Reader
 from dfme.compute import choose_device, device_name, validate_like, within_memory
 from dfme.config.answer_settings import AnswersConfig
-from dfme.config.settings import ExtractConfig
+from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
@@ -24,6 +24,7 @@ from dfme.report.verdict import baselines, warnings
 from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
+from dfme.run.divergence import naming_the_rate
 from dfme.run.evaluation import (
     EvaluationSet,
     HoldOut,
@@ -145,7 +146,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         torch.manual_seed(derived_seed(settings.seed, "global"))
         trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
-            seconds = _train(trainer, examination, tell)
+            seconds = _train(settings.student, trainer, examination, tell)
             seen = classified(examination, paid.num_classes, student=trainer.delivered)
             save_student(directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes)
             own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
@@ -206,14 +207,18 @@ def recorded_examination(
 
 
 def _train(
-    trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]
+    config: StudentConfig,
+    trainer: StudentTrainer,
+    examination: EvaluationSet | HoldOut,
+    tell: Callable[[str], None],
 ) -> float:
-    """All the steps; the seconds that they took. DfmeError for a student that diverges."""
+    """All the steps; the seconds that they took. DivergedError for a student that diverges."""
     started = time.monotonic()
     whole = trainer.steps_left
     at_once = max(1, whole // LINES)
     while trainer.steps_left:
-        metrics = numbers(trainer.train_pending(at_once))
+        with naming_the_rate(config, trainer):
+            metrics = numbers(trainer.train_pending(at_once))
         scores = examination.score(trainer.delivered)
         agreement = f"  agreement {scores['agreement']:.2%}" if "agreement" in scores else ""
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
