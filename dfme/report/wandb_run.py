@@ -24,7 +24,6 @@ from dfme.files import make_folder, replacing
 from dfme.report.run_files import to_picture
 from dfme.report.summary_file import read_object
 
-
 SECRET = re.compile("KEY|TOKEN|SECRET|PASS")
 """In the name of a variable whose value is not shown."""
 

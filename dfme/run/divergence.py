@@ -18,7 +18,7 @@ TRIED = 16  # images on which a student is tried once something has failed
 
 
 class DivergedError(DfmeError):
-    """A student, or a generator, of which ``what`` is lost; ``rate``: the option it follows from, if known."""
+    """A student or a generator of which ``what`` is lost; ``rate``: the option it follows from, if known."""
 
     def __init__(self, what: str, rate: str = "", whose: str = "student") -> None:
         self.what = what

@@ -107,4 +107,4 @@ code = main(sys.argv[3:])
 print("writes", seen)
 sys.exit(code)
 """
-"""A program: a folder, a number, and the words of a command, which is killed before that many of its writes there."""
+"""A program: a folder, a number, a command's words; it is killed before that many of its writes there."""

@@ -21,7 +21,11 @@ from dfme.teachers.training import train
 
 SPEC = ImageSpec((1, 8, 8))
 SCORED = 20
-OWNER = SimpleNamespace(benign_at_most=lambda images, stacks, detectors, cells: 1_000 * detectors)
+OWNER = SimpleNamespace(
+    benign_at_most=lambda images, stacks, sessions, cells: 1_000 * bool(sessions),
+    billing_seconds=teacher_side.billing_seconds,
+    streamed=lambda sessions: 4_000 * bool(sessions),
+)
 
 
 def foretold(
@@ -99,9 +103,7 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
     assert resumed.time == "about 1:00 on this machine: 1:00 for the attacks"
     assert (resumed.total, resumed.line) == (whole.total, whole.line)  # --total counts the whole audit
     told = foretold("--twin none --transfer false", answer=0.03)
-    assert told.time == (
-        "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch four honest streams"
-    )
+    assert told.time == ("about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch honest accounts")
     hint = "shorter with a smaller --budget, fewer --student-steps, --attackers or --defences"
     for seconds, is_long in ((500.0, False), (1500.0, True)):  # 20 minutes are 1,200 s
         assert (hint in foretold("--twin none --transfer false", attack=seconds).time) is is_long
