@@ -37,7 +37,7 @@ def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
     module = _import(module_name, f"{flag} {target}")
     found = _within(module, name)
     if callable(found):
-        return found
+        return found  # type: ignore[no-any-return]
     callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     problem = f"no {name!r} in it"
     if found is not None:

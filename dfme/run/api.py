@@ -114,7 +114,7 @@ def extract(
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
     given = None if isinstance(method, str) else method
-    name = name_of(given) if given is not None else method
+    name = method if isinstance(method, str) or method is None else name_of(method)
     described = _mapping(student, "arch")
     own = _mapping(method_options)
     objects = _handed_over(described, "arch", "student.arch")

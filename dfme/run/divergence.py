@@ -96,13 +96,21 @@ def _generator_lost(method: Method, tried: bool) -> DfmeError | None:
     """
     if not hasattr(method, "generator_optimizer"):
         return None
-    what = "its images are NaN"
+    what = "its output is beyond all bounds"
     if not _finite(method.generator):
         what = "its weights are NaN or infinite"
-    elif not tried or bool(method.generate(TRIED).isfinite().all()):
+    elif not tried or _generates(method):
         return None
     rate = getattr(method.config, "generator_lr", math.nan)
     return DivergedError(what, f"--method.generator-lr {rate:g}", whose="generator")
+
+
+@torch.no_grad()
+def _generates(method: Method) -> bool:
+    """True if the generator's output, before any squashing, is finite, and its square in float32, too."""
+    net = method.generator
+    u_BCHW = net(net.draw(TRIED, method.rng["latent"]))
+    return bool(u_BCHW.float().square().isfinite().all())
 
 
 def _finite(net: nn.Module) -> bool:

@@ -180,5 +180,5 @@ def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Modul
     """Seconds of the honest accounts, and of the watched teacher that they ask."""
     if not plan.accounts:
         return 0.0
-    each = rehearsal.watched or answer
-    return rehearsal.building + owner.streamed(plan.accounts) * each
+    images: int = owner.streamed(plan.accounts)
+    return rehearsal.building + images * (rehearsal.watched or answer)
