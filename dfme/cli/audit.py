@@ -36,11 +36,15 @@ from dfme.data import HALVES, has_train_part, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
-from dfme.spec import LabelMode, Shape
+from dfme.spec import SMALL_SIDE, LabelMode, Shape
 
 SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
 OWN = {option.key: option for option in options_of(AuditConfig)}
 Planned = Callable[[CompareConfig], ComparisonPlan]
+SMALL_STEPS = 2_000  # of a student in ``quick``, at most, on images of 16 pixels a side or less (measured)
+LEAST_STEPS = 1_000
+STEPS_OF_IMAGE = 6
+"""Steps that an attacker with few images of the owner's kind takes in ``quick``, at least (measured)."""
 ANSWERS = ("auto", "kl", "table", "label")
 """Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
 
@@ -99,11 +103,12 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         name: value for name, value in whole.options.items() if name not in compare.OWN
     }
     on = replace(whole.cells[0].job.config.evaluation, dataset=dataset)
+    settled = _with_steps(settled, config, whole.cells[0].job)
     settled, halves, lacking = _halved(settled, config, on)
     if halves:
         _give_pool(parts.rows, dataset + HALVES[1])
         typed.append(Flag("evaluation.dataset", dataset + HALVES[0]))
-    first = _attacks(settled, halves, planned)
+    first = _attacks(settled, halves, planned, config.student_steps)
     second = partial(_second, settled, first, planned, _shape(first.cells[0].job))
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
@@ -121,26 +126,35 @@ def _halved(
     halves, why = held_back(on) if LIKE in settled.attackers else ({}, lacking)
     free = tuple(row for row in settled.attackers if row != LIKE)
     if halves:
-        return settled if free else _at_most(settled, halves), halves, []
+        return settled if free else _at_most(settled, halves, config.student_steps), halves, []
     if LIKE in config.attackers:
         raise UserError(f"--attackers: expected --pool as well, the images that {LIKE} asks: {why}")
     not_run = [{"what": "somebody with images like yours", "why": why}]
     return replace(settled, attackers=free), {}, not_run
 
 
-def _at_most(config: AuditConfig, halves: Content) -> AuditConfig:
-    """The options of an attacker who has no more images than were held back."""
-    return replace(config, budget=min(config.budget, halves["held_back"]))
+def _at_most(config: AuditConfig, halves: Content, given_steps: int) -> AuditConfig:
+    """The options of an attacker who has no more images than were held back.
+
+    In ``quick`` steps that nobody gave are fewer where these images are few (docs/audit.md).
+    """
+    budget = min(config.budget, halves["held_back"])
+    enough = max(LEAST_STEPS, STEPS_OF_IMAGE * budget)
+    fewer = config.profile == "quick" and not given_steps
+    steps = min(config.student_steps, enough) if fewer else config.student_steps
+    return replace(config, budget=budget, student_steps=steps)
 
 
-def _attacks(config: AuditConfig, halves: Content, planned: Planned) -> ComparisonPlan:
+def _attacks(config: AuditConfig, halves: Content, planned: Planned, given_steps: int) -> ComparisonPlan:
     """Attackers and label modes; an attacker with a half of the images asks no more than these."""
     if not halves:
         return planned(comparison(config, config.attackers, config.label_modes))
-    like = planned(comparison(_at_most(config, halves), [LIKE], config.label_modes))
+    like = planned(comparison(_at_most(config, halves, given_steps), [LIKE], config.label_modes))
     free = [row for row in config.attackers if row != LIKE]
-    cells = planned(comparison(config, free, config.label_modes)).cells if free else ()
-    return replace(like, cells=(*cells, *like.cells))
+    if not free:
+        return like
+    others = planned(comparison(config, free, config.label_modes))
+    return replace(others, cells=(*others.cells, *like.cells))
 
 
 def _shape(job: Job) -> Shape | None:
@@ -149,6 +163,17 @@ def _shape(job: Job) -> Shape | None:
     if job.teacher.shape is not None or on.dataset == "none":
         return job.teacher.shape
     return load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape
+
+
+def _with_steps(settled: AuditConfig, config: AuditConfig, job: Job) -> AuditConfig:
+    """The options with fewer steps in ``quick`` on small images, unless somebody gave their number.
+
+    A step takes 256 of these, and 64 of larger ones.
+    """
+    shape = _shape(job) if config.profile == "quick" and not config.student_steps else None
+    if shape is None or max(shape[1:]) > SMALL_SIDE:
+        return settled
+    return replace(settled, student_steps=min(settled.student_steps, SMALL_STEPS))
 
 
 def _second(

@@ -128,18 +128,34 @@ def own_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
         yield Problem("own_teacher", text)
 
 
-def benign_at_most(images: int, stacks: bool, detectors: bool, cells: int) -> int:
+def benign_at_most(images: int, stacks: bool, sessions: int, cells: int) -> int:
     """Most ``benign`` images that an audit asks a teacher of one's own, for so many evaluation images.
 
-    With ``stacks`` to bill and ``detectors`` to measure. Each of the ``cells`` calibrates a watch and asks
-    what honest users are answered.
+    With ``stacks`` to bill, and ``sessions`` of each honest stream to measure detectors on, 0 without any.
+    Each of the ``cells`` calibrates a watch and asks what honest users are answered.
     """
-    from dfme.teachers.watch.detection import SESSIONS
     from dfme.teachers.watch.streams import AGAIN, SESSION
 
     # corrupted images, and repeats that are moved by a pixel
-    sessions = round(SESSIONS * SESSION * (1 + AGAIN))
-    return 3 * images * stacks + (2 * images + sessions) * detectors + (2 * images + 1) * cells
+    measured = (2 * images + round(sessions * SESSION * (1 + AGAIN))) if sessions else 0
+    return 3 * images * stacks + measured + (2 * images + 1) * cells
+
+
+def billing_seconds(stacks: int, images: int, answer: float) -> float:
+    """About the seconds of ``bills`` for so many stacks, with ``answer`` seconds of an image; 0 for none.
+
+    A row is asked three streams of images, and two sizes of calls are timed in turn with the undefended ones.
+    """
+    from dfme.teachers.utility import ROUNDS_SECONDS
+
+    return (1 + stacks) * (3 * images * answer + 2 * ROUNDS_SECONDS) if stacks else 0.0
+
+
+def streamed(sessions: int) -> int:
+    """Images of the honest streams on which detectors are measured, with so many sessions of each."""
+    from dfme.teachers.watch.streams import SESSION, STREAMS
+
+    return (len(STREAMS) - 1) * sessions * SESSION  # other data is a stream of run.py detect alone
 
 
 def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
@@ -244,8 +260,12 @@ def detection(
     tell: Callable[[str], None] = lambda line: None,
     log: Path | None = None,
     meter: Metering | None = None,
+    sessions: int | None = None,
 ) -> dict[str, Any]:
-    """Detectors over honest accounts, on images that calibrated none of them, and over a ``log``."""
+    """Detectors over honest accounts, on images that calibrated none of them, and over a ``log``.
+
+    ``sessions``: of each honest stream, by default as many as ``run.py detect`` has.
+    """
     from dfme.audits.audit.findings import share_at_most
     from dfme.teachers.watch.detection import detect
 
@@ -254,7 +274,7 @@ def detection(
     seeing = tuple(name for name in names if name not in blind)
     plain = replace(config, watch=seeing, benign=data, on_alarm="log", defences=(), label_mode=None)
     teacher = make(plain, options, device, meter=meter)
-    found = detect(teacher, data, other, seed, tell, log)
+    found = detect(teacher, data, other, seed, tell, log, sessions)
     found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
     for each in found["benign"]:
         upper = share_at_most(each["alarms"], each["queries"], each["units"])

@@ -21,14 +21,21 @@ from dfme.config.messages import did_you_mean
 from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import DfmeError, UserError
 
+NO_FILE = ("__main__", "builtins")
+"""Modules of what is defined in a script, in a notebook, or in code that was executed from a text."""
+
+BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
     """Import ``module:name``, the value of ``flag``, a callable; the current directory is searched last."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise UserError(f"{flag}: expected module:Class or module:function, got {target!r}")
+    if module_name in NO_FILE or "<" in name:
+        return _in_this_process(module_name, name, f"{flag} {target}")
     module = _import(module_name, f"{flag} {target}")
-    found = getattr(module, name, None)
+    found = _within(module, name)
     if callable(found):
         return found  # type: ignore[no-any-return]
     callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -37,6 +44,25 @@ def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
         problem = f"{name} is of type {type(found).__name__}, no class or function"
     place = getattr(module, "__file__", None) or module_name
     raise UserError(f"{flag} {target}: {place}: {problem}{did_you_mean(name, callables)}")
+
+
+def _within(module: ModuleType | None, name: str) -> Any:
+    """What stands under a name, dotted within a class, in a module; None if nothing does."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _in_this_process(module_name: str, name: str, subject: str) -> Callable[..., Any]:
+    """A callable of a script, a notebook or a function. UserError where it is not this process's."""
+    found = _within(sys.modules.get(module_name), name)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    raise UserError(
+        f"{subject}: it was defined in a script, a notebook or a function, where no command finds it; "
+        "go on in Python (call dfme.extract again with it and resume=True), or move it into a module"
+    )
 
 
 def name_of(thing: object) -> str:
@@ -186,14 +212,16 @@ def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter,
     functions: list[Any] = [target] if inspect.isroutine(target) else []
     if inspect.isclass(target):
         functions = [vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)]
-    seen = {"self"}
+    seen = set[str]()
     for function in functions:
         try:
             hints = typing.get_type_hints(function, include_extras=True)
         except (NameError, TypeError, AttributeError):  # a type that only exists for a type checker
             raw = getattr(function, "__annotations__", {})
             hints = {name: hint for name, hint in raw.items() if not isinstance(hint, str)}
-        parameters = inspect.signature(function).parameters.values()
+        parameters = [*inspect.signature(function).parameters.values()]
+        if inspect.isclass(target) and parameters[:1] and parameters[0].kind in BY_PLACE:
+            del parameters[0]  # the object itself, whatever it is called
         kinds = {parameter.kind for parameter in parameters}
         for parameter in parameters:
             open_ended = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)

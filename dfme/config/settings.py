@@ -360,7 +360,8 @@ class Job:
     """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
 
     ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates no gradient
-    or draws nothing. ``nets``: what was handed over in Python to make a network, by its name's key.
+    or draws nothing. ``objects``: what was handed over in Python, by the key of the option that has its
+    name: a method's class (``method.name``), or what makes a network.
     ``larger``: the students' settings for images above ``SMALL_SIDE`` pixels a side, where they are others
     and the teacher's images are not known yet (``sized``).
     """
@@ -372,7 +373,7 @@ class Job:
     method_config: Any
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     queries: QueriesConfig = field(default_factory=QueriesConfig)
-    nets: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
     larger: StudentConfig | None = None
 
     def sized(self, mode: LabelMode, shape: Shape) -> "Job":

@@ -75,10 +75,17 @@ def _help(model: type[Any], name: str) -> str:
 
 @functools.cache
 def _texts(module: str) -> dict[tuple[str, str], str]:
-    """Texts below the fields of a module's classes; pydantic's reading is slow, and may miss one."""
+    """Texts below the fields of a module's classes; pydantic's reading is slow, and may miss one.
+
+    None of a module without a source: a notebook, standard input, code that was executed from a text.
+    """
+    try:
+        source = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError, SyntaxError):
+        return {}
     return {
         (model.name, ast.unparse(field.target)): " ".join(text.value.value.split())
-        for model in ast.parse(inspect.getsource(sys.modules[module])).body
+        for model in source.body
         if isinstance(model, ast.ClassDef)
         for field, text in pairwise(model.body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)

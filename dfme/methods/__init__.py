@@ -11,7 +11,7 @@ from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import CONFIG
 from dfme.config.imports import find_target
 from dfme.config.messages import unknown_choice
-from dfme.config.settings import QueriesConfig
+from dfme.config.settings import Job, QueriesConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.methods.configs import (
@@ -32,7 +32,7 @@ SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": Queri
 
 
 class MethodEntry(NamedTuple):
-    """A method's configuration class, and ``module:Class`` of its implementation; one of one's own has none.
+    """A method's configuration class, and its implementation: ``module:Class``, or a user's class itself.
 
     ``sections``: those of ``SECTIONS`` that it heeds. ``students``: how many it needs at least.
     ``keeps``: whether its students learn from what was paid for before, however they are configured.
@@ -40,7 +40,7 @@ class MethodEntry(NamedTuple):
     """
 
     config: type[Any]
-    implementation: str = ""
+    implementation: Any = ""
     sections: tuple[str, ...] = ("queries",)
     students: int = 1
     keeps: bool = False
@@ -52,7 +52,8 @@ class MethodEntry(NamedTuple):
 
     def load(self) -> Any:
         """The class of the implementation."""
-        return resolve_name(self.implementation)
+        named = isinstance(self.implementation, str)
+        return resolve_name(self.implementation) if named else self.implementation
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -69,16 +70,24 @@ METHODS: dict[str, MethodEntry] = {
 }
 
 
-def find_method(name: str) -> MethodEntry:
-    """Entry of a method by name, or by ``module:Class``; UserError where there is none."""
-    if ":" not in name:
+def entry_of(job: Job) -> MethodEntry:
+    """Entry of the job's method; UserError where there is none."""
+    return find_method(job.method, job.objects.get("method.name"))
+
+
+def find_method(name: str, given: Any = None) -> MethodEntry:
+    """Entry of a method by name, or by ``module:Class``; UserError where there is none.
+
+    ``given`` is the class itself, where it was handed over in Python.
+    """
+    if given is None and ":" not in name:
         if name not in METHODS:
             raise UserError(
                 f"--method.name: {unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}"
             )
         return METHODS[name]
     try:
-        return _own_entry(find_target(name, "--method.name"))._replace(implementation=name)
+        return _own_entry(given or find_target(name, "--method.name"))
     except (ValueError, TypeError, NameError) as error:
         raise UserError(f"--method.name {name}: {error}") from error
 
@@ -89,7 +98,7 @@ def _own_entry(method: Any) -> MethodEntry:
     from dfme.methods.base import Method
 
     if not isinstance(method, type) or not issubclass(method, Method):
-        raise ValueError("expected a class derived from dfme.Method")
+        raise ValueError(f"expected a class derived from dfme.Method, got {method!r:.80}")
     entry = getattr(method, "entry", None)
     kinds = getattr(method, "label_modes", ())
     if not isinstance(entry, MethodEntry) or not dataclasses.is_dataclass(entry.config):
@@ -104,7 +113,8 @@ def _own_entry(method: Any) -> MethodEntry:
         config = as_model(config=CONFIG, frozen=config.__dataclass_params__.frozen)(config)
     options = {option.key: option.required for option in options_of(config)}
     if "batch_size" not in options or "name" in options or any(options.values()):
-        raise ValueError(
-            f"expected options with defaults in {config.__name__}, one called batch_size and none name"
-        )
-    return entry._replace(config=config)
+        expected = f"expected options with defaults in {config.__name__}, one called batch_size and none name"
+        lacking = ", ".join(name for name, required in options.items() if required)
+        got = f"no default of {lacking}" if lacking else ", ".join(options) or "none"
+        raise ValueError(f"{expected}; got {got}")
+    return entry._replace(config=config, implementation=method)

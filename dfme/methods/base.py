@@ -111,9 +111,15 @@ class Method(ABC):
         return self.students.net
 
     @property
+    def _student_steps(self) -> int:
+        """Student batches that an iteration pays for; one where the method has no such option."""
+        steps: int = getattr(self.config, "student_steps", 1)
+        return steps
+
+    @property
     def cost(self) -> int:
         """Images that the next ``step`` pays for, exactly; it may differ from step to step."""
-        cost: int = self.config.batch_size * self.config.student_steps
+        cost: int = self.config.batch_size * self._student_steps
         return cost
 
     def asks(self, ahead: int = 0) -> list[Ask]:

@@ -82,7 +82,7 @@ class EstimatingMethod(Method):
         assert self.last_objective is not None
         size = self.config.batch_size
         reuse = self.config.reuse and bool(self.last_objective.asked)
-        left = (self.config.student_steps - reuse) * size
+        left = (self._student_steps - reuse) * size
         metrics: Metrics = {}
         if reuse and self.config.learn_from != "all":
             metrics |= self.learn(*self.last_objective.first_asked(size), keep_all or not left)
@@ -99,7 +99,7 @@ class EstimatingMethod(Method):
         assert estimator is not None, "prepare comes first"
         calls = [estimator.calls(size, ahead * steps + number) for number in range(steps)]
         reuse = self.config.reuse and bool(calls[-1])
-        students = self.student_asks((self.config.student_steps - reuse) * size)
+        students = self.student_asks((self._student_steps - reuse) * size)
         return [Ask("generator", images) for call in calls for images in call] + students
 
     @property

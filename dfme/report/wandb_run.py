@@ -19,9 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.settings import WandbConfig
+from dfme.errors import UserError
 from dfme.files import make_folder, replacing
 from dfme.report.run_files import to_picture
 from dfme.report.summary_file import read_object
+
+SECRET = re.compile("KEY|TOKEN|SECRET|PASS")
+"""In the name of a variable whose value is not shown."""
 
 
 class WandbRun:
@@ -78,6 +82,7 @@ class WandbRun:
         # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = importlib.import_module("wandb")
+        require_valid_variables(self._wandb.Settings)
         self._wandb.setup(self._wandb.Settings(silent=True))
         if config.mode == "offline" or not self._go_online(config, document):
             self._run = self._init(config, document, "offline")
@@ -102,6 +107,10 @@ class WandbRun:
 
     def _init(self, config: WandbConfig, document: Mapping[str, Any], mode: str) -> Any:
         folder = os.environ.get("WANDB_DIR")
+        if folder and not _takes_files(folder):  # the client would take a temporary folder without a word
+            expected = "expected a folder that can be written to"
+            self._notify(f"wandb: WANDB_DIR={folder!r}: {expected}; it is recorded in the run's own")
+            folder = None
         if not folder:
             make_folder(self._run_dir / "wandb")
         return self._wandb.init(
@@ -156,7 +165,37 @@ class WandbRun:
             self._notify(f"wandb: {one_line(error)}; the run goes on without it, recorded in metrics.jsonl")
 
 
+def require_valid_variables(settings: Callable[[], Any]) -> None:
+    """UserError that names the variable of the environment which wandb's settings do not take, if one is."""
+    for name, value in os.environ.items():
+        if not name.startswith("WANDB_"):
+            continue
+        try:
+            settings().update_from_env_vars({name: value})
+        except Exception as error:
+            shown = "..." if SECRET.search(name) else f"{value:.60}"
+            raise UserError(f"variable {name}={shown}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What was wrong, in the words of the client, which checks its settings by pydantic."""
+    faults = error.errors() if hasattr(error, "errors") else []
+    text = str(faults[0]["msg"]) if faults else str(error)
+    return " ".join(text.split())[:200]
+
+
+def _takes_files(folder: str) -> bool:
+    """True of a folder that can be written to, or can be made."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def one_line(error: Exception) -> str:
-    """An error's type and the first line of its message."""
+    """An error's type and the first line of its message; of ours the message alone."""
     text = str(error).strip().splitlines()
+    if isinstance(error, UserError):
+        return text[0]
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.imports import name_of, top_name
+from dfme.config.imports import name_of
 from dfme.config.messages import members, printable, shortened
 from dfme.config.settings import (
     EvaluationConfig,
@@ -113,11 +113,14 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    name = method if method is None or isinstance(method, str) else top_name(method, "--method.name")
+    given = None if isinstance(method, str) else method
+    name = method if isinstance(method, str) or method is None else name_of(method)
     described = _mapping(student, "arch")
     own = _mapping(method_options)
-    nets = _handed_over(described, "arch", "student.arch")
-    nets |= _handed_over(own, "generator", "method.generator")
+    objects = _handed_over(described, "arch", "student.arch")
+    objects |= _handed_over(own, "generator", "method.generator")
+    if given is not None:
+        objects["method.name"] = given
     examined, images = _evaluation(evaluation)
     resume = is_run(out) if resume == "auto" and out else resume
     below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
@@ -144,7 +147,7 @@ def extract(
     }
     parts = {"estimator": estimator, "queries": queries}
     settings |= {name: _mapping(part) for name, part in parts.items() if part is not None}
-    job = _job(below, settings, stated, nets)
+    job = _job(below, settings, stated, objects)
     hearing = callback and _with_student(callback)
     from dfme.run.build import run_job
 
@@ -208,13 +211,13 @@ def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.
 
 
 def _job(
-    below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any], nets: dict[str, Any]
+    below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any], objects: dict[str, Any]
 ) -> Job:
     """The job of the options that are ``given`` and of those below them, checked."""
     settings = recipes.merged(below, dict(given))
     options = dict(settings.pop("method"))
     method = str(options.pop("name", "dfme"))
-    entry = find_method(method)
+    entry = find_method(method, objects.get("method.name"))
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):
         heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
         raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
@@ -227,7 +230,7 @@ def _job(
         method,
         from_mapping(entry.config, options, "--method."),
         **{name: from_mapping(entry.section(name), values, f"--{name}.") for name, values in heeded.items()},
-        nets=nets,
+        objects=objects,
     )
     # it may stay while tracking is off
     said = {name: section for name, section in given.items() if name != "wandb"}

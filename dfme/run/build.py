@@ -36,6 +36,7 @@ from dfme.report.recorder import Recorder
 from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
+from dfme.run.divergence import naming_the_rate
 from dfme.run.evaluation import SHARED, examination_of, goal_of, shape_of
 from dfme.run.images_on_record import digests_of, settle_images
 from dfme.run.interrupt import Interrupt
@@ -115,7 +116,8 @@ def run_job(
         in_python = f"call extract again with out={str(path)!r}, resume=True"
         again = resume_command(path, job) if teacher is None else in_python
         try:
-            return run.go(interrupt)
+            with naming_the_rate(job.config.student, run.trainer, run.method):
+                return run.go(interrupt)
         except TeacherError as error:
             raise _with_advice(error, run, again) from error
         except KeyboardInterrupt:
@@ -345,6 +347,11 @@ def served(
 
 def _require_same_run(job: Job, run_dir: Path) -> None:
     """UserError where settings or the teacher's files are not those of the run on record."""
+    require_same_run(job, run_dir, *files_of(job))
+
+
+def files_of(job: Job) -> tuple[dict[str, str], str]:
+    """Digests of the files that decide what the job's teacher answers, and the option that names them."""
     kind = job.teacher.kind
     source = KINDS[kind].file if kind in KINDS else None
-    require_same_run(job, run_dir, teacher_files(kind, job.teacher_options), source.option if source else "")
+    return teacher_files(kind, job.teacher_options), source.option if source else ""

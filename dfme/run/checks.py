@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import problem_of
@@ -14,7 +15,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesCo
 from dfme.config.values import leaves
 from dfme.data import check_dataset
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.methods import METHODS, SECTIONS, entry_of
 from dfme.nets import check_net, find_net, is_own
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
@@ -48,28 +49,31 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
 
 def _nets_of(job: Job) -> Iterator[Problem]:
     """Unknown student or generator; a Python object is tried when it is built."""
-    if "student.arch" not in job.nets:
+    if "student.arch" not in job.objects:
         yield from net_problems("student.arch", job.config.student.arch)
     generator = getattr(job.method_config, "generator", "auto")
-    if generator != "auto" and "method.generator" not in job.nets:
+    if generator != "auto" and "method.generator" not in job.objects:
         yield from _caught("method.generator", partial(find_target, generator, "--method.generator"))
 
 
 def students_of(job: Job) -> int:
     """Number of students that the job trains."""
-    return job.config.student.count or find_method(job.method).students
+    return job.config.student.count or entry_of(job).students
 
 
 def keeps_answers(job: Job) -> bool:
     """True if the students' replay holds what is paid for."""
     student = job.config.student
-    return bool(student.steps or student.passes or student.replay_steps or find_method(job.method).keeps)
+    return bool(student.steps or student.passes or student.replay_steps or entry_of(job).keeps)
 
 
 def method_problems(job: Job) -> Iterator[Problem]:
     """Everything that rules each other out among method, estimator, queries and students."""
-    heeded = find_method(job.method).sections
+    heeded = entry_of(job).sections
     method = job.method_config
+    if uncounted := [*_uncounted(method)]:
+        yield from uncounted
+        return  # the other rules count with them
     yield from _broken(_student_rules(job))
     yield from answers_problems(job.config.answers, job.config.student.loss, int(job.config.budget))
     if job.config.until_agreement is not None:
@@ -83,6 +87,14 @@ def method_problems(job: Job) -> Iterator[Problem]:
     if "queries" in heeded:
         yield from _caught("queries.programs", partial(check_programs, job.queries.programs))
         yield from _broken(_queries_rules(job))
+
+
+def _uncounted(method: Any) -> Iterator[Problem]:
+    """Options of a user's method that must be counts, whatever types its class states."""
+    for name in ("batch_size", "student_steps"):
+        value = getattr(method, name, 1)
+        if not isinstance(value, int) or value < 1:
+            yield Problem(f"method.{name}", f"expected a whole number of at least 1, got {value!r:.80}")
 
 
 def _broken(rules: Sequence[Rule]) -> Iterator[Problem]:
@@ -99,7 +111,7 @@ def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 
 def _student_rules(job: Job) -> list[Rule]:
     config = job.config.student
-    needed = find_method(job.method).students
+    needed = entry_of(job).students
     few = f"expected at least {needed}, which {job.method} plays against each other, got {config.count}"
     divides = "expected --student.steps as well, which it divides"
     taken = "expected --student.passes or --student.steps as well, which are taken in them"
@@ -135,7 +147,7 @@ def _goal_rules(job: Job, share: float) -> list[Rule]:
     """Rules that keep a student from showing, before the budget is spent, that it is good enough."""
     student = job.config.student
     batch = job.method_config.batch_size
-    alone = find_method(job.method).keeps and not (student.steps or student.rounds or student.replay_steps)
+    alone = entry_of(job).keeps and not (student.steps or student.rounds or student.replay_steps)
     afterwards = student.final_share == 1 or len(student.rounds) == 1
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
@@ -309,7 +321,7 @@ EFFECTS: dict[str, tuple[str, ...]] = {
 
 def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
     """Options to which the user gave another value than the default, and which change nothing."""
-    entry = find_method(job.method)
+    entry = entry_of(job)
     sections = {name: entry.section(name)() for name in SECTIONS}
     # what others' options do is theirs to say
     options = entry.config() if job.method in METHODS else job.method_config

@@ -14,7 +14,7 @@ from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
 from dfme.graphs import GraphedForward, require_gpu
-from dfme.methods import find_method
+from dfme.methods import entry_of
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.files import infer_net
@@ -47,7 +47,7 @@ def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
     """The job with the architecture in its checkpoint in place of ``auto``, which goes by the device."""
     nets = (state.get("trainer") or {}).get("nets") or {}
     whole = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
-    if job.config.student.arch != "auto" or "student.arch" in job.nets or not (nets and whole):
+    if job.config.student.arch != "auto" or "student.arch" in job.objects or not (nets and whole):
         return job  # what is no net is refused as such when it is loaded
     names = [name for name in nets if "members.1." not in name]
     found = infer_net({name.removeprefix("members.0."): nets[name] for name in names})
@@ -57,7 +57,7 @@ def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
     """The students and the generator as the seed initialises them, on their device."""
-    own = job.nets.get("student.arch") or find_net(job.config.student.arch)
+    own = job.objects.get("student.arch") or find_net(job.config.student.arch)
     arch, students = build_students(job.config, students_of(job), spec, num_classes, device, own)
 
     def fresh(number: int) -> list[nn.Module]:
@@ -110,7 +110,7 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     net: GeneratorNet
     name = getattr(job.method_config, "generator", "auto")
     if name != "auto":
-        made = job.nets.get("method.generator") or find_target(name, "--method.generator")
+        made = job.objects.get("method.generator") or find_target(name, "--method.generator")
         net = own_generator(made, latent_size, spec)
     elif job.queries.base == "none":
         net = Generator(latent_size, spec)
@@ -119,7 +119,7 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
         assert draw is not None
         net = Transforming(latent_size, spec, draw)
     looks_inside = job.estimator.direction == "range" or job.estimator.kind == "auto"
-    if looks_inside and "estimator" in find_method(job.method).sections:
+    if looks_inside and "estimator" in entry_of(job).sections:
         _ = net.last_convolution  # UserError for one of one's own without, before anything is asked
     _place(net, job.config, device)
     return net
@@ -129,7 +129,7 @@ def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
     """Images by the programs that the job names, where it draws any."""
     queries = job.queries
     draws = queries.procedural or queries.base != "none" or not hasattr(job.method_config, "latent_size")
-    if not draws or "queries" not in find_method(job.method).sections:
+    if not draws or "queries" not in entry_of(job).sections:
         return None
     return ProceduralImages(spec, queries.programs).draw
 
@@ -222,13 +222,15 @@ def build_components(
 
 
 def build_method(job: Job, components: Components) -> Method:
-    method: Method = find_method(job.method).load()(job.method_config, components)
+    method: Method = entry_of(job).load()(job.method_config, components)
+    if (cost := method.cost) < 1:
+        raise UserError(f"--method.name {job.method}: expected a cost of 1 image a step or more, got {cost}")
     return method
 
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
     """Images that the job's method reads from disk; UserError where they are missing."""
-    method = find_method(job.method).load()
+    method = entry_of(job).load()
     pool: ImageSource | None = method.open_pool(job.method_config, spec, job.config.images)
     return pool
 

@@ -15,7 +15,7 @@ from typing import Any
 from dfme.config.settings import Job
 from dfme.config.values import flatten
 from dfme.errors import UserError
-from dfme.methods import find_method
+from dfme.methods import entry_of
 
 PACKAGE = Path(__file__).resolve().parents[1]  # with configs/ and teachers/; in a checkout they are links
 PROJECT = PACKAGE.parent  # from which a process of ours must be able to import
@@ -98,7 +98,7 @@ def document(job: Job) -> dict[str, Any]:
     values = {name: plain(value, f"teacher.{name}") for name, value in teacher.items()}
     sections["teacher"] = {name: _portable(value) for name, value in values.items()}
     sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
-    return sections | {name: plain(getattr(job, name), name) for name in find_method(job.method).sections}
+    return sections | {name: plain(getattr(job, name), name) for name in entry_of(job).sections}
 
 
 def config_hash(job: Job) -> str:
@@ -106,7 +106,7 @@ def config_hash(job: Job) -> str:
 
     The seed counts; budget, run directory, tracking, pace of checkpoints and a watch that only logs do not.
     """
-    leaves = _decisive(document(job))
+    leaves = decisive(document(job))
     if job.teacher.on_alarm == "log":
         for key in ("teacher.watch", "teacher.benign"):
             leaves.pop(key, None)
@@ -116,8 +116,8 @@ def config_hash(job: Job) -> str:
 def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
     """Dotted keys in which a resumed job (or its document) departs from the old; its budget may be larger."""
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
-    left = _decisive(before)
-    right = _decisive(after)
+    left = decisive(before)
+    right = decisive(after)
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
     first = int(before["budget"])
     then = int(after["budget"])
@@ -128,7 +128,8 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     return ["budget"] * departs + ["until_agreement"] * lower + keys
 
 
-def _decisive(content: Mapping[str, Any]) -> dict[str, Any]:
+def decisive(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a document that decide what is asked or learnt, by dotted key."""
     return {
         # any goal holds back the same queries
         key: (value is not None or None) if key == "until_agreement" else value

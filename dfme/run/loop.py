@@ -11,6 +11,7 @@ from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.recorder import Recorder
+from dfme.run.divergence import DivergedError
 from dfme.run.evaluation import EvaluationSet, Examination, Goal, score_all
 from dfme.run.work import Work
 from dfme.students.trainer import StudentTrainer
@@ -42,15 +43,12 @@ class Progress:
 def numbers(metrics: Metrics) -> dict[str, float]:
     """Metrics as plain numbers; the one place where the host waits for an accelerator.
 
-    Raises DfmeError for a student that has diverged: nothing can be learnt with it any more.
+    Raises DivergedError for a student that has diverged: nothing can be learnt with it any more.
     """
     values = {name: float(value() if callable(value) else value) for name, value in metrics.items()}
     for name in MUST_BE_FINITE:
         if not math.isfinite(values.get(name, 0.0)):
-            raise DfmeError(
-                f"the student has diverged: its {name.replace('_', ' ')} is {values[name]}; "
-                "start a new run with a lower --student.lr"
-            )
+            raise DivergedError(f"its {name.replace('_', ' ')} is {values[name]}")
     return values
 
 

@@ -66,7 +66,7 @@ def finished_result(job: Job) -> Result | None:
             goes_on = int(job.config.budget) > summary["budget"]
         if goes_on:
             return None
-        student = load_student(path, job.nets.get("student.arch") or find_net(job.config.student.arch))
+        student = load_student(path, job.objects.get("student.arch") or find_net(job.config.student.arch))
     except UserError:
         return None
     return Result(student, summary, path)

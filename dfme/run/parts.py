@@ -21,7 +21,7 @@ from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import default_settings, needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
-from dfme.methods import METHODS, find_method
+from dfme.methods import METHODS, entry_of
 from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
@@ -57,7 +57,7 @@ def build_parts(
     """
     require_answers_fit(job, teacher)
     spec = teacher.spec
-    estimates = "estimator" in find_method(job.method).sections
+    estimates = "estimator" in entry_of(job).sections
     for line in (*unfit(job, spec.shape), *(weak_differences(job.estimator, spec) if estimates else ())):
         tell(line)
     answers = job.config.answers
@@ -111,7 +111,7 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
     """UserError if the method cannot learn from such answers, with the methods that can."""
     name = job.method
     mode = Reader(job.config.answers, teacher.label_mode, teacher.num_classes).mode
-    label_modes = find_method(name).load().label_modes
+    label_modes = entry_of(job).load().label_modes
     kind = mode.kind
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
@@ -123,7 +123,7 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
 
 def runs_preflight(job: Job) -> bool:
     """True if the pre-flight check runs before the first step and completes the estimator."""
-    return "estimator" in find_method(job.method).sections and needs_preflight(job.estimator)
+    return "estimator" in entry_of(job).sections and needs_preflight(job.estimator)
 
 
 def with_placeholder_step(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:

@@ -13,7 +13,7 @@ from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
 from dfme.compute import choose_device, device_name, validate_like, within_memory
 from dfme.config.answer_settings import AnswersConfig
-from dfme.config.settings import ExtractConfig
+from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
@@ -29,6 +29,7 @@ from dfme.report.verdict import paid_answers as paid_answers_of
 from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
+from dfme.run.divergence import naming_the_rate
 from dfme.run.evaluation import (
     EvaluationSet,
     HoldOut,
@@ -151,7 +152,7 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         torch.manual_seed(derived_seed(settings.seed, "global"))
         trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
-            seconds, training = _train(trainer, examination, tell)
+            seconds, training = _train(settings.student, trainer, examination, tell)
             queries = answered(paid)
             seen = classified(examination, paid.num_classes, (), trainer.delivered, queries)
             seen = replace(seen, training=training)
@@ -219,19 +220,26 @@ def recorded_examination(
 
 
 def _train(
-    trainer: StudentTrainer, examination: EvaluationSet | HoldOut, tell: Callable[[str], None]
+    config: StudentConfig,
+    trainer: StudentTrainer,
+    examination: EvaluationSet | HoldOut,
+    tell: Callable[[str], None],
 ) -> tuple[float, Training]:
-    """All the steps; the seconds that they took, and their record. DfmeError for a student that diverges."""
+    """All the steps; the seconds that they took, and their record.
+
+    DivergedError for a student that diverges.
+    """
     started = time.monotonic()
     whole = trainer.steps_left
     at_once = max(1, whole // LINES)
     records: list[MetricRecord] = []
     while trainer.steps_left:
-        metrics = numbers(trainer.train_pending(1 if not records else at_once))
-        records.append({**metrics})
-        if len(records) == 1 and at_once > 1:  # the loss before any training, and no line
-            metrics = numbers(trainer.train_pending(at_once - 1))
+        with naming_the_rate(config, trainer):
+            metrics = numbers(trainer.train_pending(1 if not records else at_once))
             records.append({**metrics})
+            if len(records) == 1 and at_once > 1:  # the loss before any training, and no line
+                metrics = numbers(trainer.train_pending(at_once - 1))
+                records.append({**metrics})
         scores = examination.score(trainer.delivered)
         agreement = "".join(f"  {text}" for text in agreement_line(scores))
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""

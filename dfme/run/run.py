@@ -25,6 +25,7 @@ from dfme.report.training import Training
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
+from dfme.run.divergence import require_finite
 from dfme.run.evaluation import EvaluationSet, Goal, HoldOut, classified, evaluated, score_all, under_defences
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
@@ -203,6 +204,7 @@ class Run:
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
         self.deferred.verify()
+        require_finite(self.job.config.student, self.trainer, self.method)
         self.oracle.keep_watch(self.directory.watch)
         save_checkpoint(self.directory.checkpoint, self.state_dict())
         self.oracle.checkpointed()

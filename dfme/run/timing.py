@@ -24,6 +24,7 @@ from dfme.queries.pool import ImageSource
 from dfme.queries.sketch import Sketch, sketching
 from dfme.randomness import Streams
 from dfme.run.components import Nets, build_components, build_method
+from dfme.run.divergence import DivergedError, naming_the_rate
 from dfme.run.parts import build_parts, with_placeholder_step
 from dfme.run.scores import evaluation_batch, scores
 from dfme.run.work import Rehearsed, Work
@@ -87,11 +88,14 @@ def rehearse(
             copied = replace(nets, students=made[0], generator=made[1])
             method = method_of(own, RandomTeacher(teacher), copied, copy.copy(pool))
             images = scored or min(2_000, job.config.images // 20) // 2
-            return _Stage(job, teacher, method, images, free, sketch).rehearse()
+            with naming_the_rate(job.config.student, method.students, method):
+                return _Stage(job, teacher, method, images, free, sketch).rehearse()
+    except DivergedError:  # on noise; whether it does on what is asked, the run itself will say
+        return None
     except Exception:
         # what a part of one's own raises, if it cannot be copied or called so, the run itself will report
         named = job.method, str(job.config.student.arch), str(getattr(job.method_config, "generator", ""))
-        if job.nets or any(":" in name for name in named):
+        if job.objects or any(":" in name for name in named):
             return None
         raise
 
@@ -148,7 +152,10 @@ def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | No
     works = [Work(each, method_of(each, teacher, nets, pool), found) for each in jobs]
     least, twice = (work.whole(scored) for work in works)
     if least is None or twice is None:
-        raise UserError("--minutes: a part of one's own cannot be rehearsed; give --student.steps instead")
+        raise UserError(
+            "--minutes: the steps cannot be rehearsed (a part of your own, or weights that diverge); "
+            "give --student.steps instead, or a lower --student.lr"
+        )
     return _FewSteps(nets.arch, few, least, (twice - least) / few, works[0].slowest(scored))
 
 

@@ -152,7 +152,11 @@ class Mahalanobis:
         features_NF = self._rows(self._listened(taken(train.batch(few_N), teacher)))
         self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
         cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
-        self._inverse_FF = (cov_FF + RIDGE * torch.eye(len(cov_FF)).double()).inverse()
+        # multiplied by this, features have the unit matrix as their covariance: one product for all classes
+        factor_FF = torch.linalg.cholesky(cov_FF + RIDGE * torch.eye(len(cov_FF)).double())
+        unit_FF = torch.eye(len(factor_FF)).double()
+        self._white_FF = torch.linalg.solve_triangular(factor_FF, unit_FF, upper=False).T.contiguous()
+        self._centres_KF = self._means_KF @ self._white_FF
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
         """Those of images as the teacher takes them, which is asked for them."""
@@ -167,8 +171,8 @@ class Mahalanobis:
 
     def distances(self, kept: list[Tensor]) -> Tensor:
         """One image at a time, so that batches change no bit."""
-        apart_BKF = self._rows(kept)[:, None] - self._means_KF
-        return torch.stack([((each_KF @ self._inverse_FF) * each_KF).sum(1).amin() for each_KF in apart_BKF])
+        white_B1F = (row_1F @ self._white_FF for row_1F in self._rows(kept).split(1))
+        return torch.stack([(row_1F - self._centres_KF).square().sum(1).amin() for row_1F in white_B1F])
 
     def _listened(self, images_BCHW: Tensor) -> list[Tensor]:
         with self.listening() as kept:

@@ -163,7 +163,7 @@ class _Training:
         if self.config.augmentation != "none":
             flip = self.config.augmentation == "crop_flip"
             x_BCHW = shift(x_BCHW, self.config.padding, flip, self.augmentation)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.net.zero_grad()  # the optimiser's own imports torch's compiler, which takes seconds
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
             logits_BK = self.net(self.normalise(x_BCHW))
         smoothing = self.config.label_smoothing

@@ -28,9 +28,17 @@ Tell = Callable[[str], None]
 
 
 def detect(
-    teacher: Any, data: str, other: str | None, seed: int, tell: Tell, log: Path | None
+    teacher: Any,
+    data: str,
+    other: str | None,
+    seed: int,
+    tell: Tell,
+    log: Path | None,
+    sessions: int | None = None,
 ) -> dict[str, Any]:
     """Figures of the watch of ``teacher`` on honest accounts and on a log, which may lack inputs.
+
+    ``sessions``: so many honest accounts of each stream, in place of ``SESSIONS``.
 
     ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of each
     session. Alarms are counted per image, but honest images are no more independent than ``units``, those
@@ -44,11 +52,13 @@ def detect(
     keys = ("statistic", "threshold", "memory_mb")
     told = watch.report()["detectors"].items()
     found = {"detectors": [{"name": name, **{key: each[key] for key in keys}} for name, each in told]}
-    found |= _benign(teacher, data, other, seed, tell)
+    found |= _benign(teacher, data, other, seed, tell, sessions or SESSIONS)
     return found | {"left_out": left_out} | (written.seen_by(watch) if written else {})
 
 
-def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -> dict[str, Any]:
+def _benign(
+    teacher: Any, data: str, other: str | None, seed: int, tell: Tell, sessions: int
+) -> dict[str, Any]:
     """Facts of honest accounts; a stream that the images do not allow is left out."""
     images, calibration_N, places_N = held_out(data, teacher.spec)
     sizes = {"session": SESSION, "calibration_images": len(calibration_N), "measuring_images": len(places_N)}
@@ -61,21 +71,21 @@ def _benign(teacher: Any, data: str, other: str | None, seed: int, tell: Tell) -
             places_N = torch.arange(len(images))
         accounts = list[dict[str, Any]]()
         seldom = Seldom(tell)
-        for number in range(SESSIONS):
+        for number in range(sessions):
             teacher.watch.load_state_dict({})  # nobody has asked yet
             rng = torch.Generator().manual_seed(seed * SESSIONS + number)
             for x_BCHW in session(stream, images, places_N, rng):
                 for part_BCHW in taken(x_BCHW, teacher).split(teacher.info.max_batch or len(x_BCHW)):
                     teacher(part_BCHW)
             accounts.append(teacher.watch.report()["detectors"])
-            seldom(f"watched {number + 1} of {SESSIONS} honest accounts: {stream}")
+            seldom(f"watched {number + 1} of {sessions} honest accounts: {stream}")
         teacher.watch.drain()
         for name in largest:
             alarms = [each[name]["alarms"] for each in accounts]
             largest[name][stream] = [each[name]["largest"] for each in accounts]
-            counts = (SESSIONS, len(places_N), sum(map(bool, alarms)), SESSIONS * SESSION, sum(alarms))
+            counts = (sessions, len(places_N), sum(map(bool, alarms)), sessions * SESSION, sum(alarms))
             rows.append(dict(zip(ROW, (stream, name, *counts), strict=True)))
-        tell(f"watched {SESSIONS} honest accounts: {stream}")
+        tell(f"watched {sessions} honest accounts: {stream}")
     return {**sizes, "benign": rows, "benign_largest": largest}
 
 

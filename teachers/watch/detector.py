@@ -204,14 +204,21 @@ def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tenso
             age_BN = torch.arange(past, past + batch)[:, None] - place_N
             apart_BN.masked_fill_((age_BN < 1) | (age_BN > window), math.inf)
         nearest_B = nearest_B.minimum(apart_BN.amin(1))
-    for row in (nearest_B == 0).nonzero()[:, 0].tolist():
-        repeats_B[row] = among(rows_BR[row], all_MR[max(0, past + row - window) : past + row])
+    if len(equal_Z := (nearest_B == 0).nonzero()[:, 0]):
+        last = dict[int, int]()  # of each image the place where it came last
+        digests = digests_of(all_MR)
+        wanted = {*equal_Z.tolist()}
+        for place, own in enumerate(digests):
+            if place - past in wanted:
+                repeats_B[place - past] = place - last.get(own, -window - 1) <= window
+            last[own] = place
     return nearest_B.double().sqrt() / 255, repeats_B
 
 
-def among(row_R: Tensor, rows_NR: Tensor) -> bool:
-    """True if the very image is among others."""
-    return bool((rows_NR[:, -DIGEST:] == row_R[-DIGEST:]).all(1).any())
+def digests_of(rows_NR: Tensor) -> list[int]:
+    """The digest of each row, as a number: rows of the same image have the same."""
+    numbers: list[int] = rows_NR[:, -DIGEST:].contiguous().view(torch.int64)[:, 0].tolist()
+    return numbers
 
 
 def squared(rows_BR: Tensor, others_NR: Tensor) -> Tensor:

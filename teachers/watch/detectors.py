@@ -1,6 +1,7 @@
 """The detectors: three for images near earlier ones, as differences are; six for foreign ones."""
 
 import math
+from collections import Counter
 from functools import lru_cache
 
 import torch
@@ -10,8 +11,8 @@ from dfme.teachers.watch.detector import (
     Benign,
     Detector,
     Observation,
-    among,
     cells_of,
+    digests_of,
     nearest_before,
     squared,
 )
@@ -120,12 +121,16 @@ class PradaDetector(Detector):
         found = list[float]()
         within_BB = squared(rows_BR, rows_BR)
         set_NR = self.state[name]
+        members = {*digests_of(set_NR)}
+        digests = digests_of(rows_BR)
         count, mean, squares, limit = self.state["limits"][top].tolist()
         nearest_B = squared(rows_BR, set_NR).amin(1) if len(set_NR) else torch.full((len(rows_BR),), math.inf)
         for row_R, within_B in zip(rows_BR, within_BB, strict=True):
+            own = digests[len(found)]
             near = math.sqrt(float(nearest_B[len(found)])) / 255
-            found.append(math.nan if near == math.inf or (near == 0 and among(row_R, set_NR)) else near)
+            found.append(math.nan if near == math.inf or (near == 0 and own in members) else near)
             if near > limit and len(set_NR) < self.rows[name]:
+                members.add(own)
                 set_NR = torch.cat([set_NR, row_R[None]])
                 nearest_B = nearest_B.minimum(within_B)
                 if near < math.inf:
@@ -209,9 +214,14 @@ class ScoresDetector(Detector):
         m = len(self._places_M)
         had = len(self.state["scores"])
         score_N = torch.cat([self.state["scores"], seen.p_BK.amax(1)])
+        # how many of the scores so far are below, and up to, each place: windows are differences
+        sides = (score_N[:, None] < self._places_M, score_N[:, None] <= self._places_M)
+        counts_2NM = torch.stack([side_NM.cumsum(0) for side_NM in sides])
+        counts_2NM = torch.cat([torch.zeros_like(counts_2NM[:, :1]), counts_2NM], 1)
         for end in range(had + 1, len(score_N) + 1):
             n = min(end, self.rows["scores"])
-            apart = float((staircase(score_N[end - n : end], self._places_M) - self._usual_2M).abs_().amax())
+            share_2M = (counts_2NM[:, end] - counts_2NM[:, end - n]).double() / n
+            apart = float((share_2M - self._usual_2M).abs_().amax())
             statistics.append(apart * math.sqrt(n * m / (n + m)))
         self._keep("scores", score_N[had:])
         return torch.tensor(statistics, dtype=torch.float64)
@@ -250,8 +260,17 @@ class CoverageDetector(Detector):
         had = len(self.state["cells"])
         cell_N = torch.cat([self.state["cells"], cells_of(seen.p_BK)])
         self._keep("cells", cell_N[had:])
-        ends = range(had + 1, len(cell_N) + 1)
-        return torch.tensor([len({*cell_N[max(0, end - self.rows["cells"]) : end].tolist()}) for end in ends])
+        cells = cell_N.tolist()
+        most = self.rows["cells"]
+        window = Counter(cells[:had])
+        occupied = list[int]()
+        for end in range(had, len(cells)):
+            window[cells[end]] += 1
+            if end >= most:
+                window[cells[end - most]] -= 1
+                window += Counter()  # forgets what is counted no more
+            occupied.append(len(window))
+        return torch.tensor(occupied)
 
 
 class MahalanobisDetector(Detector):

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 from fractions import Fraction
@@ -46,8 +48,8 @@ import torch
 class Meter:
     shape, num_classes = (1, 8, 8), 10
 
-    def __init__(self, log: str, mode: str = "random", dies_after: int = 10_000) -> None:
-        self.log, self.mode, self.left = log, mode, dies_after
+    def __init__(self, log: str, mode: str = "random") -> None:
+        self.log, self.mode, self.left = log, mode, int(os.environ.get("DIES_AFTER", "10000"))
 
     def __call__(self, images):
         if self.left <= 0:
@@ -251,15 +253,48 @@ def test_answers_without_sense_accuse_nobody(mode: str, words: str, capsys: Any)
 
 @pytest.mark.integration
 def test_a_killed_one_goes_on_and_asks_nothing_twice(words: str, capsys: Any) -> None:
-    suspect = f"verify --teacher meter:Meter --teacher.log log --teacher.dies-after 50 {words}"
+    suspect = f"verify --teacher meter:Meter --teacher.log log {words}"
     command = [sys.executable, str(PROJECT / "run.py"), *suspect.split()]
-    assert subprocess.run(command, capture_output=True, timeout=100, check=False).returncode == -9
+    dying = {**os.environ, "DIES_AFTER": "50"}
+    assert subprocess.run(command, capture_output=True, timeout=100, check=False, env=dying).returncode == -9
     for _ in range(2):
-        assert run("verify --resume --out found --teacher.dies-after 10000") == 0
+        assert run("verify --resume --out found") == 0
     images, told = Path("log").read_text().splitlines(), json.loads(Path("found/verify.json").read_text())
     assert len(images) == len({*images}) == told["asked"] == told["ledger"]["spent"] == 300
-    assert run("verify --resume --out found --seed 1") == 2
-    assert "--resume: its images follow from another model" in one_line(capsys)
+
+
+@pytest.mark.integration
+def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_kill_took(
+    models: dict[str, Path], words: str, capsys: Any
+) -> None:
+    assert run(f"verify {models['copy']} {words} --budget 60") in (0, 5)
+    told = json.loads(Path("found/verify.json").read_text())
+    capsys.readouterr()
+    others = ",".join(str(models[name]) for name in [*TWINS[1:], "lenet5-7"])
+    for change, keys in (
+        ("--budget 90", "budget"),
+        ("--seed 1", "seed"),
+        ("--evaluation.limit 500", "evaluation.limit"),
+        ("--teacher.levels 256", "teacher.levels"),
+        (f"--references {others}", "references"),
+        ("--teacher meter:Meter --teacher.log log", "teacher.kind, teacher.checkpoint, teacher.log"),
+    ):
+        assert run(f"verify --resume --out found {change}") == 2, change
+        assert "begun with other values of " in (line := one_line(capsys)), line
+        assert all(key in line for key in keys.split(", ")), line
+    assert run(f"verify {models[INNOCENT]} --resume --out found") == 2
+    assert "checkpoint" in one_line(capsys)
+    assert audit(Path("found/ledger.jsonl")).spent == told["ledger"]["spent"]
+    # of one that was killed before its probes were on file
+    Path("early").mkdir()
+    shutil.copy("found/config.yaml", "early")
+    assert run("verify --resume --out early") in (0, 5)
+    again = json.loads(Path("early/verify.json").read_text())
+    assert [again[key] for key in ("probes", "matches", "e_value")] == [
+        told[key] for key in ("probes", "matches", "e_value")
+    ]
+    Path("found/probes.pt").unlink()  # what was asked is not known any more
+    assert run("verify --resume --out found") == 1
 
 
 @pytest.mark.integration

@@ -26,7 +26,15 @@ def test_quick_on_the_default_teacher() -> None:
     assert plan.first.cells[-1].job.method_config.pool == "digits@like"
     assert (plan.halves["scored"], plan.halves["held_back"]) == (180, 179)
     assert plan.owner_evaluation.dataset == "digits"
-    assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 3_000, 2)
+    assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 2_000, 2)
+    assert {cell.row: cell.job.config.student.steps for cell in plan.first.cells} == {
+        "frugal": 2_000,
+        "knockoff": 6 * 179,
+    }
+    large = plan_of(["--teacher.shape", "1,28,28"])
+    assert {cell.job.config.student.steps for cell in large.first.cells if cell.row == "frugal"} == {3_000}
+    given = plan_of(["--student-steps", "2500"])
+    assert {cell.job.config.student.steps for cell in given.first.cells} == {2_500}
     assert plan.job.teacher.price_per_1000 == 1.5
     assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (9, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"

@@ -33,9 +33,28 @@ def test_of_what_cuda_says_only_the_figures_are_told() -> None:
     assert str(caught.value).startswith(f"out of memory on cuda: {said}; start a new run with a smaller --")
 
 
-@pytest.mark.parametrize("method", ["dfme", "static"])
-def test_a_student_that_diverges_is_not_delivered(capsys: pytest.CaptureFixture[str], method: str) -> None:
-    words = f"--teacher own:Linear --budget 500 --student.lr 1e30 --method {method} --out run {SMALL}"
+DIVERGED = [
+    (
+        "static",
+        "--student.lr 1e30",
+        "diverged: its student loss is nan, at --student.lr 1e+30",
+    ),
+    ("dfme", "--student.lr 1000", "at --student.lr 1000; start a new run with a lower one"),
+    ("disguide", "--student.lr 1000", "at --student.lr 1000; start a new run with a lower one"),
+    ("static", "--student.weight-decay 1e9", "at --student.lr 0.1 and --student.weight-decay 1e+09; start"),
+    (
+        "dfme",
+        "--method.generator-lr 1e30",
+        "generator has diverged: its output is beyond all bounds, at --",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "option", "expected"), DIVERGED)
+def test_a_student_that_diverges_is_not_delivered_and_the_rate_is_named(
+    capsys: pytest.CaptureFixture[str], method: str, option: str, expected: str
+) -> None:
+    words = f"--teacher own:Linear --budget 500 --method {method} --out run {SMALL} {option}"
     assert run(words) == 1
-    assert "the student has diverged: its student loss is nan; start a new run" in one_line(capsys)
+    assert expected in one_line(capsys)
     assert not Path("run/student.safetensors").exists()

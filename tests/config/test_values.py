@@ -124,6 +124,25 @@ def test_none_is_a_value_only_where_it_is_meant() -> None:
     assert convert(option.type, None) is None
 
 
+class Named:
+    """A class that calls itself otherwise than self, and an option ``self``."""
+
+    def __init__(this, self: int = 1, /, other: float = 2.0) -> None: ...  # noqa: N805
+
+
+class Below(Named):
+    def __init__(me, width: int, **rest: float) -> None: ...  # noqa: N805
+
+
+class Wide:
+    def __init__(*args: float, **rest: float) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "names"), [(Below, ["width", "other"]), (Named, ["other"]), (Wide, [])])
+def test_the_object_itself_is_no_option_whatever_it_is_called(kind: type, names: list[str]) -> None:
+    assert [option.name for option in own_options(kind, {})] == names
+
+
 def test_a_mapping_from_python_becomes_a_configuration() -> None:
     assert from_mapping(StudentConfig, {"lr": 0.5, "weight-decay": 0}) == StudentConfig(
         lr=0.5, weight_decay=0.0

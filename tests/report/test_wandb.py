@@ -207,3 +207,35 @@ def test_without_an_answer_the_run_is_kept_offline_within_seconds(tmp_path: Path
     assert ("no API key" in said) == (obstacle == "no key")
     assert said.splitlines()[-1].startswith("  wandb sync /")
     assert [row["queries"] for row in history(tmp_path)] == [7]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("WANDB_MODE", "foo", "'online', 'offline'"),
+        ("WANDB_RUN_ID", "a/b", "Run ID cannot contain"),
+        ("WANDB__SERVICE_WAIT", "text", "a valid number"),
+        ("WANDB_BASE_URL", "localhost", "a valid URL"),
+        ("WANDB_SILENT", "perhaps", "a valid boolean"),
+    ],
+)
+def test_an_invalid_variable_is_named_in_one_line(
+    name: str, value: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    lines: list[str] = []
+    WandbRun(WandbConfig(mode="offline"), tmp_path, {}, lines.append).close()
+    (line,) = lines
+    assert line.startswith(f"wandb: variable {name}={value}: ")
+    assert expected in line
+    assert line.endswith("; the run goes on without it, recorded in metrics.jsonl")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "file" / "below"))
+    lines: list[str] = []
+    WandbRun(WandbConfig(mode="offline"), tmp_path / "run", {}, lines.append).close(exit_code=0)
+    assert "WANDB_DIR=" in lines[0]
+    assert "expected a folder that can be written to" in lines[0]
+    assert list((tmp_path / "run").glob("wandb/offline-run-*"))

@@ -211,7 +211,6 @@ class Late(Net):
         raise RuntimeError("no forward")
 
 
-LOCAL = type("Local", (Mine,), {"__qualname__": "f.<locals>.Local"})
 NETS: dict[str, tuple[dict[str, Any], str]] = {
     "not a module": ({"student": lambda shape: 3}, "expected a torch module, got an object of type int"),
     "nothing taken": ({"student": lambda: Net()}, "expected a parameter named shape or num_classes"),
@@ -229,7 +228,7 @@ NETS: dict[str, tuple[dict[str, Any], str]] = {
         {"method": "dfme", "method_options": {"generator": Flat}, "estimator": {"direction": "range"}},
         r'expected a Conv2d in it, for estimator=\{"direction": "range"\}',
     ),
-    "local": ({"method": LOCAL}, "class at the top of a mod"),
+    "no class": ({"method": small}, "expected a class derived from dfme.Method, got <function small"),
     "labels": ({"method": Mine, "label_mode": "label"}, "Mine.* needs a teacher that answers probabilities"),
 }
 

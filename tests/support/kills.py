@@ -78,3 +78,33 @@ def strike(process: subprocess.Popen[str], run: Path, when: Strike, started: flo
 def scores(records: list[dict[str, float]]) -> list[dict[str, float]]:
     """Records without what only says how the run went."""
     return [{key: value for key, value in record.items() if key not in OF_THE_SESSIONS} for record in records]
+
+
+KILLED_AT_A_WRITE = """
+import os
+import sys
+
+folder, number = os.path.realpath(sys.argv[1]), int(sys.argv[2])
+seen = 0
+
+
+def heard(event, arguments):
+    global seen
+    written = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if not written and event not in ("os.rename", "os.remove", "os.mkdir"):
+        return
+    if isinstance(arguments[0], int) or not os.path.realpath(os.fsdecode(arguments[0])).startswith(folder):
+        return
+    seen += 1
+    if seen == number:
+        os.kill(os.getpid(), 9)
+
+
+from dfme.cli.main import main
+
+sys.addaudithook(heard)
+code = main(sys.argv[3:])
+print("writes", seen)
+sys.exit(code)
+"""
+"""A program: a folder, a number, a command's words; it is killed before that many of its writes there."""

@@ -94,7 +94,7 @@ def forecast(
     scored = 0 if rehearsal is None else rehearsal.scored
     own = plan.local and not is_local(plan.job)
     images = scored + plan.halves.get("held_back", 0)
-    benign = owner.benign_at_most(images, bool(plan.texts), bool(plan.watch), len(cells)) if own else 0
+    benign = owner.benign_at_most(images, bool(plan.texts), plan.accounts, len(cells)) if own else 0
     charged = sum(cell.budget for cell in cells) + config.budget * (config.keep_below is not None)
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     transfer, of_source = _transfer(plan, scored)
@@ -159,6 +159,7 @@ def _seconds(
     A step of an adversarial image takes about as long as one of training on it.
     """
     step, answer = rehearsal.of_image[0] if rehearsal.of_image else (0.0, 0.0)
+    whole = rehearsal.scored + plan.halves.get("held_back", 0)
     steps = sum(steps for steps, *_ in ATTACKS.values()) / len(ATTACKS)
     # two of the sources are no students: random signs and the teacher
     by_students = steps * (transfer - 2 * of_source)
@@ -168,7 +169,16 @@ def _seconds(
     by_teacher = transfer + BACKWARD * steps * of_source * (plan.job.teacher.kind == "torch")
     return {
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
-        "to watch four honest streams": 4 * owner.benign_at_most(0, False, bool(plan.watch), 0) * answer,
+        "to bill honest users": owner.billing_seconds(len(plan.texts), whole, answer),
+        "to watch honest accounts": _watching(plan, rehearsal, answer, owner),
         "to try to recognise the copies": LOOKED_AT * answer * bool(plan.config.references),
         "to examine the copies": by_students * step + by_teacher * answer,
     }
+
+
+def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: ModuleType) -> float:
+    """Seconds of the honest accounts, and of the watched teacher that they ask."""
+    if not plan.accounts:
+        return 0.0
+    images: int = owner.streamed(plan.accounts)
+    return rehearsal.building + images * (rehearsal.watched or answer)

@@ -104,13 +104,17 @@ class AuditConfig:
 
 
 class Profile(NamedTuple):
-    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits."""
+    """Defaults of a profile; ``budget`` and a student's ``steps`` are upper limits.
+
+    ``accounts``: honest ones of each stream, on which detectors are measured.
+    """
 
     seeds: int
     budget: int | None
     steps: int | None
     attackers: tuple[str, ...]
     defences: tuple[str, ...]
+    accounts: int
 
 
 _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
@@ -124,9 +128,9 @@ KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain not in WORTH_
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 TWIN_EPOCHS = 10  # passes over the owner's data that a twin is trained for (heuristic)
 PROFILES = {
-    "quick": Profile(1, 3_000, 3_000, ("frugal",), _FEW),
-    "standard": Profile(3, None, 6_000, ("frugal", *KNOWING, "disguide", "dfme"), _SIX),
-    "full": Profile(5, None, None, ("frugal", *KNOWING, "disguide", "dfme"), _ALL),
+    "quick": Profile(1, 3_000, 3_000, ("frugal",), _FEW, 6),
+    "standard": Profile(3, None, 6_000, ("frugal", *KNOWING, "disguide", "dfme"), _SIX, 20),
+    "full": Profile(5, None, None, ("frugal", *KNOWING, "disguide", "dfme"), _ALL, 20),
 }
 
 SERVICE = "the teacher is behind a service, which its owner alone can change or watch"
@@ -238,7 +242,7 @@ DATA = "audit.json"
 PAGE = "audit.html"
 APPENDIX = "appendix.html"
 CARD = "model_card.md"
-"""The audit's own file of options, and what it leaves, in the order in which it is written."""
+"""The audit's own file of options, and what it leaves."""
 
 
 def cached(path: Path, of: Sequence[str], make: Callable[[], Any], anew: bool = False) -> Any:
@@ -302,6 +306,11 @@ class AuditPlan:
         """The defences and label modes whose price for honest users is measured."""
         images = self.job.config.evaluation.dataset != "none"
         return [*self.config.defences, *self.config.label_modes[1:]] if self.local and images else []
+
+    @property
+    def accounts(self) -> int:
+        """Honest accounts of each stream on which detectors are measured; 0 where there are no detectors."""
+        return PROFILES[self.config.profile].accounts if self.watch else 0
 
     @property
     def watch(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from dfme.audits.audit.findings import Findings, has_images, joined, strongest, 
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits
+from dfme.audits.audit.phases import record_seconds
 from dfme.audits.audit.quota import sheet
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
@@ -158,7 +159,9 @@ class Audit:
             for phase in (self._bill, self._attack, self._defend, self._check, self._detect, self._examine):
                 began = time.monotonic()
                 self._line.note(f"-- {phase.__doc__}")
-                if phase() is False:
+                done = phase()
+                record_seconds(self._plan.out, str(phase.__doc__), time.monotonic() - began)
+                if done is False:
                     return False
                 self._write(finished=phase == self._examine)
                 self._line.note(f"   {time.monotonic() - began:.1f} s")
@@ -228,7 +231,8 @@ class Audit:
         images = self._plan.owner_evaluation
         asked = job.teacher, job.teacher_options, self._plan.watch, images, job.config.device
         if self._plan.watch:
-            measure = partial(self._owner.detection, *asked, tell=self._line.note, meter=self._meter)
+            detection = partial(self._owner.detection, *asked, sessions=self._plan.accounts)
+            measure = partial(detection, tell=self._line.note, meter=self._meter)
             self._measured = self._tried("detection", lambda: cached(file, asked[2], measure))
 
     def _examine(self) -> None:

@@ -21,11 +21,12 @@ from dfme.run.build import build_teacher, is_local
 from dfme.run.evaluation import evaluation_images
 from dfme.run.job import document, unwatched
 from dfme.run.parts import build_parts, require_room
-from dfme.run.timing import method_of
+from dfme.run.timing import SLOW_SECONDS, method_of
 from dfme.run.timing import rehearse as rehearse_run
 from dfme.run.work import Work
 from dfme.spec import ImageSpec, Teacher
 
+WATCHED = 100  # images of noise on which a watch is timed, as many as a stream's batch
 START_SECONDS = 5.5  # of a process until its first query, for what it imports above all; heuristic
 
 
@@ -33,7 +34,8 @@ class Rehearsal(NamedTuple):
     """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation.
 
     ``seconds``: of a cell by row and budget, on its share of cores; ``of_image``: of a step and an answer;
-    ``building``: until a teacher is there and its watch calibrated.
+    ``building``: until a teacher is there and its watch calibrated. ``watched``: seconds of an image that it
+    answers while its detectors look on, 0 where it has none.
     """
 
     sharing: int
@@ -43,6 +45,7 @@ class Rehearsal(NamedTuple):
     seconds: dict[tuple[str, int], float | None]
     of_image: list[tuple[float, float]]
     building: float = 0.0
+    watched: float = 0.0
 
     def total(self, cells: Sequence[Cell], jobs: int) -> float:
         """Seconds of these cells, as many side by side."""
@@ -60,7 +63,7 @@ def rehearse(
     """
     problems = dict[str, dict[str, None]]()
     sharing = scored = 0
-    building = 0.0
+    building = looked_at = 0.0
     rehearsal: Rehearsal | None = None
     timed = dict[tuple[str, int], float | None]()
     of_image = list[tuple[float, float]]()
@@ -82,7 +85,8 @@ def rehearse(
             of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
             if rehearsal is None:
                 scored = len(evaluation_images(job.config.evaluation, *of_teacher, tell=tell) or ())
-            rehearsal = Rehearsal(sharing, scored, *of_teacher[:2], timed, of_image, building)
+            looked_at = looked_at or (_seconds_watched(teacher) if watched and not problems else 0.0)
+            rehearsal = Rehearsal(sharing, scored, *of_teacher[:2], timed, of_image, building, looked_at)
             measures = _measures(of_mode, teacher, scored, plan, sharing, problems)
             timed |= {at: find(rehearsal) for at, find in measures.items() if not (problems or at in timed)}
             asks = ask and not sharing
@@ -95,11 +99,16 @@ def rehearse(
     if problems:
         raise UserError("; ".join(f"{', '.join(rows)}: {text}" for text, rows in problems.items()))
     if rehearsal:
-        asked = "it answers (an image each, charged to no run)" if asks else "not asked before the cells"
-        rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items())
-        share = f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}" * (sharing > 1)
-        tell(f"teacher {named}: {', '.join(facts)}; {'a service, ' * bool(sharing)}{asked}{share}")
+        tell(f"teacher {named}: {', '.join(facts)}; {_manner(job, sharing, asks)}")
     return rehearsal
+
+
+def _manner(job: Job, sharing: int, asks: bool) -> str:
+    """How a teacher is asked, in words."""
+    asked = "it answers (an image each, charged to no run)" if asks else "not asked before the cells"
+    rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items())
+    share = f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}" * (sharing > 1)
+    return f"{'a service, ' * bool(sharing)}{asked}{share}"
 
 
 def _measures(
@@ -119,6 +128,25 @@ def _measures(
         except UserError as error:
             problems.setdefault(str(error), {})[cell.row] = None
     return measures
+
+
+def _seconds_watched(teacher: Teacher) -> float:
+    """Seconds of an image of noise that a teacher of ours answers while its detectors look on; 0 without."""
+    if teacher.info.watch is None:
+        return 0.0
+    low, high = teacher.spec.bounds
+    count = min(teacher.spec.at_once(WATCHED), teacher.info.max_batch or WATCHED)
+    rng = torch.Generator().manual_seed(0)
+    seconds = 0.0
+    for _ in range(3):  # the first call is slow, and counts for none
+        x_BCHW = torch.rand(count, *teacher.spec.shape, generator=rng) * (high - low) + low
+        began = time.perf_counter()
+        with torch.no_grad():
+            teacher(x_BCHW.to(teacher.info.device))
+        seconds = time.perf_counter() - began
+        if seconds > SLOW_SECONDS:
+            break
+    return seconds / count
 
 
 def _require_rates(job: Job, service: str, sharing: int) -> None:
@@ -165,6 +193,7 @@ def _fitting(
         if found is not None:
             step = found.replayed / method.students.config.batch(config.images)
             into.of_image.append((step, found.answer or 0.0))
-        return None if whole is None else START_SECONDS + into.building + whole
+        watching = config.images * into.watched
+        return None if whole is None else START_SECONDS + into.building + watching + whole
 
     return seconds

@@ -182,7 +182,7 @@ class Session:
         with suppress(ValueError, LookupError, TypeError):  # no record yet, or half of one
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
-            steps = int(record.get("student_steps", 0)) / self._plan.config.student_steps
+            steps = int(record.get("student_steps", 0)) / max(1, cell.job.config.student.steps)
             self._done[cell.name] = images, (images / cell.budget + min(1.0, steps)) / 2
 
     def _left(self, now: float) -> float | None:
@@ -264,12 +264,13 @@ class Session:
 
     def findings(self) -> ComparisonResult:
         plan = self._plan
+        steps = _range(cell.job.config.student.steps for cell in plan.cells)
         made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
         facts = {
             "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
             "command": shown_command(plan.command),
             "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
-            "student steps": f"{plan.config.student_steps:,} of each student",
+            "student steps": f"{steps} of each student",
             "machine": self._engine.manner,
             "made with": "; ".join(made_with) or "nothing yet",
         }
@@ -337,3 +338,11 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
     if problems:
         raise UserError("; ".join(problems))
     return reasons
+
+
+def _range(counts: Iterable[int]) -> str:
+    """The least and the largest of some counts."""
+    known = [*counts]
+    least = min(known)
+    most = max(known)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,23 +20,26 @@ from dfme.audits.verify.evidence import BATCH, Evidence, follow, sentences
 from dfme.audits.verify.probes import Answer, Probes, choose, find_mistakes, left_out, p_reference
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
-from dfme.config.yaml_files import dump_yaml
+from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data.class_names import order_of
 from dfme.errors import UserError
 from dfme.files import write_text
+from dfme.oracle.ledger_log import audit, read_history
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import derived_seed
-from dfme.run.build import build_oracle, build_teacher, facts_of, served
+from dfme.run.build import build_oracle, build_teacher, facts_of, files_of, served
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import evaluation_images
-from dfme.run.job import document, resume_command
+from dfme.run.job import decisive, document, resume_command
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
 
 IMAGES = 1_000  # held-out images that are looked at, unless a limit is given
 OWN_ARCH = 3
 """References of the owner's architecture, at least; without any, 37 % of its twins look like copies."""
+PROBES = "probes.pt"
+PLACES = ("model", "references", "record", "evaluation.root")
 KEPT = ("budget", "seed", "device", "evaluation", "teacher")
 Tell = Callable[[str], None]
 
@@ -126,6 +129,15 @@ class Case:
         images = _digest(chain([self._data.required_labels], batches(self._data)))
         return [*digests, images, str(self._job.config.seed)]
 
+    def changed(self, recorded: Sequence[str]) -> list[str]:
+        """The options whose inputs are not those from which probes on file follow."""
+        if len(recorded) != len(self.inputs):
+            return ["references"]
+        images = "evaluation.dataset" if self.log is None else "record"
+        names = ["model", *["references"] * len(self._references), images, "seed"]
+        pairs = zip(names, recorded, self.inputs, strict=True)
+        return list(dict.fromkeys(name for name, before, now in pairs if before != now))
+
     def answer(self, spec: ImageSpec, names: Sequence[str], ask: Callable[[Tensor], Tensor]) -> Answer:
         """The classes that a model answers, in the order of the owner's classes; ``NO_ANSWER`` for none."""
         (low, high) = spec.bounds
@@ -163,30 +175,81 @@ class Case:
 
     def kept(self, directory: RunDirectory) -> tuple[Probes, dict[str, Any]]:
         """The probes on file, and what the references came to. UserError if those of other inputs."""
-        path = directory.path / "probes.pt"
+        path = directory.path / PROBES
         with explain_load_errors(path):
             kept = load_checkpoint(path)
-            if kept["inputs"] != self.inputs:
-                why = "its images follow from another model, other references, images or another seed"
-                raise UserError(f"--resume: {why}; restore them, or begin anew in another --out")
+            if keys := self.changed(kept["inputs"]):
+                raise _other_values(directory, keys)
             return Probes(kept["images"], kept["expected"]), json.loads(kept["found"])
 
 
 def _open_directory(case: Case, job: Job, paths: Sequence[Path], levels: int | None) -> RunDirectory:
-    """A new directory with probes in it, or the one of the verification being resumed."""
+    """A new directory with probes in it, or the one of the verification being resumed.
+
+    One that was killed before its probes were on file has asked nothing: they are chosen then.
+    """
     config = job.config
+    settings = _settings(case, job, paths)
     if config.resume:
-        return RunDirectory.open_for_resume(Path(config.out or ""))
-    probes, found = case.choose(int(config.budget), levels)
+        directory = RunDirectory.open_for_resume(Path(config.out or ""))
+        with ExitStack() as held:
+            held.callback(directory.close)
+            _require_same(directory, settings, job)
+            if not (directory.path / PROBES).exists() and not _asked(directory):
+                _save(directory, case, case.choose(int(config.budget), levels))
+            held.pop_all()
+        return directory
+    chosen = case.choose(int(config.budget), levels)
     directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/verify"))))
     directory.is_new_run = True
+    directory.write_config(dump_yaml(settings))
+    _save(directory, case, chosen)
+    return directory
+
+
+def _save(directory: RunDirectory, case: Case, chosen: tuple[Probes, dict[str, Any]]) -> None:
+    probes, found = chosen
+    kept = {"inputs": case.inputs, "found": json.dumps(found), **probes._asdict()}
+    save_checkpoint(directory.path / PROBES, kept)
+
+
+def _asked(directory: RunDirectory) -> bool:
+    """True if anything may have been asked of the suspect."""
+    return directory.ledger.is_file() and bool(audit(directory.ledger).requests)
+
+
+def _settings(case: Case, job: Job, paths: Sequence[Path]) -> dict[str, Any]:
+    """The content of config.yaml."""
     (model, *references) = (str(path.absolute()) for path in paths)
     settings = {name: document(job)[name] for name in KEPT}
     settings |= case.log._asdict() if case.log else {}
-    directory.write_config(dump_yaml({"model": model, "references": references, **settings}))
-    kept = {"inputs": case.inputs, "found": json.dumps(found), **probes._asdict()}
-    save_checkpoint(directory.path / "probes.pt", kept)
-    return directory
+    return {"model": model, "references": references, **settings}
+
+
+def _require_same(directory: RunDirectory, settings: Mapping[str, Any], job: Job) -> None:
+    """UserError, with the keys, for other values than the verification was begun with.
+
+    Where models and images lie is free; what they are is compared with the probes (``Case.changed``), and the
+    suspect's files with their digests in the ledger.
+    """
+    recorded = load_yaml(directory.config, own=True)
+    before, now = (decisive(json.loads(json.dumps(each))) for each in (recorded, settings))
+    free = {*PLACES}
+    if directory.ledger.is_file() and (read_history(directory.ledger).teacher or {}).get("files"):
+        files, option = files_of(job)
+        free |= {f"teacher.{name}" for name in (*files, option)}
+    keys = [key for key in {**before, **now} if key not in free and before.get(key) != now.get(key)]
+    if recorded.get("budget") != settings["budget"]:
+        keys.append("budget")
+    if keys:
+        raise _other_values(directory, keys)
+
+
+def _other_values(directory: RunDirectory, keys: Sequence[str]) -> UserError:
+    return UserError(
+        f"--resume: this verification was begun with other values of {', '.join(keys)} (see "
+        f"{directory.config}); leave those flags out, or begin anew in another --out"
+    )
 
 
 def _digest(of: Iterable[Tensor]) -> str:

@@ -1,5 +1,6 @@
 """The time of an audit: what it says of examining, against the images that are counted in its own parts."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from dfme.audits.audit.examine import PROCEDURAL
 from dfme.audits.audit.forecast import BACKWARD, Forecast, forecast
+from dfme.audits.audit.phases import PHASES, record_seconds
 from dfme.audits.audit.transfer import Surrogate, eps_of, measure
 from dfme.audits.compare.rehearsal import Rehearsal
 from dfme.cli import teacher_side
@@ -21,7 +23,11 @@ from dfme.teachers.training import train
 
 SPEC = ImageSpec((1, 8, 8))
 SCORED = 20
-OWNER = SimpleNamespace(benign_at_most=lambda images, stacks, detectors, cells: 1_000 * detectors)
+OWNER = SimpleNamespace(
+    benign_at_most=lambda images, stacks, sessions, cells: 1_000 * bool(sessions),
+    billing_seconds=teacher_side.billing_seconds,
+    streamed=lambda sessions: 4_000 * bool(sessions),
+)
 
 
 def foretold(
@@ -99,11 +105,34 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
     assert resumed.time == "about 1:00 on this machine: 1:00 for the attacks"
     assert (resumed.total, resumed.line) == (whole.total, whole.line)  # --total counts the whole audit
     told = foretold("--twin none --transfer false", answer=0.03)
-    assert told.time == (
-        "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch four honest streams"
-    )
+    assert told.time == ("about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch honest accounts")
     hint = "shorter with a smaller --budget, fewer --student-steps, --attackers or --defences"
     for seconds, is_long in ((500.0, False), (1500.0, True)):  # 20 minutes are 1,200 s
         assert (hint in foretold("--twin none --transfer false", attack=seconds).time) is is_long
     unknown = foretold("--twin none --transfer false", attack=0.0).time
     assert unknown == "the time is not known: no attack is left here to be rehearsed"
+
+
+def test_honest_accounts_take_the_time_of_images_that_detectors_look_at() -> None:
+    plan = plan_of("--budget 200 --label-modes probabilities --defences none --twin none".split())
+    cells = plan.first.cells
+    seconds = {(cell.row, cell.budget): 60.0 for cell in cells}
+    rehearsal = Rehearsal(0, SCORED, SPEC, 10, seconds, [(0.0, 0.001)], building=3.0, watched=0.002)
+    found = forecast(plan, cells, [cell.name for cell in cells], rehearsal, teacher_side)
+    # four streams of six accounts with 600 images each
+    assert found.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
+    assert (plan.accounts, plan_of(["--profile", "standard"]).accounts) == (6, 20)
+    assert plan_of(["--evaluation.dataset", "none", "--teacher.shape", "1,8,8"]).accounts == 0
+    images = SCORED + plan.halves["held_back"]
+    asked = 3 * images * 0.001 * (1 + len(plan.texts))
+    billed = found.seconds["to bill honest users"]
+    assert bool(plan.texts) == bool(billed)
+    assert billed >= asked * bool(plan.texts)
+
+
+def test_the_seconds_of_a_phase_are_those_of_all_sessions(tmp_path: Path) -> None:
+    for seconds in (1.25, 2.5):
+        record_seconds(tmp_path, "would one notice?", seconds)
+    record_seconds(tmp_path, "the price of a copy", 7.0)
+    told = json.loads((tmp_path / PHASES).read_text())
+    assert told == {"would one notice?": 3.7, "the price of a copy": 7.0}
