@@ -1,8 +1,9 @@
 """Large documents of JSON, read in a way that lets other threads work meanwhile.
 
-Python's reader holds the interpreter until it is done: 1.4 to 5 s for 60 MB of numbers. It lets it go where
-it calls a function of Python's own, which is what it does here for each number and each object. What it
-reads without such a call is bounded in a document that a stranger sends (``require_numbers``).
+Python's reader holds the interpreter until it is done: 1.4 to 5 s for 60 MB of numbers. It lets it
+go where it calls a function of Python's own, which is what it does here for each number and each
+object. What it reads without such a call is bounded in a document that a stranger sends
+(``require_numbers``).
 """
 
 import gc
@@ -20,7 +21,7 @@ MAX_DIGITS = 1_000  # characters of a number
 
 
 def load_json(body: bytes) -> Any:
-    """Like ``json.loads``, but for numbers of more than a thousand characters in a large document."""
+    """Like ``json.loads``, but in a large document for numbers of over 1,000 characters."""
     if len(body) <= LARGE:
         return json.loads(body)
     with _without_collector():
@@ -41,14 +42,15 @@ def require_numbers(body: bytes) -> None:
         fillers += sum(map(piece.count, FILLERS))
         lists += piece.count(b"[")
     if fillers > MAX_FILLERS:
-        raise ValueError(f"expected at most {MAX_FILLERS} texts, nulls and empty lists, got {fillers}")
+        wanted = f"expected at most {MAX_FILLERS} texts, nulls and empty lists"
+        raise ValueError(f"{wanted}, got {fillers}")
     if lists > MAX_LISTS:
         raise ValueError(f"expected at most {MAX_LISTS} lists, got {lists}; send smaller batches")
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """The garbage collector would look through all lists again and again, and let nobody work meanwhile."""
+    """The garbage collector would look through all lists again and again, and stop all else."""
     enabled = gc.isenabled()
     gc.disable()
     try:

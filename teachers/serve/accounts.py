@@ -1,7 +1,8 @@
 """Who asks: the account of a request, read as the app reads it, or a 400 where that is not clear.
 
-Frameworks differ in which of two equal headers, cookies or parameters they take. So what decides who somebody
-is may come once only: otherwise one reads an account that was refused, and the other a new one.
+Frameworks differ in which of two equal headers, cookies or parameters they take. So what decides
+who somebody is may come once only: otherwise one reads an account that was refused, and the other a
+new one.
 """
 
 import base64
@@ -21,7 +22,7 @@ Header = tuple[bytes, bytes]
 Pair = tuple[str, str]
 # what decides how a body is read may come once as well, so that the app reads what the guard read
 OF_READING = ("content-type", "content-encoding", "content-length", HEADER_LENGTH.lower())
-TOO_OFTEN = "expected each header, cookie or parameter that says who asks once, got one of them twice"
+TOO_OFTEN = "expected once whatever says who asks (header, cookie, parameter), got it twice"
 
 
 class Account:
@@ -29,7 +30,8 @@ class Account:
 
     def __init__(self, account: str | Callable[[Scope], str]) -> None:
         if isinstance(account, str) and not account.replace("-", "").isalnum():
-            raise UserError(f"Guard: account: expected the name of a header or a callable, got {account!r}")
+            wanted = "expected the name of a header or a callable"
+            raise UserError(f"Guard: account: {wanted}, got {account!r}")
         self._header = name_of(account.encode()) if isinstance(account, str) else None
         self._read: Any = account
 
@@ -45,9 +47,10 @@ class Account:
         return account
 
     def _of_header(self, headers: Iterable[Header], name: str) -> str:
-        """The header's value; that of Authorization in one spelling, of whose spellings apps take many."""
+        """The header's value; that of Authorization in one of the spellings that apps take."""
         require_once(headers, [name], "account")
-        text = "".join(value.decode("latin-1") for key, value in headers if name_of(key) == name).strip()
+        values = [value.decode("latin-1") for key, value in headers if name_of(key) == name]
+        text = "".join(values).strip()
         if "," in text:  # two headers that a proxy has made one
             raise Rejected(400, TOO_OFTEN, "account")
         return _credentials(text) if name == "authorization" and text else text
@@ -64,7 +67,8 @@ def require_once(headers: Iterable[Header], names: Iterable[str], reason: str) -
     counts = Counter(name_of(name) for name, _ in headers)
     for name in names:
         if counts[name] > 1:
-            raise Rejected(400, f"expected the header {name} once, got it {counts[name]} times", reason)
+            text = f"expected the header {name} once, got it {counts[name]} times"
+            raise Rejected(400, text, reason)
 
 
 def name_of(header: bytes) -> str:
@@ -73,9 +77,11 @@ def name_of(header: bytes) -> str:
 
 
 def _readings(scope: Scope) -> list[Scope]:
-    """The scope as the first, the last or none of what is there twice would make it; empty: nothing is."""
+    """The scope with the first, the last or none of what is there twice; empty: nothing is."""
     headers: list[Header] = [*scope["headers"]]
-    cookies = [pair for name, value in headers if name_of(name) == "cookie" for pair in _cookies(value)]
+    cookies: list[Pair] = []
+    for name, value in headers:
+        cookies += _cookies(value) if name_of(name) == "cookie" else []
     query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
     doubled = (
         _doubled(name_of(name) for name, _ in headers),
@@ -98,11 +104,13 @@ def _reading(
     """``which`` of what is there twice: 1: the first, -1: the last, 0: none."""
     kept = _kept([(name_of(name), (name, value)) for name, value in headers], doubled[0], which)
     if doubled[1]:
-        text = "; ".join(f"{name}={value}" for name, value in _kept_pairs(cookies, doubled[1], which))
+        pairs = _kept_pairs(cookies, doubled[1], which)
+        text = "; ".join(f"{name}={value}" for name, value in pairs)
         kept = [each for each in kept if name_of(each[0]) != "cookie"]
         kept.append((b"cookie", text.encode("latin-1", "replace")))
     asked = urlencode(_kept_pairs(query, doubled[2], which)).encode()
-    return {**scope, "headers": kept, "query_string": asked if doubled[2] else scope["query_string"]}
+    as_asked = scope.get("query_string", b"")
+    return {**scope, "headers": kept, "query_string": asked if doubled[2] else as_asked}
 
 
 def _kept_pairs(pairs: list[Pair], doubled: set[str], which: int) -> list[Pair]:
@@ -115,9 +123,11 @@ def _kept(items: list[tuple[str, Any]], doubled: set[str], which: int) -> list[A
     for place, (name, _) in enumerate(items):
         if which == -1 or (which == 1 and name not in places):
             places[name] = place
-    return [
-        item for place, (name, item) in enumerate(items) if name not in doubled or places.get(name) == place
-    ]
+    kept = []
+    for place, (name, item) in enumerate(items):
+        if name not in doubled or places.get(name) == place:
+            kept.append(item)
+    return kept
 
 
 def _doubled(names: Iterable[str]) -> set[str]:
@@ -130,7 +140,7 @@ def _cookies(header: bytes) -> list[Pair]:
 
 
 def _credentials(text: str) -> str:
-    """A scheme in lower case and its token; of Basic the user's name, since there are many Base64s of it.
+    """A scheme in lower case and its token; of Basic the user's name, which has many Base64s.
 
     Rejected for more than a token: some apps take the first part for it, and some all.
     """

@@ -1,4 +1,4 @@
-"""Bodies: received within limits, read beside the event loop, handed on, and answers in another's place."""
+"""Bodies: received within limits, read beside the event loop, handed on and replaced."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ class BodyReaders:
 
 
 async def receive_body(request: Request, most: int, most_text: str, seconds: float) -> HttpBody:
-    """A request's body. Rejected for one that is late, broken off or too long, or says that it is."""
+    """A request's body. Rejected for one that is late, broken off or too long."""
     claimed = request.headers.get("content-length", "0")
     size = int(claimed) if claimed.isdecimal() else 0  # the server has refused what is no number
     content = bytearray()

@@ -1,4 +1,4 @@
-"""The teacher of a guard: with its defences and its watch, and with the scores that an app has given."""
+"""The teacher of a guard: with defences and a watch, and with scores that an app gave."""
 
 import json
 import logging
@@ -23,7 +23,8 @@ logger = logging.getLogger("dfme")
 class Given(Wrapper):
     """A teacher whose scores an app has given.
 
-    ``heard``: what its last layer was given meanwhile, for a watch that listens to it; None: none listens.
+    ``heard``: what its last layer was given meanwhile, for a watch that listens to it; None: none
+    listens.
     """
 
     scores: Any = None

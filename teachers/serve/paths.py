@@ -1,10 +1,11 @@
 """Which paths ask for scores: one normal form of a path, compared with that of the guarded routes.
 
-A router may take more than one spelling for a route: it decodes once more, ignores case, blanks, doubled
-slashes or parameters, or what its regular expression lets through. So a path is first looked at as
-generously as can be: does it have the texts of a guarded route, in their order? If it has not, no router
-takes it for that route, and it passes, however it is spelled. If it has, it must be in the normal form, in
-which there is one way to read it, or it is refused. All of this takes time in proportion to the path.
+A router may take more than one spelling for a route: it decodes once more, ignores case, blanks,
+doubled slashes or parameters, or what its regular expression lets through. So a path is first
+looked at as generously as can be: does it have the texts of a guarded route, in their order? If it
+has not, no router takes it for that route, and it passes, however it is spelled. If it has, it must
+be in the normal form, in which there is one way to read it, or it is refused. All of this takes
+time in proportion to the path.
 """
 
 import difflib
@@ -24,13 +25,14 @@ MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server
 PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 OTHER_PLACEHOLDERS = re.compile(r"[<>*{}]|/:")  # of frameworks whose routes are written otherwise
-INVISIBLE = str.maketrans("", "", "".join(map(chr, [*range(33), 127])))
+# + is a blank to some
+INVISIBLE = str.maketrans("", "", "+" + "".join(map(chr, [*range(33), 127])))
 UNREADABLE = "\ufffd"  # stands for bytes that are no UTF-8
 SEPARATORS = "\\;?#"  # some routers end a path, or a segment, there
 
 
 class Pattern:
-    """The fixed texts of a route, between which anything may stand, and before which a prefix may."""
+    """The fixed texts of a route: anything may stand between them, and before them."""
 
     def __init__(self, route: str) -> None:
         pieces = [fold(unquote(piece)) for piece in PLACEHOLDER.split("/" + route.lstrip("/"))]
@@ -51,11 +53,11 @@ class Pattern:
 
 
 class GuardedPaths:
-    """The routes of an app that answer scores, by ``paths``, which are written as the app's routes are.
+    """The routes of an app that answer scores, by paths that are written as its routes are.
 
-    Where the app is Starlette's or FastAPI's, its own list of routes helps in two ways. A path in normal form
-    that it gives to another route passes. An answer of a guarded route that came by a path which does not
-    look like one is found out (``slipped``).
+    Where the app is Starlette's or FastAPI's, its own list of routes helps in two ways. A path in
+    normal form that it gives to another route passes. An answer of a guarded route that came by a
+    path which does not look like one is found out (``slipped``).
     """
 
     def __init__(self, paths: Sequence[str], app: ASGIApp) -> None:
@@ -67,8 +69,8 @@ class GuardedPaths:
         others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
         self._guarded = guarded
         self._taken = {
-            "route": _only([leaf.route for leaf in guarded], [leaf.route for leaf in others]),
-            "endpoint": _only([leaf.endpoint for leaf in guarded], [leaf.endpoint for leaf in others]),
+            key: _only([getattr(leaf, key) for leaf in guarded], [getattr(leaf, key) for leaf in others])
+            for key in ("route", "endpoint")
         }
         templates = [leaf.template for leaf in guarded]
         self._patterns = [Pattern(route) for route in dict.fromkeys([*paths, *templates])]
@@ -76,7 +78,7 @@ class GuardedPaths:
         self._settled = self._routes.certain and self._routes.covers(paths)
 
     def guards(self, scope: Scope) -> bool:
-        """Whether a request may ask for scores. Rejected for a path that may be read in two ways."""
+        """Whether a request may ask for scores. Rejected for a path that is not clear."""
         path = scope["path"]
         decoded = _decoded(path)
         text = fold(decoded)
@@ -84,7 +86,8 @@ class GuardedPaths:
             return False
         if fault := _fault(path, decoded):
             raise Rejected(400, f"expected a path {fault}", "path")
-        if not any(pattern.ends(each) for pattern in self._patterns for each in {text, text.rstrip("/")}):
+        spellings = {text, text.rstrip("/")}
+        if not any(pattern.ends(each) for pattern in self._patterns for each in spellings):
             return False
         leaf = self._leaf(scope)
         return leaf is None or leaf in self._guarded
@@ -107,11 +110,12 @@ class GuardedPaths:
 def _require_normal(paths: Sequence[str]) -> None:
     """UserError unless each guarded path can be that of a request."""
     if not paths:
-        raise UserError("Guard: paths: expected at least one path, got none; leave it out to guard all")
+        raise UserError("Guard: paths: expected at least one, got none; leave it out to guard all")
     for path in paths:
         sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
         if OTHER_PLACEHOLDERS.search(sample):
-            raise UserError(f"Guard: paths: {path!r}: expected parameters as {{name}} or {{name:path}}")
+            wanted = "expected parameters as {name} or {name:path}"
+            raise UserError(f"Guard: paths: {path!r}: {wanted}")
         if fault := _fault(sample, unquote(sample)):
             raise UserError(f"Guard: paths: {path!r}: expected a path {fault}")
 
@@ -140,7 +144,7 @@ def _in_order(text: str, parts: Sequence[str], end: int) -> bool:
 
 
 def _decoded(path: str) -> str:
-    """A path without any percent-encoding. Rejected for what stays encoded, and for what is no text."""
+    """A path without any percent-encoding. Rejected where some stays, or it is no text."""
     decoded = path
     for _ in range(UNQUOTED):
         decoded = unquote(decoded)
@@ -161,9 +165,8 @@ def _fault(path: str, decoded: str) -> str | None:
         return "that starts with a slash and has no encoded one"
     if plain.count("%") != decoded.count("%"):
         return "without percent signs of other scripts"
-    if any(not set(fold(segment)) - {"."} for segment in segments[:-1]) or (
-        segments[-1] and not set(fold(segments[-1])) - {"."}
-    ):
+    inner = segments if segments[-1] else segments[:-1]  # a slash at the end is none
+    if any(set(fold(segment)) <= {"."} for segment in inner):
         return "without empty segments, blank ones, and those of dots"
     return None
 

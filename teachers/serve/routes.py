@@ -21,7 +21,7 @@ PARAMETER = re.compile(r"\{[^{}]*\}")
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A route that no other is behind: its path from the app's root, its handler and its methods."""
+    """A route that no other is behind: its path from the app's root, and its handler."""
 
     template: str
     endpoint: Any
@@ -38,9 +38,9 @@ class Leaf:
         return shape_of(self.template)
 
     @cached_property
-    def segments(self) -> list[re.Pattern[str] | None] | None:
+    def segments(self) -> list[re.Pattern[str]] | None:
         """What each segment must be; None: a parameter is more or less than one segment."""
-        patterns = []
+        patterns: list[re.Pattern[str]] = []
         for segment in self.template.split("/")[1:]:
             whole = WHOLE.fullmatch(segment)
             if whole is None and "{" in segment:
@@ -50,7 +50,7 @@ class Leaf:
                 return None
             text = CONVERTOR_TYPES[kind].regex if whole else re.escape(segment)
             patterns.append(re.compile(text))
-        return list(patterns)
+        return patterns
 
     @cached_property
     def texts(self) -> list[str]:
@@ -63,7 +63,8 @@ class Leaf:
         parts = segments_of(path)
         if len(parts) != len(self.segments):
             return False
-        fit = all(p is None or p.fullmatch(part) for p, part in zip(self.segments, parts, strict=True))
+        pairs = zip(self.segments, parts, strict=True)
+        fit = all(pattern.fullmatch(part) for pattern, part in pairs)
         return fit and (self.certain or None)
 
 
@@ -79,7 +80,7 @@ class Routes:
     root: str = ""
 
     def among(self, paths: Sequence[str]) -> tuple[list[Leaf], list[str]]:
-        """The routes that some paths name, and the paths that no route takes (none where it is unknown)."""
+        """The routes that some paths name, and the paths that no known route takes."""
         leaves: list[Leaf] = []
         unknown = []
         for path in paths:
@@ -95,7 +96,7 @@ class Routes:
         return all(self._named(path) for path in paths)
 
     def resolve(self, scope: Scope) -> Leaf | None:
-        """The route that the router gives a request to; None: that is not certain, or there is none."""
+        """The route that the router gives a request to; None: it is not certain."""
         path = scope["path"]
         root = self.root or scope.get("root_path", "")
         if root and path.startswith(f"{root}/"):
@@ -119,7 +120,7 @@ class Routes:
 
 
 def read_routes(app: Any) -> Routes:
-    """The routes behind an app and its middleware; none, and uncertain, where it is another framework's."""
+    """The routes behind an app and its middleware; uncertain for another framework's."""
     reader = _Reader()
     reader.read(app, "", certain=True)
     return reader.routes
@@ -164,7 +165,8 @@ class _Reader:
         return None
 
     def _add(self, route: Any, prefix: str, certain: bool) -> None:
-        contexts = getattr(route, "effective_route_contexts", None)  # of a router that FastAPI includes
+        # a router that FastAPI includes
+        contexts = getattr(route, "effective_route_contexts", None)
         if callable(contexts):
             for context in contexts():
                 self._add(getattr(context, "starlette_route", None) or context, prefix, certain)
@@ -178,7 +180,8 @@ class _Reader:
     def _mount(self, route: Mount, prefix: str, certain: bool) -> None:
         if isinstance(route.app, StaticFiles):
             methods = frozenset({"GET", "HEAD"})
-            self.routes.leaves.append(Leaf(prefix + route.path + BELOW, route.app, methods, certain))
+            template = prefix + route.path + BELOW
+            self.routes.leaves.append(Leaf(template, route.app, methods, certain))
         else:
             self.read(route.app, prefix + route.path, certain)
 
@@ -197,7 +200,7 @@ class _Reader:
 
 
 def _leaves_paths(app: Any) -> bool:
-    """Whether a layer is a library's, and has none of the owner's inside, that may change a path."""
+    """Whether a layer, with those inside, is a library's, which changes no path."""
     layers = [type(app), *(each.cls for each in getattr(app, "user_middleware", ()))]
     return all(_of_library(layer) and layer is not BaseHTTPMiddleware for layer in layers)
 

@@ -77,7 +77,7 @@ def test_a_parameter_of_another_framework_is_refused(path: str) -> None:
 
 
 def test_no_path_at_all_is_refused() -> None:
-    with pytest.raises(dfme.UserError, match="paths: expected at least one path, got none"):
+    with pytest.raises(dfme.UserError, match="paths: expected at least one, got none"):
         guard(regular, paths=[])
 
 
@@ -117,6 +117,7 @@ def test_a_pattern_is_found_at_the_end_of_a_path_segment_by_segment() -> None:
         ("/v1/{m}:p", "/v1/:p", True),
         ("/v1/{m}:p", "/v1/p", False),
         ("/{all}", "/x", True),
+        ("/predict", fold("/predict+"), True),
         ("/", "/", True),
         ("/", "/x", False),
         ("/a/{b}/a", "/a/a", False),
