@@ -41,8 +41,10 @@ from dfme.spec import SMALL_SIDE, LabelMode, Shape
 SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
 OWN = {option.key: option for option in options_of(AuditConfig)}
 Planned = Callable[[CompareConfig], ComparisonPlan]
-SMALL_STEPS = 2_000  # of a student in ``quick``, at most, on images of 16 pixels a side or less (measured)
-LEAST_STEPS = 1_000
+MAX_SMALL_STEPS = (
+    2_000  # of a student in ``quick``, at most, on images of 16 pixels a side or less (measured)
+)
+MIN_LIKE_STEPS = 1_000
 STEPS_OF_IMAGE = 6
 """Steps that an attacker with few images of the owner's kind takes in ``quick``, at least (measured)."""
 ANSWERS = ("auto", "kl", "table", "label")
@@ -139,7 +141,7 @@ def _at_most(config: AuditConfig, halves: Content, given_steps: int) -> AuditCon
     In ``quick`` steps that nobody gave are fewer where these images are few (docs/audit.md).
     """
     budget = min(config.budget, halves["held_back"])
-    enough = max(LEAST_STEPS, STEPS_OF_IMAGE * budget)
+    enough = max(MIN_LIKE_STEPS, STEPS_OF_IMAGE * budget)
     fewer = config.profile == "quick" and not given_steps
     steps = min(config.student_steps, enough) if fewer else config.student_steps
     return replace(config, budget=budget, student_steps=steps)
@@ -173,7 +175,7 @@ def _with_steps(settled: AuditConfig, config: AuditConfig, job: Job) -> AuditCon
     shape = _shape(job) if config.profile == "quick" and not config.student_steps else None
     if shape is None or max(shape[1:]) > SMALL_SIDE:
         return settled
-    return replace(settled, student_steps=min(settled.student_steps, SMALL_STEPS))
+    return replace(settled, student_steps=min(settled.student_steps, MAX_SMALL_STEPS))
 
 
 def _second(

@@ -294,7 +294,7 @@ def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_k
         told[key] for key in ("probes", "matches", "e_value")
     ]
     Path("found/probes.pt").unlink()  # what was asked is not known any more
-    assert run("verify --resume --out found") == 1
+    assert run("verify --resume --out found") == 2
 
 
 @pytest.mark.integration

@@ -1,5 +1,7 @@
 """The rate-limit sheet: how many images a key may ask in a term, from an audit's curves."""
 
+import math
+
 from dfme.audits.audit.model import Entry, cells_in
 from dfme.audits.compare.plan import NO_DEFENCE
 
@@ -88,3 +90,9 @@ def _text(found: Entry) -> list[str]:
         copy = f"a copy by {found['attacker']} agrees on {seen['agreement']:.1%}"
         under = f"We checked it with an attack: with no more images {copy}; {judged}."
     return [f"{first} by their curves (the best: {found['best']:.1%}); {more}.", under, WARNING]
+
+
+def below(queries: float) -> int:
+    """A round number of images, to two digits, below so many."""
+    unit = 10 ** max(0, math.floor(math.log10(queries - 1)) - 1)
+    return int((queries - 1) // unit * unit)

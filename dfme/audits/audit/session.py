@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import platform
 import subprocess
@@ -25,7 +24,7 @@ from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits
 from dfme.audits.audit.phases import record_seconds
-from dfme.audits.audit.quota import sheet
+from dfme.audits.audit.quota import below, sheet
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
@@ -201,7 +200,7 @@ class Audit:
         if self._plan.second is None or best is None:
             return None
         least = min((count for count in to_copy(best) if count is not None), default=0)
-        quota = [f"quota:images={_below(least)}"] if least > 1 else []
+        quota = [f"quota:images={below(least)}"] if least > 1 else []
         bills = {row["row"]: row for row in self._utility}
         second = self._plan.second(best["row"], [*self._plan.config.defences, *quota])
         self._plans.append(replace(second, bills=bills))
@@ -361,12 +360,6 @@ class Audit:
 
 def _to_run(session: Session) -> list[Outcome]:
     return [each for each in session.runs if each.state != "not applicable"]
-
-
-def _below(queries: float) -> int:
-    """A round number of images, to two digits, below so many."""
-    unit = 10 ** max(0, math.floor(math.log10(queries - 1)) - 1)
-    return int((queries - 1) // unit * unit)
 
 
 def target(plan: AuditPlan, example: Entry) -> Entry:
