@@ -14,8 +14,8 @@ class Knockoff(Method):
     """Pay for each image of a pool once, in random order: cost = B images. Students learn afterwards.
 
     Once the budget has run out it takes ``epochs`` passes over all that was paid for, by the schedule of
-    those passes. Where the student's configuration plans steps or replay steps, these are taken in place of
-    the passes.
+    those passes; under a larger budget passes over all that is held then follow, by a schedule of their own.
+    Where the student's configuration plans steps or replay steps, these are taken in place of the passes.
 
     Differences from the paper, with the paper's values:
 
