@@ -107,6 +107,8 @@ class JsonAdapter(Adapter):
         error = self._error.first(document)
         if isinstance(error, str) and error.strip():
             raise Unusable(f"expected an answer, got the error {shown(error)}", "an error")
+        if document is None:
+            raise Unusable("expected an answer, got null", "no answer")
         try:
             values = self._path.values(document)
         except Unusable as error:

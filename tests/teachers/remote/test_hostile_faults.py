@@ -96,12 +96,15 @@ def test_what_was_refused_is_given_back_and_asked_again(fault: str, way: str) ->
         assert (oracle.ledger.refused, oracle.ledger.failed) == (number, 0)
 
 
+NO_FAULTS = (("one_class_more", "hf-api"), ("one_image_less", "hf-api"))
+"""A class without a place, and no class at all: such an image is left out, see test_no_class."""
+
 QUICK = [
     (fault, way)
     for fault in (*UNANSWERED, "failed:502", "failed:504", *UNUSABLE)
     for way, (dialect, _) in WAYS.items()
     if fault not in (*SLOW, "crash") and fault not in V2_.only - dialect.only
-    if (fault, way) != ("one_class_more", "hf-api")  # a class without a place: asking again is no use
+    if (fault, way) not in NO_FAULTS
 ]
 REST = [(name, way) for name in SLOW for way in WAYS if way != "binary"]
 
@@ -210,7 +213,10 @@ def test_nothing_that_a_service_says_reaches_a_terminal_raw(status: int, way: st
         oracle.report_to(oracle_tells)
         for body in bodies:
             given[:] = [body]
-            with pytest.raises(TeacherError) as caught:
+            try:
                 oracle(images(number=1))
-            lines.append(str(caught.value))
+            except TeacherError as error:
+                lines.append(str(error))
+    # of hf-api the first label is a name that is none of the classes: it is left out, and told
+    assert len(lines) >= len(bodies)
     assert [line for line in lines if not line.isprintable() or len(line) > 700] == []
