@@ -71,7 +71,7 @@ def method_problems(job: Job) -> Iterator[Problem]:
     """Everything that rules each other out among method, estimator, queries and students."""
     heeded = entry_of(job).sections
     method = job.method_config
-    if uncounted := [*_uncounted(method)]:
+    if job.method not in METHODS and (uncounted := [*_uncounted(method)]):
         yield from uncounted
         return  # the other rules count with them
     yield from _broken(_student_rules(job))

@@ -13,8 +13,9 @@ from dfme.compute import DeferredChecks, on_accelerator
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
+from dfme.estimators.preflight.choose import needs_preflight
 from dfme.graphs import GraphedForward, require_gpu
-from dfme.methods import entry_of
+from dfme.methods import METHODS, entry_of
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.files import infer_net
@@ -223,9 +224,17 @@ def build_components(
 
 def build_method(job: Job, components: Components) -> Method:
     method: Method = entry_of(job).load()(job.method_config, components)
+    if job.method not in METHODS:
+        _require_cost(job, method)
+    return method
+
+
+def _require_cost(job: Job, method: Method) -> None:
+    """UserError for a user's method that pays for nothing, where its cost is known before ``prepare``."""
+    if needs_preflight(job.estimator):
+        return
     if (cost := method.cost) < 1:
         raise UserError(f"--method.name {job.method}: expected a cost of 1 image a step or more, got {cost}")
-    return method
 
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:

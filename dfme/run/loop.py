@@ -12,7 +12,8 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.recorder import Recorder
 from dfme.run.divergence import DivergedError
-from dfme.run.evaluation import EvaluationSet, Examination, Goal, score_all
+from dfme.run.evaluation import EvaluationSet, Examination, score_all
+from dfme.run.goal import Goal
 from dfme.run.work import Work
 from dfme.students.trainer import StudentTrainer
 

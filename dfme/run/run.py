@@ -26,7 +26,8 @@ from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.divergence import require_finite
-from dfme.run.evaluation import EvaluationSet, Goal, HoldOut, classified, evaluated, score_all, under_defences
+from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all, under_defences
+from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
 from dfme.run.scores import compare, scores

@@ -234,7 +234,7 @@ def extracted(out: Path, witness: Witness, fsync: bool) -> tuple[list[bool], lis
 
     words = [*DIGITS, "--budget", "200", "--out", str(out), "--fsync", str(fsync)]
     job = parse_extract([*words, "--teacher.shape", "1,8,8", "--teacher.num-classes", "10"])
-    run_job(replace(job, nets={"student.arch": Student}), teacher=Teacher())
+    run_job(replace(job, objects={"student.arch": Student}), teacher=Teacher())
     return sent, used
 
 

@@ -25,7 +25,7 @@ SPEC = ImageSpec((3, 6, 4), (-1.0, 1.0), levels=256)
 def test_batches_are_what_they_were_up_to_64_pixels_and_bounded_above() -> None:
     small = [ImageSpec(shape) for shape in ((1, 8, 8), (3, 32, 32), (3, 64, 64), (64, 64, 64))]
     assert [spec.at_once(most) for spec in small for most in (1, 500, 8_192)] == [1, 500, 8_192] * 4
-    for side in (65, 224, 1_000, 20_000):
+    for side in (65, 224, 1_000, 5_700):
         spec = ImageSpec((3, side, side))
         for most in (1, 500, 8_192):
             count = spec.at_once(most)
