@@ -1,7 +1,7 @@
 """Data-Free Model Extraction: how many queries does it take to clone the classifier behind an API?
 
-``dfme.extract`` runs an extraction from Python, ``dfme.load_student`` loads what one delivered. Importing the
-package loads neither torch nor anything else that is slow.
+``dfme.extract`` runs an extraction from Python, ``dfme.load_student`` loads what one delivered.
+Importing the package loads neither torch nor anything else that is slow.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ _PUBLIC = {
     "extract": "dfme.run.api",
     "load_student": "dfme.run.student_file",
 }
-"""Public name -> the module that it is loaded from when it is asked for; docs/api.md describes each."""
+"""Public name -> the module that it is loaded from when it is asked for; docs/api.md describes
+each.
+"""
 
 __all__ = ["__version__", *_PUBLIC]
 

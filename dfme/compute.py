@@ -1,4 +1,6 @@
-"""The device of a run, its threads, memory and optimisers, checks that are read later, states from files."""
+"""The device of a run, its threads, memory and optimisers, checks that are read later, states from
+files.
+"""
 
 import inspect
 import os
@@ -21,7 +23,9 @@ Eager = TypeVar("Eager", bound=torch.optim.Optimizer)
 
 
 def _eager(optimizer: type[Eager]) -> type[Eager]:
-    """The optimiser without its marks for ``torch.compile``: they import a compiler, which takes 1.3 s."""
+    """The optimiser without its marks for ``torch.compile``: they import a compiler, which takes
+    1.3 s.
+    """
     plain = {
         "add_param_group": inspect.unwrap(optimizer.add_param_group),
         "step": torch.no_grad()(inspect.unwrap(optimizer.step)),
@@ -34,22 +38,27 @@ Adam = _eager(torch.optim.Adam)
 
 
 def on_accelerator(device: torch.device) -> bool:
-    """True if the device queues work, so that reading one value waits for everything queued before."""
+    """True if the device queues work, so that reading one value waits for everything queued
+    before.
+    """
     return device.type != "cpu"
 
 
 class DeferredChecks:
-    """Check at once on the CPU; on an accelerator collect flags and read them in one go in ``verify``.
+    """Check at once on the CPU; on an accelerator collect flags and read them in one go in
+    ``verify``.
 
-    The loop calls ``verify`` before anything that lasts (a log line, a checkpoint, the student's file), so a
-    broken value is never kept, only noticed a little later.
+    The loop calls ``verify`` before anything that lasts (a log line, a checkpoint, the student's
+    file), so a broken value is never kept, only noticed a little later.
     """
 
     def __init__(self) -> None:
         self._pending: list[tuple[Tensor, Callable[[], Exception]]] = []
 
     def expect(self, ok: Tensor, error: Callable[[], Exception]) -> None:
-        """Require the boolean scalar ``ok``; ``error`` makes the exception to raise if it is false."""
+        """Require the boolean scalar ``ok``; ``error`` makes the exception to raise if it is
+        false.
+        """
         if not on_accelerator(ok.device):
             if not bool(ok):
                 raise error()
@@ -81,21 +90,30 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise UserError(f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu")
+        raise UserError(
+            f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu"
+        )
     return device
 
 
 def device_name(device: torch.device) -> str:
     """A device as a record names it: the GPU's model, or the CPU's kind."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu ({platform.machine()})"
+    )
 
 
-THREADS_GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a person's or a scheduler's number for torch
+THREADS_GIVEN = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # a person's or a scheduler's number for torch
 
 WORTH = 0.65
-"""Share of what twice the threads could give that they must give to be taken, so 1.3 times the pace of one.
-Measured: two threads give steps of 45 ms 1.5 to 1.6 times the pace. Where the machine gets busy they wait for
-each other, and go at half the pace of one (docs/precision.md)."""
+"""Share of what twice the threads could give that they must give to be taken, so 1.3 times the pace
+of one. Measured: two threads give steps of 45 ms 1.5 to 1.6 times the pace. Where the machine gets
+busy they wait for each other, and go at half the pace of one (docs/precision.md)."""
 
 SHORT_STEP = 0.01  # seconds of one core, below which a step is left to it
 LONG_STEP = 0.25  # seconds of one core, from which on a step's operations keep every thread at work
@@ -112,12 +130,13 @@ def worthwhile_threads(
     wall: Callable[[], float] = time.perf_counter,
     busy: Callable[[], float] = time.process_time,
 ) -> int:
-    """Choose the number of torch threads, 1 to ``most``, by timing some steps on so many ``images``.
+    """Choose the number of torch threads, 1 to ``most``, by timing some steps on so many
+    ``images``.
 
-    The threads are doubled for as long as that pays (``WORTH``): the usual pace of the more is held against
-    the best of the fewer, so that a gain that comes and goes is none. A step longer than ``LONG_STEP`` is not
-    measured: it is worth all. ``wall``, ``busy``: seconds gone by, and of those on a core. torch's number is
-    as it was afterwards.
+    The threads are doubled for as long as that pays (``WORTH``): the usual pace of the more is held
+    against the best of the fewer, so that a gain that comes and goes is none. A step longer than
+    ``LONG_STEP`` is not measured: it is worth all. ``wall``, ``busy``: seconds gone by, and of
+    those on a core. torch's number is as it was afterwards.
     """
 
     def pace(threads: int) -> float:
@@ -169,9 +188,11 @@ class Seldom:
 
 @contextmanager
 def deterministic(on: bool, device: torch.device) -> Iterator[None]:
-    """Where ``on``, a GPU's kernels give the same bits every time; a CPU's do so anyway. Undone on exit.
+    """Where ``on``, a GPU's kernels give the same bits every time; a CPU's do so anyway. Undone on
+    exit.
 
-    UserError where cuBLAS, which looks as CUDA starts, cannot; DfmeError for an operation that cannot.
+    UserError where cuBLAS, which looks as CUDA starts, cannot; DfmeError for an operation that
+    cannot.
     """
     if not on or device.type != "cuda":
         yield
@@ -204,7 +225,10 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
 
 def copied(state: dict[str, Any]) -> dict[str, Any]:
     """Plain data and tensors as they are now, on the CPU."""
-    return {name: each.cpu().clone() if isinstance(each, Tensor) else each for name, each in state.items()}
+    return {
+        name: each.cpu().clone() if isinstance(each, Tensor) else each
+        for name, each in state.items()
+    }
 
 
 LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
@@ -212,7 +236,9 @@ LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacit
 
 @contextmanager
 def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
-    """One line that says what to do where memory is not enough; ``large``: the flags that take less."""
+    """One line that says what to do where memory is not enough; ``large``: the flags that take
+    less.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
@@ -263,9 +289,9 @@ def _defaults() -> dict[str, Any]:
 def validate_like(own: Any, found: Any, name: str) -> None:
     """Raise ValueError, naming the entry, unless ``found``, from a file, has the form of ``own``.
 
-    A dict has at least the same keys, a tensor the same shape and dtype, a number the same type; tensors are
-    finite and numbers lie between 0 and 2^63. None stands for anything, a tensor without rows for one with
-    some, and lists may differ in length.
+    A dict has at least the same keys, a tensor the same shape and dtype, a number the same type;
+    tensors are finite and numbers lie between 0 and 2^63. None stands for anything, a tensor
+    without rows for one with some, and lists may differ in length.
     """
     if own is None:
         return
@@ -294,12 +320,18 @@ def _form(value: Any) -> str:
         return f"{value.dtype} {tuple(value.shape)}"
     if isinstance(value, dict):
         return f"entries {', '.join(map(str, value))}"[:100]
-    return f"list of {len(value)}" if isinstance(value, list) else f"{type(value).__name__} {value!r}"[:60]
+    return (
+        f"list of {len(value)}"
+        if isinstance(value, list)
+        else f"{type(value).__name__} {value!r}"[:60]
+    )
 
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[nn.Module]:
-    """``net`` in eval mode, and back in the mode it was found in: statistics frozen, images independent."""
+    """``net`` in eval mode, and back in the mode it was found in: statistics frozen, images
+    independent.
+    """
     training = net.training
     _set_mode(net, training=False)
     try:
@@ -309,7 +341,9 @@ def evaluating(net: nn.Module) -> Iterator[nn.Module]:
 
 
 def _set_mode(net: nn.Module, *, training: bool) -> None:
-    """``net.train(training)`` in a tenth of its time, which for ResNet-18 equals a dozen launches."""
+    """``net.train(training)`` in a tenth of its time, which for ResNet-18 equals a dozen
+    launches.
+    """
     modules = [net]
     while modules:
         module = modules.pop()

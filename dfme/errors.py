@@ -1,4 +1,6 @@
-"""The errors a person may meet. Each message is one line: what was expected, what came, what to do."""
+"""The errors a person may meet. Each message is one line: what was expected, what came, what to
+do.
+"""
 
 
 class DfmeError(Exception):
@@ -8,7 +10,9 @@ class DfmeError(Exception):
 
 
 class UserError(DfmeError):
-    """Something in the command, the configuration or the files given cannot work; nothing was queried."""
+    """Something in the command, the configuration or the files given cannot work; nothing was
+    queried.
+    """
 
     exit_code = 2
 
@@ -24,7 +28,8 @@ class RunError(UserError):
 class ServiceError(DfmeError):
     """A request came to nothing.
 
-    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a secret.
+    ``reason``: a few words for the ledger, such as ``429`` or ``connection refused``; never a
+    secret.
     """
 
     exit_code = 3
@@ -35,7 +40,9 @@ class ServiceError(DfmeError):
 
 
 class TeacherError(ServiceError):
-    """The teacher failed for good or answered what its specification rules out; everything paid is kept."""
+    """The teacher failed for good or answered what its specification rules out; everything paid is
+    kept.
+    """
 
 
 class Unserved(TeacherError):  # noqa: N818 (an outcome, not a fault of the program)
@@ -55,9 +62,9 @@ class SeamError(ValueError, DfmeError):
 class Refused(ServiceError):  # noqa: N818 (an outcome, not a fault of the program)
     """The service says, or it is plain, that it did not serve a request: nothing is owed for it.
 
-    ``retry``: whether asking again can help. ``retry_after``: seconds that the service asks to wait.
-    ``body``: the start of what the service said, which may repeat secrets and is never shown. A teacher of
-    one's own may raise it too.
+    ``retry``: whether asking again can help. ``retry_after``: seconds that the service asks to
+    wait. ``body``: the start of what the service said, which may repeat secrets and is never shown.
+    A teacher of one's own may raise it too.
     """
 
     body: bytes = b""
@@ -71,7 +78,9 @@ class Refused(ServiceError):  # noqa: N818 (an outcome, not a fault of the progr
 
 
 class BatchTooLarge(Refused):
-    """A request was refused for its number of images; ``limit`` is the most the service takes, if it says."""
+    """A request was refused for its number of images; ``limit`` is the most the service takes, if
+    it says.
+    """
 
     def __init__(self, message: str, limit: int | None = None) -> None:
         super().__init__(message, "batch too large", retry=False)
@@ -79,7 +88,8 @@ class BatchTooLarge(Refused):
 
 
 class Unanswered(ServiceError):  # noqa: N818 (an outcome, too)
-    """A request that may have been served has no answer: it stays paid for, and asking again costs again.
+    """A request that may have been served has no answer: it stays paid for, and asking again costs
+    again.
 
     A teacher of one's own may raise it too.
     """
@@ -92,7 +102,8 @@ class Unusable(Unanswered):
 class Misfit(Unusable):
     """A whole answer came in another form than is read: the same question would get the same again.
 
-    It is not asked again before the service has once answered as is read; ``for_good``: nor afterwards.
+    It is not asked again before the service has once answered as is read; ``for_good``: nor
+    afterwards.
     """
 
     def __init__(self, message: str, reason: str, for_good: bool = False) -> None:

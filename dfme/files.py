@@ -1,6 +1,8 @@
-"""Files that survive a kill: append-only logs, and files that are the old one or the new one, never half.
+"""Files that survive a kill: append-only logs, and files that are the old one or the new one, never
+half.
 
-A run directory may come from somebody else: nothing is written through a link, and no pipe is waited for.
+A run directory may come from somebody else: nothing is written through a link, and no pipe is
+waited for.
 """
 
 from __future__ import annotations
@@ -29,12 +31,20 @@ MAX_LINE = 1 << 20
 MAX_LISTING = 10_000_000
 """Bytes of the longest list of entries in an archive: some 100,000 tensors."""
 
-NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR)  # said of a link, a pipe or a folder
+NO_FILE = (
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.ESPIPE,
+    errno.EISDIR,
+)  # said of a link, a pipe or a folder
 
 
 def disk_error(action: str, path: Path, error: OSError) -> RunError:
     """The error for a disk that is full, read-only or out of reach, with what to do about it."""
-    why = f"{error.strerror or error}; nothing recorded is lost: make the disk writable or free some space"
+    why = (
+        f"{error.strerror or error}; nothing recorded is lost: make the disk writable or "
+        "free some space"
+    )
     why += ", then resume, or begin again"
     if error.errno in NO_FILE:
         why = "it is a link, a pipe or a folder, and no file; put it elsewhere"
@@ -76,10 +86,11 @@ def make_folder(path: Path) -> None:
 
 
 class AppendFile:
-    """A file that only grows, by whole appends: one that fails is taken back before the error is raised.
+    """A file that only grows, by whole appends: one that fails is taken back before the error is
+    raised.
 
-    ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last whole record.
-    ``fsync``: an append is on the disk when it returns. ``mode``: of a new file.
+    ``size`` is what an existing file is cut (or zero-padded) to on opening: the end of its last
+    whole record. ``fsync``: an append is on the disk when it returns. ``mode``: of a new file.
     """
 
     def __init__(self, path: Path, size: int = 0, fsync: bool = False, mode: int = 0o644) -> None:
@@ -92,7 +103,9 @@ class AppendFile:
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             if os.fstat(self._fd).st_size != size:
                 os.ftruncate(self._fd, size)
-            for folder in path.parents[: 2 if fsync else 0]:  # the names of the file and of its folder
+            for folder in path.parents[
+                : 2 if fsync else 0
+            ]:  # the names of the file and of its folder
                 _sync_folder(folder)
         except OSError as error:
             self.close()
@@ -132,8 +145,8 @@ class AppendFile:
 def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a new ``path`` beside the old one and swap them at the end, on the disk, whole.
 
-    With ``keep`` the old file takes that name. At every instant the old or the new file is whole under
-    ``path`` or ``keep``. Raises RunError for the disk's errors.
+    With ``keep`` the old file takes that name. At every instant the old or the new file is whole
+    under ``path`` or ``keep``. Raises RunError for the disk's errors.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
@@ -176,10 +189,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_npz(path: Path, most: int, inflation: int | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a file by name; ``most``: their bytes together; ``inflation``: those for one of the file.
+    """The arrays of a file by name; ``most``: their bytes together; ``inflation``: those for one of
+    the file.
 
-    Raises ValueError, in words, for larger ones, for Python objects, and for whatever is no such file;
-    OSError where it cannot be read.
+    Raises ValueError, in words, for larger ones, for Python objects, and for whatever is no such
+    file; OSError where it cannot be read.
     """
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
@@ -187,8 +201,12 @@ def read_npz(path: Path, most: int, inflation: int | None = None) -> dict[str, N
             if (unpacked := sum(entry.file_size for entry in entries)) > most:
                 raise ValueError(f"its arrays are larger than {most:,} bytes")
             if inflation is not None and unpacked > inflation * os.fstat(file.fileno()).st_size:
-                raise ValueError(f"its arrays are over {inflation} times the file; save them by np.savez")
-            return {entry.filename.removesuffix(".npy"): _array(archive, entry) for entry in entries}
+                raise ValueError(
+                    f"its arrays are over {inflation} times the file; save them by np.savez"
+                )
+            return {
+                entry.filename.removesuffix(".npy"): _array(archive, entry) for entry in entries
+            }
     except (OSError, ValueError):
         raise
     except MemoryError:
@@ -198,12 +216,13 @@ def read_npz(path: Path, most: int, inflation: int | None = None) -> dict[str, N
 
 
 def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, tuple[int, int]]:
-    """Where each entry of a zip archive begins, and its bytes; ``end``: where the archive ends in the file.
+    """Where each entry of a zip archive begins, and its bytes; ``end``: where the archive ends in
+    the file.
 
-    PyTorch's reader is not Python's: each looks for the list of entries in its own way, and one takes names
-    that differ in case for the same. So nothing here may be readable in two ways, or not be as PyTorch writes
-    it: ValueError, in words. Compressed entries, which only its programs have, may unpack to ``unpacked``
-    bytes together.
+    PyTorch's reader is not Python's: each looks for the list of entries in its own way, and one
+    takes names that differ in case for the same. So nothing here may be readable in two ways, or
+    not be as PyTorch writes it: ValueError, in words. Compressed entries, which only its programs
+    have, may unpack to ``unpacked`` bytes together.
     """
     file.seek(max(end - 98, 0))
     wide_end = file.read(56)
@@ -212,9 +231,18 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
     entries: dict[str, tuple[int, int]] = {}
     try:
         wide = locator[:4] == b"PK\6\7"
-        length, begin = struct.unpack("<40x2Q", wide_end) if wide else struct.unpack("<12x2L2x", last)
-        fine = last[:4] == b"PK\5\6" and last[20:] == b"\0\0" and begin + length == end - (98 if wide else 22)
-        agree = not wide or (wide_end[:4], *struct.unpack("<8xQ4x", locator)) == (b"PK\6\6", end - 98)
+        length, begin = (
+            struct.unpack("<40x2Q", wide_end) if wide else struct.unpack("<12x2L2x", last)
+        )
+        fine = (
+            last[:4] == b"PK\5\6"
+            and last[20:] == b"\0\0"
+            and begin + length == end - (98 if wide else 22)
+        )
+        agree = not wide or (wide_end[:4], *struct.unpack("<8xQ4x", locator)) == (
+            b"PK\6\6",
+            end - 98,
+        )
         if not fine or not agree or length > MAX_LISTING:
             raise ValueError("its end is not that of an archive which PyTorch wrote")
         with zipfile.ZipFile(file) as archive:
@@ -231,8 +259,12 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
             listed_as = (entry.compress_type, entry.filename, entry.orig_filename)
             alike = mark == b"PK\3\4" and (method, name, name) == listed_as
             # and no other field
-            wider = not entry.extra or entry.extra[:4] == struct.pack("<HH", 1, len(entry.extra) - 4)
-            known = entry.compress_size == entry.file_size if stored else method == zipfile.ZIP_DEFLATED
+            wider = not entry.extra or entry.extra[:4] == struct.pack(
+                "<HH", 1, len(entry.extra) - 4
+            )
+            known = (
+                entry.compress_size == entry.file_size if stored else method == zipfile.ZIP_DEFLATED
+            )
             if not (alike and wider and known) or entry.flag_bits & 1:
                 raise ValueError(f"its entry {name[:80]!r} is none that PyTorch wrote")
             unpacked -= 0 if stored else max(entry.file_size, 1)
@@ -241,7 +273,9 @@ def archive_entries(file: IO[bytes], end: int, unpacked: int = 0) -> dict[str, t
     except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError) as problem:
         raise ValueError(f"it is no archive that PyTorch wrote: {problem}") from problem
     if unpacked < 0:
-        raise ValueError("its entries are compressed, as only TorchScript's may be, or unpack to too much")
+        raise ValueError(
+            "its entries are compressed, as only TorchScript's may be, or unpack to too much"
+        )
     overlap = any(one[1] > other[0] for one, other in pairwise(sorted(spans)))
     if overlap or len({name.lower() for name in entries}) != len(listed):
         raise ValueError("two of its entries share a name or a place")
@@ -253,18 +287,27 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
     import numpy as np  # not above: appending a line of text must not load it
 
     # The third version differs only for records with names that are not Latin.
-    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     with archive.open(entry) as file:
         version = np.lib.format.read_magic(file)
         if version not in headers:
-            raise ValueError(f"{entry.filename}: expected an array of version 1 or 2, got {version}")
+            raise ValueError(
+                f"{entry.filename}: expected an array of version 1 or 2, got {version}"
+            )
         shape, _, dtype = headers[version](file)
         if dtype.hasobject:
-            raise ValueError(f"{entry.filename}: holds Python objects, which are not loaded: they run code")
+            raise ValueError(
+                f"{entry.filename}: holds Python objects, which are not loaded: they run code"
+            )
         claimed = math.prod(shape) * dtype.itemsize
         held = entry.file_size - file.tell()
         if claimed != held:
-            raise ValueError(f"{entry.filename}: claims to be an array of {claimed} bytes, but holds {held}")
+            raise ValueError(
+                f"{entry.filename}: claims to be an array of {claimed} bytes, but holds {held}"
+            )
     with archive.open(entry) as file:
         array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return array

@@ -1,8 +1,9 @@
 """Steps as CUDA graphs: the host launches one graph instead of many kernels; same numbers.
 
-A graph reads and writes the addresses that it was captured with. So inputs are copied into buffers of its
-own, outputs are overwritten by the next replay, and weights, buffers and moments keep their places:
-checkpoints and rounds copy into them. What Python decides, or draws from the run's streams, is done outside.
+A graph reads and writes the addresses that it was captured with. So inputs are copied into buffers
+of its own, outputs are overwritten by the next replay, and weights, buffers and moments keep their
+places: checkpoints and rounds copy into them. What Python decides, or draws from the run's streams,
+is done outside.
 """
 
 import logging
@@ -35,7 +36,9 @@ def require_gpu(device: torch.device) -> None:
 
 
 class Graph:
-    """One captured call of ``run``, with outputs refilled by every call. Tests replace ``record``."""
+    """One captured call of ``run``, with outputs refilled by every call. Tests replace
+    ``record``.
+    """
 
     def __init__(self, run: Pass, given: Sequence[Any]) -> None:
         self._buffers = [each.clone() if isinstance(each, Tensor) else each for each in given]
@@ -57,10 +60,12 @@ class Graph:
 
 @dataclass(eq=False)
 class Captured:
-    """A function of tensors, captured once for each form of its arguments and replayed from then on.
+    """A function of tensors, captured once for each form of its arguments and replayed from then
+    on.
 
-    ``run`` maps tensors and plain values to tensors, which a later call overwrites; it changes the tensors
-    ``state``. A form that is seen too seldom runs as it is, and all do for good where a capture fails.
+    ``run`` maps tensors and plain values to tensors, which a later call overwrites; it changes the
+    tensors ``state``. A form that is seen too seldom runs as it is, and all do for good where a
+    capture fails.
     """
 
     part: str
@@ -95,9 +100,9 @@ class Captured:
 class GraphedForward:
     """A net's forward as graphs in place of its own until ``release``; outputs are the caller's.
 
-    Passes without a gradient are replayed, and of a net in train mode ``with_gradient`` those with one,
-    backward pass included, unless the last such still waits for its backward pass. Nets that a hook watches
-    run as they are.
+    Passes without a gradient are replayed, and of a net in train mode ``with_gradient`` those with
+    one, backward pass included, unless the last such still waits for its backward pass. Nets that a
+    hook watches run as they are.
     """
 
     def __init__(self, net: nn.Module, part: str, with_gradient: bool = False) -> None:
@@ -117,7 +122,11 @@ class GraphedForward:
             warn_not_captured(self._part, "a hook watches what its layers read")
         elif not (torch.is_grad_enabled() or x.requires_grad):
             return self._still(x, self.net.training)[0].clone()
-        elif self._learning is not None and self.net.training and not (x.requires_grad or self._waiting):
+        elif (
+            self._learning is not None
+            and self.net.training
+            and not (x.requires_grad or self._waiting)
+        ):
             return self._learning(x, True)[0]
         return self._plain(x)
 
@@ -158,7 +167,9 @@ def warn_not_captured(part: str, reason: str) -> None:
 def on_side_stream(device: torch.device, state: Sequence[Tensor] = ()) -> Iterator[None]:
     """Run on a stream of its own, as capturing needs; ``state`` is restored whatever happens."""
     with ExitStack() as undo:
-        if state := [each.data for each in state]:  # whose version, unlike theirs, no backward pass heeds
+        if state := [
+            each.data for each in state
+        ]:  # whose version, unlike theirs, no backward pass heeds
             undo.callback(torch._foreach_copy_, state, [each.clone() for each in state])
         if device.type == "cuda":
             current = torch.cuda.current_stream(device)

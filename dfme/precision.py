@@ -1,10 +1,12 @@
 """Which arithmetic a stretch of code runs in, whatever the process-wide settings say.
 
-A finite difference needs all of fp32's 23 bits, and TF32, which cuDNN's convolutions use by default, keeps
-10. PyTorch has two sets of switches: the older ``set_float32_matmul_precision`` and ``allow_tf32``, and
-``fp32_precision`` per backend and operation, where an unset operation inherits from its backend and that from
-``generic``. The newer decides, and some readers of the older raise where the two disagree, so for matrix
-products both are kept in step here.
+A finite difference needs all of fp32's 23 bits, and TF32, which cuDNN's convolutions use by
+default, keeps
+10. PyTorch has two sets of switches: the older ``set_float32_matmul_precision`` and ``allow_tf32``,
+    and
+``fp32_precision`` per backend and operation, where an unset operation inherits from its backend and
+that from ``generic``. The newer decides, and some readers of the older raise where the two
+disagree, so for matrix products both are kept in step here.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,10 +25,11 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @contextmanager
 def ieee_fp32() -> Iterator[None]:
-    """Run fp32 matrix products and convolutions in IEEE fp32, with autocast off, on the CPU and on CUDA.
+    """Run fp32 matrix products and convolutions in IEEE fp32, with autocast off, on the CPU and on
+    CUDA.
 
-    All settings are put back on exit. They belong to the process, except autocast, which is the thread's.
-    Nesting is harmless. Reading the older ``cudnn.allow_tf32`` inside may raise.
+    All settings are put back on exit. They belong to the process, except autocast, which is the
+    thread's. Nesting is harmless. Reading the older ``cudnn.allow_tf32`` inside may raise.
     """
     with ExitStack() as undo:
         for device_type in _AUTOCAST_DEVICES:
@@ -38,7 +41,9 @@ def ieee_fp32() -> Iterator[None]:
 
 @contextmanager
 def tf32() -> Iterator[None]:
-    """Run CUDA fp32 products and convolutions in TF32, which ``ieee_fp32`` prevents, to measure it."""
+    """Run CUDA fp32 products and convolutions in TF32, which ``ieee_fp32`` prevents, to measure
+    it.
+    """
     with ieee_fp32(), ExitStack() as undo:
         # The backend first: operations that follow it then read as TF32 and stay unset.
         for operation in ("all", *_OPERATIONS):
@@ -49,8 +54,11 @@ def tf32() -> Iterator[None]:
 
 
 @contextmanager
-def arithmetic(name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.device) -> Iterator[None]:
-    """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is put back.
+def arithmetic(
+    name: Literal["auto", "ieee", "tf32", "bf16"], device: torch.device
+) -> Iterator[None]:
+    """Run what is inside in IEEE fp32, TF32 or under bf16 autocast, whatever holds outside; all is
+    put back.
 
     ``auto`` is what holds outside, without autocast. On a CPU TF32 is IEEE fp32 (``has_tf32``).
     """
@@ -65,8 +73,12 @@ def has_tf32(device: torch.device) -> bool:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """True for a CPU with instructions for bf16, as torch describes it (AVX512-BF16, which AMX implies)."""
-    told: Callable[[], dict[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.9 has it not
+    """True for a CPU with instructions for bf16, as torch describes it (AVX512-BF16, which AMX
+    implies).
+    """
+    told: Callable[[], dict[str, Any]] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )  # torch 2.9 has it not
     return device.type == "cpu" and bool(told().get("avx512_bf16"))
 
 
@@ -76,7 +88,9 @@ def in_force() -> tuple[object, ...]:
 
 
 def _pin_each_operation(undo: ExitStack) -> None:
-    """Set to IEEE all but what inherits: cuDNN's hidden default could not be written back by name."""
+    """Set to IEEE all but what inherits: cuDNN's hidden default could not be written back by
+    name.
+    """
     undo.callback(_write, _GENERIC, _read(_GENERIC))
     for backend in _BACKENDS:
         whole = (backend, "all")
@@ -100,7 +114,8 @@ def _pin_each_operation(undo: ExitStack) -> None:
 def _own_value(key: PrecisionSwitch, parent: PrecisionSwitch) -> str:
     """Own setting of ``key``, ``none`` if it inherits; leaves the parent at IEEE.
 
-    The getter answers with what is in force, inherited or not: two different parents tell the two apart.
+    The getter answers with what is in force, inherited or not: two different parents tell the two
+    apart.
     """
     _write(parent, "tf32")
     under_tf32 = _read(key)
@@ -109,8 +124,8 @@ def _own_value(key: PrecisionSwitch, parent: PrecisionSwitch) -> str:
     return under_ieee if under_ieee == under_tf32 else "none"
 
 
-# The public attributes are thin layers over these two, except that ``torch.backends.mkldnn.fp32_precision``
-# writes to ``generic``; so the two are called directly.
+# The public attributes are thin layers over these two, except that
+# ``torch.backends.mkldnn.fp32_precision`` writes to ``generic``; so the two are called directly.
 def _read(key: PrecisionSwitch) -> str:
     return str(torch._C._get_fp32_precision_getter(*key))
 

@@ -1,4 +1,6 @@
-"""One random stream per purpose, so that a change in one place does not shift the draws of another."""
+"""One random stream per purpose, so that a change in one place does not shift the draws of
+another.
+"""
 
 import hashlib
 from typing import Any
@@ -13,7 +15,8 @@ def derived_seed(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """Named generators on one device, made when first asked for; their states go into the checkpoint.
+    """Named generators on one device, made when first asked for; their states go into the
+    checkpoint.
 
     torch's own global state is part of ``state_dict``, since layers such as dropout draw from it.
     """

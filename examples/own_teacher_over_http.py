@@ -50,7 +50,8 @@ class Teacher:
         """Scores (B, 2) for images (B, 1, 8, 8) within 0 and 1."""
         pixels = (images[:, 0] * 255).round().int().tolist()
         body = json.dumps({"images": pixels}).encode()
-        request = Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310 (http alone)
+        # http alone
+        request = Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310
         self.requests += 1
         with urlopen(request, timeout=30) as response:  # noqa: S310
             scores: list[list[float]] = json.load(response)["scores"]

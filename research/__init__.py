@@ -1,1 +1,3 @@
-"""Scripts that measure the project itself; README.md says what each measures and how it is started."""
+"""Scripts that measure the project itself; README.md says what each measures and how it is
+started.
+"""

@@ -30,7 +30,10 @@ class _BehindApi:
 
     def __call__(self, images: Tensor, /) -> Tensor:
         own = self._box.precision
-        with torch.no_grad(), self._arithmetic() if own == "auto" else arithmetic(own, self._box.device):
+        with (
+            torch.no_grad(),
+            self._arithmetic() if own == "auto" else arithmetic(own, self._box.device),
+        ):
             return self._box.logits(images).float()
 
 

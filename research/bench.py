@@ -1,4 +1,6 @@
-"""Time the loop of dfme against the bare kernels of the same work, or against the published loop."""
+"""Time the loop of dfme against the bare kernels of the same work, or against the published
+loop.
+"""
 
 from collections.abc import Sequence
 

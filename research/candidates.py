@@ -14,9 +14,9 @@ Fact = Literal["exact", "inexact", "lattice", "rounded", "unrounded"]
 class Condition:
     """One state of the wire and of the arithmetic on both sides of it.
 
-    ``levels``: values a pixel can have, None: floats. ``mode``: the answers, as ``LabelMode.parse`` reads it.
-    ``arithmetic``: of student and teacher inside the objective: IEEE fp32, TF32 (CUDA only), or bf16
-    autocast.
+    ``levels``: values a pixel can have, None: floats. ``mode``: the answers, as ``LabelMode.parse``
+    reads it. ``arithmetic``: of student and teacher inside the objective: IEEE fp32, TF32 (CUDA
+    only), or bf16 autocast.
     """
 
     title: str
@@ -50,8 +50,8 @@ PUBLISHED = "sphere"
 """The row that all others are compared with: DFME's own estimator."""
 
 LIMIT = "limit"
-"""The row that more queries tend to: the gradient, by autograd, of the loss on the answers as they are
-rounded."""
+"""The row that more queries tend to: the gradient, by autograd, of the loss on the answers as they
+are rounded."""
 
 LIMITS = (LIMIT, f"{LIMIT}_l1", f"{LIMIT}_kl")
 """That row for the student's own loss, and for another objective where a row has one."""
@@ -71,10 +71,10 @@ def limit_of(loss: str, own: str) -> str:
 class Candidate:
     """One row of the table.
 
-    ``where``: facts that a condition must have for the row to say something under it; none: anywhere.
-    ``reuse``: the answer at the point itself is paid for by the student, whose first batch it is
-    (``method.reuse``), so it is not among the queries of the estimate. ``drawn``: has its place in the
-    picture.
+    ``where``: facts that a condition must have for the row to say something under it; none:
+    anywhere. ``reuse``: the answer at the point itself is paid for by the student, whose first
+    batch it is (``method.reuse``), so it is not among the queries of the estimate. ``drawn``: has
+    its place in the picture.
     """
 
     config: Config
@@ -111,20 +111,29 @@ CANDIDATES: dict[str, Candidate] = {
     "orthogonal_9": Candidate(Config(directions=9, direction="orthogonal"), _EXACT),
     "dct_9": Candidate(Config(direction="dct", directions=9), _EXACT),
     "range_9": Candidate(Config(direction="range", directions=9), _EXACT),
-    "student_prior_9": Candidate(Config(kind="prior_guided", prior="student", directions=9), _EXACT),
-    # What survives a loss of precision: a longer step, whole levels, an objective that hidden answers spare.
+    "student_prior_9": Candidate(
+        Config(kind="prior_guided", prior="student", directions=9), _EXACT
+    ),
+    # What survives a loss of precision: a longer step, whole levels, an objective that hidden
+    # answers spare.
     "sphere_step_0.1": Candidate(Config(step=0.1), ("inexact",), drawn=True),
     "dct_step_0.1": Candidate(Config(direction="dct", step=0.1), _COARSE, drawn=True),
-    "dct_step_0.1_reused": Candidate(Config(direction="dct", step=0.1, directions=2), _COARSE, reuse=True),
+    "dct_step_0.1_reused": Candidate(
+        Config(direction="dct", step=0.1, directions=2), _COARSE, reuse=True
+    ),
     "range_step_0.1": Candidate(Config(direction="range", step=0.1), _COARSE, drawn=True),
     "range_step_0.1_reused": Candidate(
         Config(direction="range", step=0.1, directions=2), _COARSE, reuse=True
     ),
     "lattice": Candidate(_LEVEL, ("lattice",)),
     "lattice_dct": Candidate(replace(_LEVEL, direction="dct"), ("lattice",), drawn=True),
-    "lattice_dct_reused": Candidate(replace(_LEVEL, direction="dct", directions=2), _LATTICE, reuse=True),
+    "lattice_dct_reused": Candidate(
+        replace(_LEVEL, direction="dct", directions=2), _LATTICE, reuse=True
+    ),
     "lattice_range": Candidate(replace(_LEVEL, direction="range"), _LATTICE, drawn=True),
-    "lattice_range_reused": Candidate(replace(_LEVEL, direction="range", directions=2), _LATTICE, reuse=True),
+    "lattice_range_reused": Candidate(
+        replace(_LEVEL, direction="range", directions=2), _LATTICE, reuse=True
+    ),
     "lattice_student_prior": Candidate(
         replace(_LEVEL, kind="prior_guided", prior="student"), _LATTICE, drawn=True
     ),
@@ -132,7 +141,9 @@ CANDIDATES: dict[str, Candidate] = {
         replace(_LEVEL, kind="prior_guided", prior="neighbours"), _LATTICE, drawn=True
     ),
     "sphere_kl": Candidate(Config(objective="kl"), ("rounded",)),
-    "dct_kl": Candidate(Config(objective="kl", direction="dct", step=0.1), ("rounded",), drawn=True),
+    "dct_kl": Candidate(
+        Config(objective="kl", direction="dct", step=0.1), ("rounded",), drawn=True
+    ),
     "lattice_dct_kl": Candidate(
         replace(_LEVEL, objective="kl", direction="dct"), ("lattice", "rounded"), drawn=True
     ),

@@ -1,4 +1,5 @@
-"""Tables of ``gpu_day.sh``: ``table.md`` and ``table.json`` of a step, ``day.md`` and ``day.json`` of all.
+"""Tables of ``gpu_day.sh``: ``table.md`` and ``table.json`` of a step, ``day.md`` and ``day.json``
+of all.
 
 They are made of what the commands left, their logs and JSON files. Nothing is measured here.
 """
@@ -15,7 +16,15 @@ from safetensors.numpy import load_file
 from dfme.files import write_text
 from dfme.report.markdown import table
 
-FIGURES = ("spent", "student_steps", "agreement", "accuracy", "wall_seconds", "queries_per_second", "device")
+FIGURES = (
+    "spent",
+    "student_steps",
+    "agreement",
+    "accuracy",
+    "wall_seconds",
+    "queries_per_second",
+    "device",
+)
 WRITTEN = ("compare/comparison", "measured/gradients", "audit/comparison", "audit/defences")
 """Tables that the commands write themselves, as Markdown and JSON."""
 
@@ -33,7 +42,10 @@ def commands(folder: Path) -> list[dict[str, Any]]:
     file = folder / "commands.tsv"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     rows = [line.split("\t", 2) for line in text.splitlines()]
-    return [{"code": int(code), "seconds": int(seconds), "words": words} for code, seconds, words in rows]
+    return [
+        {"code": int(code), "seconds": int(seconds), "words": words}
+        for code, seconds, words in rows
+    ]
 
 
 def difference(first: Path, other: Path) -> float:
@@ -46,7 +58,9 @@ def difference(first: Path, other: Path) -> float:
 
 
 def runs(folder: Path) -> Iterator[Part]:
-    """The single runs of a step that have ended, and how far their students are from the first one's."""
+    """The single runs of a step that have ended, and how far their students are from the first
+    one's.
+    """
     ended = sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
     if not ended:
         return
@@ -68,9 +82,14 @@ def logs(folder: Path) -> Iterator[Part]:
         starts = [number for number, line in enumerate(lines) if line.startswith("| case |")]
         if starts:
             block = [line for line in lines[starts[-1] :] if line.startswith("|")]
-            heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in block)
+            heads, _, *rows = (
+                [cell.strip() for cell in line.strip("|").split("|")] for line in block
+            )
             machine = lines[starts[-1] - 2]
-            data = {"machine": machine, "rows": [dict(zip(heads, row, strict=True)) for row in rows]}
+            data = {
+                "machine": machine,
+                "rows": [dict(zip(heads, row, strict=True)) for row in rows],
+            }
             yield Part(path.stem, "\n".join([machine, "", *block]), data)
         elif path.stem == "pytest" and lines:
             yield Part("pytest", lines[-1].strip("= "), lines[-1].strip("= "))
@@ -81,7 +100,9 @@ def written(folder: Path) -> Iterator[Part]:
     for name in WRITTEN:
         text, data = (folder / f"{name}{suffix}" for suffix in (".md", ".json"))
         if text.is_file() and data.is_file():
-            yield Part(name, text.read_text(encoding="utf-8"), json.loads(data.read_text(encoding="utf-8")))
+            yield Part(
+                name, text.read_text(encoding="utf-8"), json.loads(data.read_text(encoding="utf-8"))
+            )
     if (file := folder / "audit" / "audit.json").is_file():
         sentences = json.loads(file.read_text(encoding="utf-8"))["headline"]["sentences"]
         yield Part("audit", "\n".join(f"- {sentence}" for sentence in sentences), sentences)
@@ -95,8 +116,14 @@ def tabulate(folder: Path) -> dict[str, Any]:
     ran = commands(folder)
     seconds = sum(each["seconds"] for each in ran)
     record = {"step": folder.name, "state": state, "seconds": seconds, "machine": machine}
-    body = [f"# {folder.name}: {state}", machine, *(f"## {part.title}\n\n{part.text}" for part in parts)]
-    listed = [f"    {each['words']}    # exit code {each['code']}, {each['seconds']} s" for each in ran]
+    body = [
+        f"# {folder.name}: {state}",
+        machine,
+        *(f"## {part.title}\n\n{part.text}" for part in parts),
+    ]
+    listed = [
+        f"    {each['words']}    # exit code {each['code']}, {each['seconds']} s" for each in ran
+    ]
     write_text(folder / "table.md", "\n\n".join([*body, "## Commands", "\n".join(listed)]) + "\n")
     whole = {**record, "commands": ran, "tables": {part.title: part.data for part in parts}}
     write_text(folder / "table.json", json.dumps(whole, indent=1) + "\n")

@@ -1,4 +1,6 @@
-"""Measure estimated gradients against the true ones of a teacher of one's own: train, stop, measure, keep."""
+"""Measure estimated gradients against the true ones of a teacher of one's own: train, stop,
+measure, keep.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -76,9 +78,11 @@ def require_local(kind: str) -> None:
     """UserError for a kind of teacher whose gradients are not on this machine."""
     if kind != "torch":
         raise UserError(
-            f"--teacher {kind}: expected a network on this machine (kind torch, --teacher.checkpoint), "
+            f"--teacher {kind}: expected a network on this machine (kind torch, "
+            "--teacher.checkpoint), "
             "since estimates "
-            "are measured against the teacher's own gradients; run.py check probes a teacher behind an API"
+            "are measured against the teacher's own gradients; run.py check probes a teacher "
+            "behind an API"
         )
 
 
@@ -86,24 +90,34 @@ def _problems(config: GradientsConfig, job: Job) -> Iterator[Problem]:
     """A directory that is taken, and jobs of which no difference can be measured."""
     yield from fresh_directory_problems(config.out)
     if job.teacher.defences:
-        yield Problem("teacher.defences", "expected none: the network's own gradients are measured against")
+        yield Problem(
+            "teacher.defences", "expected none: the network's own gradients are measured against"
+        )
     mode = job.teacher.label_mode
     if mode is not None and LabelMode.parse(mode).kind == "label":
-        yield Problem("teacher.label_mode", "expected scores, whose differences are measured here, got label")
+        yield Problem(
+            "teacher.label_mode", "expected scores, whose differences are measured here, got label"
+        )
     if not hasattr(job.method_config, "latent_size"):
-        text = f"expected a method with a generator, whose gradients are measured here, got {job.method}"
+        text = (
+            "expected a method with a generator, whose gradients are measured here, got "
+            f"{job.method}"
+        )
         yield Problem("method.name", text)
     if config.free and "estimator" not in find_method(job.method).sections:
         yield Problem("free", f"expected a method that estimates gradients, got {job.method}")
 
 
 def compare_gradients(box: TorchTeacher, job: Job, config: GradientsConfig) -> Path:
-    """Measure every estimator under every condition at every stage; the directory of table, JSON and picture.
+    """Measure every estimator under every condition at every stage; the directory of table, JSON
+    and picture.
 
-    Rows are printed as they come, and kept stage by stage. Global random state is as it was afterwards.
+    Rows are printed as they come, and kept stage by stage. Global random state is as it was
+    afterwards.
 
     Raises:
-        UserError: a condition that this machine or teacher does not have, or a directory that is taken or
+        UserError: a condition that this machine or teacher does not have, or a directory that is
+        taken or
             cannot be written.
     """
     print(WHITE_BOX, flush=True)
@@ -111,7 +125,9 @@ def compare_gradients(box: TorchTeacher, job: Job, config: GradientsConfig) -> P
     sizes = Sizes(config.batches, config.batch_size, config.seed, loss)
     conditions = _conditions(config, box, loss)
     names = config.estimators
-    candidates = {name: CANDIDATES[name] for name in CANDIDATES if name in names or EVERYTHING in names}
+    candidates = {
+        name: CANDIDATES[name] for name in CANDIDATES if name in names or EVERYTHING in names
+    }
     out = Path(config.out or free_name(job, "gradients"))
     result = GradientsResult(_facts(job, config, box), box.spec.numel, [], [], [])
     gpus = [box.device] if box.device.type == "cuda" else []
@@ -134,7 +150,9 @@ def compare_gradients(box: TorchTeacher, job: Job, config: GradientsConfig) -> P
     return out
 
 
-def _free_section(result: GradientsResult, box: TorchTeacher, job: Job, config: GradientsConfig) -> Section:
+def _free_section(
+    result: GradientsResult, box: TorchTeacher, job: Job, config: GradientsConfig
+) -> Section:
     """Run the recipe once more with the true gradient in place of every estimate."""
     free = stages(box, job, config.stages, lambda squash: TrueGradient(box, squash))
     lines = [
@@ -153,7 +171,9 @@ def _add(result: GradientsResult, section: Section, out: Path) -> None:
 
 def _conditions(config: GradientsConfig, box: TorchTeacher, loss: str) -> list[str]:
     """The conditions asked for; of all, those that there can be here."""
-    lacking = {name: reason for name, entry in CONDITIONS.items() if (reason := _lacking(entry, box, loss))}
+    lacking = {
+        name: reason for name, entry in CONDITIONS.items() if (reason := _lacking(entry, box, loss))
+    }
     for name in config.conditions:
         if name in lacking:
             raise UserError(f"--conditions {name}: {lacking[name]}; leave it out")
@@ -169,7 +189,10 @@ def _lacking(condition: Condition, box: TorchTeacher, loss: str) -> str:
     if mode.k is not None and mode.k >= box.num_classes:
         return f"expected more than {mode.k} classes, got {box.num_classes}"
     if loss not in FITTING_LOSSES[mode.kind]:
-        return f"expected a loss among {', '.join(FITTING_LOSSES[mode.kind])}, got --student.loss {loss}"
+        return (
+            f"expected a loss among {', '.join(FITTING_LOSSES[mode.kind])}, got "
+            f"--student.loss {loss}"
+        )
     return ""
 
 

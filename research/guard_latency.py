@@ -1,8 +1,9 @@
-"""Latency that ``dfme.Guard`` adds: a bare app and the same app guarded, asked over many connections at once.
+"""Latency that ``dfme.Guard`` adds: a bare app and the same app guarded, asked over many
+connections at once.
 
-``python -m research.guard_latency --requests 400``: a table in Markdown, median and 99th percentile in
-milliseconds. Server and clients share this process and machine, so the columns compare and no figure stands
-alone. Needs the extra ``serve``.
+``python -m research.guard_latency --requests 400``: a table in Markdown, median and 99th percentile
+in milliseconds. Server and clients share this process and machine, so the columns compare and no
+figure stands alone. Needs the extra ``serve``.
 """
 
 import argparse
@@ -62,7 +63,9 @@ async def ask(port: int, request: bytes, times: int, seconds: list[float]) -> No
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise SystemExit(f"expected a status of 200, got {head!r}")
-        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        length = next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        )
         await reader.readexactly(int(length.split(b":")[1]))
         seconds.append(time.perf_counter() - started)
     writer.close()
@@ -70,13 +73,18 @@ async def ask(port: int, request: bytes, times: int, seconds: list[float]) -> No
 
 async def measure(app: Any, images: int, requests: int, connections: int) -> tuple[float, float]:
     """Median and 99th percentile in milliseconds, after a warm-up."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without Nagle's delay
+    listening = socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # without Nagle's delay
     listening.bind(("127.0.0.1", 0))
     listening.listen(connections)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve([listening]))
     body = json.dumps({"images": torch.rand(images, 1, 8, 8).tolist()}).encode()
-    request = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    request = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(body),
+        body,
+    )
     seconds: list[float] = []
     for times in (2, max(1, requests // connections)):
         seconds.clear()
@@ -96,7 +104,9 @@ def main() -> None:
         "bare": bare(),
         "counted": guarded(),
         "`lattice`": guarded(defences="lattice:n=10"),
-        "`lattice`, watched": guarded(defences="lattice:n=10", watch="pairs,labels", benign="digits"),
+        "`lattice`, watched": guarded(
+            defences="lattice:n=10", watch="pairs,labels", benign="digits"
+        ),
     }
     print("| images | " + " | ".join(apps) + " |\n|---|" + "---|" * len(apps))
     for images in SIZES:

@@ -1,4 +1,6 @@
-"""Estimates beside the truth, under one condition: direction, scale, queries and time of every candidate."""
+"""Estimates beside the truth, under one condition: direction, scale, queries and time of every
+candidate.
+"""
 
 import statistics
 from collections import defaultdict
@@ -43,16 +45,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class GradientRow:
-    """One estimator under one condition at one stage; means over batches, ``_sd`` their standard deviation.
+    """One estimator under one condition at one stage; means over batches, ``_sd`` their standard
+    deviation.
 
-    ``objective``: the loss that the row is the gradient of, and whose truth it is compared with. ``cosine``:
-    to the truth at the generator's output, mean over the images. ``scale``: <estimate, truth> / <truth,
-    truth> over the batch, 1 without bias along the truth. ``weights_cosine``: of the generator's weight
-    gradient.
-    ``sum_cosine``: of that gradient summed over all batches, as an optimiser that averages sees it: noise
-    leaves it, bias stays.
-    ``queries``: images the meter counted, per image of the batch. ``settings``: of the estimator, choices of
-    auto included. A row ``limit`` is no estimator: see ``limit_gradient``.
+    ``objective``: the loss that the row is the gradient of, and whose truth it is compared with.
+    ``cosine``: to the truth at the generator's output, mean over the images. ``scale``: <estimate,
+    truth> / <truth, truth> over the batch, 1 without bias along the truth. ``weights_cosine``: of
+    the generator's weight gradient. ``sum_cosine``: of that gradient summed over all batches, as an
+    optimiser that averages sees it: noise leaves it, bias stays. ``queries``: images the meter
+    counted, per image of the batch. ``settings``: of the estimator, choices of auto included. A row
+    ``limit`` is no estimator: see ``limit_gradient``.
     """
 
     share: float
@@ -71,7 +73,9 @@ class GradientRow:
     settings: dict[str, Any]
 
 
-def within(net: nn.Module, kind: FloatArithmetic, device: torch.device) -> Callable[[Tensor], Tensor]:
+def within(
+    net: nn.Module, kind: FloatArithmetic, device: torch.device
+) -> Callable[[Tensor], Tensor]:
     """The net in an arithmetic of its own; it answers float32."""
 
     def scores(x_NCHW: Tensor) -> Tensor:
@@ -99,7 +103,9 @@ class Setting:
     def __init__(self, box: TorchTeacher, stage: Stage, condition: Condition, sizes: Sizes) -> None:
         self.stage = stage
         mode = LabelMode.parse(condition.mode)
-        api = as_seen(box, condition.levels, mode, partial(arithmetic, condition.arithmetic, box.device))
+        api = as_seen(
+            box, condition.levels, mode, partial(arithmetic, condition.arithmetic, box.device)
+        )
         self.oracle = Oracle(api, Ledger(UNLIMITED))
         self.net = within(stage.student, condition.arithmetic, box.device)
         self._loss = sizes.loss
@@ -117,13 +123,20 @@ class Setting:
             return config
         oracle = self.oracle
         channel = Channel(
-            partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining
+            partial(oracle, purpose="check"),
+            oracle.spec,
+            oracle.label_mode,
+            oracle.ledger.remaining,
         )
-        finding = run_preflight(channel, self.stage.generator, self.value_of, config, self.streams["check"])
+        finding = run_preflight(
+            channel, self.stage.generator, self.value_of, config, self.streams["check"]
+        )
         return choose(config, finding, self.oracle.spec, reuse)
 
     def value_of(self, objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
-        """The value that a generator minimises: images and answers -> minus the objective's distance (N,)."""
+        """The value that a generator minimises: images and answers -> minus the objective's
+        distance (N,).
+        """
         distance = make_distance(loss_of(objective, self._loss), self.oracle.label_mode)
         return lambda x_NCHW, answers: -distance(self.net(x_NCHW).double(), answers.double())
 
@@ -155,7 +168,10 @@ def measure(
     objectives: dict[str, ObjectiveName] = {
         tally.loss: tally.settings["objective"] for tally in tallies.values()
     }
-    tallies |= {limit_of(loss, sizes.loss): _limit(setting, box, loss, by) for loss, by in objectives.items()}
+    tallies |= {
+        limit_of(loss, sizes.loss): _limit(setting, box, loss, by)
+        for loss, by in objectives.items()
+    }
     distances = {loss: make_distance(loss, LabelMode("logits")) for loss in objectives}
     totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
     latents = Streams(sizes.seed, box.device)["latent"]
@@ -167,7 +183,9 @@ def measure(
         for tally in tallies.values():
             rng = Streams(sizes.seed, box.device)[f"directions/{number}"]
             _observe(setting, tally, truths[tally.loss], rng, box.device)
-    return [_row(tally, totals[tally.loss], stage.share, name, key) for key, tally in tallies.items()]
+    return [
+        _row(tally, totals[tally.loss], stage.share, name, key) for key, tally in tallies.items()
+    ]
 
 
 def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
@@ -185,7 +203,9 @@ def _candidate(setting: Setting, candidate: Candidate, sizes: Sizes) -> _Tally:
 def _limit(setting: Setting, box: TorchTeacher, loss: str, objective: ObjectiveName) -> _Tally:
     value = setting.value_of(objective)
     return _Tally(
-        loss, lambda truth, _: limit_gradient(box, setting.stage, truth.gen_op, setting.oracle, value), {}
+        loss,
+        lambda truth, _: limit_gradient(box, setting.stage, truth.gen_op, setting.oracle, value),
+        {},
     )
 
 
@@ -202,18 +222,28 @@ def _observe(
     weights_P, cosines = beside_truth(setting.stage, truth, grad_BCHW)
     along = (grad_BCHW.double() * truth.grad_BCHW).sum()
     whole = truth.grad_BCHW.double().square().sum()
-    figures = {"queries": paid / batch, "scale": float(along / whole), "milliseconds": 1e3 * seconds}
+    figures = {
+        "queries": paid / batch,
+        "scale": float(along / whole),
+        "milliseconds": 1e3 * seconds,
+    }
     for name, value in (figures | cosines).items():
         tally.figures[name].append(value)
     tally.weights_P = tally.weights_P + weights_P
 
 
-def _row(tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str) -> GradientRow:
+def _row(
+    tally: _Tally, total_P: Tensor, share: float, condition: str, estimator: str
+) -> GradientRow:
     figures = tally.figures
     means = {
-        name: statistics.fmean(figures[name]) for name in ("queries", "cosine", "scale", "weights_cosine")
+        name: statistics.fmean(figures[name])
+        for name in ("queries", "cosine", "scale", "weights_cosine")
     }
-    means |= {f"{name}_sd": statistics.stdev(figures[name]) for name in ("cosine", "scale", "weights_cosine")}
+    means |= {
+        f"{name}_sd": statistics.stdev(figures[name])
+        for name in ("cosine", "scale", "weights_cosine")
+    }
     means |= {"sum_cosine": float(cosine(tally.weights_P, total_P))}
     means |= {"milliseconds": statistics.median(figures["milliseconds"])}
     return GradientRow(share, condition, estimator, tally.loss, settings=tally.settings, **means)

@@ -32,12 +32,13 @@ class BenchConfig:
     """Options of ``research.bench``."""
 
     cases: tuple[str, ...] = ("digits", "digits_paper", "resnet")
-    """what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same without
-    replay), digits28 (LeNet-5 to ResNet-18-8x on 1x28x28, without replay) and resnet (ResNet-34-8x to
-    ResNet-18-8x on 3x32x32, without replay)"""
+    """what to time: digits (cnn_small on 1x8x8, four replay steps a batch), digits_paper (the same
+    without replay), digits28 (LeNet-5 to ResNet-18-8x on 1x28x28, without replay) and resnet
+    (ResNet-34-8x to ResNet-18-8x on 3x32x32, without replay)"""
     against: Literal["bare", "published"] = "bare"
-    """what the loop is timed beside: bare (the kernels of the same work) or published (the published loop,
-    which has no replay, written anew from its description: TF32 throughout, probes made on the host)"""
+    """what the loop is timed beside: bare (the kernels of the same work) or published (the
+    published loop, which has no replay, written anew from its description: TF32 throughout, probes
+    made on the host)"""
     rounds: Count = 5
     """pairs of timings; the median of the ratios is reported"""
     seconds: Positive = 5.0
@@ -85,20 +86,22 @@ class GradientsConfig:
     batch_size: Basic[Count] = 256
     """images per batch"""
     stages: Basic[Annotated[tuple[float, ...], accepted_by(_require_stages)]] = (0.0, 0.04, 1.0)
-    """shares of the budget at which student and generator are taken, increasing, within 0 and 1; the recipe's
-    own method trains them up to there"""
+    """shares of the budget at which student and generator are taken, increasing, within 0 and 1;
+    the recipe's own method trains them up to there"""
     conditions: Basic[Annotated[tuple[str, ...], _some_of("condition", CONDITIONS)]] = (EVERYTHING,)
     """all that the machine has, or some of exact, 8bit, 6decimals, 4decimals, 3decimals, 2decimals,
     8bit_4decimals, top3, tf32 (CUDA only), bf16"""
     estimators: Basic[Annotated[tuple[str, ...], _some_of("row", CANDIDATES)]] = (EVERYTHING,)
     """all, or names of rows such as sphere (the published one), dct, lattice_dct, dct_kl, auto"""
     free: Basic[bool] = False
-    """run the recipe once more with the true gradient for nothing in place of every estimate: no estimate is
-    worth more"""
+    """run the recipe once more with the true gradient for nothing in place of every estimate: no
+    estimate is worth more"""
     out: Basic[str | None] = None
     """directory of table and picture; by default a free name under runs/"""
     budget: Basic[Images] = 1_000_000
-    """images the recipe's method would be charged, such as 300000, 300k or 2M; stages are shares of it"""
+    """images the recipe's method would be charged, such as 300000, 300k or 2M; stages are shares of
+    it
+    """
     seed: Basic[Seed] = 0
     """seed of everything random"""
     device: Basic[Device] = "auto"

@@ -14,9 +14,16 @@ from research.candidates import CANDIDATES, CONDITIONS, LIMITS
 from research.measure import GradientRow
 from research.table import GradientsResult
 
-# Distinct for colour-blind readers (Okabe and Ito): the shape is the direction, the colour the way to send
-# it.
-SHAPES = {"sphere": "o", "orthogonal": "h", "dct": "s", "range": "D", "student": "^", "neighbours": "v"}
+# Distinct for colour-blind readers (Okabe and Ito): the shape is the direction, the colour the way
+# to send it.
+SHAPES = {
+    "sphere": "o",
+    "orthogonal": "h",
+    "dct": "s",
+    "range": "D",
+    "student": "^",
+    "neighbours": "v",
+}
 PLAIN, LONGER, LATTICE, KL, LATTICE_KL, AUTO = (
     "#000000",
     "#999999",
@@ -42,7 +49,11 @@ def draw(result: GradientsResult, path: Path) -> None:
     figure = Figure(figsize=(width, 1.1 + 2.2 * len(result.stages)), layout="constrained")
     grid: Any = figure.subplots(len(result.stages), 1, sharex=True, sharey=True, squeeze=False)
     for axes, stage in zip(grid[:, 0], result.stages, strict=True):
-        rows = [row for row in result.rows if row.share == stage.share and math.isfinite(row.weights_cosine)]
+        rows = [
+            row
+            for row in result.rows
+            if row.share == stage.share and math.isfinite(row.weights_cosine)
+        ]
         for place, condition in enumerate(conditions):
             _group(axes, place, [row for row in rows if row.condition == condition], names)
         axes.set_title(str(stage), loc="left", fontsize=9)
@@ -61,7 +72,9 @@ def draw(result: GradientsResult, path: Path) -> None:
     labels = sorted(entries, key=lambda label: order.get(label.partition(" ")[0], len(order)))
     handles = [entries[label] for label in labels]
     columns = int(width / 2.1)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
     save_figure(figure, path)
 
 
@@ -78,7 +91,9 @@ def _style(config: EstimatorConfig) -> tuple[str, str]:
 
 
 def _group(axes: Axes, place: int, rows: Sequence[GradientRow], names: Sequence[str]) -> None:
-    """The marks above one condition, side by side, below the line of the most that could be reached."""
+    """The marks above one condition, side by side, below the line of the most that could be
+    reached.
+    """
     by_name = {row.estimator: row for row in rows}
     present = [name for name in names if name in by_name]
     for order, name in enumerate(present):
@@ -99,4 +114,6 @@ def _group(axes: Axes, place: int, rows: Sequence[GradientRow], names: Sequence[
     for limit in (by_name[name] for name in LIMITS if name in by_name):
         label = f"most that the answers allow, {limit.objective}"
         line = LIMIT_LINES[limit.objective]
-        axes.plot(ends, [limit.weights_cosine] * 2, color=GREY, linewidth=1.0, linestyle=line, label=label)
+        axes.plot(
+            ends, [limit.weights_cosine] * 2, color=GREY, linewidth=1.0, linestyle=line, label=label
+        )

@@ -1,7 +1,9 @@
-"""`python -m research.programs`: what each program's images are worth alone, by a plain loop on one teacher.
+"""`python -m research.programs`: what each program's images are worth alone, by a plain loop on one
+teacher.
 
-It draws images once, asks the teacher once, trains one small network on the answers and prints its agreement
-with the teacher on the test images of a data set. Images of several programs, `a+b`, are mixed evenly.
+It draws images once, asks the teacher once, trains one small network on the answers and prints its
+agreement with the teacher on the test images of a data set. Images of several programs, `a+b`, are
+mixed evenly.
 """
 
 import argparse
@@ -54,7 +56,9 @@ def train(net: nn.Module, x_NCHW: Tensor, target: Tensor, steps: int) -> None:
 def copied(teacher: Teacher, programs: list[str], seed: int, of: argparse.Namespace) -> nn.Module:
     """A student of the teacher's answers to images of these programs."""
     torch.manual_seed(seed)
-    x_NCHW = ProceduralImages(teacher.spec, programs).draw(of.count, torch.Generator().manual_seed(seed))
+    x_NCHW = ProceduralImages(teacher.spec, programs).draw(
+        of.count, torch.Generator().manual_seed(seed)
+    )
     x_NCHW = teacher.spec.quantise(x_NCHW)
     scores_NK = answers(teacher, x_NCHW)
     sizes = (teacher.spec.shape, teacher.num_classes)
@@ -74,7 +78,9 @@ def main() -> None:
     parser.add_argument("data", help="test images: the name of a data set, or an .npz file")
     parser.add_argument("programs", nargs="+", help="program, or several as a+b")
     parser.add_argument("-n", "--count", type=int, default=2000)
-    parser.add_argument("-a", "--arch", default="", help="a network of dfme.nets in place of the small one")
+    parser.add_argument(
+        "-a", "--arch", default="", help="a network of dfme.nets in place of the small one"
+    )
     parser.add_argument("-s", "--steps", type=int, default=600)
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--labels", action="store_true", help="learn from labels alone")
@@ -84,7 +90,10 @@ def main() -> None:
     low, high = teacher.spec.bounds
     test_NCHW = images.batch(slice(0, 2000)) * (high - low) + low
     labels_N = answers(teacher, test_NCHW).argmax(1)
-    print(f"{'constant answer':24} {100 * int(labels_N.bincount().max()) / len(labels_N):5.1f}", flush=True)
+    print(
+        f"{'constant answer':24} {100 * int(labels_N.bincount().max()) / len(labels_N):5.1f}",
+        flush=True,
+    )
     for mixture in of.programs:
         start = time.process_time()
         students = [copied(teacher, mixture.split("+"), seed, of) for seed in of.seeds]
@@ -92,7 +101,9 @@ def main() -> None:
         found = [100 * float(each.float().mean()) for each in same]
         spent = (time.process_time() - start) / len(found)
         each = ", ".join(f"{share:.1f}" for share in found)
-        print(f"{mixture:24} {statistics.mean(found):5.1f}  ({each}; {spent:.0f} s each)", flush=True)
+        print(
+            f"{mixture:24} {statistics.mean(found):5.1f}  ({each}; {spent:.0f} s each)", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """DFME's published training loop (Truong et al. 2021), rewritten from its description.
 
-What differs from ours in cost: fp32 work is in TF32 where the device has it, probes included; directions are
-drawn by numpy in double precision, and probes are made and squashed, on the host; cuDNN is held to
-deterministic algorithms; optimisers are not fused; there is no ledger, log or check.
+What differs from ours in cost: fp32 work is in TF32 where the device has it, probes included;
+directions are drawn by numpy in double precision, and probes are made and squashed, on the host;
+cuDNN is held to deterministic algorithms; optimisers are not fused; there is no ledger, log or
+check.
 """
 
 from contextlib import ExitStack
@@ -26,7 +27,13 @@ class PublishedLoop:
     """One forward difference on the unit sphere, then student steps; the paper's values."""
 
     def __init__(
-        self, spec: ImageSpec, teacher: str, student: str, num_classes: int, batch: int, device: torch.device
+        self,
+        spec: ImageSpec,
+        teacher: str,
+        student: str,
+        num_classes: int,
+        batch: int,
+        device: torch.device,
     ) -> None:
         config = DfmeConfig()
         self.latent_size = config.latent_size
@@ -60,11 +67,13 @@ class PublishedLoop:
         drawn_BD = self.rng.standard_normal((self.batch, self.spec.numel))
         drawn_BD /= np.linalg.norm(drawn_BD, axis=1, keepdims=True)
         v_BCHW = torch.from_numpy(drawn_BD).float().view(point_BCHW.shape)
-        probes_NCHW = torch.tanh(torch.cat([point_BCHW, point_BCHW + STEP * v_BCHW])).to(self.device)
+        probes_NCHW = torch.tanh(torch.cat([point_BCHW, point_BCHW + STEP * v_BCHW])).to(
+            self.device
+        )
         with torch.no_grad(), evaluating(self.student):
-            here_B, there_B = -self._distance(self.student(probes_NCHW), self._answers(probes_NCHW)).view(
-                2, -1
-            )
+            here_B, there_B = -self._distance(
+                self.student(probes_NCHW), self._answers(probes_NCHW)
+            ).view(2, -1)
         slope_B = (there_B - here_B) * (self.spec.numel / STEP)
         self.generator_optimizer.zero_grad()
         gen_op.backward(slope_B.view(-1, 1, 1, 1) * v_BCHW.to(self.device) / self.batch)

@@ -1,4 +1,6 @@
-"""Every method under every plan of student steps on the digits: agreement, and the rates as taken."""
+"""Every method under every plan of student steps on the digits: agreement, and the rates as
+taken.
+"""
 
 import contextlib
 import io
@@ -20,7 +22,9 @@ from dfme.report.markdown import table
 from dfme.report.metrics import read_metrics
 from research.script import run_script
 
-SUMMARY = "agreement and learning rates of every method under every plan of student steps, on the digits"
+SUMMARY = (
+    "agreement and learning rates of every method under every plan of student steps, on the digits"
+)
 
 METHODS = {
     "dfme": ("16", ""),
@@ -53,9 +57,22 @@ PLANS = {
 }
 """Plans by their names, and the flags that make them."""
 
-COLUMNS = ["method", "answers", "plan", "steps", "first", "least", "greatest", "at 0", "agreement", "odd"]
+COLUMNS = [
+    "method",
+    "answers",
+    "plan",
+    "steps",
+    "first",
+    "least",
+    "greatest",
+    "at 0",
+    "agreement",
+    "odd",
+]
 
-ODD = re.compile(r"step -[\d,]+|of 0\b|\b(?:10[1-9]|1[1-9]\d|[2-9]\d\d)%|\bnan\b|learning rate was[^\n]*")
+ODD = re.compile(
+    r"step -[\d,]+|of 0\b|\b(?:10[1-9]|1[1-9]\d|[2-9]\d\d)%|\bnan\b|learning rate was[^\n]*"
+)
 """What no line of a run may say: negative steps, steps of none, more than the whole, no number."""
 
 
@@ -78,7 +95,9 @@ INPUTS = CommandInputs(SchedulesOptions)
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[float]]:
-    """The rate of every step that a run's student takes within the context, as its optimiser had it."""
+    """The rate of every step that a run's student takes within the context, as its optimiser had
+    it.
+    """
     from dfme.students.trainer import StudentTrainer
 
     rates: list[float] = []
@@ -97,14 +116,17 @@ def recorded() -> Iterator[list[float]]:
         yield rates
 
 
-def commands(method: str, answers: str, plan: str, options: SchedulesOptions, out: Path) -> list[list[str]]:
+def commands(
+    method: str, answers: str, plan: str, options: SchedulesOptions, out: Path
+) -> list[list[str]]:
     """The commands of one row; the last one writes its run into ``out``."""
     batch, own = METHODS[method]
     flags = PLANS[plan].format(steps=options.steps)
     if "batch-size" not in flags:
         flags += f" --method.batch-size {batch}"
     words = (
-        f"--method {method} --teacher.label-mode {answers} --evaluation.dataset digits@scored {own} {flags}"
+        f"--method {method} --teacher.label-mode {answers} --evaluation.dataset "
+        f"digits@scored {own} {flags}"
     )
     resumed = plan == "resumed with twice the budget"
     budget = options.budget // 2 if resumed else options.budget
@@ -113,7 +135,15 @@ def commands(method: str, answers: str, plan: str, options: SchedulesOptions, ou
         return [begin, ["--resume", "--out", str(out), "--budget", str(options.budget)]]
     if plan == "retrain":
         source = f"{out}-source"
-        train = ["retrain", "--run", source, "--out", str(out), "--student.steps", str(options.steps)]
+        train = [
+            "retrain",
+            "--run",
+            source,
+            "--out",
+            str(out),
+            "--student.steps",
+            str(options.steps),
+        ]
         return [[*begin[:-1], source], train]
     return [begin]
 
@@ -123,7 +153,11 @@ def row(method: str, answers: str, plan: str, options: SchedulesOptions, out: Pa
     text = io.StringIO()
     rates: list[float] = []
     for words in commands(method, answers, plan, options, out):
-        with recorded() as taken, contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        with (
+            recorded() as taken,
+            contextlib.redirect_stdout(text),
+            contextlib.redirect_stderr(text),
+        ):
             code = main(words)
         rates = taken
         if code:
@@ -140,7 +174,16 @@ def row(method: str, answers: str, plan: str, options: SchedulesOptions, out: Pa
         odd.add("metrics.jsonl has no rate")
     figures = [f"{value:.2g}" for value in (rates[0], min(rates), max(rates))]
     idle = f"{sum(rate == 0 for rate in rates) / len(rates):.1%}"
-    return [method, answers, plan, f"{len(rates):,}", *figures, idle, f"{told:.1%}", "; ".join(sorted(odd))]
+    return [
+        method,
+        answers,
+        plan,
+        f"{len(rates):,}",
+        *figures,
+        idle,
+        f"{told:.1%}",
+        "; ".join(sorted(odd)),
+    ]
 
 
 def run(words: Sequence[str]) -> None:

@@ -10,7 +10,9 @@ from dfme.config.messages import printable
 from dfme.errors import DfmeError
 
 
-def run_script(name: str, summary: str, inputs: CommandInputs, run: Callable[[Sequence[str]], None]) -> int:
+def run_script(
+    name: str, summary: str, inputs: CommandInputs, run: Callable[[Sequence[str]], None]
+) -> int:
     """Run a script on the words of the command line; the exit code is that of a command of dfme."""
     words = sys.argv[1:]
     try:

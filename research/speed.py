@@ -1,9 +1,11 @@
-"""The framework's own loop beside the bare kernels of the same work, or the published loop, timed in turn.
+"""The framework's own loop beside the bare kernels of the same work, or the published loop, timed
+in turn.
 
-The loop is ``loop.run`` with everything it does in a run: ledger, journal and log on disk, checks, losses,
-optimisers, replay. The bare work is the forward and backward passes of teacher, student and generator at the
-same sizes, counts, memory format and precision, and nothing else. Ratio = bare seconds / loop seconds; 1 is
-the most there is. The published loop (``published.py``) may take longer than ours.
+The loop is ``loop.run`` with everything it does in a run: ledger, journal and log on disk, checks,
+losses, optimisers, replay. The bare work is the forward and backward passes of teacher, student and
+generator at the same sizes, counts, memory format and precision, and nothing else. Ratio = bare
+seconds / loop seconds; 1 is the most there is. The published loop (``published.py``) may take
+longer than ours.
 """
 
 import statistics
@@ -59,7 +61,9 @@ UNSPENT = 10**15
 """Images of a budget that no timing comes near."""
 
 WARM_UP = 5
-"""Iterations on a GPU before the first that is timed: kernels are chosen, compiled and captured in them."""
+"""Iterations on a GPU before the first that is timed: kernels are chosen, compiled and captured in
+them.
+"""
 
 CASES = {
     "digits": Case((1, 8, 8), "cnn_small", "cnn_small", 4, 256),
@@ -148,7 +152,9 @@ class Work:
         for _ in range(iterations):
             gen_op = generator(z_BZ)
             with torch.no_grad(), ieee_fp32():
-                with arithmetic("tf32" if self.job.estimator.arithmetic == "tf32" else "ieee", self.device):
+                with arithmetic(
+                    "tf32" if self.job.estimator.arithmetic == "tf32" else "ieee", self.device
+                ):
                     self.student.eval()(probes_NCHW)
                 self.teacher(probes_NCHW)
             _backward(generator, gen_op, ones_BCHW)
@@ -171,11 +177,19 @@ def run_bench(config: BenchConfig) -> str:
             raise UserError(f"--cases: {unknown_choice('case', name, CASES)}")
         if config.against == "published" and CASES[name].replay_steps:
             fitting = ", ".join(name for name, case in CASES.items() if not case.replay_steps)
-            raise UserError(f"--against published: it has no replay, {name} has; choose --cases {fitting}")
+            raise UserError(
+                f"--against published: it has no replay, {name} has; choose --cases {fitting}"
+            )
     device = choose_device(config.device)
     options = ", ".join((config.precision, *config.options))
-    head = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options}"
-    columns = f"case | batch | loop ms | {config.against} ms | queries/s | {config.against} / loop | log %"
+    head = (
+        f"{device_name(device)}, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}, {options}"
+    )
+    columns = (
+        f"case | batch | loop ms | {config.against} ms | queries/s | {config.against} / "
+        "loop | log %"
+    )
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         rows = [_row(name, config, device) for name in config.cases]
@@ -192,11 +206,20 @@ def _row(name: str, config: BenchConfig, device: torch.device) -> str:
     case = work.case
     other = work.bare
     if config.against == "published":
-        other = PublishedLoop(work.spec, case.teacher, case.student, CLASSES, work.batch, device).run
+        other = PublishedLoop(
+            work.spec, case.teacher, case.student, CLASSES, work.batch, device
+        ).run
     with work.opened(progress) as (_, ours):
-        seconds, other_seconds, ratio = time_in_turn(ours, other, config.rounds, config.seconds, device)
-    figures = f"{seconds * 1e3:.1f} | {other_seconds * 1e3:.1f} | {work.queries / seconds:,.0f} | {ratio:.3f}"
-    return f"| {name} | {work.batch} | {figures} | {100 * progress.logging / progress.seconds:.2f} |"
+        seconds, other_seconds, ratio = time_in_turn(
+            ours, other, config.rounds, config.seconds, device
+        )
+    figures = (
+        f"{seconds * 1e3:.1f} | {other_seconds * 1e3:.1f} | "
+        f"{work.queries / seconds:,.0f} | {ratio:.3f}"
+    )
+    return (
+        f"| {name} | {work.batch} | {figures} | {100 * progress.logging / progress.seconds:.2f} |"
+    )
 
 
 def time_in_turn(

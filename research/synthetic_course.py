@@ -25,11 +25,11 @@ SHARES = tuple(number / 20 for number in range(1, 21))
 PICTURE = "synthetic.png"
 TITLE = "Synthetic gradients over the run"
 LEGEND = """\
-Cosines to the truth, each the mean over {batches} batches of {batch_size} images: `predicted` by the network,
-for nothing, and `paid`, by the estimator that it learns from, at the same points. In the first pair per image
-at the generator's output, in the second of the resulting gradient in the generator's weights, with its
-standard deviation over the batches. `length` is that of the weights' gradient that a prediction gives, in
-lengths of a paid one's."""
+Cosines to the truth, each the mean over {batches} batches of {batch_size} images: `predicted` by
+the network, for nothing, and `paid`, by the estimator that it learns from, at the same points. In
+the first pair per image at the generator's output, in the second of the resulting gradient in the
+generator's weights, with its standard deviation over the batches. `length` is that of the
+weights' gradient that a prediction gives, in lengths of a paid one's."""
 
 
 Moment = dict[str, Any]
@@ -46,25 +46,32 @@ def synthetic_section(box: TorchTeacher, job: Job, sizes: Sizes, out: Path) -> S
     legend = LEGEND.format(batches=sizes.batches, batch_size=sizes.batch_size)
     every = job.estimator.every
     saved = (
-        f"One step of the generator in {every} is paid for, besides the first few: in the long run it asks "
+        f"One step of the generator in {every} is paid for, besides the first few: in the long run "
+        "it asks "
         f"for {1 - 1 / every:.0%} fewer images."
     )
     return TITLE, f"{legend}\n\n{table(moments)}\n\n{saved}\n\n![{TITLE}]({PICTURE})"
 
 
 def course(box: TorchTeacher, job: Job, sizes: Sizes, shares: Sequence[float]) -> Iterator[Moment]:
-    """Predictions of the recipe's own network when so much of the budget is spent; ``shares`` within 0 and 1.
+    """Predictions of the recipe's own network when so much of the budget is spent; ``shares``
+    within 0 and 1.
 
-    The estimates that are paid for here, to compare with, are charged to nobody and learnt from by nobody.
+    The estimates that are paid for here, to compare with, are charged to nobody and learnt from by
+    nobody.
     """
-    condition = Condition("as in the recipe", job.teacher.levels, job.teacher.label_mode or "probabilities")
+    condition = Condition(
+        "as in the recipe", job.teacher.levels, job.teacher.label_mode or "probabilities"
+    )
     for stage in stages(box, job, shares):
         if isinstance(stage.estimator, Synthetic):
             setting = Setting(box, stage, condition, sizes)
             yield _moment(box, setting, stage.estimator, job, sizes)
 
 
-def _moment(box: TorchTeacher, setting: Setting, estimator: Synthetic, job: Job, sizes: Sizes) -> Moment:
+def _moment(
+    box: TorchTeacher, setting: Setting, estimator: Synthetic, job: Job, sizes: Sizes
+) -> Moment:
     stage = setting.stage
     loss = loss_of(job.estimator.objective, sizes.loss)
     distances = {loss: make_distance(loss, LabelMode("logits"))}
@@ -88,14 +95,23 @@ def _moment(box: TorchTeacher, setting: Setting, estimator: Synthetic, job: Job,
             figures.setdefault(name, []).append(value)
     means = {name: statistics.fmean(column) for name, column in figures.items()}
     spreads = {
-        f"{name}_sd": statistics.stdev(figures[name]) for name in ("predicted_weights", "paid_weights")
+        f"{name}_sd": statistics.stdev(figures[name])
+        for name in ("predicted_weights", "paid_weights")
     }
     return {"queries": stage.queries, "agreement": stage.agreement} | means | spreads
 
 
 def table(moments: Sequence[Moment]) -> str:
     """The course in Markdown."""
-    heads = ("queries", "agreement", "predicted", "paid", "weights, predicted", "weights, paid", "length")
+    heads = (
+        "queries",
+        "agreement",
+        "predicted",
+        "paid",
+        "weights, predicted",
+        "weights, paid",
+        "length",
+    )
     line = (
         "{queries:,}|{agreement:.1%}|{predicted:.3f}|{paid:.3f}|{predicted_weights:.3f} +- "
         "{predicted_weights_sd:.3f}|{paid_weights:.3f} +- {paid_weights_sd:.3f}|{length:.2f}"
@@ -105,7 +121,9 @@ def table(moments: Sequence[Moment]) -> str:
 
 
 def draw(moments: Sequence[Moment], path: Path) -> None:
-    """Two panels against queries: cosines at the generator's output, and in its weights with their spread."""
+    """Two panels against queries: cosines at the generator's output, and in its weights with their
+    spread.
+    """
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     at_output, in_weights = figure.subplots(1, 2)
     queries = [moment["queries"] for moment in moments]
@@ -117,11 +135,18 @@ def draw(moments: Sequence[Moment], path: Path) -> None:
         in_weights.errorbar(
             queries, weights, yerr=spread, color=colour, marker=marker, markersize=3, elinewidth=0.8
         )
-    for axes, title in ((at_output, "generator's output, per image"), (in_weights, "generator's weights")):
+    for axes, title in (
+        (at_output, "generator's output, per image"),
+        (in_weights, "generator's weights"),
+    ):
         axes.set_title(f"cosine to the truth: {title}", loc="left", fontsize=9)
         axes.axhline(0.0, color="black", linewidth=0.6)
         query_axis(axes)
     figure.legend(
-        *at_output.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
+        *at_output.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
     )
     save_figure(figure, path)

@@ -1,4 +1,6 @@
-"""The figures as text: an overview, a table per stage and condition, and all of it as JSON. No torch."""
+"""The figures as text: an overview, a table per stage and condition, and all of it as JSON. No
+torch.
+"""
 
 import json
 import math
@@ -13,24 +15,27 @@ from research.candidates import CANDIDATES, CONDITIONS, LIMITS, PUBLISHED
 from research.measure import GradientRow
 
 WHITE_BOX = (
-    "White box: the teacher's own gradients are computed on this machine, to measure estimates against. "
+    "White box: the teacher's own gradients are computed on this machine, to measure estimates "
+    "against. "
     "No extraction does that."
 )
 LEGEND = """\
-Per image of a batch, `queries` are what the meter counted. `cosine` is that of estimate and truth at the
-generator's output, mean over images; `scale` the projection of the estimate on the truth, 1 where nothing is
-lost on average; `weights` the cosine of the resulting gradient in the generator's weights, which is what
-trains it; `weights, summed` the same after summing over all batches: noise averages out there, bias stays.
-Means over batches +- their standard deviation; `ms` is the median time of an estimate for a whole batch. Each
-row is the gradient of its own `objective` and is compared with the truth of that objective: rows of kl with
-kl's, on exact answers. A row `*_reused` has the answer at the point itself for nothing, since the student's
-first batch pays for it (`method.reuse`). Rows `limit` are no estimators: they are the gradient, by autograd,
-of the loss on the answers as the wire rounds them; what they lack, more queries do not find."""
+Per image of a batch, `queries` are what the meter counted. `cosine` is that of estimate and truth
+at the generator's output, mean over images; `scale` the projection of the estimate on the truth,
+1 where nothing is lost on average; `weights` the cosine of the resulting gradient in the
+generator's weights, which is what trains it; `weights, summed` the same after summing over all
+batches: noise averages out there, bias stays. Means over batches +- their standard deviation;
+`ms` is the median time of an estimate for a whole batch. Each row is the gradient of its own
+`objective` and is compared with the truth of that objective: rows of kl with kl's, on exact
+answers. A row `*_reused` has the answer at the point itself for nothing, since the student's
+first batch pays for it (`method.reuse`). Rows `limit` are no estimators: they are the gradient,
+by autograd, of the loss on the answers as the wire rounds them; what they lack, more queries do
+not find."""
 BEST = """\
-Best rows are those that ask no more than the published one ({published}); `times` is the ratio of their
-weights' cosine to its: under the same condition, and where nothing is lost. `noise`: the published cosine is
-within one standard deviation of 0; `none is clear`: the best is within {clear:g} of its own. A row of kl is
-held against kl's truth there too."""
+Best rows are those that ask no more than the published one ({published}); `times` is the ratio of
+their weights' cosine to its: under the same condition, and where nothing is lost. `noise`: the
+published cosine is within one standard deviation of 0; `none is clear`: the best is within
+{clear:g} of its own. A row of kl is held against kl's truth there too."""
 
 CLEAR = 2.0
 """Standard deviations from zero at which the best of many rows is more than luck (heuristic)."""
@@ -69,7 +74,16 @@ class GradientsResult:
 
 def details(stage: StageFacts, condition: str, rows: Sequence[GradientRow]) -> str:
     """Every figure of one stage under one condition."""
-    heads = ("estimator", "objective", "queries", "cosine", "scale", "weights", "weights, summed", "ms")
+    heads = (
+        "estimator",
+        "objective",
+        "queries",
+        "cosine",
+        "scale",
+        "weights",
+        "weights, summed",
+        "ms",
+    )
     lines = [
         (
             row.estimator,
@@ -87,7 +101,9 @@ def details(stage: StageFacts, condition: str, rows: Sequence[GradientRow]) -> s
 
 
 def overview(result: GradientsResult) -> str:
-    """The cosine of the weights' gradient, estimators by conditions, one table per stage, best rows named."""
+    """The cosine of the weights' gradient, estimators by conditions, one table per stage, best rows
+    named.
+    """
     parts = []
     for stage in result.stages:
         rows = [row for row in result.rows if row.share == stage.share]
@@ -100,11 +116,18 @@ def overview(result: GradientsResult) -> str:
             objectives = dict.fromkeys(row.objective for row in line if row)
             cells = [_weights(row) if row else "" for row in line]
             lines.append((estimator, " or ".join(objectives), " or ".join(queries), *cells))
-        heads = ("estimator", "objective", "queries", *(CONDITIONS[name].title for name in conditions))
+        heads = (
+            "estimator",
+            "objective",
+            "queries",
+            *(CONDITIONS[name].title for name in conditions),
+        )
         parts.append(f"### Weights' cosine: {stage}\n\n{table(heads, lines)}")
         if best := _best_rows(rows):
             parts.append(best)
-    return "\n\n".join([*parts, BEST.format(published=PUBLISHED, clear=CLEAR), _bound(result.pixels)])
+    return "\n\n".join(
+        [*parts, BEST.format(published=PUBLISHED, clear=CLEAR), _bound(result.pixels)]
+    )
 
 
 def markdown(result: GradientsResult) -> str:
@@ -114,7 +137,11 @@ def markdown(result: GradientsResult) -> str:
         details(stage, condition, chosen)
         for stage in result.stages
         for condition in CONDITIONS
-        if (chosen := [row for row in result.rows if (row.share, row.condition) == (stage.share, condition)])
+        if (
+            chosen := [
+                row for row in result.rows if (row.share, row.condition) == (stage.share, condition)
+            ]
+        )
     ]
     further = [f"## {title}\n\n{text}" for title, text in result.sections]
     parts = [
@@ -141,7 +168,9 @@ def as_json(result: GradientsResult) -> str:
         "facts": result.facts,
         "pixels": result.pixels,
         "stages": [asdict(stage) for stage in result.stages],
-        "rows": [{name: finite(value) for name, value in asdict(row).items()} for row in result.rows],
+        "rows": [
+            {name: finite(value) for name, value in asdict(row).items()} for row in result.rows
+        ],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -153,9 +182,14 @@ def _best_rows(rows: Iterable[GradientRow]) -> str:
         if row.estimator in CANDIDATES and math.isfinite(row.weights_cosine):
             by_condition.setdefault(row.condition, []).append(row)
     published = {
-        name: row for name, here in by_condition.items() for row in here if row.estimator == PUBLISHED
+        name: row
+        for name, here in by_condition.items()
+        for row in here
+        if row.estimator == PUBLISHED
     }
-    lines = [_best(by_condition[name], row, published.get("exact")) for name, row in published.items()]
+    lines = [
+        _best(by_condition[name], row, published.get("exact")) for name, row in published.items()
+    ]
     heads = (
         "condition",
         "best row",
@@ -169,8 +203,13 @@ def _best_rows(rows: Iterable[GradientRow]) -> str:
     return table(heads, lines) if lines else ""
 
 
-def _best(here: Iterable[GradientRow], published: GradientRow, exact: GradientRow | None) -> tuple[str, ...]:
-    best = max((row for row in here if row.queries <= published.queries), key=lambda row: row.weights_cosine)
+def _best(
+    here: Iterable[GradientRow], published: GradientRow, exact: GradientRow | None
+) -> tuple[str, ...]:
+    best = max(
+        (row for row in here if row.queries <= published.queries),
+        key=lambda row: row.weights_cosine,
+    )
     clear = best.weights_cosine > CLEAR * best.weights_cosine_sd
     beside: list[str] = []
     for row in (published, exact):
@@ -180,18 +219,29 @@ def _best(here: Iterable[GradientRow], published: GradientRow, exact: GradientRo
             times = "noise" if noise else f"{best.weights_cosine / row.weights_cosine:.1f}"
         beside += ["" if row is None else _weights(row), times]
     title = CONDITIONS[published.condition].title
-    return (title, best.estimator if clear else "none is clear", best.objective, _weights(best), *beside)
+    return (
+        title,
+        best.estimator if clear else "none is clear",
+        best.objective,
+        _weights(best),
+        *beside,
+    )
 
 
 def _bound(pixels: int) -> str:
     """The mean cosine that chance allows one random direction, and the effect of a subspace."""
     one = math.exp(math.lgamma(pixels / 2) - math.lgamma((pixels + 1) / 2)) / math.sqrt(math.pi)
     return (
-        f"In the {pixels} dimensions of an image, one random direction has a mean cosine of {one:.3f} to any "
-        "gradient (about sqrt(2 / (pi D))), and m of them have at most about sqrt(m / D): more needs "
-        "directions that are not random, or more queries. Directions of a subspace (dct, range) find that "
-        "part of the gradient sooner and nothing else ever: their cosine at the output tends to at most the "
-        "root of the share of the gradient's energy within it, and what that part is worth to the weights "
+        f"In the {pixels} dimensions of an image, one random direction has a mean cosine of "
+        f"{one:.3f} to any "
+        "gradient (about sqrt(2 / (pi D))), and m of them have at most about sqrt(m / D): more "
+        "needs "
+        "directions that are not random, or more queries. Directions of a subspace (dct, range) "
+        "find that "
+        "part of the gradient sooner and nothing else ever: their cosine at the output tends to at "
+        "most the "
+        "root of the share of the gradient's energy within it, and what that part is worth to the "
+        "weights "
         "`weights, summed` shows, the more batches the closer."
     )
 
@@ -202,22 +252,29 @@ def _glossary(rows: Sequence[GradientRow]) -> str:
     lines = []
     for name in (name for name in _in_order(rows) if name in CANDIDATES):
         candidate = CANDIDATES[name]
-        changed = {key: value for key, value in leaves(candidate.config).items() if value != plain[key]}
+        changed = {
+            key: value for key, value in leaves(candidate.config).items() if value != plain[key]
+        }
         settings = (
-            ", ".join(f"{key} {value}" for key, value in changed.items()) or "as published: DFME's estimator"
+            ", ".join(f"{key} {value}" for key, value in changed.items())
+            or "as published: DFME's estimator"
         )
-        lines.append(f"- `{name}`: {settings}{', answers at the point reused' if candidate.reuse else ''}")
+        lines.append(
+            f"- `{name}`: {settings}{', answers at the point reused' if candidate.reuse else ''}"
+        )
     for row in rows:  # the choices of auto, once per condition and stage
         if row.estimator in CANDIDATES and CANDIDATES[row.estimator].config.kind == "auto":
             chosen = {
-                key: row.settings[key] for key in ("objective", "space", "direction", "form", "directions")
+                key: row.settings[key]
+                for key in ("objective", "space", "direction", "form", "directions")
             }
             text = (
                 ", ".join(f"{key} {value}" for key, value in chosen.items())
                 + f", step {row.settings['step']:.3g}"
             )
             lines.append(
-                f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: {text}"
+                f"- `{row.estimator}` under {CONDITIONS[row.condition].title} at {row.share:.0%}: "
+                f"{text}"
             )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """Students and generators along a recipe, and the true gradient by autograd.
 
-The only place beyond ``teachers/`` that looks through the API: it is handed a white box, and no method is.
+The only place beyond ``teachers/`` that looks through the API: it is handed a white box, and no
+method is.
 """
 
 import copy
@@ -41,8 +42,8 @@ class Stage:
     """A student and its generator after ``queries`` images, copies in eval and in train mode.
 
     ``agreement``: share of the evaluation set on which student and teacher have the same top class.
-    ``estimator``: a copy of the recipe's own, with its state; none before the first step, and where the
-    method has none.
+    ``estimator``: a copy of the recipe's own, with its state; none before the first step, and where
+    the method has none.
     """
 
     share: float
@@ -59,10 +60,11 @@ def stages(
     shares: Sequence[float],
     gradient: Callable[[Squash], Estimator] | None = None,
 ) -> Iterator[Stage]:
-    """Run the recipe's method, through its own API, and stop at each share of its budget to copy what it has.
+    """Run the recipe's method, through its own API, and stop at each share of its budget to copy
+    what it has.
 
-    ``shares`` increase within 0 and 1. The method stops at the first whole step that reaches the share.
-    ``gradient``: makes what stands in for the recipe's estimator.
+    ``shares`` increase within 0 and 1. The method stops at the first whole step that reaches the
+    share. ``gradient``: makes what stands in for the recipe's estimator.
     """
     deferred = DeferredChecks()
     method = _method(box, job, deferred)
@@ -101,7 +103,8 @@ def _method(box: TorchTeacher, job: Job, deferred: DeferredChecks) -> Method:
     job = job.fitting(mode, oracle.spec.shape)
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
     return build_method(
-        job, build_components(job, nets, oracle, streams, deferred, pool=open_pool(job, oracle.spec))
+        job,
+        build_components(job, nets, oracle, streams, deferred, pool=open_pool(job, oracle.spec)),
     )
 
 
@@ -117,10 +120,12 @@ def _evaluation_images(box: TorchTeacher, job: Job, generator: GeneratorNet) -> 
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """One batch: the generator's output with its graph, and the true gradients there and in the weights.
+    """One batch: the generator's output with its graph, and the true gradients there and in the
+    weights.
 
-    ``features_BFHW``: the input of the generator's last convolution. ``grad_BCHW``: d f / d gen_op for each
-    image by itself. ``weights_P``: the gradient of the mean of f in all weights of the generator, in one row.
+    ``features_BFHW``: the input of the generator's last convolution. ``grad_BCHW``: d f / d gen_op
+    for each image by itself. ``weights_P``: the gradient of the mean of f in all weights of the
+    generator, in one row.
     """
 
     gen_op: Tensor
@@ -130,7 +135,11 @@ class Truth:
 
 
 def true_gradients(
-    box: TorchTeacher, stage: Stage, distances: Mapping[str, Distance], batch_size: int, rng: torch.Generator
+    box: TorchTeacher,
+    stage: Stage,
+    distances: Mapping[str, Distance],
+    batch_size: int,
+    rng: torch.Generator,
 ) -> dict[str, Truth]:
     """True gradients at a fresh batch: images not rounded, exact logits, IEEE fp32.
 
@@ -145,7 +154,9 @@ def true_gradients(
         scores_BK = stage.student(x_BCHW).double()
         logits_BK = box.logits(x_BCHW).double()
         grads = {
-            name: torch.autograd.grad(-distance(scores_BK, logits_BK).sum(), u_BCHW, retain_graph=True)[0]
+            name: torch.autograd.grad(
+                -distance(scores_BK, logits_BK).sum(), u_BCHW, retain_graph=True
+            )[0]
             for name, distance in distances.items()
         }
     return {
@@ -175,10 +186,12 @@ class TrueGradient(Estimator):
 def limit_gradient(
     box: TorchTeacher, stage: Stage, gen_op: Tensor, oracle: Oracle, value: LossOfAnswers
 ) -> Tensor:
-    """The limit of more queries: the gradient (B, C, H, W) of ``value`` on the answers as they come.
+    """The limit of more queries: the gradient (B, C, H, W) of ``value`` on the answers as they
+    come.
 
-    Rounding, of images and of answers, lets the gradient pass as if it were not there. What is lost against
-    the truth is then lost by the loss where answers do not tell: a class whose probability was rounded to 0.
+    Rounding, of images and of answers, lets the gradient pass as if it were not there. What is lost
+    against the truth is then lost by the loss where answers do not tell: a class whose probability
+    was rounded to 0.
     """
     u_BCHW = gen_op.detach().requires_grad_()
     with ieee_fp32():
@@ -195,7 +208,10 @@ def beside_truth(stage: Stage, truth: Truth, grad_BCHW: Tensor) -> tuple[Tensor,
     """Weights' gradient (P,) of a gradient at the output, and both cosines to the truth."""
     weights_P = weights_gradient(stage.generator, truth.gen_op, grad_BCHW)
     at_output = float(cosine(grad_BCHW.flatten(1), truth.grad_BCHW.flatten(1)).mean())
-    return weights_P, {"cosine": at_output, "weights_cosine": float(cosine(weights_P, truth.weights_P))}
+    return weights_P, {
+        "cosine": at_output,
+        "weights_cosine": float(cosine(weights_P, truth.weights_P)),
+    }
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:

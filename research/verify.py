@@ -1,8 +1,10 @@
-"""`python -m research.verify`: do wrong answers, or answers on the boundary, tell copies from twins?
+"""`python -m research.verify`: do wrong answers, or answers on the boundary, tell copies from
+twins?
 
-For each twin in turn: five of the others are references, it is an innocent suspect, and all copies are guilty
-ones. Printed: AUROC of the share of matches, copies against the twin, for mistakes (E), boundary images (B)
-and half of each, over all twins and seeds; a copy learnt from labels where its run says so.
+For each twin in turn: five of the others are references, it is an innocent suspect, and all copies
+are guilty ones. Printed: AUROC of the share of matches, copies against the twin, for mistakes (E),
+boundary images (B) and half of each, over all twins and seeds; a copy learnt from labels where its
+run says so.
 """
 
 import argparse
@@ -32,7 +34,9 @@ REFERENCES = 5
 
 
 class Copy(NamedTuple):
-    """A student: its run's name, its agreement, whether it learnt from labels, and its top classes."""
+    """A student: its run's name, its agreement, whether it learnt from labels, and its top
+    classes.
+    """
 
     name: str
     agreement: float
@@ -41,13 +45,17 @@ class Copy(NamedTuple):
 
 
 def boundary(owner: Teacher, x_NCHW: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images on the way from one to another, through a soft random mask, where the margin is least."""
+    """Images on the way from one to another, through a soft random mask, where the margin is
+    least.
+    """
     first_N, second_N = torch.randint(len(x_NCHW), (2, PAIRS), generator=rng)
     class_N = answers(owner, x_NCHW).argmax(1)
     apart_N = class_N[first_N] != class_N[second_N]
     one, other = x_NCHW[first_N[apart_N]], x_NCHW[second_N[apart_N]]
     coarse = torch.rand(len(one), 1, 4, 4, generator=rng)
-    mask = functional.interpolate(coarse, list(x_NCHW.shape[2:]), mode="bicubic", align_corners=False)
+    mask = functional.interpolate(
+        coarse, list(x_NCHW.shape[2:]), mode="bicubic", align_corners=False
+    )
     best, least = one, torch.full((len(one),), 2.0)
     for step in range(STEPS):
         share = torch.sigmoid(8 * (mask - 1 + step / (STEPS - 1)))
@@ -68,19 +76,25 @@ def copies_in(folder: Path) -> list[Copy]:
     for path in sorted(folder.glob("*/summary.json")):
         summary = json.loads(path.read_text())
         labels = summary["label_mode"] == "label"
-        found.append(Copy(path.parent.name, summary["agreement"], labels, load_student(path.parent)))
+        found.append(
+            Copy(path.parent.name, summary["agreement"], labels, load_student(path.parent))
+        )
     return found
 
 
 def auroc(copies: list[float], twins: list[float]) -> float:
-    """Probability that a copy's share is above a twin's, ties counted half; pairs are those of one split."""
+    """Probability that a copy's share is above a twin's, ties counted half; pairs are those of one
+    split.
+    """
     won = [0.5 * ((copy > twin) + (copy >= twin)) for copy, twin in zip(copies, twins, strict=True)]
     return sum(won) / max(1, len(won))
 
 
 def share(found: list[Tensor], pools: list[Mistakes], at: list[Tensor]) -> float:
     """Share of the images at these places of the pools on which the answer found is the owner's."""
-    same = [one[own] == pool.expected_N[own] for one, own, pool in zip(found, at, pools, strict=True)]
+    same = [
+        one[own] == pool.expected_N[own] for one, own, pool in zip(found, at, pools, strict=True)
+    ]
     return float(torch.cat(same).float().mean())
 
 
@@ -113,8 +127,15 @@ def main() -> None:
             others = torch.tensor([each for each in range(len(twins)) if each != innocent])
             refs = others[torch.randperm(len(others), generator=rng)[:REFERENCES]]
             for asked in ASKED:
-                at = [choose(pool._replace(answers_RN=pool.answers_RN[refs]), asked, rng) for pool in pools]
-                for kind, sizes in (("E", (asked, 0)), ("B", (0, asked)), ("E+B", (asked // 2,) * 2)):
+                at = [
+                    choose(pool._replace(answers_RN=pool.answers_RN[refs]), asked, rng)
+                    for pool in pools
+                ]
+                for kind, sizes in (
+                    ("E", (asked, 0)),
+                    ("B", (0, asked)),
+                    ("E+B", (asked // 2,) * 2),
+                ):
                     taken = [own[:size] for own, size in zip(at, sizes, strict=True)]
                     twin = share([pool.answers_RN[innocent] for pool in pools], pools, taken)
                     for copy, found in zip(copies, guilty, strict=True):
@@ -122,7 +143,11 @@ def main() -> None:
                         of_copies.append(share(found, pools, taken))
                         of_twins.append(twin)
     rows = [
-        [kind, "labels" if labels else "scores", *(f"{auroc(*won[kind, n, labels]):.3f}" for n in ASKED)]
+        [
+            kind,
+            "labels" if labels else "scores",
+            *(f"{auroc(*won[kind, n, labels]):.3f}" for n in ASKED),
+        ]
         for kind in ("E", "B", "E+B")
         for labels in sorted({copy.labels for copy in copies})
     ]

@@ -1,4 +1,6 @@
-"""The owner's side of the API: models, the form of their answers, how a teacher is made. No torch here."""
+"""The owner's side of the API: models, the form of their answers, how a teacher is made. No torch
+here.
+"""
 
 from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
@@ -16,7 +18,9 @@ LOCAL = "dfme.teachers.local"
 
 
 class Source(NamedTuple):
-    """The option that names a file, or a folder, which must be there, and what to do where it is not."""
+    """The option that names a file, or a folder, which must be there, and what to do where it is
+    not.
+    """
 
     option: str
     remedy: str
@@ -26,9 +30,9 @@ class Source(NamedTuple):
 class Kind(NamedTuple):
     """A built-in kind of teacher: its options, ``module:function`` of its loader, its files.
 
-    The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is called
-    before anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping; it raises
-    UserError, and may give the line that a run says first.
+    The loader is called with the options, the ``TeacherConfig`` and the torch device. ``check`` is
+    called before anything heavy is loaded, with the ``TeacherConfig`` and the options as a mapping;
+    it raises UserError, and may give the line that a run says first.
     """
 
     options: type[Any]
@@ -68,7 +72,9 @@ KINDS: dict[str, Kind] = {
     "torchscript": Kind(
         local_options.TorchScriptOptions, f"{LOCAL}.exported:load_torchscript", ARCHIVE, TRUSTED
     ),
-    "hf": Kind(local_options.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER),
+    "hf": Kind(
+        local_options.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER
+    ),
     "timm": Kind(local_options.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
 }
 
@@ -94,12 +100,20 @@ def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
     benign = teacher.benign
     needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
     if names and not local:
-        yield f"--teacher.watch: a service is watched where it runs, by run.py serve --watch {names}"
+        yield (
+            f"--teacher.watch: a service is watched where it runs, by run.py serve --watch {names}"
+        )
         return
     if names and benign is None:
-        yield f"--teacher.benign: expected held-out labelled images to calibrate {names} on: a set or FOLDER"
+        yield (
+            f"--teacher.benign: expected held-out labelled images to calibrate {names} "
+            "on: a set or FOLDER"
+        )
     if needing and teacher.kind != "torch":
-        yield f"--teacher.watch: {needing}: expected a teacher of kind torch to look into, got {teacher.kind}"
+        yield (
+            f"--teacher.watch: {needing}: expected a teacher of kind torch to look into, "
+            f"got {teacher.kind}"
+        )
     if teacher.on_alarm == "label" and teacher.label_mode == "logits":
         yield "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
     try:

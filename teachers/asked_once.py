@@ -41,10 +41,11 @@ REMEDY = "free disk space, or remove it to ask again"
 
 
 class AskedOnce(Wrapper):
-    """The same answers as ``teacher``, no service, asked through ``metered`` and never twice about an image.
+    """The same answers as ``teacher``, no service, asked through ``metered`` and never twice about
+    an image.
 
-    ``file``: an SQLite file with the answers. Runs that share it ask one after the other. RunError for a file
-    that cannot be read or written, and for one that another run holds for too long.
+    ``file``: an SQLite file with the answers. Runs that share it ask one after the other. RunError
+    for a file that cannot be read or written, and for one that another run holds for too long.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class AskedOnce(Wrapper):
 
     def _part(self, images: Tensor) -> Tensor:
         """The answers to images for which the file is held once."""
-        codes = [hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()]
+        codes = [
+            hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()
+        ]
         with _opened(self._file) as kept:
             known = _read(kept, codes, self._file)
             new = {code: at for at, code in enumerate(codes) if code not in known}
@@ -75,7 +78,9 @@ class AskedOnce(Wrapper):
                 raw = self._ask(images[[*new.values()]])
                 form = len(new), self.num_classes, self.label_mode
                 try:
-                    answers = read_answers(raw, *form, DeferredChecks(), torch.device("cpu")).numpy()
+                    answers = read_answers(
+                        raw, *form, DeferredChecks(), torch.device("cpu")
+                    ).numpy()
                 except Exception:
                     return raw  # the oracle says what is wrong with it
                 fresh = {code: answer.tobytes() for code, answer in zip(new, answers, strict=True)}
@@ -104,7 +109,9 @@ class AskedOnce(Wrapper):
 
 
 def spared(files: Iterable[Path]) -> int:
-    """Images, charged by some ledger, to which the runs that share such a file had answers without asking."""
+    """Images, charged by some ledger, to which the runs that share such a file had answers without
+    asking.
+    """
     total = 0
     for file in files:
         with _opened(file) as kept:
@@ -121,7 +128,9 @@ def _read(kept: sqlite3.Connection, codes: list[bytes], file: Path) -> dict[byte
     """The answers that are there. RunError for one that belongs to another image."""
     known: dict[bytes, bytes] = {}
     for code in codes:
-        for answer, digest in kept.execute("SELECT answer, digest FROM answers WHERE image = ?", (code,)):
+        for answer, digest in kept.execute(
+            "SELECT answer, digest FROM answers WHERE image = ?", (code,)
+        ):
             if not isinstance(answer, bytes) or digest != _digest(code, answer):
                 raise RunError(
                     f"{file}: an answer in it is not the one that was kept for its image; {REMEDY}"
@@ -152,7 +161,9 @@ def _opened(file: Path) -> Iterator[sqlite3.Connection]:
                 raise
             _patiently(file, kept, "COMMIT")
     except sqlite3.Error as error:
-        raise RunError(f"{file}: cannot keep the answers that runs share: {error}; {REMEDY}") from error
+        raise RunError(
+            f"{file}: cannot keep the answers that runs share: {error}; {REMEDY}"
+        ) from error
 
 
 def _require_plain(file: Path) -> None:
@@ -162,7 +173,8 @@ def _require_plain(file: Path) -> None:
     strange += [path for path in (file.parent, *beside) if path.is_symlink()]
     if strange:
         raise RunError(
-            f"{strange[0]}: expected a file of answers that runs share, got a link, a folder or a pipe; "
+            f"{strange[0]}: expected a file of answers that runs share, got a link, a folder or a "
+            "pipe; "
             "nothing is written through it; remove it"
         )
 
@@ -215,7 +227,9 @@ def _require_tables(kept: sqlite3.Connection, file: Path) -> None:
         for table in TABLES:
             kept.execute(table)
         return
-    strange = [f"{kind} {name}" for kind, name, sql in entries if sql is not None and sql not in TABLES]
+    strange = [
+        f"{kind} {name}" for kind, name, sql in entries if sql is not None and sql not in TABLES
+    ]
     if strange or {sql for _, _, sql in entries if sql is not None} != set(TABLES):
         what = ", ".join(strange)[:200] or "not all of its tables"
         raise RunError(

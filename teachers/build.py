@@ -42,10 +42,10 @@ def make_teacher(
 ) -> Teacher:
     """The teacher of a configuration, in its label mode; ``options`` are those of its kind.
 
-    A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a watch, maybe
-    without detectors, that can record what it sees. ``meter`` wraps a custom teacher, below its defences;
-    ``own`` is one that was handed over. UserError for an unknown kind, options that do not fit, and a label
-    mode that tells more than the teacher gives.
+    A built-in kind that gives logits answers probabilities by default. ``recorded``: behind a
+    watch, maybe without detectors, that can record what it sees. ``meter`` wraps a custom teacher,
+    below its defences; ``own`` is one that was handed over. UserError for an unknown kind, options
+    that do not fit, and a label mode that tells more than the teacher gives.
     """
     if own is None and config.kind in KINDS:
         teacher = _built_in(config, options, device, recorded)
@@ -53,7 +53,9 @@ def make_teacher(
         teacher = _custom(config, options, recorded, meter, own)
     else:
         hint = did_you_mean(config.kind, KINDS)
-        raise UserError(f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}")
+        raise UserError(
+            f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}"
+        )
     require_text(teacher.info.class_names or (), "--teacher: its class names")
     return teacher
 
@@ -66,11 +68,15 @@ def _built_in(
     check_teacher(config, vars(checked))
     teacher: Teacher = resolve_name(kind.loader)(checked, config, device)
     if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
-        LOGGER.warning("teacher: --teacher.precision tf32 is idle on %s, which has none: IEEE fp32", device)
+        LOGGER.warning(
+            "teacher: --teacher.precision tf32 is idle on %s, which has none: IEEE fp32", device
+        )
     return _as_configured(teacher, config, recorded)
 
 
-def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logits: bool = False) -> Teacher:
+def _as_configured(
+    teacher: Teacher, config: TeacherConfig, recorded: bool, logits: bool = False
+) -> Teacher:
     """Wrap in watch and defences, in the label mode; by default ``logits`` stay, or are cut."""
     cut = teacher.label_mode.kind == "logits" and not logits
     default = LabelMode("probabilities") if cut else teacher.label_mode
@@ -78,7 +84,11 @@ def _as_configured(teacher: Teacher, config: TeacherConfig, recorded: bool, logi
     watching = None
     if config.watch or recorded:
         watching = partial(
-            Watch, names=config.watch, data=config.benign, on_alarm=config.on_alarm, recorded=recorded
+            Watch,
+            names=config.watch,
+            data=config.benign,
+            on_alarm=config.on_alarm,
+            recorded=recorded,
         )
     if not (config.defences or watching):
         return restrict(teacher, mode)
@@ -92,12 +102,18 @@ def _custom(
     meter: Callable[[Teacher], Teacher] | None,
     own: Callable[..., Any] | None,
 ) -> Teacher:
-    """A teacher from ``module:name``, or ``own``. Parameters named like a common key receive and give it."""
-    common = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"}
+    """A teacher from ``module:name``, or ``own``. Parameters named like a common key receive and
+    give it.
+    """
+    common = {
+        f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"
+    }
     known = {name: value for name, value in common.items() if value is not None}
     passed = {name: known[name] for name in known if own is None and accepts(config.kind, name)}
     given = {**passed, **options}
-    described = {name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING}
+    described = {
+        name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING
+    }
     wrapped = bool(config.defences or config.watch or recorded or meter)
     if wrapped:  # the label mode is cut after them
         check_teacher(config, options)

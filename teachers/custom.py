@@ -29,7 +29,8 @@ STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode")
 
 
 class Uncharged:
-    """Images that a teacher of one's own is asked outside a ledger's charges: of a watch, or shown again.
+    """Images that a teacher of one's own is asked outside a ledger's charges: of a watch, or shown
+    again.
 
     Their numbers wait for a ledger, which from then on hears of each request before it is made.
     """
@@ -49,7 +50,8 @@ class Uncharged:
 class CustomTeacher:
     """A user's callable as a teacher, described by ``info``.
 
-    Answers may be tensors, arrays or nested lists; with two classes a lone score is that of class 1.
+    Answers may be tensors, arrays or nested lists; with two classes a lone score is that of class
+    1.
     """
 
     def __init__(
@@ -118,7 +120,9 @@ class CustomTeacher:
 
 
 def complete(own: Any, max_batch: int | None = None) -> TeacherInfo:
-    """Facts of a user's object: its ``info``, or single attributes; ``wire`` or ``ask`` make it a service."""
+    """Facts of a user's object: its ``info``, or single attributes; ``wire`` or ``ask`` make it a
+    service.
+    """
     info = getattr(own, "info", None)
     if not isinstance(info, TeacherInfo):
         device = getattr(own, "device", None)
@@ -140,7 +144,9 @@ def _remote(own: Any) -> Any:
     ask = getattr(own, "ask", None)
     if wire is None and ask is None:
         return None
-    return SimpleNamespace(wire=wire or RequestPolicy(), ask=ask or (lambda images, key: own(images)))
+    return SimpleNamespace(
+        wire=wire or RequestPolicy(), ask=ask or (lambda images, key: own(images))
+    )
 
 
 def wrap_callable(
@@ -156,12 +162,14 @@ def wrap_callable(
     """A teacher from a callable images (B, C, H, W) -> scores.
 
     The object's attributes (``spec``, or ``shape``, ``bounds`` and ``levels``; ``num_classes``,
-    ``label_mode``, ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where shape or
-    classes are given twice and differ, or not at all. ``label_mode`` restricts the object's, or says what it
-    answers, by default probabilities.
+    ``label_mode``, ``max_batch``, ``device``, ``wire``) win over the arguments; UserError where
+    shape or classes are given twice and differ, or not at all. ``label_mode`` restricts the
+    object's, or says what it answers, by default probabilities.
     """
     if not callable(function_or_object) or isinstance(function_or_object, type):
-        raise UserError(f"the teacher: expected a callable images -> scores, got {function_or_object!r}")
+        raise UserError(
+            f"the teacher: expected a callable images -> scores, got {function_or_object!r}"
+        )
     if isinstance(function_or_object, nn.Module) and function_or_object.training:
         raise UserError("the teacher is a torch module in training mode; call its eval() first")
     stated = {name: getattr(function_or_object, name, None) for name in STATED}
@@ -203,7 +211,11 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        hint = "" if isinstance(make, type) else " (a function named here makes the teacher, it is none)"
+        hint = (
+            ""
+            if isinstance(make, type)
+            else " (a function named here makes the teacher, it is none)"
+        )
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
         raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
     with blaming(f"--teacher {target}: could not be made", UserError):
@@ -222,7 +234,8 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     flag = name.replace("_", "-")
     if given is None and stated is None:
         raise UserError(
-            f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = {example}"
+            f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = "
+            f"{example}"
         )
     if given is not None and stated is not None and given != stated:
         raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")
@@ -234,18 +247,27 @@ def _require_logits(scores_BK: Tensor) -> None:
     for total, cure in ((1.0, ""), (100.0, " and divide by 100")):
         if add_up_to(scores_BK, total):
             raise TeacherError(
-                f"teacher: expected logits, got numbers that add up to {total:g} for every image, as "
+                f"teacher: expected logits, got numbers that add up to {total:g} for every image, "
+                "as "
                 f"probabilities do; leave out label_mode = 'logits'{cure}, and start a new run"
             )
 
 
 def _require_probability(scores: Tensor) -> None:
-    """TeacherError for lone scores that are no probabilities: once they are labels, no oracle can tell."""
+    """TeacherError for lone scores that are no probabilities: once they are labels, no oracle can
+    tell.
+    """
     low, high = (float(value) for value in scores.aminmax())
     if low < -NEGATIVE or high > 1 + NEGATIVE:
-        percent = "if these are percentages, divide them by 100; " if low >= -NEGATIVE and high <= 100 else ""
+        percent = (
+            "if these are percentages, divide them by 100; "
+            if low >= -NEGATIVE and high <= 100
+            else ""
+        )
         raise TeacherError(
-            f"teacher: expected one probability per image, that of class 1, got values from {low:.4g} to "
-            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode logits, or "
+            "teacher: expected one probability per image, that of class 1, got values from "
+            f"{low:.4g} to "
+            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode "
+            "logits, or "
             "give the teacher an attribute label_mode = 'logits'"
         )

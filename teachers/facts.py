@@ -25,7 +25,20 @@ from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
 
 MODELS = (
-    *(".safetensors", ".pt", ".pth", ".ckpt", ".pt2", ".ts", ".onnx", ".npz", ".npy", ".h5", ".keras", ".pb"),
+    *(
+        ".safetensors",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".pt2",
+        ".ts",
+        ".onnx",
+        ".npz",
+        ".npy",
+        ".h5",
+        ".keras",
+        ".pb",
+    ),
     *(".tflite", ".pkl", ".pickle", ".joblib", ".bin"),
 )
 """Files named by options of somebody's own teacher that are looked at; into others it may write."""
@@ -37,15 +50,17 @@ _SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
 """In the name of a header, a field or a parameter that carries a secret."""
 
 _EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
-"""In an ONNX model, what stands before the name of a file of weights; the last byte is the name's length."""
+"""In an ONNX model, what stands before the name of a file of weights; the last byte is the name's
+length.
+"""
 
 
 def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Facts of a teacher for a run's record, as plain data that JSON gives back unchanged.
 
-    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256; ``target`` is a line for
-    people. ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError for a file that
-    cannot be read.
+    ``kind`` and ``options`` are the configuration's; ``files`` are their SHA-256; ``target`` is a
+    line for people. ``adapter`` is the digest of what ``resolved_adapter`` gives. Raises UserError
+    for a file that cannot be read.
     """
     spec = teacher.spec
     names = teacher.info.class_names
@@ -69,7 +84,10 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
     if sources := {name: found["source"] for name in own if (found := _source(name))}:
         facts["sources"] = sources
     if text := resolved_adapter(kind, options):
-        facts["adapter"] = {"file": ADAPTER_FILE, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        facts["adapter"] = {
+            "file": ADAPTER_FILE,
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
     return facts | {"target": _target(facts, options)}
 
 
@@ -97,7 +115,8 @@ def _target(facts: Mapping[str, Any], options: Mapping[str, Any]) -> str:
 def resolved_adapter(kind: str, options: Mapping[str, Any]) -> str:
     """A service's adapter with defaults, class names and URL written out; else empty.
 
-    ``${NAME}`` stays as it is; what stands in the place of a secret without being one of these is not shown.
+    ``${NAME}`` stays as it is; what stands in the place of a secret without being one of these is
+    not shown.
     """
     if not _is_adapted(kind):
         return ""
@@ -127,7 +146,9 @@ def _hidden(name: str, value: str) -> str:
 
 def _service(kind: str, options: Mapping[str, Any], teacher: Teacher) -> dict[str, Any]:
     """A service's address without its query, its model, and its answers before any cut."""
-    address = options["url"] or load_adapter(options["adapter"], options.get("classes")).description.url
+    address = (
+        options["url"] or load_adapter(options["adapter"], options.get("classes")).description.url
+    )
     url = urlsplit(address)
     model = {name: options[name] for name in ("model", "version") if options.get(name)}
     uncut = teacher.info.uncut_mode
@@ -144,15 +165,23 @@ def _source(kind: str) -> dict[str, Any]:
 
 
 def teacher_files(kind: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of every file that decides what a teacher answers, by the option or its own name."""
+    """The SHA-256 of every file that decides what a teacher answers, by the option or its own
+    name.
+    """
     return {name: _digest(path) for name, path in _files(kind, options)}
 
 
 def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     """Files that decide a teacher's answers, by option or, beside others, by their name."""
     if kind not in KINDS:
-        paths = ((name, Path(value)) for name, value in options.items() if isinstance(value, str | PurePath))
-        yield from ((name, path) for name, path in paths if path.suffix in MODELS and os.path.isfile(path))
+        paths = (
+            (name, Path(value))
+            for name, value in options.items()
+            if isinstance(value, str | PurePath)
+        )
+        yield from (
+            (name, path) for name, path in paths if path.suffix in MODELS and os.path.isfile(path)
+        )
         return
     if (source := KINDS[kind].file) is None:
         return
@@ -163,8 +192,14 @@ def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
         path = path / CONFIG
         beside = {FILE, NESTED_FILE, WEIGHTS, INDEX, *parts.values()}
     elif kind == "onnx":
-        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            names = [content[each.end() : each.end() + each[1][0]] for each in _EXTERNAL.finditer(content)]
+        with (
+            open_file(path) as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            names = [
+                content[each.end() : each.end() + each[1][0]]
+                for each in _EXTERNAL.finditer(content)
+            ]
         beside = {name.decode(errors="replace") for name in names}
     elif _is_adapted(kind):
         classes = options.get("classes")
@@ -175,7 +210,9 @@ def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
         ):
             beside = {named}
     yield CONFIG if source.folder else source.option, path
-    yield from ((name, path.parent / name) for name in sorted(beside) if os.path.isfile(path.parent / name))
+    yield from (
+        (name, path.parent / name) for name in sorted(beside) if os.path.isfile(path.parent / name)
+    )
 
 
 def _digest(path: Path) -> str:
@@ -183,4 +220,6 @@ def _digest(path: Path) -> str:
         with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"{path}: cannot read this file of the teacher: {error.strerror}") from error
+        raise UserError(
+            f"{path}: cannot read this file of the teacher: {error.strerror}"
+        ) from error

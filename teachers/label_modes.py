@@ -19,16 +19,22 @@ from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
     """Cut an answer of the form ``given`` to what ``wanted`` reveals.
 
-    Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown, not zero.
-    The k revealed are chosen before softmax and rounding, which make more scores equal. Labels are int64.
-    Among equal scores the first classes win, in every mode. An image whose scores are NaN, though all should
-    be known, has the label ``NO_LABEL``, which no oracle takes.
+    Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown,
+    not zero. The k revealed are chosen before softmax and rounding, which make more scores equal.
+    Labels are int64. Among equal scores the first classes win, in every mode. An image whose scores
+    are NaN, though all should be known, has the label ``NO_LABEL``, which no oracle takes.
     """
     if given == wanted:
         return scores_BK
     if wanted.kind == "label":
-        labels_B = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(1)
-        return labels_B if given.kind == "top_k" else labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
+        labels_B = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(
+            1
+        )
+        return (
+            labels_B
+            if given.kind == "top_k"
+            else labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
+        )
     p_BK = scores_BK.float().softmax(1) if given.kind == "logits" else scores_BK
     answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
     if wanted.k is None:
@@ -45,18 +51,23 @@ def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
 
 
 def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
-    """A binary model's lone score as two classes: a logit z as (0, z), a probability p as (1 - p, p)."""
+    """A binary model's lone score as two classes: a logit z as (0, z), a probability p as (1 - p,
+    p).
+    """
     other_B1 = torch.zeros_like(score_B1) if mode.kind == "logits" else 1 - score_B1
     return torch.cat([other_B1, score_B1], dim=1)
 
 
 class Wrapper:
-    """A teacher with all that the one it wraps has; a subclass changes its answers, or its images."""
+    """A teacher with all that the one it wraps has; a subclass changes its answers, or its
+    images.
+    """
 
     def __init__(self, teacher: Teacher) -> None:
         if teacher.info.stateful:
             raise UserError(
-                "the teacher's own defences come last: leave out the label mode, mean, std and other defences"
+                "the teacher's own defences come last: leave out the label mode, mean, std and "
+                "other defences"
             )
         self._teacher = teacher
         self.spec = teacher.spec
@@ -80,17 +91,20 @@ class Wrapper:
 
 
 class Restricted(Wrapper):
-    """A teacher that answers in ``label_mode``, which must reveal no more than the teacher it wraps does.
+    """A teacher that answers in ``label_mode``, which must reveal no more than the teacher it wraps
+    does.
 
-    Answers that are labels already pass as they are; so do the probabilities of a service, which the oracle
-    cuts.
+    Answers that are labels already pass as they are; so do the probabilities of a service, which
+    the oracle cuts.
     """
 
     def __init__(self, teacher: Teacher, label_mode: LabelMode) -> None:
         if not _reveals_less(teacher.label_mode, label_mode):
             raise UserError(f"label mode {label_mode}: the teacher gives only {teacher.label_mode}")
         if label_mode.k is not None and label_mode.k > teacher.num_classes:
-            raise UserError(f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes")
+            raise UserError(
+                f"label mode {label_mode}: the teacher has only {teacher.num_classes} classes"
+            )
         super().__init__(teacher)
         self.label_mode = label_mode
         self.info = replace(self.info, uncut_mode=teacher.info.uncut_mode or teacher.label_mode)
@@ -109,7 +123,9 @@ class Restricted(Wrapper):
 
 
 def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
-    """The teacher as ``mode`` lets it be seen: itself if it answers so already. UserError if that is more."""
+    """The teacher as ``mode`` lets it be seen: itself if it answers so already. UserError if that
+    is more.
+    """
     return teacher if teacher.label_mode == mode else Restricted(teacher, mode)
 
 

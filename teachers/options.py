@@ -27,7 +27,9 @@ from dfme.config.fields import (
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 
-Name = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")]
+Name = Annotated[
+    str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")
+]
 
 
 TeacherPrecision = Literal["auto", "ieee", "tf32", "bf16"]
@@ -40,8 +42,9 @@ class LocalOptions:
     """Options of every kind that PyTorch runs in this process."""
 
     precision: TeacherPrecision = "auto"
-    """what it multiplies in: auto (as whoever asks: IEEE fp32 in finite differences), or always ieee (fp32),
-    tf32 (a GPU's) or bf16 (autocast), of which a large network's finite differences are mostly noise"""
+    """what it multiplies in: auto (as whoever asks: IEEE fp32 in finite differences), or always
+    ieee (fp32), tf32 (a GPU's) or bf16 (autocast), of which a large network's finite differences
+    are mostly noise"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -51,9 +54,12 @@ class TorchOptions(LocalOptions):
     checkpoint: Basic[str]
     """weights as .safetensors, or a state dict in .pt or .pth"""
     arch: str | None = None
-    """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be"""
+    """a name from dfme.nets or a torchvision classifier; inferred from the weights where it can be
+    """
     entry: str | None = None
-    """which of several state dicts in the file: its key or the first word of its names, as model_ema"""
+    """which of several state dicts in the file: its key or the first word of its names, as
+    model_ema
+    """
     transform_input: bool | None = None
     """for googlenet and inception_v3, whose weights do not tell: true if the network was made from
     torchvision's weights, with which it scales its input again (from ImageNet's mean to 0.5)"""
@@ -70,10 +76,13 @@ class OnnxOptions:
     output: str | None = None
     """name of the output with the scores; none: the only one that can be meant"""
     layout: Literal["auto", "nchw", "nhwc"] = "auto"
-    """order of an image's axes: nchw, nhwc, or auto (as the model's input has it; nchw where both fit)"""
+    """order of an image's axes: nchw, nhwc, or auto (as the model's input has it; nchw where both
+    fit)
+    """
     answers: Basic[Answers] = "auto"
     """what the model answers: logits, probabilities (of a softmax or a lone sigmoid), percentages,
-    sigmoids (one for each of several classes), log-probabilities, or auto (its end and its values tell)"""
+    sigmoids (one for each of several classes), log-probabilities, or auto (its end and its values
+    tell)"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -83,23 +92,28 @@ class Pt2Options(LocalOptions):
     program: Basic[str]
     """the file: a .pt2, or a TorchScript archive (.pt, .ts)"""
     trust: Basic[bool] = False
-    """loading it runs code that is in it, which may write files; say true for a file whose maker you trust;
-    it counts from the command line alone, not from a file of options"""
+    """loading it runs code that is in it, which may write files; say true for a file whose maker
+    you trust; it counts from the command line alone, not from a file of options"""
     output: str | None = None
     """name or place of the output with the scores; none: the only one that can be meant"""
     answers: Basic[Answers] = "auto"
-    """what the program answers: logits, probabilities (of a softmax or a lone sigmoid), percentages,
-    sigmoids (one for each of several classes), log-probabilities, or auto (its end and its values tell)"""
+    """what the program answers: logits, probabilities (of a softmax or a lone sigmoid),
+    percentages, sigmoids (one for each of several classes), log-probabilities, or auto (its end and
+    its values tell)"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class TorchScriptOptions(Pt2Options):
-    """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of torch.export."""
+    """A TorchScript archive on this machine; PyTorch has deprecated the format in favour of
+    torch.export.
+    """
 
 
 @dataclass(frozen=True, config=CONFIG)
 class HuggingFaceOptions(LocalOptions):
-    """An image-classification model in the folder layout of Hugging Face's transformers, local files only."""
+    """An image-classification model in the folder layout of Hugging Face's transformers, local
+    files only.
+    """
 
     folder: Basic[str]
     """the folder with config.json, model.safetensors and preprocessor_config.json"""
@@ -118,7 +132,9 @@ class TrainDataConfig:
     """Data that a teacher is trained and scored on."""
 
     name: str = "digits"
-    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class folders"""
+    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, or a FOLDER of class
+    folders
+    """
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -184,14 +200,18 @@ class ServeConfig:
 
     host: str = "127.0.0.1"
     """address to listen at; any but this machine's own lets others in"""
-    port: Annotated[int, Field(ge=0, lt=65_536), Expected("a port from 0 (a free one) to 65535")] = 8080
+    port: Annotated[
+        int, Field(ge=0, lt=65_536), Expected("a port from 0 (a free one) to 65535")
+    ] = 8080
     """port to listen at; 0: a free one, which is printed"""
     model: Name | None = None
     """the model's name in URLs; by default that of the teacher's file or class"""
     max_batch: Count | None = None
     """most images in one request; none: the teacher's own limit"""
     api_key_env: str | None = None
-    """environment variable with the key that clients must send, or several, comma-joined: one per account"""
+    """environment variable with the key that clients must send, or several, comma-joined: one per
+    account
+    """
     images_per_second: Rate | None = None
     """most images served per second; more is refused with 429"""
     requests_per_second: Rate | None = None
@@ -203,15 +223,25 @@ class ServeConfig:
     watch: WatchText = ()
     """detectors that see what every account asks, such as pairs,sequential (docs/watch.md)"""
     benign: str | None = None
-    """held-out labelled images of the owner on which they are calibrated: a data set's name, or FOLDER"""
+    """held-out labelled images of the owner on which they are calibrated: a data set's name, or
+    FOLDER
+    """
     on_alarm: OnAlarm = "log"
-    """what follows an alarm for that account: log (answers stay), refuse, or label (the top class alone)"""
+    """what follows an alarm for that account: log (answers stay), refuse, or label (the top class
+    alone)
+    """
     alarm_file: str | None = None
-    """file to which each alarm is appended as JSON: time, account, detector, statistic, threshold, image"""
+    """file to which each alarm is appended as JSON: time, account, detector, statistic, threshold,
+    image
+    """
     record: str | None = None
-    """folder in which a line is kept for every image looked at: account, time, digests, top class, score"""
+    """folder in which a line is kept for every image looked at: account, time, digests, top class,
+    score
+    """
     retain_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
-    """days after which what is recorded is deleted; to be given with --record, since it is personal data"""
+    """days after which what is recorded is deleted; to be given with --record, since it is personal
+    data
+    """
     record_images: bool = False
     """record the images themselves, too"""
     record_max_mb: Annotated[float, Field(gt=0, le=1e9)] = 100.0
@@ -238,6 +268,7 @@ def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a program that may do anything, unless its maker is trusted."""
     if not options.get("trust"):
         raise UserError(
-            "--teacher.trust: expected true, as a flag and not in a file, where you trust the maker of the "
+            "--teacher.trust: expected true, as a flag and not in a file, where you trust the "
+            "maker of the "
             "program: loading it runs its code"
         )

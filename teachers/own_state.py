@@ -11,7 +11,9 @@ KEPT = (bool, int, float, str, Tensor)
 
 
 def own_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, Any]:
-    """The dict ``state`` of a user's object, empty without one. Raises ``error`` for anything else."""
+    """The dict ``state`` of a user's object, empty without one. Raises ``error`` for anything
+    else.
+    """
     state = getattr(thing, "state", {})
     expected = f"{subject}: its state: expected a dict of numbers and tensors by name"
     if not isinstance(state, dict):
@@ -22,9 +24,15 @@ def own_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, 
     return state
 
 
-def require_form(form: dict[str, Any], state: dict[str, Any], subject: str, error: type[DfmeError]) -> None:
-    """Raise ``error`` unless a state still has the types and shapes of ``form``, as resuming needs."""
+def require_form(
+    form: dict[str, Any], state: dict[str, Any], subject: str, error: type[DfmeError]
+) -> None:
+    """Raise ``error`` unless a state still has the types and shapes of ``form``, as resuming
+    needs.
+    """
     try:
         validate_like(form, state, "state")
     except ValueError as problem:
-        raise error(f"{subject}: its state changes its form, so no run could resume: {problem}") from None
+        raise error(
+            f"{subject}: its state changes its form, so no run could resume: {problem}"
+        ) from None

@@ -28,7 +28,9 @@ def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
         return one_hot(answers, classes).double()
     y_BK = answers.double().softmax(1) if mode.kind == "logits" else answers.double()
     hidden_BK = y_BK.isnan()
-    rest_B1 = (1 - y_BK.nansum(1, keepdim=True)).clamp_min(0) / hidden_BK.sum(1, keepdim=True).clamp_min(1)
+    rest_B1 = (1 - y_BK.nansum(1, keepdim=True)).clamp_min(0) / hidden_BK.sum(
+        1, keepdim=True
+    ).clamp_min(1)
     return torch.where(hidden_BK, rest_B1, y_BK)
 
 
@@ -41,7 +43,11 @@ def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, An
     found: dict[str, Any] = {
         "answered": len(y_NK),
         "top1_changed": (served_N != p_NK.argmax(1)).double().mean().item(),
-        **{"l1_mean": l1_N.mean().item(), "l1_p95": l1_N.quantile(0.95).item(), "l1_max": l1_N.max().item()},
+        **{
+            "l1_mean": l1_N.mean().item(),
+            "l1_p95": l1_N.quantile(0.95).item(),
+            "l1_max": l1_N.max().item(),
+        },
     }
     if labels_N is None:
         return found
@@ -59,7 +65,9 @@ def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, An
 
 
 def calibration_error(scores_N: Tensor, right_N: Tensor) -> float:
-    """Mean |accuracy - score| over 15 equal bins of the score (Guo et al. 2017, arXiv 1706.04599, 3)."""
+    """Mean |accuracy - score| over 15 equal bins of the score (Guo et al. 2017, arXiv 1706.04599,
+    3).
+    """
     return (binned_gaps(scores_N, right_N).sum(0).abs().sum() / len(scores_N)).item()
 
 
@@ -69,7 +77,9 @@ def confidence_auroc(scores_N: Tensor, right_N: Tensor) -> float | None:
     wrong_W = scores_N[~right_N].sort().values
     if not len(right_R) or not len(wrong_W):
         return None
-    below_R = torch.searchsorted(wrong_W, right_R) + torch.searchsorted(wrong_W, right_R, right=True)
+    below_R = torch.searchsorted(wrong_W, right_R) + torch.searchsorted(
+        wrong_W, right_R, right=True
+    )
     return (below_R.double().mean() / (2 * len(wrong_W))).item()
 
 
@@ -101,8 +111,9 @@ def bills(
 ) -> Iterator[dict[str, Any]]:
     """Bill of each teacher against the first, undefended one: ``figures``, and ms if ``timed``.
 
-    Streams are held-out images in random order (of ``every`` so many the last), the same corrupted, and as
-    many of an attack, which ``draw`` makes. Each stream, and each timing, finds a defence as cold as it came.
+    Streams are held-out images in random order (of ``every`` so many the last), the same corrupted,
+    and as many of an attack, which ``draw`` makes. Each stream, and each timing, finds a defence as
+    cold as it came.
     """
     base = teachers[0]
     batch = min(base.spec.at_once(BATCH), base.info.max_batch or BATCH)
@@ -113,9 +124,13 @@ def bills(
         rng = torch.Generator().manual_seed(seed)
         for index in order_N.split(batch):
             x_BCHW = draw(len(index), rng) if stream == "data_free" else data.batch(index)
-            yield base.spec.quantise(corrupted(x_BCHW, base.spec, rng) if stream == "corrupted" else x_BCHW)
+            yield base.spec.quantise(
+                corrupted(x_BCHW, base.spec, rng) if stream == "corrupted" else x_BCHW
+            )
 
-    plain = {stream: _asked(base, images(stream)) for stream in ("held_out", "corrupted", "data_free")}
+    plain = {
+        stream: _asked(base, images(stream)) for stream in ("held_out", "corrupted", "data_free")
+    }
     timed_BCHW = data.batch(order_N.repeat(-(-batch // len(order_N)))[:batch])
     for teacher in teachers:
         bill = dict[str, Any]()
@@ -128,9 +143,14 @@ def bills(
             report = stateful.report() if stateful else {}
             state = stateful.state_dict() if stateful else {}
             held = sum(getattr(each, "nbytes", 8) for each in tree_leaves(state)) / 1e6
-            bill[stream] = figures(p_NK[: len(y_NK)], y_NK, labels_N) | {"state_mb": held, "report": report}
+            bill[stream] = figures(p_NK[: len(y_NK)], y_NK, labels_N) | {
+                "state_mb": held,
+                "report": report,
+            }
             if "pow" in report and len(y_NK):
-                bill[stream]["work_s_per_1000"] = 1000 * report["pow"]["seconds_of_work"] / len(y_NK)
+                bill[stream]["work_s_per_1000"] = (
+                    1000 * report["pow"]["seconds_of_work"] / len(y_NK)
+                )
         ms = dict[str, float]()
         for count in (1, batch) if timed else ():
             ms |= _timed(base, teacher, cold, timed_BCHW[:count])
@@ -152,17 +172,24 @@ def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> dict[str, floa
             seconds.append(time.perf_counter() - started)
     count = len(x_BCHW)
     median = statistics.median(own)
-    return {f"ms_{count}": 1000 * median / count, f"times_{count}": median / statistics.median(plain)}
+    return {
+        f"ms_{count}": 1000 * median / count,
+        f"times_{count}": median / statistics.median(plain),
+    }
 
 
 def _asked(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:
-    """The answers (N, K) of a teacher in the state ``cold``, up to the first batch that is refused."""
+    """The answers (N, K) of a teacher in the state ``cold``, up to the first batch that is
+    refused.
+    """
     if cold:
         teacher.info.stateful.load_state_dict(cold)
     rows = [torch.empty(0, teacher.num_classes, dtype=torch.float64)]
     with suppress(Refused):
         for x_BCHW in stream:
-            rows.append(as_probabilities(_call(teacher, x_BCHW), teacher.label_mode, teacher.num_classes))
+            rows.append(
+                as_probabilities(_call(teacher, x_BCHW), teacher.label_mode, teacher.num_classes)
+            )
     return torch.cat(rows)
 
 

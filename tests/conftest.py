@@ -28,17 +28,21 @@ DRAWING = {"report", "test_every_size", "test_recipes"}
 """Rooms and files that look at the pictures."""
 GENERATORS = {"estimators", "nets", "queries", "test_dry_run", "test_evaluation", "test_resume"}
 GENERATORS |= {"test_timing", "test_warnings"}
-"""Rooms and files with the generator as published: they look at it, or share a run with another process."""
+"""Rooms and files with the generator as published: they look at it, or share a run with another
+process.
+"""
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
-"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in ``YARDSTICK``
-seconds.
+"""CPU time a test of the default tier may take, on a machine that does ``yardstick`` in
+``YARDSTICK`` seconds.
 
 Twice what it should take: a machine that others use as well counts more for the same work.
 """
 YARDSTICK = 0.05
 SECONDS_PER_IMPORT = 0.01
-WHOLE_FILE = re.compile(r"^pytestmark = (?:\[[^\]]*|.*)\b(?:integration|exhaustive|cluster)\b", re.M)
+WHOLE_FILE = re.compile(
+    r"^pytestmark = (?:\[[^\]]*|.*)\b(?:integration|exhaustive|cluster)\b", re.M
+)
 LOOKING_UP = {"ldconfig", "gcc", "cc", "ld", "objdump", "fc-list", "uname", "lscpu"}
 """Programs that libraries start to find others."""
 _reached: list[str] | None = None
@@ -67,7 +71,9 @@ def yardstick() -> float:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The default tier does not import what only files of other tiers need: onnx, transformers, timm."""
+    """The default tier does not import what only files of other tiers need: onnx, transformers,
+    timm.
+    """
     if "not integration" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
     return True if WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
@@ -87,7 +93,8 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_runs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs of this process foretell and draw nothing, and have a small generator, but where a test looks.
+    """Runs of this process foretell and draw nothing, and have a small generator, but where a test
+    looks.
 
     A file whose runs go on in other processes has them as they are.
     """
@@ -130,13 +137,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         reached, _reached = _reached, None
     seconds = time.process_time() - started
     if reached:
-        pytest.fail(f"expected neither a process nor a socket, or the mark integration; got {reached[0]}")
+        pytest.fail(
+            f"expected neither a process nor a socket, or the mark integration; got {reached[0]}"
+        )
     allowed = SECONDS + SECONDS_PER_IMPORT * (len(sys.modules) - modules)
     if seconds > allowed:
         slowness = max(1.0, *(yardstick() / YARDSTICK for _ in range(3)))
         if seconds > allowed * slowness:
             words = (
-                f"expected less than a second of CPU time, or the mark exhaustive; {item.name} took "
+                f"expected less than a second of CPU time, or the mark exhaustive; {item.name} "
+                "took "
                 f"{seconds:.1f} s"
             )
             warnings.warn(words, stacklevel=1)
@@ -162,7 +172,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A run with a checkpoint and answers beyond it, and the images its teacher served; to be copied."""
+    """A run with a checkpoint and answers beyond it, and the images its teacher served; to be
+    copied.
+    """
     import small_runs
 
     out = tmp_path_factory.mktemp("cut_short") / "run"

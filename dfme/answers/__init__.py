@@ -1,1 +1,3 @@
-"""Teacher answers, on both sides: how they are read, what a defence changes, what can be recovered."""
+"""Teacher answers, on both sides: how they are read, what a defence changes, what can be
+recovered.
+"""

@@ -19,7 +19,9 @@ SLACK = 2e-3
 
 
 def decimals(scores: Tensor) -> int | None:
-    """The fewest decimals that carry the scores exactly (to float32); None if they are not rounded."""
+    """The fewest decimals that carry the scores exactly (to float32); None if they are not
+    rounded.
+    """
     known = scores[torch.isfinite(scores)].double()
     slack = 2 * FLOAT32 * known.abs()
     for places in range(1, MAX_DECIMALS):

@@ -1,4 +1,6 @@
-"""How an image is asked about, and what is made of the answers; nothing here hides or disguises a client."""
+"""How an image is asked about, and what is made of the answers; nothing here hides or disguises a
+client.
+"""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -21,12 +23,14 @@ SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (
 class Reader:
     """Makes of every image those that are asked, and of their answers one.
 
-    ``times``: images that are asked, and charged, for each. ``mode``: the form of what ``read`` gives, of
-    answers in ``raw_mode``, which the teacher gave. ``seed``: the run's. UserError, naming the option, for
-    what such answers do not allow.
+    ``times``: images that are asked, and charged, for each. ``mode``: the form of what ``read``
+    gives, of answers in ``raw_mode``, which the teacher gave. ``seed``: the run's. UserError,
+    naming the option, for what such answers do not allow.
     """
 
-    def __init__(self, config: AnswersConfig, raw_mode: LabelMode, classes: int, seed: int = 0) -> None:
+    def __init__(
+        self, config: AnswersConfig, raw_mode: LabelMode, classes: int, seed: int = 0
+    ) -> None:
         self.times = config.times
         self._raw_mode = raw_mode
         self.mode = config.mode(raw_mode)
@@ -45,19 +49,28 @@ class Reader:
         ):
             if needed and not able:
                 raise UserError(
-                    f"--answers.{option}: expected a teacher that answers {what}, this one answers {raw_mode}"
+                    f"--answers.{option}: expected a teacher that answers {what}, this one answers "
+                    f"{raw_mode}"
                 )
         if recovers:
             known_map(config, raw_mode, torch.Generator())
 
     @cached_property
     def recovery(self) -> Recovery | None:
-        """Return the recovery of ``config``, the same for the same seed, so that no run stores it."""
+        """Return the recovery of ``config``, the same for the same seed, so that no run stores
+        it.
+        """
         undone = self._config.recover != "none"
-        return make_recovery(self._config, self._raw_mode, self._classes, self._seed) if undone else None
+        return (
+            make_recovery(self._config, self._raw_mode, self._classes, self._seed)
+            if undone
+            else None
+        )
 
     def expand(self, x_BCHW: Tensor) -> Tensor:
-        """Return the images to ask: all ``repeat`` times, then again moved by a pixel, edges repeated."""
+        """Return the images to ask: all ``repeat`` times, then again moved by a pixel, edges
+        repeated.
+        """
         if self.times == 1:
             return x_BCHW
         (height, width) = x_BCHW.shape[2:]
@@ -71,8 +84,9 @@ class Reader:
     def read(self, answers: Tensor) -> Tensor:
         """One answer for each image, of those to all that ``expand`` made of it.
 
-        Scores are averaged; of labels the most frequent counts, and of equally frequent ones the image's own.
-        What a service did not answer counts for nothing, and marks an image alone that it never answered.
+        Scores are averaged; of labels the most frequent counts, and of equally frequent ones the
+        image's own. What a service did not answer counts for nothing, and marks an image alone that
+        it never answered.
         """
         if on_accelerator(answers.device) or not bool((gaps := unanswered(answers)).any()):
             return self._learnable(self._merged(answers))
@@ -92,7 +106,8 @@ class Reader:
             self._compared = True
             if torch.equal(first, second):
                 self.tell(
-                    "warning: an image that is asked again is answered alike: --answers.repeat buys nothing"
+                    "warning: an image that is asked again is answered alike: --answers.repeat "
+                    "buys nothing"
                 )
         if self.times == 1:
             return answers
@@ -114,7 +129,9 @@ BINS = 15
 
 
 def binned_gaps(scores_N: Tensor, right_N: Tensor) -> Tensor:
-    """Return right (1) or wrong (0) less the score of each image, in the bin of its score: (N, ``BINS``)."""
+    """Return right (1) or wrong (0) less the score of each image, in the bin of its score: (N,
+    ``BINS``).
+    """
     bins_N1 = (scores_N[:, None] * BINS).ceil().long().clamp(1, BINS) - 1
     gaps_N1 = right_N[:, None].double() - scores_N[:, None].double()
     return torch.zeros(len(scores_N), BINS, dtype=torch.float64).scatter_(1, bins_N1, gaps_N1)

@@ -1,7 +1,9 @@
-"""Defences as maps of probabilities, float64: the owner applies them, and an attacker can know them.
+"""Defences as maps of probabilities, float64: the owner applies them, and an attacker can know
+them.
 
-p are the model's probabilities (B images, K classes) and m = argmax p; q those of a surrogate student. At
-zero strength every map returns p bit for bit. A row's answer does not depend on the other rows of its batch.
+p are the model's probabilities (B images, K classes) and m = argmax p; q those of a surrogate
+student. At zero strength every map returns p bit for bit. A row's answer does not depend on the
+other rows of its batch.
 """
 
 from collections.abc import Callable
@@ -22,10 +24,12 @@ ALL_SETS = 10  # classes up to which MAD tries every set that holds the top clas
 
 
 def lattice(p_BK: Tensor, n: int) -> Tensor:
-    """The nearest multiples of 1/n that sum to one, by largest remainders; a tie goes to the top class.
+    """The nearest multiples of 1/n that sum to one, by largest remainders; a tie goes to the top
+    class.
 
-    Where another class comes level with the top one, a unit moves up from the one that has most (of several,
-    the one whose p is least). Scores keep their order; float32 tells them apart up to n = 2^22.
+    Where another class comes level with the top one, a unit moves up from the one that has most (of
+    several, the one whose p is least). Scores keep their order; float32 tells them apart up to n =
+    2^22.
     """
     p_BK = p_BK.double()
     top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).bool()
@@ -53,7 +57,9 @@ def temperature(p_BK: Tensor, t: float) -> Tensor:
 
 
 def modelguard_w(p_BK: Tensor, epsilon: float, margin: float) -> Tensor:
-    """ModelGuard-W: minimise <log(p + 1e-6), y> within the ball, keeping the top class by the margin."""
+    """ModelGuard-W: minimise <log(p + 1e-6), y> within the ball, keeping the top class by the
+    margin.
+    """
     p_BK = p_BK.double()
     return minimise((p_BK + 1e-6).log(), p_BK, epsilon, max(margin, LEAD))
 
@@ -61,7 +67,8 @@ def modelguard_w(p_BK: Tensor, epsilon: float, margin: float) -> Tensor:
 def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
     """Lee et al. 2018: max(0, p - beta (sigmoid(gamma logit p) - 1/2)), normalised.
 
-    The top class stays on top where its p is at least 1/2 and neither option is above 1, not elsewhere.
+    The top class stays on top where its p is at least 1/2 and neither option is above 1, not
+    elsewhere.
     """
     p_BK = p_BK.double()
     if 0 in (beta, gamma):
@@ -74,20 +81,25 @@ def reverse_sigmoid(p_BK: Tensor, beta: float, gamma: float) -> Tensor:
     return torch.where(p_BK.amax(-1, keepdim=True) >= 0.5, _held(y_BK, p_BK), y_BK)
 
 
-def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", "extreme"]) -> Tensor:
+def mad(
+    p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", "extreme"]
+) -> Tensor:
     """MAD (Orekondy et al. 2020) with the Jacobian of the last layer, by which the features cancel.
 
-    Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far towards
-    it as the ball allows. ``argmax``: y* is uniform over a set of classes with the top one (and 1e-5 more on
-    it): all of these up to ``ALL_SETS`` classes, above that only those that take the classes by q - p, which
-    are enough for uniform q. ``extreme``: y* is any one class. y* = q turns nothing and is not taken.
+    Takes the vertex y* whose gradient q - y* has the largest angle to q - p, and goes from p as far
+    towards it as the ball allows. ``argmax``: y* is uniform over a set of classes with the top one
+    (and 1e-5 more on it): all of these up to ``ALL_SETS`` classes, above that only those that take
+    the classes by q - p, which are enough for uniform q. ``extreme``: y* is any one class. y* = q
+    turns nothing and is not taken.
     """
     p_BK = p_BK.double()
     q_BK = q_BK.double()
     if epsilon == 0:
         return p_BK.clone()
     if vertices == "extreme":
-        y_BK = one_hot(_cosines(p_BK, q_BK, p_BK - q_BK, q_BK, 1.0).argmin(-1), p_BK.shape[-1]).double()
+        y_BK = one_hot(
+            _cosines(p_BK, q_BK, p_BK - q_BK, q_BK, 1.0).argmin(-1), p_BK.shape[-1]
+        ).double()
     else:
         top_BK = one_hot(p_BK.argmax(-1), p_BK.shape[-1]).double()
         y_BK = _normalised(_best_set(p_BK, q_BK, top_BK) + 1e-5 * top_BK)
@@ -98,13 +110,16 @@ def mad(p_BK: Tensor, q_BK: Tensor, epsilon: float, vertices: Literal["argmax", 
 
 
 def grad2(p_BK: Tensor, q_BK: Tensor, epsilon: float, margin: float | None) -> Tensor:
-    """GRAD^2 (Mazeika et al. 2022) at the last layer: the least inner product of gradients, cost p - q."""
+    """GRAD^2 (Mazeika et al. 2022) at the last layer: the least inner product of gradients, cost p
+    - q.
+    """
     margin = None if margin is None else max(margin, LEAD)
     return minimise(p_BK.double() - q_BK.double(), p_BK, epsilon, margin)
 
 
 def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
-    """max(0, p + sigma z), normalised, z standard normal; without a positive entry the greatest gets all.
+    """max(0, p + sigma z), normalised, z standard normal; without a positive entry the greatest
+    gets all.
 
     ``keep_top``: the largest score changes places with that of the top class.
     """
@@ -123,8 +138,11 @@ def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
     return _held(swapped_BK.scatter(-1, top_B1, y_BK.gather(-1, greatest_B1)), p_BK)
 
 
-def map_of(options: defences.DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
-    """Return the map that an attacker can compute from a defence's name and options; None: there is none.
+def map_of(
+    options: defences.DefenceOptions, rng: torch.Generator
+) -> Callable[[Tensor], Tensor] | None:
+    """Return the map that an attacker can compute from a defence's name and options; None: there is
+    none.
 
     q is taken for uniform, noise is drawn from ``rng``.
     """
@@ -144,7 +162,9 @@ def map_of(options: defences.DefenceOptions, rng: torch.Generator) -> Callable[[
         case defences.Noise(sigma=sigma, keep_top=keep_top):
             return lambda p_BK: noise(p_BK, _normal(p_BK, rng), sigma, keep_top)
         case defences.OwnDefence(has_map=True):
-            return blaming(f"the map of {options.name}", UserError)(partial(read_own, options.make().map))
+            return blaming(f"the map of {options.name}", UserError)(
+                partial(read_own, options.make().map)
+            )
     return None
 
 
@@ -156,7 +176,9 @@ def uniform(p_BK: Tensor) -> Tensor:
 def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
     """Uniform over the set of classes with the top one that turns the gradient most."""
     gain_BK = q_BK - p_BK
-    order_BK = gain_BK.masked_fill(top_BK.bool(), float("inf")).argsort(dim=-1, descending=True, stable=True)
+    order_BK = gain_BK.masked_fill(top_BK.bool(), float("inf")).argsort(
+        dim=-1, descending=True, stable=True
+    )
     gain_BK = gain_BK.gather(-1, order_BK)
     q_sorted_BK = q_BK.gather(-1, order_BK)
     sizes_S = _over_sets(p_BK.new_ones(1, p_BK.shape[-1]))[0]
@@ -170,7 +192,9 @@ def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
 
 
 def _over_sets(values_BK: Tensor) -> Tensor:
-    """Sums over each set with the first class: set s holds class k if bit k of 2s + 1 is set; or prefixes."""
+    """Sums over each set with the first class: set s holds class k if bit k of 2s + 1 is set; or
+    prefixes.
+    """
     if values_BK.shape[-1] > ALL_SETS:
         return values_BK.cumsum(-1)
     sums_BS = values_BK[:, :1]
@@ -179,12 +203,18 @@ def _over_sets(values_BK: Tensor) -> Tensor:
     return sums_BS
 
 
-def _cosines(p_BK: Tensor, q_BK: Tensor, loss_BS: Tensor, q_BS: Tensor, square_S: Tensor | float) -> Tensor:
-    """Cosines of q - y and q - p up to the length of q - p, from <y, p - q>, <y, q>, <y, y> of vertices y."""
+def _cosines(
+    p_BK: Tensor, q_BK: Tensor, loss_BS: Tensor, q_BS: Tensor, square_S: Tensor | float
+) -> Tensor:
+    """Cosines of q - y and q - p up to the length of q - p, from <y, p - q>, <y, q>, <y, y> of
+    vertices y.
+    """
     inner_BS = _sum(q_BK * (q_BK - p_BK)) + loss_BS
     squares_BS = _sum(q_BK * q_BK) - 2 * q_BS + square_S
     # One that cannot turn anything; squares this small are what rounding leaves of nothing.
-    return torch.where(squares_BS > 1e-14, inner_BS / squares_BS.clamp(min=1e-14).sqrt(), float("inf"))
+    return torch.where(
+        squares_BS > 1e-14, inner_BS / squares_BS.clamp(min=1e-14).sqrt(), float("inf")
+    )
 
 
 def _held(y_BK: Tensor, p_BK: Tensor) -> Tensor:
@@ -204,7 +234,9 @@ def _sum(values_BK: Tensor) -> Tensor:
 
 
 def _normal(p_BK: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(p_BK.shape, generator=rng, dtype=torch.float64, device=rng.device).to(p_BK.device)
+    return torch.randn(p_BK.shape, generator=rng, dtype=torch.float64, device=rng.device).to(
+        p_BK.device
+    )
 
 
 ROUNDS = 44  # times the range of the top score is halved: to 6e-14
@@ -214,12 +246,12 @@ ROWS = 512  # answers solved at once: what is held of them fits a processor's ca
 def minimise(cost_BK: Tensor, p_BK: Tensor, epsilon: float, margin: float | None) -> Tensor:
     """The y_BK that minimises <cost, y> over the simplex where |y - p|_1 <= epsilon; float64.
 
-    ``margin``: y_m >= y_k + margin for every other class k, where m = argmax p; at most the largest margin
-    that the ball holds. None: the top is not held.
+    ``margin``: y_m >= y_k + margin for every other class k, where m = argmax p; at most the largest
+    margin that the ball holds. None: the top is not held.
 
-    The least cost is convex in the top score t = y_m, so t is searched. With t fixed, everything above t -
-    margin is cut, and what else may move goes from the dearest classes to the cheapest: sorted cumulative
-    sums find how much.
+    The least cost is convex in the top score t = y_m, so t is searched. With t fixed, everything
+    above t - margin is cut, and what else may move goes from the dearest classes to the cheapest:
+    sorted cumulative sums find how much.
     """
     p_BK = p_BK.double().contiguous()
     cost_BK = cost_BK.double().contiguous()
@@ -266,18 +298,24 @@ def minimise(cost_BK: Tensor, p_BK: Tensor, epsilon: float, margin: float | None
 def _range_of_top(
     others_BO: Tensor, top_p_B1: Tensor, total_B1: Tensor, half: float, margin: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the least and greatest top score in the ball, and the margin, at most the ball's largest."""
+    """Return the least and greatest top score in the ball, and the margin, at most the ball's
+    largest.
+    """
     high_B1 = (top_p_B1 + half).minimum(total_B1)
     others = others_BO.shape[-1]
     margin_B1 = (high_B1 - _level(others_BO, high_B1 - top_p_B1)).clamp(max=margin)
-    low_B1 = _level(torch.cat([others_BO + margin_B1, top_p_B1], dim=-1), torch.full_like(total_B1, half))
+    low_B1 = _level(
+        torch.cat([others_BO + margin_B1, top_p_B1], dim=-1), torch.full_like(total_B1, half)
+    )
     low_B1 = low_B1.maximum((total_B1 + others * margin_B1) / (others + 1))
     return low_B1.minimum(high_B1), high_B1, margin_B1
 
 
 def _level(heights_BK: Tensor, volume_B1: Tensor) -> Tensor:
     """The level to which heights must be cut for ``volume`` to come off in all."""
-    counts_K = torch.arange(1, heights_BK.shape[-1] + 1, dtype=heights_BK.dtype, device=heights_BK.device)
+    counts_K = torch.arange(
+        1, heights_BK.shape[-1] + 1, dtype=heights_BK.dtype, device=heights_BK.device
+    )
     sums_BK = heights_BK.sort(-1, descending=True).values.cumsum(-1)
     return ((sums_BK - volume_B1) / counts_K).amax(-1, keepdim=True)
 
@@ -285,9 +323,9 @@ def _level(heights_BK: Tensor, volume_B1: Tensor) -> Tensor:
 def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
     """Scores after the best exchange, classes (last axis) in the order of their cost.
 
-    ``cut`` has come off and ``rise`` been given to the top already; the rest of the cut goes to the cheapest
-    classes with room, the rest of the rise comes from the dearest. Then mass moves from the dearest to the
-    cheapest until they meet, or ``half`` has moved in all.
+    ``cut`` has come off and ``rise`` been given to the top already; the rest of the cut goes to the
+    cheapest classes with room, the rest of the rise comes from the dearest. Then mass moves from
+    the dearest to the cheapest until they meet, or ``half`` has moved in all.
     """
     room_before = pad(room.cumsum(-1), (1, 0))
     kept_after = pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))

@@ -1,4 +1,6 @@
-"""What a teacher may answer: every answer is held to its label mode before anything is learnt from it."""
+"""What a teacher may answer: every answer is held to its label mode before anything is learnt from
+it.
+"""
 
 import hashlib
 import math
@@ -41,9 +43,10 @@ def read_answers(
 ) -> Tensor:
     """A teacher's raw answer to ``batch`` images as a tensor of our own on ``device``.
 
-    Scores come back float32 (B, K), labels int64 (B,), detached and copied. Arrays and lists are taken as
-    well. Conditions on values go through the deferred. What tells more than ``mode`` reveals is cut to it,
-    and on a CPU ``more`` is called. TeacherError, with what was expected and what came, for anything else.
+    Scores come back float32 (B, K), labels int64 (B,), detached and copied. Arrays and lists are
+    taken as well. Conditions on values go through the deferred. What tells more than ``mode``
+    reveals is cut to it, and on a CPU ``more`` is called. TeacherError, with what was expected and
+    what came, for anything else.
     """
     answers = as_tensor(raw)
     if mode.kind == "label":
@@ -63,7 +66,9 @@ def read_answers(
             expected = "finite logits"
         elif mode.kind == "probabilities":
             (ok, found) = _probabilities(answers, tolerance)
-            expected = f"probabilities, none negative and with a sum of one each (within {tolerance:.2g})"
+            expected = (
+                f"probabilities, none negative and with a sum of one each (within {tolerance:.2g})"
+            )
         else:
             hidden = max(classes - (mode.k or classes), 0)
             (ok, found) = _top_k(answers, hidden, tolerance)
@@ -78,7 +83,9 @@ def read_answers(
 
 
 def as_tensor(raw: object) -> Tensor:
-    """Return a plain tensor as it is, an array or a list of numbers as a tensor; else raise TeacherError."""
+    """Return a plain tensor as it is, an array or a list of numbers as a tensor; else raise
+    TeacherError.
+    """
     try:
         if not isinstance(raw, Tensor):
             return torch.as_tensor(raw)
@@ -87,17 +94,24 @@ def as_tensor(raw: object) -> Tensor:
     except Exception as error:  # arrays and objects of every sort fail in their own way
         kind = f" ({raw.layout}, {raw.dtype}, on {raw.device})" if isinstance(raw, Tensor) else ""
         raise TeacherError(
-            f"teacher: expected a tensor, an array or a list of numbers, got {type(raw).__name__}{kind}; "
+            "teacher: expected a tensor, an array or a list of numbers, got "
+            f"{type(raw).__name__}{kind}; "
             "return the scores or labels alone"
         ) from error
 
 
 def read_own(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
-    """Probabilities, float64, that code of the user's own makes of others. ValueError for anything else."""
+    """Probabilities, float64, that code of the user's own makes of others. ValueError for anything
+    else.
+    """
     y_BK = torch.as_tensor(call(p_BK.clone(), *more)).detach().cpu().double()
     if y_BK.shape != p_BK.shape or not bool(_probabilities(y_BK, SUM)[0]):
-        expected = f"expected probabilities {tuple(p_BK.shape)}, none negative, with a sum of one each"
-        raise ValueError(f"{expected}; got {tuple(y_BK.shape)} with sums {y_BK.sum(-1).tolist()!s:.80}")
+        expected = (
+            f"expected probabilities {tuple(p_BK.shape)}, none negative, with a sum of one each"
+        )
+        raise ValueError(
+            f"{expected}; got {tuple(y_BK.shape)} with sums {y_BK.sum(-1).tolist()!s:.80}"
+        )
     return y_BK
 
 
@@ -105,10 +119,10 @@ def read_own(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
 class PartialAnswers:
     """What a service answered to a batch, of which some images have no class.
 
-    ``answers``: of the other images alone, in their order. ``gaps``: for each image of the batch 0 where it
-    has an answer, or ``NO_ANSWER`` or ``UNKNOWN_CLASS``. ``names``: what stood in place of a class. ``slip``:
-    that this is rather a fault of the adapter, in words; it is refused while the service has never answered
-    as is read.
+    ``answers``: of the other images alone, in their order. ``gaps``: for each image of the batch 0
+    where it has an answer, or ``NO_ANSWER`` or ``UNKNOWN_CLASS``. ``names``: what stood in place of
+    a class. ``slip``: that this is rather a fault of the adapter, in words; it is refused while the
+    service has never answered as is read.
     """
 
     answers: Any
@@ -134,7 +148,9 @@ class PartialAnswers:
 
 
 def gaps_of(answers: Tensor) -> Tensor:
-    """For each image (B,) 0, or ``NO_ANSWER`` or ``UNKNOWN_CLASS`` by the marks of ``PartialAnswers``."""
+    """For each image (B,) 0, or ``NO_ANSWER`` or ``UNKNOWN_CLASS`` by the marks of
+    ``PartialAnswers``.
+    """
     if answers.ndim == 1:
         return answers.clamp(max=0).masked_fill(answers > NO_ANSWER, 0)
     none_B = answers.isnan().all(1)
@@ -143,7 +159,9 @@ def gaps_of(answers: Tensor) -> Tensor:
 
 
 def unmarked(answers: Tensor) -> Tensor:
-    """The answers with one mark for whatever is no answer, a label ``NO_ANSWER`` or a row of NaN."""
+    """The answers with one mark for whatever is no answer, a label ``NO_ANSWER`` or a row of
+    NaN.
+    """
     gaps_B = gaps_of(answers)
     if not bool(gaps_B.any()):
         return answers
@@ -152,7 +170,9 @@ def unmarked(answers: Tensor) -> Tensor:
 
 
 def unanswered(answers: Tensor) -> Tensor:
-    """Which images (B,) a service answered without a class; nothing can be learnt from these rows."""
+    """Which images (B,) a service answered without a class; nothing can be learnt from these
+    rows.
+    """
     return gaps_of(answers) != 0
 
 
@@ -167,7 +187,9 @@ def with_answers(images_BCHW: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
 def largest(scores_BK: Tensor, k: int) -> Tensor:
     """Where the ``k`` largest known scores of a row are; among equal ones the first classes win."""
     known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    least_B1 = known_BK.topk(k, dim=1).values[:, -1:]  # its indices follow no order among equal scores
+    least_B1 = known_BK.topk(k, dim=1).values[
+        :, -1:
+    ]  # its indices follow no order among equal scores
     above_BK = known_BK > least_B1
     level_BK = known_BK == least_B1
     return above_BK | (level_BK & (level_BK.cumsum(1) <= k - above_BK.sum(1, keepdim=True)))
@@ -179,7 +201,9 @@ def keep_largest(scores_BK: Tensor, k: int, values_BK: Tensor) -> Tensor:
 
 
 def top_class(answers: Tensor) -> Tensor:
-    """The class a teacher answered, (B,), from labels or scores of any mode; among equal ones the first."""
+    """The class a teacher answered, (B,), from labels or scores of any mode; among equal ones the
+    first.
+    """
     return answers if answers.ndim == 1 else answers.nan_to_num(nan=-math.inf).argmax(dim=1)
 
 
@@ -189,12 +213,20 @@ def answered_class(answers: Tensor) -> Tensor:
 
 
 def cut_to(scores_BK: Tensor, mode: LabelMode) -> Tensor:
-    """Cut probabilities to what ``mode`` reveals; unchanged, bit by bit, if it reveals everything."""
+    """Cut probabilities to what ``mode`` reveals; unchanged, bit by bit, if it reveals
+    everything.
+    """
     cut_BK = scores_BK
     if mode.decimals is not None and mode.decimals <= 45:  # beyond them a float32 has none
-        scale = 10.0**mode.decimals  # in double precision: a float32 times 10^7 has no decimals left to round
+        scale = (
+            10.0**mode.decimals
+        )  # in double precision: a float32 times 10^7 has no decimals left to round
         cut_BK = scores_BK.double().mul_(scale).round_().div_(scale).float()
-    return cut_BK if mode.k is None else keep_largest(scores_BK, min(mode.k, scores_BK.shape[1]), cut_BK)
+    return (
+        cut_BK
+        if mode.k is None
+        else keep_largest(scores_BK, min(mode.k, scores_BK.shape[1]), cut_BK)
+    )
 
 
 def _tells_more(scores_BK: Tensor, cut_BK: Tensor, eps: float) -> bool:
@@ -210,7 +242,9 @@ def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
             "if they are meant, start a new run with --teacher.label-mode logits or probabilities"
         )
     if tuple(answers.shape) != (batch,):
-        raise TeacherError(f"teacher: expected labels ({batch},), one per image, got {tuple(answers.shape)}")
+        raise TeacherError(
+            f"teacher: expected labels ({batch},), one per image, got {tuple(answers.shape)}"
+        )
     if answers.dtype not in INTEGERS:
         raise TeacherError(f"teacher: expected labels as integers, got {answers.dtype}")
 
@@ -225,18 +259,26 @@ def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) 
             two = "; if it is a binary model, start a new run with --teacher.num-classes 2"
             hint = two if classes != 2 else ""
         elif len(shape) == 2 and shape[0] == batch:
-            hint = f"; if it has {shape[1]} classes, start a new run with --teacher.num-classes {shape[1]}"
+            hint = (
+                f"; if it has {shape[1]} classes, start a new run with "
+                f"--teacher.num-classes {shape[1]}"
+            )
         raise TeacherError(
-            f"teacher: expected {mode.kind} ({batch}, {classes}), a row per image and a column per class, "
+            f"teacher: expected {mode.kind} ({batch}, {classes}), a row per image and a column per "
+            "class, "
             f"got {shape}{hint}"
         )
     if not answers.is_floating_point() and answers.dtype not in INTEGERS:
-        raise TeacherError(f"teacher: expected {mode.kind} as floating-point numbers, got {answers.dtype}")
+        raise TeacherError(
+            f"teacher: expected {mode.kind} as floating-point numbers, got {answers.dtype}"
+        )
 
 
 def _logits(scores_BK: Tensor) -> Verdict:
     low, high = scores_BK.aminmax()
-    return (low > -math.inf) & (high < math.inf), lambda: f"values from {float(low)} to {float(high)}"
+    return (low > -math.inf) & (
+        high < math.inf
+    ), lambda: f"values from {float(low)} to {float(high)}"
 
 
 def _probabilities(scores_BK: Tensor, tolerance: float) -> Verdict:
@@ -281,14 +323,16 @@ def _describe(scores_BK: Tensor, low: float, off: float) -> str:
 class TeacherCall:
     """Asks ``teacher``, also from several threads; answers come to ``device``, checked.
 
-    ``run`` names the run, for the keys of its requests. ``tells_more``: an answer told more than its mode.
-    ``unknown_names``: what a service answered in place of its classes. ``fits``: whether it has ever answered
-    as is read.
+    ``run`` names the run, for the keys of its requests. ``tells_more``: an answer told more than
+    its mode. ``unknown_names``: what a service answered in place of its classes. ``fits``: whether
+    it has ever answered as is read.
     """
 
     tells_more = False
 
-    def __init__(self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device) -> None:
+    def __init__(
+        self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device
+    ) -> None:
         self._teacher = teacher
         self._deferred = deferred
         self._run = run
@@ -299,23 +343,28 @@ class TeacherCall:
         self.fits: Callable[[], bool] = lambda: True
 
     def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
-        """The answers to the images that follow ``position`` others of the run and have the digest ``code``.
+        """The answers to the images that follow ``position`` others of the run and have the digest
+        ``code``.
 
         Raises:
-            Refused, Unanswered: as the teacher does; Unusable also for an answer of a service that its label
+            Refused, Unanswered: as the teacher does; Unusable also for an answer of a service that
+            its label
                 mode rules out.
             TeacherError: for such an answer of any other teacher, and for whatever it raises.
         """
         raw = self._call(query_BCHW, position, code)
         teacher = self._teacher
         mode = teacher.label_mode
-        gaps = raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
+        gaps = (
+            raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
+        )
         if gaps.slip and not self.fits():
             raise Misfit(gaps.slip, "unknown class", for_good=True)
         self.unknown_names.update(gaps.names)
         if len(gaps.gaps) != len(query_BCHW) or not {*gaps.gaps} <= {0, NO_ANSWER, UNKNOWN_CLASS}:
             raise TeacherError(
-                f"teacher: expected PartialAnswers with a mark for each of {len(query_BCHW)} images (0, "
+                f"teacher: expected PartialAnswers with a mark for each of {len(query_BCHW)} "
+                "images (0, "
                 f"{NO_ANSWER} or {UNKNOWN_CLASS}), got {len(gaps.gaps)} marks"
             )
         try:
@@ -349,12 +398,17 @@ class TeacherCall:
                 if self._remote is None:
                     return self._teacher(asked_BCHW)
                 return self._remote.ask(asked_BCHW, self._key(position, code))
-        except BaseException as error:  # a client may give up the whole process: it is not its own here
-            if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(error, BudgetExhausted):
+        except (
+            BaseException
+        ) as error:  # a client may give up the whole process: it is not its own here
+            if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(
+                error, BudgetExhausted
+            ):
                 raise
             name = type(error).__name__[:80]
             raise TeacherError(
-                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, but it "
+                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, "
+                "but it "
                 f"raised {name}: {' '.join(str(error).split())[:500]}",
                 f"raised {name}",
             ) from error
@@ -362,5 +416,7 @@ class TeacherCall:
             CHARGED.reset(before)
 
     def _key(self, position: int, code: bytes) -> str:
-        """Seed that is the same for every attempt at the same images at the same place of the same run."""
+        """Seed that is the same for every attempt at the same images at the same place of the same
+        run.
+        """
         return hashlib.sha256(f"{self._run} {position} {code.hex()}".encode()).hexdigest()[:32]

@@ -1,7 +1,9 @@
-"""Probabilities recovered from defended answers by an attacker who knows the defence and its options.
+"""Probabilities recovered from defended answers by an attacker who knows the defence and its
+options.
 
-Probabilities p are drawn as a classifier may have them, and what the defence makes of them, y. Then either
-the y nearest to an answer say what its p was (``Table``), or a small network learns it (``trained_net``).
+Probabilities p are drawn as a classifier may have them, and what the defence makes of them, y. Then
+either the y nearest to an answer say what its p was (``Table``), or a small network learns it
+(``trained_net``).
 """
 
 from collections.abc import Callable
@@ -25,7 +27,9 @@ Recovery = Callable[[Tensor], Tensor]
 
 ENTRIES = 100_000  # pairs that are drawn; fewer of more than 41 classes ...
 NUMBERS = 1 << 22  # ... so many numbers in all
-TOLERANCE = 0.01  # L1 distance up to which an entry's y counts as the answer (ModelGuard's Bayes attack)
+TOLERANCE = (
+    0.01  # L1 distance up to which an entry's y counts as the answer (ModelGuard's Bayes attack)
+)
 AT_ONCE = 1 << 22  # numbers that answers are compared with at once: bounds memory
 PART = 4_096  # probabilities that a map is given at once
 HIDDEN = (128, 64)  # units of the net
@@ -35,7 +39,8 @@ BATCH = 2_000  # pairs in a step
 
 
 def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) -> Recovery:
-    """Map of the defences that ``knows`` names, and of the answers' rounding, on probabilities (N, K).
+    """Map of the defences that ``knows`` names, and of the answers' rounding, on probabilities (N,
+    K).
 
     ``rng`` draws the noise of random ones. UserError for a defence that is no map of probabilities.
     """
@@ -43,7 +48,11 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
     maps = [map_of(options, rng) for options in stack]
     for options, each in zip(stack, maps, strict=True):
         if each is None:
-            hint = ", or give the class a method map(p_BK) for attackers who know it" if options.kind else ""
+            hint = (
+                ", or give the class a method map(p_BK) for attackers who know it"
+                if options.kind
+                else ""
+            )
             expected = "expected a defence whose answers follow from p; leave it out"
             raise UserError(f"--answers.knows {options}: {expected}{hint}")
 
@@ -56,7 +65,9 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
 
 
 def make_recovery(config: AnswersConfig, raw_mode: LabelMode, classes: int, seed: int) -> Recovery:
-    """Return the table or net that ``config`` asks for, against its defence; the same for the same seed."""
+    """Return the table or net that ``config`` asks for, against its defence; the same for the same
+    seed.
+    """
     rng = torch.Generator().manual_seed(derived_seed(seed, "recovery"))
     facts = stated(parse_defences(config.knows), classes)
     draws = config.times if facts.random else 1  # whose average will be read
@@ -71,9 +82,13 @@ def make_recovery(config: AnswersConfig, raw_mode: LabelMode, classes: int, seed
 
 
 def drawn(count: int, classes: int, rng: torch.Generator) -> Tensor:
-    """softmax(s N(0, I)), s uniform in 1 to 8 (heuristic), float64 (N, K); row i has top class i mod K."""
+    """softmax(s N(0, I)), s uniform in 1 to 8 (heuristic), float64 (N, K); row i has top class i
+    mod K.
+    """
     sharpness_N1 = 1 + 7 * torch.rand(count, 1, generator=rng, dtype=torch.float64)
-    p_NK = (sharpness_N1 * torch.randn(count, classes, generator=rng, dtype=torch.float64)).softmax(dim=1)
+    p_NK = (sharpness_N1 * torch.randn(count, classes, generator=rng, dtype=torch.float64)).softmax(
+        dim=1
+    )
     rows = torch.arange(count)
     wanted = torch.arange(count) % classes
     top = p_NK.argmax(dim=1)
@@ -82,9 +97,11 @@ def drawn(count: int, classes: int, rng: torch.Generator) -> Tensor:
 
 
 class Table:
-    """Mean of log p, normalised, over entries whose y is within TOLERANCE of the answer, or else nearest.
+    """Mean of log p, normalised, over entries whose y is within TOLERANCE of the answer, or else
+    nearest.
 
-    ``by_class``: the defence keeps the top class; an answer is compared with the entries of its own alone.
+    ``by_class``: the defence keeps the top class; an answer is compared with the entries of its own
+    alone.
     """
 
     def __init__(self, p_NK: Tensor, y_NK: Tensor, by_class: bool) -> None:
@@ -113,12 +130,16 @@ class Table:
 
 
 def trained_net(p_NK: Tensor, y_NK: Tensor, seed: int, rng: torch.Generator) -> Recovery:
-    """A network that learns p from log y by cross-entropy: D-DAE's generator, without its shadow models."""
+    """A network that learns p from log y by cross-entropy: D-DAE's generator, without its shadow
+    models.
+    """
     sizes = (p_NK.shape[1], *HIDDEN)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.default_generator.manual_seed(derived_seed(seed, "recovery net"))
         hidden = [(nn.Linear(a, b), nn.BatchNorm1d(b), nn.LeakyReLU()) for a, b in pairwise(sizes)]
-        net = nn.Sequential(*(layer for each in hidden for layer in each), nn.Linear(sizes[-1], sizes[0]))
+        net = nn.Sequential(
+            *(layer for each in hidden for layer in each), nn.Linear(sizes[-1], sizes[0])
+        )
         optimizer = Adam(net.parameters(), lr=1e-2)
         for _ in range(EPOCHS):
             for picked in torch.randperm(len(p_NK), generator=rng)[:PAIRS].split(BATCH):

@@ -1,8 +1,8 @@
 """Arguments of a command: its recipe, kind of teacher, method, options and their values.
 
-Precedence: a flag, then (of wandb) a variable, then the YAML file, then the recipe of dfme that lies below,
-then the field's default. Who allowed a service to be asked, and which secrets may go there, is never a file's
-to say: ``Arguments._as_the_user_says``.
+Precedence: a flag, then (of wandb) a variable, then the YAML file, then the recipe of dfme that
+lies below, then the field's default. Who allowed a service to be asked, and which secrets may go
+there, is never a file's to say: ``Arguments._as_the_user_says``.
 """
 
 import dataclasses
@@ -15,7 +15,15 @@ from typing import Any, TypeVar
 from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
-from dfme.config.messages import MAX_LETTERS, Problem, did_you_mean, members, nearest, shortened, spelled_flag
+from dfme.config.messages import (
+    MAX_LETTERS,
+    Problem,
+    did_you_mean,
+    members,
+    nearest,
+    shortened,
+    spelled_flag,
+)
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig, wandb_environment
 from dfme.config.values import Option, build, flatten, options_of, read_value
 from dfme.config.yaml_files import is_record
@@ -28,17 +36,24 @@ from dfme.run.job import comes_with_dfme, is_plain, locate
 
 T = TypeVar("T")
 
-RECIPE_ONLY = frozenset({field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS})
-"""Sections of an extraction's recipe besides its teacher: what other commands with a teacher may skip."""
+RECIPE_ONLY = frozenset(
+    {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS}
+)
+"""Sections of an extraction's recipe besides its teacher: what other commands with a teacher may
+skip.
+"""
 
-ROOM = MAX_LETTERS - 40  # letters of the problems of one message, beside its first and its last words
+ROOM = (
+    MAX_LETTERS - 40
+)  # letters of the problems of one message, beside its first and its last words
 
 
 @dataclasses.dataclass(frozen=True)
 class CommandInputs:
     """Inputs of a command: the model of its options, a teacher, a method.
 
-    ``recipe`` finds the file where no --config is given; ``ignored``: its sections for other commands.
+    ``recipe`` finds the file where no --config is given; ``ignored``: its sections for other
+    commands.
     """
 
     root: type[Any]
@@ -51,7 +66,9 @@ class CommandInputs:
 class Arguments:
     """One command's flags, with the options that hold for them, their values, and what is wrong."""
 
-    def __init__(self, flags: Sequence[Flag], inputs: CommandInputs, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self, flags: Sequence[Flag], inputs: CommandInputs, recipe: Recipe | None = None
+    ) -> None:
         """``recipe``: recipe content used instead of --config."""
         self._root = inputs.root
         self._flags = {flag.key: flag for flag in flags if flag.key != "config"}
@@ -62,7 +79,9 @@ class Arguments:
         if self._typed_file:
             self._is_whole = is_record(locate(self._file))
         self._is_own = self._typed_file and not (self._is_whole or self._is_shipped)
-        self._content = {name: value for name, value in content.items() if name not in inputs.ignored}
+        self._content = {
+            name: value for name, value in content.items() if name not in inputs.ignored
+        }
         self._problems: dict[str, str] = {}
         self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
         below: recipes.Content = {}
@@ -71,14 +90,20 @@ class Arguments:
             self.method, self._recipe, below = self._lay_below()
         self._own = self._own_options() if inputs.teacher else []
         self.options = {option.key: option for option in self._all_options(inputs)}
-        self._below = {key: value for key, value in flatten(below, self.options) if key in self.options}
+        self._below = {
+            key: value for key, value in flatten(below, self.options) if key in self.options
+        }
         self._in_file = dict(flatten(self._content, self.options))
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The value of every option that somebody gave, as it was written; unknown names are reported."""
+        """The value of every option that somebody gave, as it was written; unknown names are
+        reported.
+        """
         tracking = wandb_environment(self._in_file.get("wandb.mode")).items()
-        by_environment = {f"wandb.{name}": text for name, text in tracking if f"wandb.{name}" in self.options}
+        by_environment = {
+            f"wandb.{name}": text for name, text in tracking if f"wandb.{name}" in self.options
+        }
         given = {**self._in_file, **by_environment}
         for key, flag in self._flags.items():
             option = self.options.get(key)
@@ -94,7 +119,9 @@ class Arguments:
 
     @cached_property
     def config(self) -> Any:
-        """The command's own model; what is wrong with its values is said when ``finish`` is called."""
+        """The command's own model; what is wrong with its values is said when ``finish`` is
+        called.
+        """
         return self._build(self._root)
 
     def _build(self, model: type[T], prefix: str = "", given: Mapping[str, Any] | None = None) -> T:
@@ -104,27 +131,41 @@ class Arguments:
 
     @property
     def has_budget(self) -> bool:
-        """True if the user named a budget: by a flag, in a file, or when the resumed run was started."""
+        """True if the user named a budget: by a flag, in a file, or when the resumed run was
+        started.
+        """
         return "budget" in self._flags or ("budget" in self._in_file and not self._is_shipped)
 
     @property
     def in_force(self) -> list[Option]:
         """The options, with what the file and the recipe below it say as their defaults."""
-        held = {key: option.default for key, option in self.options.items()} | self._below | self._in_file
+        held = (
+            {key: option.default for key, option in self.options.items()}
+            | self._below
+            | self._in_file
+        )
         held["recipe"] = self._recipe
-        return [dataclasses.replace(option, default=held[key]) for key, option in self.options.items()]
+        return [
+            dataclasses.replace(option, default=held[key]) for key, option in self.options.items()
+        ]
 
     def says(self, key: str) -> bool:
-        """True if a flag or the user's own file sets this option, not a shipped recipe or a run's record.
+        """True if a flag or the user's own file sets this option, not a shipped recipe or a run's
+        record.
 
-        A file may hold what flags of the same section make idle, and how to track if tracking is off.
+        A file may hold what flags of the same section make idle, and how to track if tracking is
+        off.
         """
         section = key.partition(".")[0]
-        changed = section == "wandb" or any(other.startswith(f"{section}.") for other in self._flags)
+        changed = section == "wandb" or any(
+            other.startswith(f"{section}.") for other in self._flags
+        )
         return key in self._flags or (self._is_own and key in self._in_file and not changed)
 
     def gives(self, key: str) -> bool:
-        """True if a flag or any file sets this option, and not just the recipe that lies below them."""
+        """True if a flag or any file sets this option, and not just the recipe that lies below
+        them.
+        """
         return key in self._flags or key in self._in_file
 
     def report(self, problems: Iterable[Problem]) -> None:
@@ -135,7 +176,9 @@ class Arguments:
             self._problems.setdefault(key, shortened(f"{name}: {text}", ROOM))
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
-        """Raise one UserError that names everything wrong, if anything is; of a great many, the first."""
+        """Raise one UserError that names everything wrong, if anything is; of a great many, the
+        first.
+        """
         self.report(problems)
         if not self._problems:
             return
@@ -148,10 +191,16 @@ class Arguments:
         raise UserError(text)
 
     def teacher(self) -> tuple[TeacherConfig, dict[str, Any]]:
-        """The teacher's common keys and its kind's options; a parameter named like a common key is both."""
+        """The teacher's common keys and its kind's options; a parameter named like a common key is
+        both.
+        """
         given = self.given | {"teacher.kind": self.kind}
         kind = KINDS.get(self.kind)
-        own = self._own_values(given) if kind is None else dict(vars(self._build(kind.options, "teacher.")))
+        own = (
+            self._own_values(given)
+            if kind is None
+            else dict(vars(self._build(kind.options, "teacher.")))
+        )
         if kind is not None and "allow_env" in own:
             own |= self._as_the_user_says(own)
         if kind is not None and "trust" in own and "teacher.trust" not in self._flags:
@@ -159,14 +208,19 @@ class Arguments:
         option = kind.file.option if kind is not None and kind.file is not None else ""
         if isinstance(own.get(option), str) and option:
             path = locate(own[option])
-            of_file = f"teacher.{option}" in self._in_file.keys() - self._flags and not os.path.exists(path)
+            of_file = (
+                f"teacher.{option}" in self._in_file.keys() - self._flags
+                and not os.path.exists(path)
+            )
             own[option] = resolve_from_run_start(self._file, path) if of_file else path
         teacher = self._build(TeacherConfig, "teacher.", given)
         self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
         return teacher, own
 
     def _own_values(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Parameters of a teacher of one's own; of ``given`` stays what fits the common key of its name."""
+        """Parameters of a teacher of one's own; of ``given`` stays what fits the common key of its
+        name.
+        """
         shared = _common()
         own: dict[str, Any] = {}
         for option in self._own:
@@ -192,7 +246,9 @@ class Arguments:
         key = said.get("api_key_env")
         return {
             "authorised_by": said.get("authorised_by", os.environ.get("DFME_AUTHORISED_BY")),
-            "allow_env": tuple(dict.fromkeys([*(said.get("allow_env") or ()), *([key] if key else [])])),
+            "allow_env": tuple(
+                dict.fromkeys([*(said.get("allow_env") or ()), *([key] if key else [])])
+            ),
         }
 
     def job(self, config: ExtractConfig) -> Job:
@@ -208,7 +264,10 @@ class Arguments:
         spelled = spelled_flag if is_flag else str
         group = [known for known in self.options if known.startswith(key + ".")]
         if group:
-            return f"a group of options; expected one of its own such as {', '.join(map(spelled, group[:3]))}"
+            return (
+                "a group of options; expected one of its own such as "
+                f"{', '.join(map(spelled, group[:3]))}"
+            )
         section = key.partition(".")[0]
         of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
         of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
@@ -217,7 +276,8 @@ class Arguments:
         return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
 
     def _lay_below(self) -> tuple[str, str, recipes.Content]:
-        """The method, what is on record as the recipe, and the recipe that lies below the file and the flags.
+        """The method, what is on record as the recipe, and the recipe that lies below the file and
+        the flags.
 
         Nothing lies below a run's own file, which says all, or what stands in the place of a file.
         """
@@ -234,7 +294,9 @@ class Arguments:
             kept = self._content.items()
             self._content = {key: value for key, value in kept if key in recipes.OF_ITS_TEACHER}
             file = ""
-        method = self._choose("method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"])
+        method = self._choose(
+            "method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"]
+        )
         found, below = recipes.below(named, method)
         # a recipe of dfme that is named as a file is run as it stands
         self.recipe_below = "" if self._is_shipped and self._typed_file else found
@@ -245,7 +307,8 @@ class Arguments:
     def _choose(self, section: str, name: str, default: str) -> str:
         """The kind or method that is asked for; a recipe's section about another one is set aside.
 
-        With the method go the sections that were chosen for it: how gradients are estimated, above all.
+        With the method go the sections that were chosen for it: how gradients are estimated, above
+        all.
         """
         if isinstance(self._content.get(section), str):  # `method: static` is short for its name
             self._content[section] = {name: self._content[section]}
@@ -256,7 +319,11 @@ class Arguments:
             return by_recipe
         if flag.text != by_recipe:
             self._content.pop(section, None)
-            kept = {*find_method(flag.text).sections} - {"estimator"} if section == "method" else {*SECTIONS}
+            kept = (
+                {*find_method(flag.text).sections} - {"estimator"}
+                if section == "method"
+                else {*SECTIONS}
+            )
             for other in {*SECTIONS} - kept:
                 self._content.pop(other, None)
         return flag.text or by_recipe
@@ -276,13 +343,18 @@ class Arguments:
         options = options_of(inputs.root)
         if inputs.teacher:
             own = {option.key for option in self._own}
-            options += [*(option for key, option in _common().items() if key not in own), *self._own]
+            options += [
+                *(option for key, option in _common().items() if key not in own),
+                *self._own,
+            ]
         if inputs.method:
             entry = find_method(self.method)
             names = f"{', '.join(METHODS)}, or module:Class of your own"
             options.append(Option("method.name", str, "dfme", names))
             for option in options_of(entry.config, "method."):
-                options.append(dataclasses.replace(option, basic=option.basic or ":" in self.method))
+                options.append(
+                    dataclasses.replace(option, basic=option.basic or ":" in self.method)
+                )
             for name in entry.sections:
                 options += options_of(entry.section(name), f"{name}.")
         return options
@@ -297,4 +369,6 @@ def _common() -> dict[str, Option]:
     """The keys that all kinds of teacher have, the built-in kinds named."""
     options = {option.key: option for option in options_of(TeacherConfig, "teacher.")}
     kind = options["teacher.kind"]
-    return options | {kind.key: dataclasses.replace(kind, help=f"{', '.join(KINDS)}, or {kind.help}")}
+    return options | {
+        kind.key: dataclasses.replace(kind, help=f"{', '.join(KINDS)}, or {kind.help}")
+    }

@@ -1,4 +1,6 @@
-"""``run.py audit``: what a copy of a model costs, what raises that price, and whether it would be noticed."""
+"""``run.py audit``: what a copy of a model costs, what raises that price, and whether it would be
+noticed.
+"""
 
 import os
 import re
@@ -22,7 +24,13 @@ from dfme.audits.audit.options import (
     own_problems,
     usual,
 )
-from dfme.audits.compare.plan import AS_IT_IS, NO_DEFENCE, CompareConfig, ComparisonPlan, own_options
+from dfme.audits.compare.plan import (
+    AS_IT_IS,
+    NO_DEFENCE,
+    CompareConfig,
+    ComparisonPlan,
+    own_options,
+)
 from dfme.audits.compare.rows import EQUAL, directory_of, parted
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
@@ -38,7 +46,9 @@ from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
 from dfme.spec import SMALL_SIDE, LabelMode, Shape
 
-SUMMARY = "say what a copy of a model costs, which switch raises that price, whether one would notice"
+SUMMARY = (
+    "say what a copy of a model costs, which switch raises that price, whether one would notice"
+)
 OWN = {option.key: option for option in options_of(AuditConfig)}
 Planned = Callable[[CompareConfig], ComparisonPlan]
 MAX_SMALL_STEPS = (
@@ -46,9 +56,13 @@ MAX_SMALL_STEPS = (
 )
 MIN_LIKE_STEPS = 1_000
 STEPS_OF_IMAGE = 6
-"""Steps that an attacker with few images of the owner's kind takes in ``quick``, at least (measured)."""
+"""Steps that an attacker with few images of the owner's kind takes in ``quick``, at least
+(measured).
+"""
 ANSWERS = ("auto", "kl", "table", "label")
-"""Attackers of each defence, as of run.py compare; those that cannot be are left out with their reason."""
+"""Attackers of each defence, as of run.py compare; those that cannot be are left out with their
+reason.
+"""
 
 
 def options(words: Sequence[str]) -> Iterable[Option]:
@@ -70,7 +84,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def plan_of(words: Sequence[str]) -> AuditPlan:
-    """The audit that the words after ``audit`` describe. UserError: one line that names everything wrong."""
+    """The audit that the words after ``audit`` describe. UserError: one line that names everything
+    wrong.
+    """
     flags = split_flags(words)
     file, content = _recipe(flags)
     parts = parted(file, tidy(content), OWN)
@@ -80,7 +96,9 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     away = _away(kind, config)
     priced = "budget" in parts.written or any(flag.key == "budget" for flag in flags)
     unpriced = () if priced else teacher_side.price_problems(kind, "budget")
-    asked.finish([*unpriced, *own_problems(config, away), *_innocent(config, kind), *_foreign(flags)])
+    asked.finish(
+        [*unpriced, *own_problems(config, away), *_innocent(config, kind), *_foreign(flags)]
+    )
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
     own_mode = compare.said(flags, parts, "teacher.label_mode")
     config = replace(config, label_modes=tuple(modes_of(config, own_mode)))
@@ -115,13 +133,17 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
     left_out = *not_run, *lacking, *blind, *unfit
-    return AuditPlan(settled, first, second if tried else None, kept, not away, left_out, planned, halves)
+    return AuditPlan(
+        settled, first, second if tried else None, kept, not away, left_out, planned, halves
+    )
 
 
 def _halved(
     settled: AuditConfig, config: AuditConfig, on: EvaluationConfig
 ) -> tuple[AuditConfig, Content, list[dict[str, str]]]:
-    """The options, the facts of the halves, and what is left out where an attacker cannot have one."""
+    """The options, the facts of the halves, and what is left out where an attacker cannot have
+    one.
+    """
     if config.pool is not None:
         return settled, {}, []
     lacking = "--like-images none" if config.like_images == "none" else "--attackers names others"
@@ -147,7 +169,9 @@ def _at_most(config: AuditConfig, halves: Content, given_steps: int) -> AuditCon
     return replace(config, budget=budget, student_steps=steps)
 
 
-def _attacks(config: AuditConfig, halves: Content, planned: Planned, given_steps: int) -> ComparisonPlan:
+def _attacks(
+    config: AuditConfig, halves: Content, planned: Planned, given_steps: int
+) -> ComparisonPlan:
     """Attackers and label modes; an attacker with a half of the images asks no more than these."""
     if not halves:
         return planned(comparison(config, config.attackers, config.label_modes))
@@ -193,7 +217,9 @@ def _second(
 
 
 def _answers(first: ComparisonPlan, row: str, shape: Shape | None) -> tuple[str, ...]:
-    """Attackers of each defence; without ``kl`` where ``auto`` is the same for images of this shape."""
+    """Attackers of each defence; without ``kl`` where ``auto`` is the same for images of this
+    shape.
+    """
     job = next(cell.job for cell in first.cells if cell.row == row)
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     alike = shape is not None and job.config.student.fitting(mode, shape).loss == "kl"
@@ -202,12 +228,19 @@ def _answers(first: ComparisonPlan, row: str, shape: Shape | None) -> tuple[str,
 
 def _sharing(second: ComparisonPlan, first: ComparisonPlan) -> ComparisonPlan:
     """The second comparison, whose undefended attackers by labels are the first one's on labels."""
-    places = {(cell.row, cell.seed, cell.budget): cell for cell in first.cells if cell.mode == "label"}
+    places = {
+        (cell.row, cell.seed, cell.budget): cell for cell in first.cells if cell.mode == "label"
+    }
     cells = []
     for cell in second.cells:
         alike = places.get((cell.row, cell.seed, cell.budget))
         labels = cell.attempt.runs == NO_DEFENCE and cell.attempt.answers == "label"
-        if alike and labels and not cell.attempt.reason and LabelMode.parse(cell.mode).decimals is None:
+        if (
+            alike
+            and labels
+            and not cell.attempt.reason
+            and LabelMode.parse(cell.mode).decimals is None
+        ):
             cell = replace(cell, job=alike.job, run=alike.name)
         cells.append(cell)
     return replace(second, cells=tuple(cells))
@@ -221,58 +254,94 @@ def comparison(
     answers: Sequence[str] = (AS_IT_IS,),
 ) -> CompareConfig:
     """The options of one of an audit's comparisons."""
-    axes = tuple(rows), config.seeds, (config.budget,), tuple(modes), tuple(defences), tuple(answers)
+    axes = (
+        tuple(rows),
+        config.seeds,
+        (config.budget,),
+        tuple(modes),
+        tuple(defences),
+        tuple(answers),
+    )
     names = ("student_steps", "jobs", "engine", "engine_options", "retries")
     return CompareConfig(*axes, **{name: getattr(config, name) for name in names})
 
 
 def _compared_problems(config: AuditConfig, shared: Content) -> Iterator[Problem]:
-    """Problems that a comparison would find in an audit's options, and what recipes do not heed of a file."""
+    """Problems that a comparison would find in an audit's options, and what recipes do not heed of
+    a file.
+    """
     for key, _ in flatten(shared, ()):
         if key.startswith(("student.", "schedule.")) and key.partition(".")[2] not in EQUAL:
-            yield Problem(key, "expected this flag: attackers that are recipes do not heed a file's section")
+            yield Problem(
+                key, "expected this flag: attackers that are recipes do not heed a file's section"
+            )
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
-    for key, text in compare_problems(comparison(config, config.attackers, config.label_modes, defences), ()):
+    for key, text in compare_problems(
+        comparison(config, config.attackers, config.label_modes, defences), ()
+    ):
         yield Problem({"methods": "attackers"}.get(key, key), text)
 
 
 def _away(kind: str, config: AuditConfig) -> str:
-    """Why defences and detectors are not measured of a teacher of this kind; nothing where they are."""
+    """Why defences and detectors are not measured of a teacher of this kind; nothing where they
+    are.
+    """
     if kind in teacher_side.KINDS:
         return "" if teacher_side.KINDS[kind].is_local else SERVICE
     return "" if config.own_teacher == "local" else ON_REQUEST
 
 
 def _recipe(flags: Sequence[Flag]) -> Recipe:
-    """Recipe of --config; without, that of the audit being resumed, or the one that comes with dfme."""
+    """Recipe of --config; without, that of the audit being resumed, or the one that comes with
+    dfme.
+    """
     what = "the directory of an audit"
     own = PACKAGE / "configs" / OPTIONS
-    return read_recipe(flags, lambda flags: resumed(flags, OPTIONS, what) if asks_to_resume(flags) else own)
+    return read_recipe(
+        flags, lambda flags: resumed(flags, OPTIONS, what) if asks_to_resume(flags) else own
+    )
 
 
 def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
     """Options of a comparison that an audit says otherwise."""
-    other = {"methods": "--attackers", "budgets": "--budget", "answers": "nothing: an audit tries several"}
+    other = {
+        "methods": "--attackers",
+        "budgets": "--budget",
+        "answers": "nothing: an audit tries several",
+    }
     other["format"] = "nothing: an audit's pictures are in its page"
-    return (Problem(flag.key, f"unknown flag; say {other[flag.key]}") for flag in flags if flag.key in other)
+    return (
+        Problem(flag.key, f"unknown flag; say {other[flag.key]}")
+        for flag in flags
+        if flag.key in other
+    )
 
 
 def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:
     """Problems with the models beside which the copies are to be recognised."""
     if config.references and kind != "torch":
-        yield Problem("references", "expected none: only copies of a --teacher.checkpoint can be recognised")
+        yield Problem(
+            "references", "expected none: only copies of a --teacher.checkpoint can be recognised"
+        )
     elif config.references:
         yield from reference_problems(config.references)
 
 
 def _watch(kind: str, dataset: str) -> tuple[list[Flag], list[dict[str, str]]]:
-    """Flags that let every detector which teacher and data can feed see what the cells ask; the others."""
+    """Flags that let every detector which teacher and data can feed see what the cells ask; the
+    others.
+    """
     if dataset == "none":
         return [], []
     blind = NEED_FEATURES if kind != "torch" or not has_train_part(dataset) else ()
     names = [name for name in DETECTORS if name not in blind]
-    why = f"their means are of a labelled train part (train_images, train_labels), which {dataset} has not"
-    lacking = [{"what": f"detectors {', '.join(blind)}", "why": why}] if blind and kind == "torch" else []
+    why = (
+        "their means are of a labelled train part (train_images, train_labels), which "
+        f"{dataset} has not"
+    )
+    lacking = (
+        [{"what": f"detectors {', '.join(blind)}", "why": why}] if blind and kind == "torch" else []
+    )
     return [Flag("teacher.watch", ",".join(names)), Flag("teacher.benign", dataset)], lacking
 
 
@@ -283,13 +352,20 @@ def _give_pool(rows: Content, pool: str | None) -> None:
         row["method"]["pool"] = pool
 
 
-def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, ...], list[dict[str, str]]]:
-    """The defences that are tried, and those of a profile that this teacher, or a missing key, rules out."""
+def _tried(
+    config: AuditConfig, away: str, second: Second
+) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    """The defences that are tried, and those of a profile that this teacher, or a missing key,
+    rules out.
+    """
     if away:
         return (), []
     if LabelMode.parse(config.label_modes[0]).kind == "label":
         return (), [
-            {"what": "defences", "why": "the teacher answers labels alone: there are no scores to defend"}
+            {
+                "what": "defences",
+                "why": "the teacher answers labels alone: there are no scores to defend",
+            }
         ]
     fits = []
     not_run = []

@@ -19,7 +19,9 @@ class CheckConfig:
     """One look at a teacher."""
 
     images: Count = 16
-    """random images to ask for, twice each; some 200 to 400 are charged besides, for finite differences"""
+    """random images to ask for, twice each; some 200 to 400 are charged besides, for finite
+    differences
+    """
     seed: Seed = 0
     """seed of the images"""
     device: Device = "auto"
@@ -41,9 +43,14 @@ def run(words: Sequence[str]) -> int:
     config = asked.config
     if config.sample or config.write_adapter:
         text = "expected both --sample and --write-adapter"
-        asked.finish(Problem(key, text) for key in ("sample", "write_adapter") if not getattr(config, key))
+        asked.finish(
+            Problem(key, text) for key in ("sample", "write_adapter") if not getattr(config, key)
+        )
         print(teacher_side.write_adapter(str(config.sample), str(config.write_adapter)))
-        words = f"--teacher json --teacher.adapter {shlex.quote(str(config.write_adapter))} --teacher.url URL"
+        words = (
+            f"--teacher json --teacher.adapter {shlex.quote(str(config.write_adapter))} "
+            "--teacher.url URL"
+        )
         print(f"then look at the service: run.py check {words}")
         return 0
     teacher, kind_options = asked.teacher()

@@ -1,4 +1,6 @@
-"""``run.py compare``: which rows, seeds, budgets and label modes, and what every cell of them is as a job."""
+"""``run.py compare``: which rows, seeds, budgets and label modes, and what every cell of them is as
+a job.
+"""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +32,15 @@ from dfme.audits.compare.rows import (
 )
 from dfme.cli import extract, teacher_side
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.flags import Flag, Recipe, asks_to_resume, last_text, read_recipe, resumed, split_flags
+from dfme.cli.flags import (
+    Flag,
+    Recipe,
+    asks_to_resume,
+    last_text,
+    read_recipe,
+    resumed,
+    split_flags,
+)
 from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
@@ -41,7 +51,9 @@ from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
 from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
 
-SUMMARY = "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table"
+SUMMARY = (
+    "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table"
+)
 DEFAULT = PACKAGE / "configs" / "compare_digits.yaml"
 OWN = {option.key: option for option in options_of(CompareConfig)}
 OF_RUNS = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]
@@ -78,12 +90,16 @@ def run(words: Sequence[str]) -> int:
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     """Cost of every stack of defences to honest users; empty without defences or honest images."""
     job = plan.cells[0].job
-    stacks = [*dict.fromkeys(cell.attempt.stack for cell in plan.cells if cell.attempt.stack != "none")]
+    stacks = [
+        *dict.fromkeys(cell.attempt.stack for cell in plan.cells if cell.attempt.stack != "none")
+    ]
     if not stacks or job.config.evaluation.dataset == "none":
         return {}
     tell = partial(print, "honest users:", file=sys.stderr)
     if job.teacher.kind not in teacher_side.KINDS:
-        tell("not measured of a teacher of your own; run.py utility --own-teacher local measures it")
+        tell(
+            "not measured of a teacher of your own; run.py utility --own-teacher local measures it"
+        )
         return {}
     texts = [tuple(stack.split("+")) for stack in stacks]
     measured = job.teacher, job.teacher_options, texts, job.config.evaluation, job.config.device
@@ -108,13 +124,27 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
 
 
 def planned(
-    config: CompareConfig, out: Path, file: str, parts: Parts, typed: Sequence[Flag], command: tuple[str, ...]
+    config: CompareConfig,
+    out: Path,
+    file: str,
+    parts: Parts,
+    typed: Sequence[Flag],
+    command: tuple[str, ...],
 ) -> ComparisonPlan:
-    """Build every cell of a comparison whose own options have been checked; ``typed``: flags of all cells."""
+    """Build every cell of a comparison whose own options have been checked; ``typed``: flags of all
+    cells.
+    """
     _require_for_all(file, parts, typed)
     # What were flags is now a file's to say, which for these is a record or a wish.
-    wished = {key: text for key, text in parts.overrides.items() if Flag(key, text).key in SAID_BY_THE_USER}
-    flags = [*(Flag(key, text) for key, text in parts.overrides.items() if key not in wished), *typed]
+    wished = {
+        key: text
+        for key, text in parts.overrides.items()
+        if Flag(key, text).key in SAID_BY_THE_USER
+    }
+    flags = [
+        *(Flag(key, text) for key, text in parts.overrides.items() if key not in wished),
+        *typed,
+    ]
     shared = tidy(parts.shared | wished)
     arch = last_text(flags, "student.arch")
     contents = row_contents(config.methods or tuple(parts.rows), parts.rows, shared, arch, file)
@@ -123,7 +153,12 @@ def planned(
     asked = [(mode, attempt(defence, answers, mode)) for mode, defence, answers in places]
     jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
     overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
-    paper = {**own_options(config), "methods": list(contents), "rows": parts.rows, "overrides": overrides}
+    paper = {
+        **own_options(config),
+        "methods": list(contents),
+        "rows": parts.rows,
+        "overrides": overrides,
+    }
     cells = cells_of(jobs, config.seeds, config.budgets, out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
     plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command)
@@ -133,21 +168,37 @@ def planned(
 
 def said(flags: Sequence[Flag], parts: Parts, key: str) -> str | None:
     """Value of an option that all cells share, by the last flag, or the file."""
-    found = (last_text(flags, key), parts.overrides.get(key), dict(flatten(parts.shared, ())).get(key))
+    found = (
+        last_text(flags, key),
+        parts.overrides.get(key),
+        dict(flatten(parts.shared, ())).get(key),
+    )
     return next((str(text) for text in found if text is not None), None)
 
 
 def _recipe(flags: Sequence[Flag]) -> Path:
     """Without --config: a resumed comparison's own file, else the digits'."""
-    return resumed(flags, OPTIONS, "the directory of a comparison") if asks_to_resume(flags) else DEFAULT
+    return (
+        resumed(flags, OPTIONS, "the directory of a comparison")
+        if asks_to_resume(flags)
+        else DEFAULT
+    )
 
 
-def own_arguments(model: type[Any], file: str, written: Content, flags: Sequence[Flag]) -> Arguments:
-    """A command's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets: 30k``."""
+def own_arguments(
+    model: type[Any], file: str, written: Content, flags: Sequence[Flag]
+) -> Arguments:
+    """A command's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets:
+    30k``.
+    """
     lists = {option.key: isinstance(option.default, tuple) for option in options_of(model)}
-    single = [name for name, value in written.items() if lists[name] and isinstance(value, int | float)]
+    single = [
+        name for name, value in written.items() if lists[name] and isinstance(value, int | float)
+    ]
     listed = written | {name: [written[name]] for name in single}
-    return Arguments([flag for flag in flags if flag.key in lists], CommandInputs(model), (file, listed))
+    return Arguments(
+        [flag for flag in flags if flag.key in lists], CommandInputs(model), (file, listed)
+    )
 
 
 def _require_for_all(file: str, parts: Parts, flags: Sequence[Flag]) -> None:
@@ -157,15 +208,22 @@ def _require_for_all(file: str, parts: Parts, flags: Sequence[Flag]) -> None:
     for flag in flags:
         close = nearest(flag.key, [*OWN, *OF_RUNS]) if "." not in flag.key else None
         if close in OWN and flag.key not in ELSEWHERE:
-            problems.append(f"--{flag.name}: unknown flag; did you mean --{close.replace('_', '-')}?")
+            problems.append(
+                f"--{flag.name}: unknown flag; did you mean --{close.replace('_', '-')}?"
+            )
     if problems:
         raise UserError("; ".join(problems))
 
 
 def _jobs(
-    contents: Mapping[str, Content], asked: Sequence[tuple[str, Attempt]], flags: Sequence[Flag], file: str
+    contents: Mapping[str, Content],
+    asked: Sequence[tuple[str, Attempt]],
+    flags: Sequence[Flag],
+    file: str,
 ) -> dict[tuple[str, str, Attempt], Job]:
-    """A job per label mode, row, defence and attacker. What is wrong with several of them is said once."""
+    """A job per label mode, row, defence and attacker. What is wrong with several of them is said
+    once.
+    """
     jobs: dict[tuple[str, str, Attempt], Job] = {}
     problems: dict[str, dict[str, None]] = {}
     for (mode, here), (row, content) in product(asked, contents.items()):
@@ -177,7 +235,9 @@ def _jobs(
         except UserError as error:
             problems.setdefault(str(error), {})[row] = None
     if problems:
-        some = {text: [] if len(rows) == len(contents) else [*rows] for text, rows in problems.items()}
+        some = {
+            text: [] if len(rows) == len(contents) else [*rows] for text, rows in problems.items()
+        }
         shown = [": ".join(filter(None, (", ".join(rows), text))) for text, rows in some.items()]
         raise UserError("; ".join(shown))
     return jobs

@@ -27,12 +27,17 @@ from dfme.run.directory import RunDirectory
 
 @dataclass(frozen=True, config=CONFIG)
 class DetectConfig:
-    """One log, beside honest accounts; --teacher.watch names detectors, by default all it can feed."""
+    """One log, beside honest accounts; --teacher.watch names detectors, by default all it can
+    feed.
+    """
 
     log: Basic[str]
-    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG ..."""
+    """folder that run.py serve --record wrote; it may stand first and alone: run.py detect LOG ...
+    """
     benign: Basic[str]
-    """held-out labelled images of the owner, half of which calibrate the detectors: a data set, or FOLDER"""
+    """held-out labelled images of the owner, half of which calibrate the detectors: a data set, or
+    FOLDER
+    """
     other: str | None = None
     """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
     own_teacher: Basic[OwnTeacher] = "api"
@@ -41,7 +46,9 @@ class DetectConfig:
     """directory of the tables; by default a free name under runs/"""
 
 
-SUMMARY = "say which accounts in a log of serve --record look like an extraction (run.py detect LOG ...)"
+SUMMARY = (
+    "say which accounts in a log of serve --record look like an extraction (run.py detect LOG ...)"
+)
 INPUTS = CommandInputs(DetectConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY)
 FILES = ("detection.md", "detection.json")
 ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold", "first alarm")
@@ -64,7 +71,9 @@ def run(words: Sequence[str]) -> int:
     found = teacher_side.detection(*given, "auto", config.other, tell=tell, log=Path(config.log))
     told = {"command": command, "dfme": __version__, **found}
     shown = tables(found)
-    with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/detect")))) as out:
+    with RunDirectory.create(
+        Path(config.out or RunDirectory.free_name(Path("runs/detect")))
+    ) as out:
         write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{shown}\n")
         write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
     print(f"{shown}\n\n{', '.join(str(out.path / name) for name in FILES)}")
@@ -79,7 +88,9 @@ def tables(found: Mapping[str, Any]) -> str:
     for account in found["accounts"]:
         for name, of in account["thinned"][1].items():
             own = [account["account"], f"{account['images']}", f"{account['repeats']}", name]
-            when = [f"{each[name]['first_alarm'] or 'never'}" for each in account["thinned"].values()]
+            when = [
+                f"{each[name]['first_alarm'] or 'never'}" for each in account["thinned"].values()
+            ]
             lines.append([*own, f"{of['largest']:.3g}", f"{of['threshold']:.3g}", *when])
     for each in found["benign"]:
         rate = f"{each['per_10000']:.0f} < " if each["alarms"] else "< "
@@ -89,10 +100,15 @@ def tables(found: Mapping[str, Any]) -> str:
     unseen = [f"{name}, since {why}" for name, why in found["left_out"].items()]
     unseen += [f"the {missing:,} accounts with the fewest images"] * bool(missing)
     parts = [
-        "First alarms, in images that the account asked (an evaluation too), and of those left when thinned:",
+        "First alarms, in images that the account asked (an evaluation too), and of those left "
+        "when thinned:",
         table([*ACCOUNT, *thinned[1:]], lines),
-        f"Honest accounts of {found['session']} images with an alarm (alarms in 10,000 images < 95 % upper "
+        f"Honest accounts of {found['session']} images with an alarm (alarms in 10,000 images < 95 "
+        "% upper "
         "bound):",
-        table(["detector", *dict.fromkeys(each["stream"] for each in found["benign"])], [*rows.values()]),
+        table(
+            ["detector", *dict.fromkeys(each["stream"] for each in found["benign"])],
+            [*rows.values()],
+        ),
     ]
     return "\n\n".join([*parts, *(f"Not looked at: {each}." for each in unseen)])

@@ -30,7 +30,9 @@ from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
 from dfme.spec import LabelMode
 
-SUMMARY = "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
+SUMMARY = (
+    "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"
+)
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -54,7 +56,9 @@ def run(words: Sequence[str]) -> int:
     asked = _asked(words)
     given = asked.config
     flags = split_flags(words)
-    job, budget = _job(asked, of_the_run=asks_to_resume(flags) and last_text(flags, "budget") is None)
+    job, budget = _job(
+        asked, of_the_run=asks_to_resume(flags) and last_text(flags, "budget") is None
+    )
     check_teacher(job.teacher, job.teacher_options)
     if given.dry_run or not job.config.resume:
         from dfme.run.plan import plan
@@ -78,15 +82,23 @@ def run(words: Sequence[str]) -> int:
     write_text(out / "estimate.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
     print("\n".join(["", *_lines(found)]))
     if (then := found["recommended_budget"]) is not None:
-        print(f"the run that goes on from what is paid for:\n  {resume_command(out, job)} --budget {then}")
+        print(
+            f"the run that goes on from what is paid for:\n  {resume_command(out, job)} --budget "
+            f"{then}"
+        )
     elif found["agreement_there"] is None:
-        print(f"a pilot three times as large goes on from what is paid for:\n  {again} --budget {3 * budget}")
+        print(
+            f"a pilot three times as large goes on from what is paid for:\n  {again} --budget "
+            f"{3 * budget}"
+        )
     return 0
 
 
 def _asked(words: Sequence[str]) -> Arguments:
     flags = split_flags(words)
-    named = asks_to_resume(flags) or any(flag.key in ("config", "recipe", "method.name") for flag in flags)
+    named = asks_to_resume(flags) or any(
+        flag.key in ("config", "recipe", "method.name") for flag in flags
+    )
     return Arguments([*flags, *([] if named else [Flag("recipe", "frugal")])], INPUTS)
 
 
@@ -95,7 +107,9 @@ def _job(asked: Arguments, of_the_run: bool) -> tuple[Job, int]:
     config = settled(asked)
     share = asked.config.pilot
     given = int(config.budget)
-    pilot, budget = (given, round(given / share)) if of_the_run else (math.ceil(given * share), given)
+    pilot, budget = (
+        (given, round(given / share)) if of_the_run else (math.ceil(given * share), given)
+    )
     return checked(asked, dataclasses.replace(config, budget=pilot), _problems), budget
 
 
@@ -106,9 +120,14 @@ def _problems(job: Job) -> Iterator[Problem]:
     batch = job.method_config.batch_size
     afterwards = keeps_answers(job) and not (student.steps or student.replay_steps)
     if student.is_planned:
-        yield Problem("student.steps", "expected --student.rounds as well: else the pilot alone has them")
+        yield Problem(
+            "student.steps", "expected --student.rounds as well: else the pilot alone has them"
+        )
     elif afterwards or 0 < len(student.rounds) < MIN_SCORES:
-        text = f"expected students trained and scored {MIN_SCORES} times or more while the budget is spent"
+        text = (
+            f"expected students trained and scored {MIN_SCORES} times or more while the "
+            "budget is spent"
+        )
         yield Problem("method.name" if afterwards else "student.rounds", text)
     if config.until_agreement is not None:
         yield Problem("until_agreement", "leave it out: a pilot spends all of its budget")
@@ -118,7 +137,10 @@ def _problems(job: Job) -> Iterator[Problem]:
     least = math.ceil(HELD_BACK_EVERY * batch / first)
     budget = int(config.budget)
     if config.evaluation.dataset == "none" and budget < least:
-        text = f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, got {budget:,}"
+        text = (
+            f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, "
+            f"got {budget:,}"
+        )
         why = f"without one, one paid batch of {batch} in 20 is scored on"
         yield Problem("evaluation.dataset", f"{text}: {why}")
 
@@ -126,7 +148,9 @@ def _problems(job: Job) -> Iterator[Problem]:
 def estimate(
     job: Job, summary: Mapping[str, Any], records: Sequence[MetricRecord], budget: int
 ) -> dict[str, Any]:
-    """The contents of estimate.json: of three numbers the lower end, the expected one and the upper end."""
+    """The contents of estimate.json: of three numbers the lower end, the expected one and the upper
+    end.
+    """
     points = scores_after_training(records)
     spent = int(summary["spent"])
     mode = LabelMode.parse(summary["label_mode"])
@@ -155,7 +179,13 @@ def estimate(
         queries = [each and math.ceil(each) for each in known]
         times = [each and round(summary["wall_seconds"] + sum(to_go(each)), 1) for each in queries]
         costs = [each and price and round((each + beside) * price / 1000, 6) for each in queries]
-        level = {"agreement": goal, "reached": reached, "queries": queries, "seconds": times, "cost": costs}
+        level = {
+            "agreement": goal,
+            "reached": reached,
+            "queries": queries,
+            "seconds": times,
+            "cost": costs,
+        }
         levels.append(level)
         if queries[1] and queries[1] <= budget:
             within = min(queries[2] or budget, budget)
@@ -172,7 +202,9 @@ def estimate(
         "farthest": REACH * spent,
         "agreement_there": None if start is None else start.agreement(LAW, REACH * spent),
         "training_share": training / (asking + training) if training else None,
-        "recommended_budget": None if start is None or reached is not None or budget <= spent else within,
+        "recommended_budget": None
+        if start is None or reached is not None or budget <= spent
+        else within,
     }
 
 
@@ -196,11 +228,17 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         return
     forms = [("queries", "{:,}".format), ("seconds", duration), ("cost", "{:,.2f}".format)]
     known = forms if any(any(level["cost"]) for level in found["levels"]) else forms[:2]
-    rows = [[f"{each['agreement']:.0%}", *(_cell(each, *form) for form in known)] for each in found["levels"]]
+    rows = [
+        [f"{each['agreement']:.0%}", *(_cell(each, *form) for form in known)]
+        for each in found["levels"]
+    ]
     yield table(["agreement", "queries", "time", "cost"][: 1 + len(known)], rows)
     low, expected, high = (f"{share:.1%}" for share in there)
     yield f"beyond: after {found['farthest']:,} queries {expected} are expected ({low} to {high})"
-    yield "in brackets: 90 % intervals. The logit of the agreement is drawn on over the logarithm of the"
+    yield (
+        "in brackets: 90 % intervals. The logit of the agreement is drawn on over the "
+        "logarithm of the"
+    )
     yield "queries; the interval is what recorded curves departed from that (docs/evaluation.md)"
     if (training := found["training_share"]) is not None:
         yield f"of the time to go, training takes {training:.0%}, the queries {1 - training:.0%}"
@@ -216,12 +254,16 @@ def _cell(level: Mapping[str, Any], name: str, form: Callable[[Any], str]) -> st
 GOALS = (0.8, 0.9, 0.95)  # agreements whose price is estimated
 REACH = 10  # times the pilot's queries up to which the recorded curves go, and so the estimate
 MIN_SCORES = 3  # that an estimate needs
-GROWTH = 0.25  # of the interval's width as queries grow e-fold, in units of the pilot's end; heuristic
+GROWTH = (
+    0.25  # of the interval's width as queries grow e-fold, in units of the pilot's end; heuristic
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Law of curves: ``base`` and ``bend`` of the rise, and the departures that bound the interval."""
+    """Law of curves: ``base`` and ``bend`` of the rise, and the departures that bound the
+    interval.
+    """
 
     base: float
     bend: float
@@ -247,7 +289,9 @@ class Start:
 
     def lines(self, law: Law) -> list[tuple[float, float]]:
         """Level and slope of the lower end, of the expected value and of the upper end."""
-        rise = max(law.base - law.bend * self.level, 0.05)  # a curve that is high already still rises
+        rise = max(
+            law.base - law.bend * self.level, 0.05
+        )  # a curve that is high already still rises
         return [(self.level + z * self.width, rise + z * GROWTH) for z in (law.low, 0.0, law.high)]
 
     def agreement(self, law: Law, queries: float) -> list[float]:
@@ -256,17 +300,23 @@ class Start:
         return [1 / (1 + math.exp(-level - rise * distance)) for level, rise in self.lines(law)]
 
     def queries_to(self, law: Law, agreement: float) -> list[float | None]:
-        """Lower end, expected value, upper end of reaching it; None beyond ``REACH`` times the pilot's."""
+        """Lower end, expected value, upper end of reaching it; None beyond ``REACH`` times the
+        pilot's.
+        """
         found: list[float | None] = []
         for level, rise in reversed(self.lines(law)):
             missing = max(0.0, logit(agreement) - level)
             reached = missing <= max(rise, 0.0) * math.log(REACH)
-            found.append(self.queries * math.exp(missing / rise if missing else 0.0) if reached else None)
+            found.append(
+                self.queries * math.exp(missing / rise if missing else 0.0) if reached else None
+            )
         return found
 
 
 def start_of(points: Series, images: int) -> Start | None:
-    """Start of a forecast from scores on so many images, weighted by queries; None without a rise."""
+    """Start of a forecast from scores on so many images, weighted by queries; None without a
+    rise.
+    """
     if len(points) < MIN_SCORES:
         return None
     least = 0.5 / images
@@ -281,21 +331,32 @@ def start_of(points: Series, images: int) -> Start | None:
 
 
 def scores_after_training(records: Iterable[Mapping[str, float | None]]) -> Series:
-    """(queries, agreement) of a run's records wherever the student had learnt since the last score."""
+    """(queries, agreement) of a run's records wherever the student had learnt since the last
+    score.
+    """
     found: dict[float, tuple[int, float]] = {}
     for record in records:
-        queries, agreement, steps = (record.get(name) for name in ("queries", "agreement", "student_steps"))
+        queries, agreement, steps = (
+            record.get(name) for name in ("queries", "agreement", "student_steps")
+        )
         if queries and agreement is not None and steps:
             found.setdefault(steps, (int(queries), agreement))
     return [*found.values()]
 
 
 def pace(records: Iterable[Mapping[str, float | None]]) -> tuple[float, float]:
-    """Seconds per query, and per student step if some queries had none; else steps are in the first."""
-    at = ([record.get(name) or 0.0 for name in ("queries", "student_steps", "seconds")] for record in records)
+    """Seconds per query, and per student step if some queries had none; else steps are in the
+    first.
+    """
+    at = (
+        [record.get(name) or 0.0 for name in ("queries", "student_steps", "seconds")]
+        for record in records
+    )
     scored = [[0.0] * 3, *(each for each in at if each[2])]
     gone = [[now - then for then, now in zip(*pair, strict=True)] for pair in pairwise(scored)]
     idle = [each for each in gone if each[0] and not each[1]]
-    of_query = math.fsum(each[2] for each in idle or gone) / math.fsum(each[0] for each in idle or gone)
+    of_query = math.fsum(each[2] for each in idle or gone) / math.fsum(
+        each[0] for each in idle or gone
+    )
     queries, steps, seconds = scored[-1]
     return of_query, max(0.0, seconds - of_query * queries) / steps if idle and steps else 0.0

@@ -60,6 +60,9 @@ def run(words: Sequence[str]) -> int:
 
     with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
         scores = score(weights, job, tell)
-    shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in scores.items()}
+    shown = {
+        name: f"{value:.4f}" if isinstance(value, float) else value
+        for name, value in scores.items()
+    }
     print(aligned(shown.items()))
     return 0

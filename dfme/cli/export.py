@@ -20,7 +20,9 @@ class ExportConfig:
     format: Literal["onnx", "pt2"] = "onnx"
     """onnx, or pt2 (torch.export)"""
     out: str | None = None
-    """the file written, which must not exist; by default student.onnx or student.pt2 beside the student"""
+    """the file written, which must not exist; by default student.onnx or student.pt2 beside the
+    student
+    """
 
 
 SUMMARY = "write a student as a program for other software: ONNX, or torch.export's .pt2"

@@ -67,10 +67,16 @@ def job_of_cell(flags: Sequence[Flag], recipe: Recipe) -> Job:
 def settled(asked: Arguments) -> ExtractConfig:
     """Settings of a run, with ``resume`` resolved: auto means True where there is a run."""
     config = narrowed(ExtractConfig, asked.config)
-    return replace(config, resume=is_run(config.out)) if config.resume == "auto" and config.out else config
+    return (
+        replace(config, resume=is_run(config.out))
+        if config.resume == "auto" and config.out
+        else config
+    )
 
 
-def checked(asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]) -> Job:
+def checked(
+    asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]
+) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
     job = with_larger(fitted(asked.job(config), asked.says), asked.recipe_below, asked.gives)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")

@@ -12,7 +12,11 @@ from dfme.run.directory import images_from_run_start, is_run
 from dfme.run.job import DEFAULT_RECIPE, comes_with_dfme, locate
 from dfme.run.recipes import OF_ITS_TEACHER, merged, tidy
 
-ALIASES = {"teacher": "teacher.kind", "method": "method.name", "price_per_1000": "teacher.price_per_1000"}
+ALIASES = {
+    "teacher": "teacher.kind",
+    "method": "method.name",
+    "price_per_1000": "teacher.price_per_1000",
+}
 """A flag by a short name, and the option it stands for: of a group without a leaf, its first."""
 
 HELP = ("-h", "--help", "--help-all")
@@ -22,7 +26,9 @@ _VALUE = re.compile(r"(?!-)|-$|-[.\d]")
 
 
 class Flag(NamedTuple):
-    """One flag as typed: ``--budget 2M`` is ("budget", "2M"), ``--resume`` alone is ("resume", None)."""
+    """One flag as typed: ``--budget 2M`` is ("budget", "2M"), ``--resume`` alone is ("resume",
+    None).
+    """
 
     name: str
     text: str | None
@@ -53,7 +59,9 @@ def last_text(flags: Sequence[Flag], key: str) -> str | None:
     return next((flag.text for flag in reversed(flags) if flag.key == key), None)
 
 
-Recipe = tuple[str, dict[str, Any]]  # the name of a file of options, as messages say it, and its content
+Recipe = tuple[
+    str, dict[str, Any]
+]  # the name of a file of options, as messages say it, and its content
 
 RecipeFinder = Callable[[Sequence[Flag]], Path | None]
 
@@ -90,7 +98,8 @@ def resumed(flags: Sequence[Flag], file: str, directory: str) -> Path:
 def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
     """The file of options that --config names, else the one that is found, else nothing.
 
-    Where neither a flag nor the named file has a teacher, it has that of our file that would be found.
+    Where neither a flag nor the named file has a teacher, it has that of our file that would be
+    found.
     """
     named = [flag.text for flag in flags if flag.key == "config"]
     if len(named) > 1:
@@ -99,10 +108,14 @@ def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
         if not named[0]:
             raise UserError("--config: expected a YAML file of options")
         content = load_yaml(locate(named[0]))
-        has_teacher = names_teacher(flags) or any(key.partition(".")[0] == "teacher" for key in content)
+        has_teacher = names_teacher(flags) or any(
+            key.partition(".")[0] == "teacher" for key in content
+        )
         usual = None if has_teacher or asks_to_resume(flags) else find(flags)
         if usual and comes_with_dfme(usual):
-            of_teacher = {key: value for key, value in load_yaml(usual).items() if key in OF_ITS_TEACHER}
+            of_teacher = {
+                key: value for key, value in load_yaml(usual).items() if key in OF_ITS_TEACHER
+            }
             content = merged(of_teacher, tidy(content))
         return named[0], content
     found = find(flags)

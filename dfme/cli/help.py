@@ -48,7 +48,11 @@ def _shown(default: object) -> str:
         return "none"
     if isinstance(default, bool):
         return str(default).lower()
-    return ",".join(map(str, default)) or "empty" if isinstance(default, list | tuple) else str(default)
+    return (
+        ",".join(map(str, default)) or "empty"
+        if isinstance(default, list | tuple)
+        else str(default)
+    )
 
 
 def overview(commands: Mapping[str, str]) -> str:
@@ -71,5 +75,5 @@ first steps:
   run.py --config FILE.yaml --seed 1 --out runs/x   a recipe; flags beat it
   run.py --resume --out runs/x                      go on with an interrupted run
 
-run.py COMMAND --help lists the flags that matter first, --help-all all of them; with --teacher or --method,
-those of that one."""
+run.py COMMAND --help lists the flags that matter first, --help-all all of them; with --teacher or
+--method, those of that one."""

@@ -16,7 +16,17 @@ from dfme.config.messages import did_you_mean, printable, shortened
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
-    *("extract", "estimate", "compare", "retrain", "train-teacher", "evaluate", "export", "check", "serve"),
+    *(
+        "extract",
+        "estimate",
+        "compare",
+        "retrain",
+        "train-teacher",
+        "evaluate",
+        "export",
+        "check",
+        "serve",
+    ),
     *("report", "audit", "utility", "detect", "verify"),
 )
 """The commands; extract is meant when none is named."""
@@ -28,7 +38,8 @@ def find(name: str) -> ModuleType:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that the words name; its exit code is 0, 1 to 3 for our errors, 130 after Ctrl-C.
+    """Run the command that the words name; its exit code is 0, 1 to 3 for our errors, 130 after
+    Ctrl-C.
 
     Errors of ours are one line on stderr. Any other exception is a bug, and keeps its traceback.
     """
@@ -49,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # the reader of a pipe has gone: stop quietly, also at the flush on exit
         if error.errno != errno.EPIPE:
-            said = f"cannot write the output: {error.strerror}; send it elsewhere, or free some space"
+            said = (
+                f"cannot write the output: {error.strerror}; send it elsewhere, or free some space"
+            )
             sys.stderr.write(f"dfme: {said}\n")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -70,10 +83,16 @@ def _dispatch(words: list[str]) -> int:
     verb = find(name)
     size = os.environ.get("WORLD_SIZE", "")
     if size not in ("", "0", "1"):
-        raise UserError(f"WORLD_SIZE: expected 1 process, got {size}; instead of torchrun, compare --engine")
+        raise UserError(
+            f"WORLD_SIZE: expected 1 process, got {size}; instead of torchrun, compare --engine"
+        )
     if not set(HELP) & set(words):
         with where_it_began(words) as placed:
             return int(verb.run(placed))
-    options = verb.options(words) if hasattr(verb, "options") else arguments_of(words, verb.INPUTS).in_force
+    options = (
+        verb.options(words)
+        if hasattr(verb, "options")
+        else arguments_of(words, verb.INPUTS).in_force
+    )
     print(command_help(name, verb.SUMMARY, options, everything="--help-all" in words))
     return 0

@@ -24,12 +24,15 @@ from dfme.students.losses import make_distance
 OPEN = EstimatorConfig(kind="auto", step="auto")
 
 
-def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None] | None = None) -> str:
-    """Ask for ``images`` images of uniform noise, twice, and what a probe takes, all charged as ``check``.
+def examine(
+    teacher: Teacher, images: int, seed: int, tell: Callable[[str], None] | None = None
+) -> str:
+    """Ask for ``images`` images of uniform noise, twice, and what a probe takes, all charged as
+    ``check``.
 
-    Describes the answers, and the finite differences that would do with an untrained student, in lines.
-    ``tell`` hears of a service's troubles. TeacherError if the answers are not what the teacher's own
-    description says.
+    Describes the answers, and the finite differences that would do with an untrained student, in
+    lines. ``tell`` hears of a service's troubles. TeacherError if the answers are not what the
+    teacher's own description says.
     """
     scores = teacher.label_mode.kind != "label"
     ledger = Ledger(2 * images + preflight_images(OPEN, teacher.spec, scores))
@@ -44,8 +47,10 @@ def examine(teacher: Teacher, images: int, seed: int, tell: Callable[[str], None
     known = ~(unanswered(first) | unanswered(second))
     if not known.any():
         raise Unserved(
-            f"the service named a class for none of the {images} images of noise; that it answers to images "
-            "of its own kind is not ruled out, but what it answers to others can teach a student nothing"
+            f"the service named a class for none of the {images} images of noise; that it answers "
+            "to images "
+            "of its own kind is not ruled out, but what it answers to others can teach a student "
+            "nothing"
         )
     first, second = first[known], second[known]
     finding = _probe(oracle, seed)
@@ -94,17 +99,22 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
     ask = partial(oracle, purpose="check")
     channel = Channel(ask, oracle.spec, oracle.label_mode, oracle.ledger.remaining)
     with evaluating(student):
-        return run_preflight(channel, generator, value_of, OPEN, torch.Generator().manual_seed(seed))
+        return run_preflight(
+            channel, generator, value_of, OPEN, torch.Generator().manual_seed(seed)
+        )
 
 
 def _differences(finding: Finding, oracle: Oracle) -> list[str]:
     """Table of what candidate steps are worth, and the flags to take."""
     if not finding.candidates:
-        return [f"finite differences see nothing of {finding.answers}: take a method that needs none"]
+        return [
+            f"finite differences see nothing of {finding.answers}: take a method that needs none"
+        ]
     chosen = choose(OPEN, finding, oracle.spec, reuse=False)
     unit = "levels" if finding.space == "lattice" else "step"
     table = [
-        f"finite differences of an untrained student's loss at {POINTS} images, space {finding.space}, "
+        f"finite differences of an untrained student's loss at {POINTS} images, space "
+        f"{finding.space}, "
         f"direction {finding.direction}; predicted correlation with the true slope:",
         f"{unit:>10}{'signal':>12}{'noise':>12}{'carried':>10}{'forward':>10}{'central':>10}",
         *(
@@ -122,10 +132,17 @@ def _answers(teacher: Teacher, answers: Tensor, finding: Finding) -> str:
         return f"{teacher.label_mode}: a class number per image, no scores"
     seen = Resolution.seen(answers).decimals
     places = None if None in (seen, finding.decimals) else max(seen or 0, finding.decimals or 0)
-    text = f"{teacher.label_mode}, {'not rounded' if places is None else f'rounded to {places} decimals'}"
+    text = (
+        f"{teacher.label_mode}, "
+        f"{'not rounded' if places is None else f'rounded to {places} decimals'}"
+    )
     if finding.answers == "one-hot":
         return f"{text}; one class has all of it: as good as labels"
-    if places is not None and teacher.label_mode.kind != "logits" and places != teacher.label_mode.decimals:
+    if (
+        places is not None
+        and teacher.label_mode.kind != "logits"
+        and places != teacher.label_mode.decimals
+    ):
         declared = LabelMode(teacher.label_mode.kind, places, teacher.label_mode.k)
         return f"{text}: say so with --teacher.label-mode {declared}"
     return text

@@ -17,10 +17,14 @@ def options(words: Sequence[str]) -> tuple[()]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Redraw curves, sample sheets and report.html from the run's files; the page and files of an audit."""
+    """Redraw curves, sample sheets and report.html from the run's files; the page and files of an
+    audit.
+    """
     if len(words) != 1 or words[0].startswith("-"):
         given = " ".join(words) or "none"
-        raise UserError(f"report: expected one run directory, as in run.py report runs/x, got {given}")
+        raise UserError(
+            f"report: expected one run directory, as in run.py report runs/x, got {given}"
+        )
     path = Path(words[0])
     if (path / DATA).is_file():
         from jinja2 import TemplateError
@@ -30,10 +34,14 @@ def run(words: Sequence[str]) -> int:
         try:
             print(*write_all(read_object(path / DATA), path), sep="\n")
         except (ArithmeticError, LookupError, TypeError, ValueError, TemplateError) as error:
-            raise RunError(f"{DATA}: expected parts that fit, got {printable(repr(error)):.200}") from None
+            raise RunError(
+                f"{DATA}: expected parts that fit, got {printable(repr(error)):.200}"
+            ) from None
         return 0
     if (path / OPTIONS).is_file():
-        raise UserError(f"report: {words[0]} is an audit without {DATA} yet; go on with it by audit --resume")
+        raise UserError(
+            f"report: {words[0]} is an audit without {DATA} yet; go on with it by audit --resume"
+        )
     from dfme.report import write_report
 
     print(write_report(path))

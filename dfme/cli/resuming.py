@@ -1,4 +1,6 @@
-"""A run, comparison, audit or verification that is resumed from another directory than it was started in."""
+"""A run, comparison, audit or verification that is resumed from another directory than it was
+started in.
+"""
 
 import contextlib
 import os
@@ -31,8 +33,9 @@ MODULES = frozenset({"kind", "name", "arch", "generator", "defences", "watch"})
 def where_it_began(words: Sequence[str]) -> Iterator[list[str]]:
     """The words of a command, in the directory where what they resume was started.
 
-    Relative paths on record begin there. It is entered only if one of them leads somewhere from there, and
-    none of them from here alone. Paths among the words begin here: they come back absolute.
+    Relative paths on record begin there. It is entered only if one of them leads somewhere from
+    there, and none of them from here alone. Paths among the words begin here: they come back
+    absolute.
     """
     start = _start_of(words)
     if start is None:
@@ -40,7 +43,10 @@ def where_it_began(words: Sequence[str]) -> Iterator[list[str]]:
         return
     flags = [_absolute(flag) for flag in split_flags(words)]
     with contextlib.chdir(start):
-        yield [f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}" for flag in flags]
+        yield [
+            f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}"
+            for flag in flags
+        ]
 
 
 def _start_of(words: Sequence[str]) -> Path | None:
@@ -91,6 +97,7 @@ def _absolute(flag: Flag) -> Flag:
     if flag.key in ("out", "config"):
         return flag._replace(text=os.path.abspath(flag.text))
     parts = [
-        os.path.abspath(part) if os.path.exists(whole_name(part)) else part for part in flag.text.split(",")
+        os.path.abspath(part) if os.path.exists(whole_name(part)) else part
+        for part in flag.text.split(",")
     ]
     return flag._replace(text=",".join(parts))

@@ -19,7 +19,12 @@ from dfme.config.values import narrowed
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers
 from dfme.report.facts import Beside
 from dfme.report.terminal import aligned
-from dfme.run.checks import answers_problems, evaluation_problems, fresh_directory_problems, net_problems
+from dfme.run.checks import (
+    answers_problems,
+    evaluation_problems,
+    fresh_directory_problems,
+    net_problems,
+)
 from dfme.run.directory import RunDirectory
 
 
@@ -47,7 +52,9 @@ class RetrainConfig:
     student: StudentConfig = field(default_factory=StudentConfig)
     """the student"""
     answers: AnswersConfig = field(default_factory=AnswersConfig)
-    """what is made of the answers; recover and knows of a run that kept them as the teacher gave them"""
+    """what is made of the answers; recover and knows of a run that kept them as the teacher gave
+    them
+    """
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """the run's evaluation set, whose recorded answers the student is scored on"""
 
@@ -92,7 +99,9 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
     shares = {"teacher_accuracy": "teacher accuracy", "accuracy": "student accuracy"}
     shares |= {"agreement": "agreement", "vote_agreement": "agreement of the vote"}
     own = {name: source.get(name) for name in ("accuracy", "agreement")}
-    beside = {name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share}
+    beside = {
+        name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share
+    }
     known = [name for name in shares if summary.get(name) is not None]
     texts = {name: f"{summary[name]:.2%}{beside.get(name, '')}" for name in known}
     constant = Beside.of_summary(summary).constant
@@ -100,7 +109,10 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
         if name.endswith("agreement") and constant is not None:
             texts[name] += f"; constant answer {constant:.2%}"
     rows = [
-        ("answers", f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked"),
+        (
+            "answers",
+            f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked",
+        ),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
         *((shares[name], texts[name]) for name in known),
         *balanced_agreement(summary),

@@ -17,15 +17,23 @@ from dfme.report.summary_file import AGREEMENTS, NO_LABELS
 from dfme.report.training import Training
 from dfme.report.verdict import baselines, warnings
 from dfme.run.build import build_teacher
-from dfme.run.evaluation import EvaluationSet, classified, evaluation_images, examination_of, under_defences
+from dfme.run.evaluation import (
+    EvaluationSet,
+    classified,
+    evaluation_images,
+    examination_of,
+    under_defences,
+)
 from dfme.run.student_file import load_student_of_run
 
 
 def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, float | str]:
-    """Accuracy, agreement and KL of the student in a file, by the job's teacher on the job's evaluation set.
+    """Accuracy, agreement and KL of the student in a file, by the job's teacher on the job's
+    evaluation set.
 
-    The teacher is asked about every image once; as in a run, that is counted but not charged. ``tell`` hears
-    of a service's troubles. UserError if student, teacher and evaluation set do not go together.
+    The teacher is asked about every image once; as in a run, that is counted but not charged.
+    ``tell`` hears of a service's troubles. UserError if student, teacher and evaluation set do not
+    go together.
     """
     net = load_student_of_run(student)
     device = choose_device(job.config.device)
@@ -36,7 +44,9 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
         raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
     names = teacher.info.class_names
-    data = evaluation_images(job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=tell)
+    data = evaluation_images(
+        job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=tell
+    )
     oracle = Oracle(teacher, ledger, tell=tell)
     ask = partial(oracle, purpose="evaluation")
     examination = examination_of(data, oracle.spec, oracle.label_mode, device, ask)
@@ -49,7 +59,9 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     warned = warnings(seen)
     unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
     without = examination.left_out
-    left_out = f"; the teacher named no class for {without} more, which are left out" if without else ""
+    left_out = (
+        f"; the teacher named no class for {without} more, which are left out" if without else ""
+    )
     return {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images{left_out}",
@@ -61,8 +73,12 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     }
 
 
-def _beside_a_constant_answer(scores: Mapping[str, float], baselines: Mapping[str, Any]) -> dict[str, float]:
-    """Scores by their names for people; what a constant answer has of each stands directly below it."""
+def _beside_a_constant_answer(
+    scores: Mapping[str, float], baselines: Mapping[str, Any]
+) -> dict[str, float]:
+    """Scores by their names for people; what a constant answer has of each stands directly below
+    it.
+    """
     found: dict[str, float] = {}
     constants = {"agreement_balanced": "constant_balanced"}
     for name, value in scores.items():
@@ -75,7 +91,9 @@ def _beside_a_constant_answer(scores: Mapping[str, float], baselines: Mapping[st
 
 
 def _record(run: Path) -> Training | None:
-    """The record of the student's training in its run directory; None if there is none that can be read."""
+    """The record of the student's training in its run directory; None if there is none that can be
+    read.
+    """
     try:
         records = read_metrics(run / "metrics.jsonl")
         config = load_yaml(run / "config.yaml") if records else {}

@@ -18,7 +18,9 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
-INPUTS = CommandInputs(ServeConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"device"})
+INPUTS = CommandInputs(
+    ServeConfig, teacher=True, recipe=default_recipe, ignored=RECIPE_ONLY - {"device"}
+)
 
 
 def run(words: Sequence[str]) -> int:
@@ -28,7 +30,9 @@ def run(words: Sequence[str]) -> int:
     (teacher, kind_options) = asked.teacher()
     asked.finish(_problems(config, teacher))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
-        raise UserError("serve needs two packages that are not installed: pip install starlette uvicorn")
+        raise UserError(
+            "serve needs two packages that are not installed: pip install starlette uvicorn"
+        )
     named = dataclasses.replace(config, model=config.model or _name(teacher, kind_options))
     if config.watch or config.benign:
         own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
@@ -41,7 +45,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
-    """The name of the teacher's file or folder, of its class, or of its kind, as a part of a URL."""
+    """The name of the teacher's file or folder, of its class, or of its kind, as a part of a
+    URL.
+    """
     files = (kind_options.get(key) for key in ("checkpoint", "program", "model", "folder"))
     named = next((str(file) for file in files if file), None)
     name = Path(named).stem if named else teacher.kind.rpartition(":")[2]
@@ -51,9 +57,15 @@ def _name(teacher: TeacherConfig, kind_options: Mapping[str, Any]) -> str:
 def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
     keys = {name: os.environ.get(name, "").strip() for name in config.key_names}
     for name in (name for name, key in keys.items() if not key):
-        yield Problem("api_key_env", f"the environment variable {name} is not set; it holds the key")
-    if config.api_key_env is not None and (not keys or len({*keys.values()}) < len(config.key_names)):
-        yield Problem("api_key_env", "expected names of environment variables a,b with different keys")
+        yield Problem(
+            "api_key_env", f"the environment variable {name} is not set; it holds the key"
+        )
+    if config.api_key_env is not None and (
+        not keys or len({*keys.values()}) < len(config.key_names)
+    ):
+        yield Problem(
+            "api_key_env", "expected names of environment variables a,b with different keys"
+        )
     if config.watch and teacher.watch:
         yield Problem("watch", "expected either it or --teacher.watch")
     if not config.watch and config.on_alarm != "log":
@@ -63,7 +75,9 @@ def _problems(config: ServeConfig, teacher: TeacherConfig) -> Iterator[Problem]:
     if config.benign and not (config.watch or (config.record and teacher.kind == "torch")):
         yield Problem("benign", "expected --watch with it, or --record of a teacher of kind torch")
     if config.record and config.retain_days is None:
-        yield Problem("retain_days", "expected days to keep what is recorded, personal data, such as 30")
+        yield Problem(
+            "retain_days", "expected days to keep what is recorded, personal data, such as 30"
+        )
     if not config.record and (config.retain_days or config.record_images):
         key = "retain_days" if config.retain_days else "record_images"
         yield Problem(key, "expected --record FOLDER with it")

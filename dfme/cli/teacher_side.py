@@ -1,4 +1,6 @@
-"""The owner's side for the command line: the one file of cli/ that imports ``teachers``. No torch."""
+"""The owner's side for the command line: the one file of cli/ that imports ``teachers``. No
+torch.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,13 +55,17 @@ def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of a built-in kind that reads from this machine what is not there."""
     file = KINDS[kind].file if kind in KINDS else None
     if file is not None:
-        yield from file_problems(f"teacher.{file.option}", options.get(file.option), file.remedy, file.folder)
+        yield from file_problems(
+            f"teacher.{file.option}", options.get(file.option), file.remedy, file.folder
+        )
     if kind in KINDS:
         yield from net_problems("teacher.arch", options.get("arch"))
 
 
 def write_adapter(sample: str, path: str) -> str:
-    """Write a first adapter of kind json from one sample answer; a line that says what was found."""
+    """Write a first adapter of kind json from one sample answer; a line that says what was
+    found.
+    """
     from dfme.teachers.remote.json_api.sample import write_adapter as write
 
     return write(sample, path)
@@ -71,7 +77,8 @@ def price_problems(kind: str, key: str) -> Iterator[Problem]:
         text = f"expected how many images the service may be asked for, such as --{key} 10k"
         yield Problem(
             key,
-            f"{text}; no default, since each may cost money (--teacher.price-per-1000 PRICE shows how much)",
+            f"{text}; no default, since each may cost money (--teacher.price-per-1000 PRICE shows "
+            "how much)",
         )
 
 
@@ -91,9 +98,14 @@ def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) 
 
 
 def serve(
-    config: ServeConfig, teacher: TeacherConfig, options: Mapping[str, Any], tell: Callable[[str], None]
+    config: ServeConfig,
+    teacher: TeacherConfig,
+    options: Mapping[str, Any],
+    tell: Callable[[str], None],
 ) -> str:
-    """Serve until interrupted; a last line. UserError where another server records into the folder."""
+    """Serve until interrupted; a last line. UserError where another server records into the
+    folder.
+    """
     with ExitStack() as held:
         if config.record:
             make_folder(Path(config.record))
@@ -116,7 +128,9 @@ def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> 
     arch = "auto" if is_own(arch) else arch
     own: dict[str, Any] = {"seed": job.config.seed, "device": job.config.device, "out": str(path)}
     if not path.exists():
-        done = train(TrainTeacherConfig(data, arch, TWIN_EPOCHS, 64, lr=0.05, **own), lambda metrics: None)
+        done = train(
+            TrainTeacherConfig(data, arch, TWIN_EPOCHS, 64, lr=0.05, **own), lambda metrics: None
+        )
         tell(f"a twin, trained in {done.seconds:.1f} s")
     return path
 
@@ -124,15 +138,19 @@ def train_twin(job: Job, run: Path, path: Path, tell: Callable[[str], None]) -> 
 def own_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
     """A teacher of one's own whose owner has not said that it may be asked whatever is measured."""
     if kind not in KINDS and own_teacher != "local":
-        text = f"expected local, since {kind} would be asked thousands of images; say it if they cost nothing"
+        text = (
+            f"expected local, since {kind} would be asked thousands of images; say it if "
+            "they cost nothing"
+        )
         yield Problem("own_teacher", text)
 
 
 def benign_at_most(images: int, stacks: bool, sessions: int, cells: int) -> int:
-    """Most ``benign`` images that an audit asks a teacher of one's own, for so many evaluation images.
+    """Most ``benign`` images that an audit asks a teacher of one's own, for so many evaluation
+    images.
 
-    With ``stacks`` to bill, and ``sessions`` of each honest stream to measure detectors on, 0 without any.
-    Each of the ``cells`` calibrates a watch and asks what honest users are answered.
+    With ``stacks`` to bill, and ``sessions`` of each honest stream to measure detectors on, 0
+    without any. Each of the ``cells`` calibrates a watch and asks what honest users are answered.
     """
     from dfme.teachers.watch.streams import AGAIN, SESSION
 
@@ -142,9 +160,11 @@ def benign_at_most(images: int, stacks: bool, sessions: int, cells: int) -> int:
 
 
 def billing_seconds(stacks: int, images: int, answer: float) -> float:
-    """About the seconds of ``bills`` for so many stacks, with ``answer`` seconds of an image; 0 for none.
+    """About the seconds of ``bills`` for so many stacks, with ``answer`` seconds of an image; 0 for
+    none.
 
-    A row is asked three streams of images, and two sizes of calls are timed in turn with the undefended ones.
+    A row is asked three streams of images, and two sizes of calls are timed in turn with the
+    undefended ones.
     """
     from dfme.teachers.utility import ROUNDS_SECONDS
 
@@ -152,7 +172,9 @@ def billing_seconds(stacks: int, images: int, answer: float) -> float:
 
 
 def streamed(sessions: int) -> int:
-    """Images of the honest streams on which detectors are measured, with so many sessions of each."""
+    """Images of the honest streams on which detectors are measured, with so many sessions of
+    each.
+    """
     from dfme.teachers.watch.streams import SESSION, STREAMS
 
     return (len(STREAMS) - 1) * sessions * SESSION  # other data is a stream of run.py detect alone
@@ -168,10 +190,11 @@ def label_mode_of(stack: Sequence[str]) -> LabelMode | None:
 def benign_meter(
     config: TeacherConfig, options: Mapping[str, Any], folder: Path
 ) -> Iterator[Metering | None]:
-    """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in ``folder``.
+    """A meter for what the owner measures of a teacher of one's own: ledger and journal lie in
+    ``folder``.
 
-    Each image is asked once, also after a stop, and recorded as ``benign``. None for a built-in kind, which
-    answers on this machine for nothing.
+    Each image is asked once, also after a stop, and recorded as ``benign``. None for a built-in
+    kind, which answers on this machine for nothing.
     """
     if config.kind in KINDS:
         yield None
@@ -194,7 +217,9 @@ def benign_meter(
                 held.enter_context(closing(oracle))
                 held.callback(checks.verify)
                 kept = folder / "asked.sqlite"
-                kept.unlink(missing_ok=True)  # the journal gives the answers of a killed session again
+                kept.unlink(
+                    missing_ok=True
+                )  # the journal gives the answers of a killed session again
                 metered.append(AskedOnce(teacher, kept, partial(oracle, purpose="benign")))
             return metered[0]
 
@@ -211,7 +236,8 @@ def bills(
     tell: Callable[[str], None] = lambda line: None,
     meter: Metering | None = None,
 ) -> list[dict[str, Any]]:
-    """Cost of stacks of defences or label modes to honest users, ``none`` first, on uncalibrated images.
+    """Cost of stacks of defences or label modes to honest users, ``none`` first, on uncalibrated
+    images.
 
     Milliseconds are not measured behind a ``meter``, where answers come from memory.
     """
@@ -230,21 +256,35 @@ def bills(
         teacher = build_teacher(job, None, choose_device(device), meter)
         return restrict(teacher, mode) if mode else teacher
 
-    base, *others = map(made, ((), *stacks))  # what does not fit is said before anything is measured
-    halved = any(f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack)
+    base, *others = map(
+        made, ((), *stacks)
+    )  # what does not fit is said before anything is measured
+    halved = any(
+        f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack
+    )
     if halved and evaluation.limit:
-        raise UserError("--evaluation.limit: expected 0, since a gate is calibrated on half of all images")
-    data = evaluation_images(evaluation, base.spec, base.num_classes, base.info.class_names, tell=tell)
+        raise UserError(
+            "--evaluation.limit: expected 0, since a gate is calibrated on half of all images"
+        )
+    data = evaluation_images(
+        evaluation, base.spec, base.num_classes, base.info.class_names, tell=tell
+    )
     assert data is not None, "without images nothing can be measured"
     found = []
     draw = ProceduralImages(base.spec, ("leaves", "strokes")).draw
     measured = utility.bills([base, *others], data, draw, seed, 1 + halved, timed=meter is None)
     for stack, bill in zip(((), *stacks), measured, strict=True):
-        told = {} if label_mode_of(stack) else _in_words(stated(parse_defences(stack), base.num_classes))
+        told = (
+            {}
+            if label_mode_of(stack)
+            else _in_words(stated(parse_defences(stack), base.num_classes))
+        )
         found.append({"defence": "+".join(stack) or "none", "states": told, **bill})
         for stream in (bill["held_out"], bill["corrupted"]):
             if "accuracy" in stream:
-                stream["accuracy_interval"] = wilson_interval(stream["accuracy"], stream["answered"])
+                stream["accuracy_interval"] = wilson_interval(
+                    stream["accuracy"], stream["answered"]
+                )
         tell(f"measured {len(found)} of {len(stacks) + 1}: {found[-1]['defence']}")
     return found
 
@@ -275,10 +315,15 @@ def detection(
     plain = replace(config, watch=seeing, benign=data, on_alarm="log", defences=(), label_mode=None)
     teacher = make(plain, options, device, meter=meter)
     found = detect(teacher, data, other, seed, tell, log, sessions)
-    found["left_out"] |= {name: "it looks into a network of kind torch" for name in names if name in blind}
+    found["left_out"] |= {
+        name: "it looks into a network of kind torch" for name in names if name in blind
+    }
     for each in found["benign"]:
         upper = share_at_most(each["alarms"], each["queries"], each["units"])
-        each |= {"per_10000": 10_000 * each["alarms"] / each["queries"], "per_10000_upper": 10_000 * upper}
+        each |= {
+            "per_10000": 10_000 * each["alarms"] / each["queries"],
+            "per_10000_upper": 10_000 * upper,
+        }
     return found
 
 

@@ -27,8 +27,14 @@ def run(words: Sequence[str]) -> int:
 
 
 def show_epoch(metrics: dict[str, float]) -> None:
-    """One line per epoch on stderr, and more of a long one; on a terminal it is written over the last one."""
-    named = {"loss": "loss {:.4f}", "train_accuracy": "train {:.1%}", "test_accuracy": "test {:.1%}"}
+    """One line per epoch on stderr, and more of a long one; on a terminal it is written over the
+    last one.
+    """
+    named = {
+        "loss": "loss {:.4f}",
+        "train_accuracy": "train {:.1%}",
+        "test_accuracy": "test {:.1%}",
+    }
     parts = [text.format(metrics[name]) for name, text in named.items() if name in metrics]
     line = f"epoch {metrics['epoch']:.0f}/{metrics['epochs']:.0f}  {'  '.join(parts)}"
     if "step" in metrics:

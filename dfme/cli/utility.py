@@ -1,4 +1,6 @@
-"""``run.py utility``: what each defence costs honest users of a teacher on this machine; no attack."""
+"""``run.py utility``: what each defence costs honest users of a teacher on this machine; no
+attack.
+"""
 
 import json
 import shlex
@@ -40,11 +42,17 @@ class UtilityConfig:
     """what honest users send"""
 
 
-SUMMARY = "say what each defence of a teacher (--teacher.defences a,b+c,label) costs its honest users"
+SUMMARY = (
+    "say what each defence of a teacher (--teacher.defences a,b+c,label) costs its honest users"
+)
 IGNORED = RECIPE_ONLY - {"device", "evaluation"}
 INPUTS = CommandInputs(UtilityConfig, teacher=True, recipe=default_recipe, ignored=IGNORED)
 FILES = ("utility.md", "utility.json", "utility.png")
-PARTS = {"states": "what each states", "held_out": "held-out images", "corrupted": "corrupted images"}
+PARTS = {
+    "states": "what each states",
+    "held_out": "held-out images",
+    "corrupted": "corrupted images",
+}
 PARTS |= {"data_free": "an attack's", "ms": "time"}
 PANELS = {"l1_mean": "mean L1 change of an answer", "accuracy_drop": "accuracy lost"}
 PANELS |= {"top1_changed": "share of top classes changed", "confidence_auroc": "confidence AUROC"}
@@ -72,7 +80,9 @@ def run(words: Sequence[str]) -> int:
     asked.report(teacher_side.own_problems(asked.kind, config.own_teacher))
     asked.report(evaluation_problems(config.evaluation, needed=True))
     asked.finish(fresh_directory_problems(config.out))
-    measure(config, teacher, kind_options, stacks, shlex.join(["python", "run.py", "utility", *words]))
+    measure(
+        config, teacher, kind_options, stacks, shlex.join(["python", "run.py", "utility", *words])
+    )
     return 0
 
 
@@ -90,7 +100,9 @@ def measure(
     from dfme.report.terminal import columns
     from dfme.run.directory import RunDirectory
 
-    with RunDirectory.create(Path(config.out or RunDirectory.free_name(Path("runs/utility")))) as out:
+    with RunDirectory.create(
+        Path(config.out or RunDirectory.free_name(Path("runs/utility")))
+    ) as out:
         tell = partial(print, file=sys.stderr, flush=True)
         with teacher_side.benign_meter(teacher, options, out.path / "benign") as meter:
             given = replace(teacher, defences=()), options, [*stacks.values()], config.evaluation
@@ -100,14 +112,20 @@ def measure(
             price = teacher.price_per_1000
             cost = "" if price is None else f", which cost {asked_for * price / 1000:,.2f}"
             tell(f"the teacher was asked {asked_for:,} images{cost}")
-        bills = [{"row": row, **bill} for row, bill in zip(("none", *stacks), measured, strict=True)]
+        bills = [
+            {"row": row, **bill} for row, bill in zip(("none", *stacks), measured, strict=True)
+        ]
         on = f"dfme {__version__} on {device_name(choose_device(config.device))}"
         facts = {"command": command, "measured": on}
         text = "\n\n".join(["# What honest users pay", *facts.values(), tables(bills)])
         write_text(out.path / FILES[0], f"{text}\n")
-        write_text(out.path / FILES[1], json.dumps(facts | {"rows": bills}, indent=1, allow_nan=False) + "\n")
+        write_text(
+            out.path / FILES[1],
+            json.dumps(facts | {"rows": bills}, indent=1, allow_nan=False) + "\n",
+        )
         draw(bills, out.path / FILES[2])
-    print(f"{tables(bills, columns(sys.stdout))}\n\n{', '.join(str(out.path / name) for name in FILES)}")
+    files = ", ".join(str(out.path / name) for name in FILES)
+    print(f"{tables(bills, columns(sys.stdout))}\n\n{files}")
 
 
 def tables(bills: Sequence[Mapping[str, Any]], across: int | None = None) -> str:
@@ -133,17 +151,26 @@ def _cell(value: Any) -> str:
 
 
 def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """A line per defence, a panel per price: what held-out images pay (dots) and corrupted ones (rings)."""
+    """A line per defence, a panel per price: what held-out images pay (dots) and corrupted ones
+    (rings).
+    """
     from matplotlib.figure import Figure
     from numpy import array
 
     from dfme.report.curves import BLUE, GREY, ORANGE, frame, legend_entries, save_figure
 
-    panels = [name for name in PANELS if any(bill["held_out"].get(name) is not None for bill in bills)]
-    figure = Figure(figsize=(2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)), layout="constrained")
+    panels = [
+        name for name in PANELS if any(bill["held_out"].get(name) is not None for bill in bills)
+    ]
+    figure = Figure(
+        figsize=(2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)), layout="constrained"
+    )
     grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axes, name in zip(grid[0], panels, strict=True):
-        of = {at: array([bill[at].get(name) for bill in bills], float) for at in ("held_out", "corrupted")}
+        of = {
+            at: array([bill[at].get(name) for bill in bills], float)
+            for at in ("held_out", "corrupted")
+        }
         rows = range(len(bills))
         axes.hlines(rows, of["held_out"], of["corrupted"], colors=GREY, linewidth=0.8)
         axes.plot(of["held_out"], rows, "o", markersize=3.5, color=BLUE, label="held-out images")
@@ -155,6 +182,11 @@ def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:
     grid[0, 0].set_yticks(range(len(bills)), [bill["row"] for bill in bills], parse_math=False)
     grid[0, 0].invert_yaxis()
     found = legend_entries(grid[0])
-    look: dict[str, Any] = {"loc": "outside upper center", "ncols": 2, "frameon": False, "fontsize": 8.5}
+    look: dict[str, Any] = {
+        "loc": "outside upper center",
+        "ncols": 2,
+        "frameon": False,
+        "fontsize": 8.5,
+    }
     figure.legend(found.values(), found.keys(), **look)
     return save_figure(figure, path)

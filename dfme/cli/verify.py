@@ -1,4 +1,6 @@
-"""``run.py verify``: is this model a copy of mine? A likelihood, beside models that are surely none."""
+"""``run.py verify``: is this model a copy of mine? A likelihood, beside models that are surely
+none.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,8 +30,8 @@ class VerifyConfig:
     model: Basic[str]
     """weights of your own model"""
     references: Basic[tuple[str, ...]] = ()
-    """weights of five or more models for the same task that are surely no copies, three or more of your
-    model's architecture: A,B,C,D,E"""
+    """weights of five or more models for the same task that are surely no copies, three or more of
+    your model's architecture: A,B,C,D,E"""
     budget: Basic[Images] = 300
     """most images that the suspect is asked"""
     seed: Basic[Seed] = 0
@@ -43,7 +45,9 @@ class VerifyConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """your held-out images with labels; without a limit at most 1,000 of them are looked at"""
     record: str | None = None
-    """log of run.py serve --record with images: those that --watermark marked are asked, not mistakes"""
+    """log of run.py serve --record with images: those that --watermark marked are asked, not
+    mistakes
+    """
     watermark: DefencesText = ()
     """the defences as they were served, such as watermark:key_env=NAME:rate=0.005"""
     account: str | None = None
@@ -51,12 +55,15 @@ class VerifyConfig:
 
 
 SUMMARY = (
-    "say whether a suspect (run.py verify SUSPECT ..., or --teacher) is as alike as a copy of your model"
+    "say whether a suspect (run.py verify SUSPECT ..., or --teacher) is as alike as a "
+    "copy of your model"
 )
 INPUTS = CommandInputs(
     VerifyConfig,
     teacher=True,
-    recipe=lambda flags: resumed(flags, "config.yaml", "a verification") if asks_to_resume(flags) else None,
+    recipe=lambda flags: (
+        resumed(flags, "config.yaml", "a verification") if asks_to_resume(flags) else None
+    ),
 )
 
 
@@ -68,7 +75,9 @@ def run(words: Sequence[str]) -> int:
     (teacher, options) = asked.teacher()
     asked.finish(_problems(config))
     check_teacher(teacher, options)
-    job = Job(narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config())
+    job = Job(
+        narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config()
+    )
     from dfme.audits.verify.session import ServedLog, verify
 
     paths = [Path(each) for each in (config.model, *config.references)]
@@ -83,10 +92,14 @@ def _problems(config: VerifyConfig) -> Iterator[Problem]:
     stack = parse_defences(config.watermark)
     marked = any(getattr(each, "key_env", None) for each in stack if each.name == "watermark")
     if marked != (config.record is not None):
-        yield Problem("watermark", "expected watermark:key_env=NAME, as it was served, beside --record LOG")
+        yield Problem(
+            "watermark", "expected watermark:key_env=NAME, as it was served, beside --record LOG"
+        )
     yield from evaluation_problems(config.evaluation, needed=not marked)
     if config.evaluation.mean is not None:
-        yield Problem("evaluation.mean", "leave it out; --teacher.mean normalises within the suspect")
+        yield Problem(
+            "evaluation.mean", "leave it out; --teacher.mean normalises within the suspect"
+        )
     yield from file_problems("model", config.model)
     yield from reference_problems(config.references)
     yield from fresh_directory_problems(None if config.resume else config.out)
@@ -96,7 +109,10 @@ def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
     """Problems with the files of models that are surely no copies."""
     if len(references) < 5:
         found = f"expected the weights of five models or more, got {len(references)}"
-        how = "train them on your own data by run.py train-teacher, with --seed 1, 2, 3 and other --arch"
+        how = (
+            "train them on your own data by run.py train-teacher, with --seed 1, 2, 3 "
+            "and other --arch"
+        )
         yield Problem("references", f"{found}; {how}")
     for each in references:
         yield from file_problems("references", each)

@@ -1,1 +1,3 @@
-"""Settings of a run and how they are read: typed models, YAML files, imports by name. No torch here."""
+"""Settings of a run and how they are read: typed models, YAML files, imports by name. No torch
+here.
+"""

@@ -18,13 +18,20 @@ class AnswersConfig:
     """
 
     learn: Literal["auto", "scores", "kl", "label"] = "auto"
-    """what the students learn: auto (as student.loss says), scores (L1 of logits), kl, label (top class)"""
+    """what the students learn: auto (as student.loss says), scores (L1 of logits), kl, label (top
+    class)
+    """
     repeat: Count = 1
-    """times that every image is asked, and charged; answers are averaged, the most frequent label counts"""
+    """times that every image is asked, and charged; answers are averaged, the most frequent label
+    counts
+    """
     vote: Annotated[int, Field(ge=1, le=9)] = 1
-    """shifts by up to a pixel of which every image is asked, and charged, and the answers averaged"""
+    """shifts by up to a pixel of which every image is asked, and charged, and the answers averaged
+    """
     recover: Literal["none", "table", "net"] = "none"
-    """undo the defence that knows names: by a table of answers to drawn probabilities, or a trained net"""
+    """undo the defence that knows names: by a table of answers to drawn probabilities, or a trained
+    net
+    """
     knows: DefencesText = ()
     """the defence that is undone, with its options"""
 
@@ -38,7 +45,9 @@ class AnswersConfig:
         return {"scores": "l1", "kl": "kl", "label": "cross_entropy"}.get(self.learn, own)
 
     def mode(self, told: LabelMode) -> LabelMode:
-        """Form of the answers that students learn from, for a teacher whose answers have form ``told``."""
+        """Form of the answers that students learn from, for a teacher whose answers have form
+        ``told``.
+        """
         if self.learn == "label":
             return LabelMode("label")
         return told if self.recover == "none" else LabelMode("probabilities")

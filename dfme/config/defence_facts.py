@@ -12,9 +12,10 @@ MAX_L1 = 2.0  # between two rows of probabilities
 class Facts:
     """Statements of a defence about its answers y to probabilities p, and what it works with.
 
-    ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least 1/2. ``l1``:
-    the most that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer may depend on what was
-    asked before. ``random``: the same image may get another. ``needs``, besides options and answers.
+    ``keeps_top``: whether argmax y = argmax p: yes, no, or where the top probability is at least
+    1/2. ``l1``: the most that sum |y - p| can be; None: no bound below 2. ``stateful``: an answer
+    may depend on what was asked before. ``random``: the same image may get another. ``needs``,
+    besides options and answers.
     """
 
     keeps_top: Literal["yes", "no", "p_top>=1/2"] = "yes"

@@ -1,6 +1,7 @@
 """Defences of a teacher's answers and the watch over its clients: names, options, facts. No torch.
 
-A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; several are joined by ``+``.
+A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; several are joined by
+``+``.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +20,9 @@ from dfme.config.values import from_mapping, leaves
 from dfme.errors import UserError
 
 L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]
-EnvironmentName = Annotated[str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")]
+EnvironmentName = Annotated[
+    str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")
+]
 
 
 class DefenceOptions(ABC):
@@ -39,7 +42,9 @@ class DefenceOptions(ABC):
 
     def __str__(self) -> str:
         """The defence with all its options, as it is typed; equal for what is equal."""
-        return ":".join([self.name, *(f"{key}={_text(value)}" for key, value in leaves(self).items())])
+        return ":".join(
+            [self.name, *(f"{key}={_text(value)}" for key, value in leaves(self).items())]
+        )
 
 
 class OwnDefence(DefenceOptions):
@@ -59,7 +64,9 @@ def own_defence(name: str) -> type[OwnDefence]:
     """The options of ``module:Class``. UserError unless it is a class with ``answer``."""
     kind: Any = find_target(name, "defence")
     if not isinstance(kind, type) or not hasattr(kind, "answer"):
-        expected = "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
+        expected = (
+            "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
+        )
         raise UserError(f"defence {name}: {expected}; got {kind!r:.80}")
     if problem := facts_problem(getattr(kind, "facts", None)):
         expected = "expected facts to be a dfme.config.defences.Facts, such as Facts('yes', l1=0.4)"
@@ -84,7 +91,9 @@ class Quota(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class Lattice(DefenceOptions):
-    """Rounds to multiples of 1/n that sum to one, by largest remainders; the top class stays ahead."""
+    """Rounds to multiples of 1/n that sum to one, by largest remainders; the top class stays
+    ahead.
+    """
 
     name: ClassVar[str] = "lattice"
     n: Count = 10
@@ -108,7 +117,9 @@ class Temperature(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class ModelGuardW(DefenceOptions):
-    """ModelGuard-W: the answer least informative of p within an L1 ball, top class kept by a margin."""
+    """ModelGuard-W: the answer least informative of p within an L1 ball, top class kept by a
+    margin.
+    """
 
     name: ClassVar[str] = "modelguard_w"
     epsilon: L1Bound = 1.0
@@ -122,7 +133,9 @@ class ModelGuardW(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class ModelGuardS(DefenceOptions):
-    """ModelGuard-S: the first stored answer of the same top class within an L1 ball; else p, stored."""
+    """ModelGuard-S: the first stored answer of the same top class within an L1 ball; else p,
+    stored.
+    """
 
     name: ClassVar[str] = "modelguard_s"
     epsilon: L1Bound = 1.0
@@ -152,13 +165,17 @@ class ReverseSigmoid(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class Mad(DefenceOptions):
-    """MAD: maximises the angle by which the gradient of whoever learns from the answer is turned."""
+    """MAD: maximises the angle by which the gradient of whoever learns from the answer is
+    turned.
+    """
 
     name: ClassVar[str] = "mad"
     epsilon: L1Bound = 1.0
     """most that an answer changes, in L1"""
     vertices: Literal["argmax", "extreme"] = "argmax"
-    """argmax (uniform over classes with the top one) or extreme (any one class, which changes the top)"""
+    """argmax (uniform over classes with the top one) or extreme (any one class, which changes the
+    top)
+    """
     q: Literal["uniform", "net"] = "uniform"
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
@@ -169,7 +186,9 @@ class Mad(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class Grad2(DefenceOptions):
-    """GRAD^2 at the last layer: the answer in an L1 ball whose gradient points least along the true one."""
+    """GRAD^2 at the last layer: the answer in an L1 ball whose gradient points least along the true
+    one.
+    """
 
     name: ClassVar[str] = "grad2"
     epsilon: L1Bound = 1.0
@@ -192,14 +211,16 @@ class Misinform(DefenceOptions):
 
     name: ClassVar[str] = "misinform"
     gate: Literal["softmax", "entropy", "mahalanobis"] = "softmax"
-    """score of an image that is at home: softmax (the top probability), entropy (1 - entropy / log K), or
-    mahalanobis (share of data's held-out images further from their class; of kind torch)"""
+    """score of an image that is at home: softmax (the top probability), entropy (1 - entropy / log
+    K), or mahalanobis (share of data's held-out images further from their class; of kind torch)"""
     tau: Share | None = None
     """images below are strange; none: .9, and .01 of mahalanobis"""
     nu: Positive = 1000.0
     """steepness of the change from right to wrong"""
     wrong: Literal["permute", "net", "roll"] = "permute"
-    """permute (classes by key and image), net (an untrained one), or roll (by one, which anybody undoes)"""
+    """permute (classes by key and image), net (an untrained one), or roll (by one, which anybody
+    undoes)
+    """
     data: str = ""
     """of mahalanobis: the owner's labelled images, by name or FOLDER"""
     key_env: EnvironmentName | None = None
@@ -238,7 +259,9 @@ class Noise(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class Watermark(DefenceOptions):
-    """DAWN: a share of images, chosen by a key, is always answered wrongly: proof, not prevention."""
+    """DAWN: a share of images, chosen by a key, is always answered wrongly: proof, not
+    prevention.
+    """
 
     name: ClassVar[str] = "watermark"
     rate: Share = 0.005
@@ -252,13 +275,17 @@ class Watermark(DefenceOptions):
 
 @dataclass(frozen=True, config=CONFIG)
 class ProofOfWork(DefenceOptions):
-    """Proof of work growing with what an account has learnt: answers stay, its price is computed."""
+    """Proof of work growing with what an account has learnt: answers stay, its price is
+    computed.
+    """
 
     name: ClassVar[str] = "pow"
     base: Annotated[float, Field(ge=1), Expected("at least 1")] = 1.0075
     """growth of the seconds of work with each unit of excess"""
     usual: NotNegative = 0.0
-    """what an honest image tells on average, entropy in nats; an account's excess is counted above it"""
+    """what an honest image tells on average, entropy in nats; an account's excess is counted above
+    it
+    """
 
     def facts(self, classes: int) -> Facts:
         return Facts(l1=0.0, stateful=True)
@@ -267,14 +294,26 @@ class ProofOfWork(DefenceOptions):
 DEFENCES: dict[str, type[DefenceOptions]] = {
     kind.name: kind
     for kind in (
-        *(Quota, Lattice, Temperature, ModelGuardW, ModelGuardS, ReverseSigmoid, Mad, Grad2, Misinform),
+        *(
+            Quota,
+            Lattice,
+            Temperature,
+            ModelGuardW,
+            ModelGuardS,
+            ReverseSigmoid,
+            Mad,
+            Grad2,
+            Misinform,
+        ),
         *(Noise, Watermark, ProofOfWork),
     )
 }
 
 
 def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
-    """Joint statement of defences that work one after the other; without any: that nothing changes."""
+    """Joint statement of defences that work one after the other; without any: that nothing
+    changes.
+    """
     every = [each.facts(classes) for each in stack]
     tops = {each.keeps_top for each in every} - {"yes"}
     bounds = [each.l1 for each in every]
@@ -288,7 +327,9 @@ def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
 
 
 def _text(value: object) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    )
 
 
 def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
@@ -298,7 +339,9 @@ def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
     """
     if isinstance(given, str):
         if "," in given:
-            raise UserError(f"expected defences joined by +, such as temperature:t=2+lattice, got {given!r}")
+            raise UserError(
+                f"expected defences joined by +, such as temperature:t=2+lattice, got {given!r}"
+            )
         given = [] if given.strip().lower() in ("", "none") else given.split("+")
     if not isinstance(given, list | tuple):
         given = [given]
@@ -345,8 +388,11 @@ def _canonical(given: object) -> tuple[str, ...]:
         raise ValueError(str(error)) from None
 
 
-DefencesText = Annotated[str | tuple[str, ...], Expected("defences joined by +"), BeforeValidator(_canonical)]
-"""A stack of defences as an option: a text or a list, kept as texts with every option written out."""
+DefencesText = Annotated[
+    str | tuple[str, ...], Expected("defences joined by +"), BeforeValidator(_canonical)
+]
+"""A stack of defences as an option: a text or a list, kept as texts with every option written out.
+"""
 
 
 NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
@@ -370,7 +416,9 @@ def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
         if ":" in name:
             find_target(name, "detector")
         elif name not in DETECTORS:
-            raise UserError(unknown_choice("detector", name, [*DETECTORS, "module:Class of your own"]))
+            raise UserError(
+                unknown_choice("detector", name, [*DETECTORS, "module:Class of your own"])
+            )
     if len(set(names)) < len(names):
         raise UserError(f"expected every detector once, got {', '.join(names)}")
     return names

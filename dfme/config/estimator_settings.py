@@ -17,29 +17,40 @@ PriorName = Literal["student", "neighbours"]
 class EstimatorConfig:
     """Settings of the estimated gradient at the generator's output, by finite differences."""
 
-    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "synthetic"]] = "finite_difference"
-    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network predicts the
-    gradient); or auto: the pre-flight check chooses all of a finite_difference"""
+    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "synthetic"]] = (
+        "finite_difference"
+    )
+    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network
+    predicts the gradient); or auto: the pre-flight check chooses all of a finite_difference"""
     objective: ObjectiveName = "student"
-    """what the generator drives apart: student (its own loss), l1, or kl, which survives rounded answers"""
+    """what the generator drives apart: student (its own loss), l1, or kl, which survives rounded
+    answers
+    """
     arithmetic: Literal["ieee", "tf32"] = "ieee"
-    """of the student's part on a GPU: ieee (fp32) or tf32 (faster, and noise unless the step is long)"""
+    """of the student's part on a GPU: ieee (fp32) or tf32 (faster, and noise unless the step is
+    long)
+    """
     directions: Count = 1
     """random directions per image of the estimate (m)"""
     step: Positive | Literal["auto"] = 1e-3
-    """length of a finite difference in units of the perturbed space (of the lattice: whole levels), or auto:
-    the pre-flight check measures it"""
+    """length of a finite difference in units of the perturbed space (of the lattice: whole levels),
+    or auto: the pre-flight check measures it"""
     form: Form = "forward"
-    """forward (m+1 queries per image) or central (antithetic pairs: 2m; of kind prior_guided 2m+1)"""
+    """forward (m+1 queries per image) or central (antithetic pairs: 2m; of kind prior_guided 2m+1)
+    """
     direction: DirectionName = "sphere"
-    """sphere, gaussian, rademacher (+-1 per pixel), orthogonal (m at right angles), dct (low-frequency
-    patterns), range (what the generator's last layer can realise)"""
+    """sphere, gaussian, rademacher (+-1 per pixel), orthogonal (m at right angles), dct
+    (low-frequency patterns), range (what the generator's last layer can realise)"""
     space: Space = "pre_squash"
-    """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (whole levels)"""
+    """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (whole
+    levels)
+    """
     frequencies: ShareAboveZero = 0.125
     """share of the frequencies, the lowest, that dct directions are made of"""
     prior: PriorName = "student"
-    """of prior_guided: student (its gradient at the last answer) or neighbours (slopes to paid images)"""
+    """of prior_guided: student (its gradient at the last answer) or neighbours (slopes to paid
+    images)
+    """
     every: Count = 4
     """of synthetic: one generator step in so many is paid for"""
     synthetic_lr: Positive = 1e-3

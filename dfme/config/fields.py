@@ -32,7 +32,9 @@ class Expected(NamedTuple):
     words: str
 
 
-_SUBJECT = re.compile(r"^(arch(?: \S+:\S+)?|data set|label mode|image \w+|programs|pool of images): ")
+_SUBJECT = re.compile(
+    r"^(arch(?: \S+:\S+)?|data set|label mode|image \w+|programs|pool of images): "
+)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6}
 
 
@@ -80,5 +82,7 @@ Rate = Annotated[float, Field(ge=0.001)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Expected("auto, cpu, cuda or cuda:N")]
+Device = Annotated[
+    str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Expected("auto, cpu, cuda or cuda:N")
+]
 LabelModeText = Annotated[str, accepted_by(LabelMode.parse)]

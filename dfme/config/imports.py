@@ -1,4 +1,6 @@
-"""Find ``module:Class`` and ``module:function`` of users; a teacher's signature gives options. No torch."""
+"""Find ``module:Class`` and ``module:function`` of users; a teacher's signature gives options. No
+torch.
+"""
 
 import functools
 import importlib
@@ -22,13 +24,16 @@ from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import DfmeError, UserError
 
 NO_FILE = ("__main__", "builtins")
-"""Modules of what is defined in a script, in a notebook, or in code that was executed from a text."""
+"""Modules of what is defined in a script, in a notebook, or in code that was executed from a text.
+"""
 
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
-    """Import ``module:name``, the value of ``flag``, a callable; the current directory is searched last."""
+    """Import ``module:name``, the value of ``flag``, a callable; the current directory is searched
+    last.
+    """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise UserError(f"{flag}: expected module:Class or module:function, got {target!r}")
@@ -38,7 +43,9 @@ def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
     found = _within(module, name)
     if callable(found):
         return found  # type: ignore[no-any-return]
-    callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    callables = [
+        key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+    ]
     problem = f"no {name!r} in it"
     if found is not None:
         problem = f"{name} is of type {type(found).__name__}, no class or function"
@@ -55,13 +62,17 @@ def _within(module: ModuleType | None, name: str) -> Any:
 
 
 def _in_this_process(module_name: str, name: str, subject: str) -> Callable[..., Any]:
-    """A callable of a script, a notebook or a function. UserError where it is not this process's."""
+    """A callable of a script, a notebook or a function. UserError where it is not this
+    process's.
+    """
     found = _within(sys.modules.get(module_name), name)
     if callable(found):
         return found  # type: ignore[no-any-return]
     raise UserError(
-        f"{subject}: it was defined in a script, a notebook or a function, where no command finds it; "
-        "go on in Python (call dfme.extract again with it and resume=True), or move it into a module"
+        f"{subject}: it was defined in a script, a notebook or a function, where no command finds "
+        "it; "
+        "go on in Python (call dfme.extract again with it and resume=True), or move it into a "
+        "module"
     )
 
 
@@ -72,7 +83,9 @@ def name_of(thing: object) -> str:
 
 
 def top_name(given: object, flag: str) -> str:
-    """``module:Class`` of a class, by which it is found again. UserError where that names another object."""
+    """``module:Class`` of a class, by which it is found again. UserError where that names another
+    object.
+    """
     name = name_of(given)
     if "<" in name or not isinstance(given, type) or find_target(name, flag) is not given:
         raise UserError(f"{flag}: expected a name, or a class at the top of a module, got {name}")
@@ -93,7 +106,9 @@ def what_and_where(error: BaseException) -> str:
 def blaming(
     subject: str, error: type[DfmeError], said: Callable[[BaseException], str] = what_and_where
 ) -> Iterator[None]:
-    """Whatever is raised inside by others' code, as one line about ``subject``; errors of ours pass."""
+    """Whatever is raised inside by others' code, as one line about ``subject``; errors of ours
+    pass.
+    """
     try:
         yield
     except DfmeError:
@@ -114,7 +129,9 @@ def _import(name: str, subject: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
             hint = did_you_mean(name, beside)
-            raise UserError(f"{subject}: no module {missing!r} in {folder} or installed{hint}") from None
+            raise UserError(
+                f"{subject}: no module {missing!r} in {folder} or installed{hint}"
+            ) from None
         raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
     if (after := _default_dtype()) != before:
         sys.modules.pop(name, None)  # so that the next import says the same
@@ -127,7 +144,9 @@ def _import(name: str, subject: str) -> ModuleType:
 
 
 def _default_dtype() -> Any:
-    """PyTorch's default dtype; None for float32, and where it is not loaded: nothing loads it here."""
+    """PyTorch's default dtype; None for float32, and where it is not loaded: nothing loads it
+    here.
+    """
     torch = sys.modules.get("torch")
     # a module in the middle of its import lacks it
     default = getattr(torch, "get_default_dtype", None)
@@ -141,14 +160,17 @@ _ARGUMENT = re.compile(
     r"(?P<text>\S.*(?:\n(?P=indent)[ \t]+\S.*)*)",
     re.M,
 )
-"""An argument in a docstring in Google's or Sphinx' style, with the lines that are indented below it."""
+"""An argument in a docstring in Google's or Sphinx' style, with the lines that are indented below
+it.
+"""
 
 
 def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> list[Option]:
-    """One option per parameter; where it has no type but the name of a common key, it has that key's type.
+    """One option per parameter; where it has no type but the name of a common key, it has that
+    key's type.
 
-    An object that is neither class nor function is the teacher itself and has no options. UserError if a
-    parameter without a default cannot be given by a flag.
+    An object that is neither class nor function is the teacher itself and has no options. UserError
+    if a parameter without a default cannot be given by a flag.
     """
     documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
     texts = {
@@ -165,7 +187,9 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         default = parameter.default
         if name == "kind" or parameter.kind is parameter.POSITIONAL_ONLY:
             if default is parameter.empty:
-                raise UserError(f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it")
+                raise UserError(
+                    f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it"
+                )
             continue
         known = common.get(f"teacher.{name}")
         kind = _readable(hint) if hint is not None else known.type if known else Any
@@ -179,7 +203,9 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
 
 @functools.cache
 def own_model(base: type[Any], kind: type[Any], body: tuple[tuple[str, Any], ...]) -> Any:
-    """A checked model under ``base`` with the options of a user's class; ``body``: its attributes."""
+    """A checked model under ``base`` with the options of a user's class; ``body``: its
+    attributes.
+    """
     options = own_options(kind, {})
     if taken := {each.name for each in options} & {*dir(base), *dict(body)}:
         raise UserError(f"{kind.__name__}: expected other names of options than {', '.join(taken)}")
@@ -208,10 +234,14 @@ def _readable(hint: Any) -> Any:
 
 
 def _parameters(target: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Parameters with their types, None where untyped; a class's ``**kwargs`` goes on to its base classes."""
+    """Parameters with their types, None where untyped; a class's ``**kwargs`` goes on to its base
+    classes.
+    """
     functions: list[Any] = [target] if inspect.isroutine(target) else []
     if inspect.isclass(target):
-        functions = [vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)]
+        functions = [
+            vars(base)["__init__"] for base in target.__mro__[:-1] if "__init__" in vars(base)
+        ]
     seen = set[str]()
     for function in functions:
         try:

@@ -44,21 +44,27 @@ def printable(text: str, mark: str = "?") -> str:
 
 
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of letters that steer a reader unseen: escapes, turned directions, breaks."""
+"""Unicode's categories of letters that steer a reader unseen: escapes, turned directions, breaks.
+"""
 
 
 def harmless(text: str, mark: str = "?") -> str:
-    """Text of several lines without letters that steer a reader; lines and blanks of all kinds stay."""
+    """Text of several lines without letters that steer a reader; lines and blanks of all kinds
+    stay.
+    """
     if text.isprintable():
         return text
     kept = "\n\t"
     return "".join(
-        letter if letter in kept or unicodedata.category(letter) not in STEERING else mark for letter in text
+        letter if letter in kept or unicodedata.category(letter) not in STEERING else mark
+        for letter in text
     )
 
 
 def shortened(text: str, most: int = MAX_LETTERS) -> str:
-    """A message of at most so many letters: of a longer one, its beginning and its end, with the remedy."""
+    """A message of at most so many letters: of a longer one, its beginning and its end, with the
+    remedy.
+    """
     if len(text) <= most:
         return text
     end = most // 4
@@ -71,11 +77,15 @@ def listed(values: Iterable[float]) -> str:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice a person most likely meant: of the same last part, else of close spelling; else None."""
+    """The choice a person most likely meant: of the same last part, else of close spelling; else
+    None.
+    """
     known = list(choices)
     leaf = name.rpartition(".")[2]
     same_leaf = [choice for choice in known if choice.rpartition(".")[2] == leaf]
-    if close := difflib.get_close_matches(name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.6):
+    if close := difflib.get_close_matches(
+        name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.6
+    ):
         return close[0]
     leaves = {choice.rpartition(".")[2]: choice for choice in known}
     close = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)
@@ -109,7 +119,10 @@ def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
         many = any(get_origin(member) in (tuple, list) for member in members(kind))
         return f"expected {_range(bounds, many)}, got {plain}"
     literals = [get_args(member) for member in members(kind) if get_origin(member) is Literal]
-    return f"expected {expected(kind)}, got {got}{did_you_mean(str(value), map(str, chain(*literals)))}"
+    return (
+        f"expected {expected(kind)}, got "
+        f"{got}{did_you_mean(str(value), map(str, chain(*literals)))}"
+    )
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -128,7 +141,9 @@ def expected(kind: Any) -> str:
     # the text's words are those of the list, too
     if said and any(get_origin(other) is tuple for other in kinds[1:]):
         return str(said)
-    return " or ".join([said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds))
+    return " or ".join(
+        [said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds)
+    )
 
 
 def _one_expected(kind: Any) -> str:
@@ -138,10 +153,17 @@ def _one_expected(kind: Any) -> str:
         return f"{'one of ' * (len(arguments) > 1)}{', '.join(map(str, arguments))}"
     if origin in (tuple, list) and arguments:
         open_ended = origin is list or Ellipsis in arguments
-        _, plural, samples = TYPE_WORDS.get(members(arguments[0])[0], ("", "values", ("a", "b", "c")))
+        _, plural, samples = TYPE_WORDS.get(
+            members(arguments[0])[0], ("", "values", ("a", "b", "c"))
+        )
         count = "" if open_ended else f"{len(arguments)} "
-        return f"{count}{plural} such as {','.join(samples if open_ended else samples[: len(arguments)])}"
-    return TYPE_WORDS[kind][0] if kind in TYPE_WORDS else getattr(kind, "__name__", None) or str(kind)
+        return (
+            f"{count}{plural} such as "
+            f"{','.join(samples if open_ended else samples[: len(arguments)])}"
+        )
+    return (
+        TYPE_WORDS[kind][0] if kind in TYPE_WORDS else getattr(kind, "__name__", None) or str(kind)
+    )
 
 
 def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -163,4 +185,6 @@ def _range(bounds: Mapping[str, Any], many: bool) -> str:
         return f"{'numbers' if many else 'a number'} {low} to {high}"
     if bounds.get("gt") == 0:
         return "positive numbers" if many else "a positive number"
-    return "0 or more" if bounds.get("ge") == 0 else f"at least {bounds.get('ge', bounds.get('gt')):g}"
+    return (
+        "0 or more" if bounds.get("ge") == 0 else f"at least {bounds.get('ge', bounds.get('gt')):g}"
+    )

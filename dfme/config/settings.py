@@ -37,13 +37,17 @@ from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
     if not all(left < right for left, right in pairwise((0.0, *shares, 1.0))):
-        raise UserError(f"expected increasing shares of the budget between 0 and 1, got {listed(shares)}")
+        raise UserError(
+            f"expected increasing shares of the budget between 0 and 1, got {listed(shares)}"
+        )
 
 
 def _require_rounds(shares: tuple[float, ...]) -> None:
     rising = all(left < right for left, right in pairwise((0.0, *shares)))
     if shares and not (rising and shares[-1] == 1):
-        raise UserError(f"expected increasing shares of the budget, the last one 1, got {listed(shares)}")
+        raise UserError(
+            f"expected increasing shares of the budget, the last one 1, got {listed(shares)}"
+        )
 
 
 Augmentation = Literal["none", "flip", "shift", "both", "affine"]
@@ -66,7 +70,9 @@ class TeacherConfig:
     num_classes: Basic[Classes | None] = None
     """number of classes, 2 of a binary model with one output; inferred where it can be"""
     label_mode: Basic[LabelModeText | None] = None
-    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); the owner decides"""
+    """logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label (hard labels); the owner
+    decides
+    """
     bounds: Bounds | None = None
     """lowest and highest pixel value the API takes"""
     levels: Levels | None = None
@@ -78,13 +84,18 @@ class TeacherConfig:
     max_batch: Count | None = None
     """most images in one call"""
     defences: DefencesText = ()
-    """of a teacher on this machine, such as modelguard_w:epsilon=1+lattice:n=10 (docs/defences.md)"""
+    """of a teacher on this machine, such as modelguard_w:epsilon=1+lattice:n=10 (docs/defences.md)
+    """
     watch: WatchText = ()
-    """of a teacher on this machine: detectors that see every image asked, such as pairs,sequential"""
+    """of a teacher on this machine: detectors that see every image asked, such as pairs,sequential
+    """
     benign: str | None = None
-    """owner's held-out labelled images that calibrate the detectors: a data set's name, or FOLDER"""
+    """owner's held-out labelled images that calibrate the detectors: a data set's name, or FOLDER
+    """
     on_alarm: OnAlarm = "log"
-    """what follows an alarm: log (answers stay), refuse, or label (the top class alone from then on)"""
+    """what follows an alarm: log (answers stay), refuse, or label (the top class alone from then
+    on)
+    """
     price_per_1000: Price | None = None
     """what a thousand answered images cost, in any currency; the cost is shown and kept"""
 
@@ -106,16 +117,19 @@ class StudentConfig:
     """Students and their training. One is delivered; several learn from the same batches."""
 
     arch: Basic[str] = "auto"
-    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto: by the
-    images' size; on a CPU cnn_large above 16 pixels a side, which averages images down to at most 64"""
+    """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto:
+    by the images' size; on a CPU cnn_large above 16 pixels a side, which averages images down to at
+    most 64"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Literal["sgd", "adam", "adamw", "auto"] = "sgd"
-    """sgd, adam, adamw, or auto: above 16 pixels a side adamw with a hundredth of lr, 500 times weight_decay
-    and, if loss is auto, kl of scores; below sgd for scores, adam with lr / 50 and no decay for labels"""
+    """sgd, adam, adamw, or auto: above 16 pixels a side adamw with a hundredth of lr, 500 times
+    weight_decay and, if loss is auto, kl of scores; below sgd for scores, adam with lr / 50 and no
+    decay for labels"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
-    """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both spread what
-    top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of top_k, else that)"""
+    """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both
+    spread what top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of
+    top_k, else that)"""
     lr: Basic[Positive] = 0.1
     """learning rate at the start"""
     momentum: ShareBelowOne = 0.9
@@ -123,22 +137,24 @@ class StudentConfig:
     weight_decay: NotNegative = 5e-4
     """of the optimiser"""
     decay_images: Natural = 0
-    """paid images held that weight_decay is meant for; n of them scale it by sqrt(decay_images / n)"""
+    """paid images held that weight_decay is meant for; n of them scale it by sqrt(decay_images / n)
+    """
     steps: Basic[Natural] = 0
-    """optimiser steps of each student over the whole run, spread evenly over the budget: fresh batches first,
-    then paid ones again (replay); 0: one step a fresh batch and replay_steps, or passes"""
+    """optimiser steps of each student over the whole run, spread evenly over the budget: fresh
+    batches first, then paid ones again (replay); 0: one step a fresh batch and replay_steps, or
+    passes"""
     passes: Natural = 0
-    """with rounds and without steps: passes over all that is held that a round takes with 5,000 images; with
-    n, sqrt(5000 / n) times as many"""
+    """with rounds and without steps: passes over all that is held that a round takes with 5,000
+    images; with n, sqrt(5000 / n) times as many"""
     final_share: Share = 0.0
     """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
-    """shares of the budget, up to 1, at which the students take their passes, or parts of their steps like
-    the roots of these shares, on everything paid for, each by a schedule of its own, and none in between;
-    empty: steps are spread"""
+    """shares of the budget, up to 1, at which the students take their passes, or parts of their
+    steps like the roots of these shares, on everything paid for, each by a schedule of its own, and
+    none in between; empty: steps are spread"""
     shrink: Share | Literal["auto"] = "auto"
-    """shrink-and-perturb: share of the students' weights left as a round begins, the rest is fresh; or auto:
-    0.4, but 1 above 16 pixels a side with optimizer auto, whose decay makes them forget"""
+    """shrink-and-perturb: share of the students' weights left as a round begins, the rest is fresh;
+    or auto: 0.4, but 1 above 16 pixels a side with optimizer auto, whose decay makes them forget"""
     replay_steps: Natural = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
     replay_batch: Count | Literal["auto"] = 256
@@ -149,10 +165,12 @@ class StudentConfig:
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
     augment: Literal[Augmentation, "auto"] = "none"
-    """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel), both, affine
-    (turned, sheared, stretched and moved a little), or auto: affine above 16 pixels a side"""
+    """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel), both,
+    affine (turned, sheared, stretched and moved a little), or auto: affine above 16 pixels a
+    side"""
     average: ShareBelowOne = 0.0
-    """decay of the weights' moving average (EMA), which is delivered; 0 delivers the last weights"""
+    """decay of the weights' moving average (EMA), which is delivered; 0 delivers the last weights
+    """
     average_every: Count = 1
     """student steps between two updates of the EMA"""
 
@@ -164,11 +182,12 @@ class StudentConfig:
     def fitting(self, mode: LabelMode, shape: Shape) -> "StudentConfig":
         """The settings with ``auto`` chosen by the teacher's answers and the images.
 
-        Heuristic: with few scores a high rate and decay of SGD give the best clone of small images, with
-        labels they keep a student from fitting what it has paid for (docs/results/comparison.md). Larger
-        images are learnt faster by AdamW, scores on KL, in steps of few images, and with a decay that makes a
-        student forget in a few hundred steps, so that no weights are shrunk; a small image is cheap, so a
-        step of many costs little more, and its gradient is less noisy (docs/results/real_size.md).
+        Heuristic: with few scores a high rate and decay of SGD give the best clone of small images,
+        with labels they keep a student from fitting what it has paid for
+        (docs/results/comparison.md). Larger images are learnt faster by AdamW, scores on KL, in
+        steps of few images, and with a decay that makes a student forget in a few hundred steps, so
+        that no weights are shrunk; a small image is cheap, so a step of many costs little more, and
+        its gradient is less noisy (docs/results/real_size.md).
         """
         chosen = self
         small = max(shape[1:]) <= SMALL_SIDE
@@ -183,7 +202,9 @@ class StudentConfig:
         if decays:
             loss = "kl" if self.loss == "auto" and not labels else self.loss
             decay = 500 * self.weight_decay
-            return replace(chosen, optimizer="adamw", lr=self.lr / 100, weight_decay=decay, loss=loss)
+            return replace(
+                chosen, optimizer="adamw", lr=self.lr / 100, weight_decay=decay, loss=loss
+            )
         if self.optimizer != "auto":
             return chosen
         if labels:
@@ -195,17 +216,22 @@ class StudentConfig:
         return min(max(64, held // 64), 256) if self.replay_batch == "auto" else self.replay_batch
 
     def pass_steps(self, held: int) -> int:
-        """Steps of the passes over so many images, 0 without any; few images need more (heuristic)."""
+        """Steps of the passes over so many images, 0 without any; few images need more
+        (heuristic).
+        """
         return math.ceil(self.passes * math.sqrt(5_000 * held) / self.batch(held))
 
     def round_steps(self, images: int, most: int | None = None) -> tuple[int, ...]:
-        """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a time.
+        """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a
+        time.
 
         ``steps`` are divided as passes would be: like the root of what a round holds.
         """
         if not self.steps:
             most = self.replay_capacity if most is None else most
-            return tuple(self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds)
+            return tuple(
+                self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds
+            )
         roots = [0.0, *accumulate(math.sqrt(share) for share in self.rounds)]
         edges = [round(self.steps * each / roots[-1]) for each in roots]
         return tuple(end - begin for begin, end in pairwise(edges))
@@ -213,36 +239,41 @@ class StudentConfig:
 
 @dataclass(frozen=True, config=CONFIG)
 class QueriesConfig:
-    """Which images are paid for with the student, of methods that draw them: from what, and which of them."""
+    """Which images are paid for with the student, of methods that draw them: from what, and which
+    of them.
+    """
 
     programs: tuple[str, ...] = ("leaves",)
-    """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves), strokes, pen,
-    text, noise (1/f), gradients, generators; a name that stands twice counts twice"""
+    """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves),
+    strokes, pen, text, noise (1/f), gradients, generators; a name that stands twice counts twice"""
     domain: Basic[Literal["handwriting", "things", "text", "unknown"]] = "unknown"
-    """what the attacker knows that the teacher is for, which sets the programs: handwriting (and other
-    writing), text (printed, in a picture), things (textured leaves for what photographs show, worth nothing
-    on the model of strangers that was measured), or unknown"""
+    """what the attacker knows that the teacher is for, which sets the programs: handwriting (and
+    other writing), text (printed, in a picture), things (textured leaves for what photographs show,
+    worth nothing on the model of strangers that was measured), or unknown"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"
     """none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)"""
     evolve: Share = 0.0
-    """share of every batch that is bred from images paid for before, seldom answered classes above all; times
-    the share of the classes that is missing among the answers so far"""
+    """share of every batch that is bred from images paid for before, seldom answered classes above
+    all; times the share of the classes that is missing among the answers so far"""
     pool: Count = 1
     """candidates for each image that is paid for"""
     choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
-    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes), disagreement (of
-    two students or more), random, for balance alone to decide, or auto: margin, but with scores above
-    16 pixels a side of two candidates at most, and nothing is bred; their first step comes before any"""
+    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes),
+    disagreement (of two students or more), random, for balance alone to decide, or auto: margin,
+    but with scores above 16 pixels a side of two candidates at most, and nothing is bred; their
+    first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
 
     def fitting(self, mode: LabelMode, shape: Shape) -> "QueriesConfig":
-        """The settings with a choice of ``auto`` made by the form of the answers and the size of the images.
+        """The settings with a choice of ``auto`` made by the form of the answers and the size of
+        the images.
 
-        Heuristic: choice by margin and breeding are worth points with labels and on small images; with scores
-        of images of real size breeding and a sharper choice cost some (docs/results/real_size.md).
+        Heuristic: choice by margin and breeding are worth points with labels and on small images;
+        with scores of images of real size breeding and a sharper choice cost some
+        (docs/results/real_size.md).
         """
         if self.choose != "auto":
             return self
@@ -254,12 +285,17 @@ class QueriesConfig:
 
 @dataclass(frozen=True, config=CONFIG)
 class EvaluationConfig:
-    """Images that the student is scored on. The teacher's answers to them are asked once and not charged."""
+    """Images that the student is scored on. The teacher's answers to them are asked once and not
+    charged.
+    """
 
     dataset: Basic[str] = "none"
-    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, FOLDER, an .npz or none"""
+    """digits, shapes, letters, mnist, fashion_mnist, cifar10, cifar100, svhn, FOLDER, an .npz or
+    none
+    """
     classes: tuple[str, ...] | str | None = None
-    """class names in the teacher's order, or a text file with one a line; none: as the teacher says"""
+    """class names in the teacher's order, or a text file with one a line; none: as the teacher says
+    """
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -281,7 +317,9 @@ class WandbConfig:
     mode: Basic[Literal["off", "offline", "online"]] = "off"
     """off, offline, or online (falls back to offline where there is no key or no network)"""
     project: str = "dfme"
-    """wandb project; the variable WANDB_PROJECT beats a file, and a flag beats both; so for the others"""
+    """wandb project; the variable WANDB_PROJECT beats a file, and a flag beats both; so for the
+    others
+    """
     entity: str | None = None
     """wandb user or team"""
     name: str | None = None
@@ -297,8 +335,8 @@ class ExtractConfig:
     """One extraction run, less its teacher and method, whose options depend on their kind."""
 
     recipe: Basic[str] = ""
-    """a recipe for any teacher by its name: frugal (few queries), dfme, paper (the paper's values), a
-    method's (the default) or one of configs/; a file of --config lies above it"""
+    """a recipe for any teacher by its name: frugal (few queries), dfme, paper (the paper's values),
+    a method's (the default) or one of configs/; a file of --config lies above it"""
     budget: Basic[Images] = 1_000_000
     """images that may be charged, such as 300000, 300k or 2M"""
     seed: Basic[Seed] = 0
@@ -308,26 +346,31 @@ class ExtractConfig:
     resume: Basic[bool | Literal["auto"]] = False
     """go on with the run in --out; auto: if there is one, else begin it"""
     until_agreement: Annotated[float, Field(gt=0, le=0.99)] | None = None
-    """end the run once student and teacher agree, with 95% confidence, on this share of the queries that are
-    then held back from training; none: spend the whole budget"""
+    """end the run once student and teacher agree, with 95% confidence, on this share of the queries
+    that are then held back from training; none: spend the whole budget"""
     minutes: Basic[Annotated[float, Field(gt=0)] | None] = None
-    """fit the student's steps to so many minutes on this machine, by a rehearsal, or cnn_small's where few of
-    an auto student do not fit; config.yaml has what was chosen; none: as the recipe says"""
+    """fit the student's steps to so many minutes on this machine, by a rehearsal, or cnn_small's
+    where few of an auto student do not fit; config.yaml has what was chosen; none: as the recipe
+    says"""
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """of the student's training steps: fp32 or bf16 (autocast); auto: bf16 above 16 pixels a side on a CPU
-    that has instructions for it, else fp32; estimates are always fp32"""
+    """of the student's training steps: fp32 or bf16 (autocast); auto: bf16 above 16 pixels a side
+    on a CPU that has instructions for it, else fp32; estimates are always fp32"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
     graphs: bool = False
-    """replay student, generator and local teacher as CUDA graphs: faster, most of all for small images"""
+    """replay student, generator and local teacher as CUDA graphs: faster, most of all for small
+    images
+    """
     deterministic: bool = False
     """on a GPU only kernels that give the same bits every time, as a CPU's do anyway"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
     fsync: bool = False
-    """wait for the disk before a request is sent and its answer used, for a power cut or a lost node"""
+    """wait for the disk before a request is sent and its answer used, for a power cut or a lost
+    node
+    """
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)
@@ -342,8 +385,9 @@ class ExtractConfig:
     def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "ExtractConfig":
         """The settings with ``auto`` chosen by the teacher's answers, the images, and the device.
 
-        ``fast_bf16``: the device is a CPU that computes in it. Measured: .6 of a step's time, and level
-        copies (docs/results/real_size.md). A net of one's own may have an operation that is fp32 alone.
+        ``fast_bf16``: the device is a CPU that computes in it. Measured: .6 of a step's time, and
+        level copies (docs/results/real_size.md). A net of one's own may have an operation that is
+        fp32 alone.
         """
         halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
         precision = ("bf16" if halved else "fp32") if self.precision == "auto" else self.precision
@@ -351,19 +395,22 @@ class ExtractConfig:
 
     @property
     def images(self) -> int:
-        """Different images that the budget pays for: one that is asked several times is charged as often."""
+        """Different images that the budget pays for: one that is asked several times is charged as
+        often.
+        """
         return int(self.budget) // self.answers.times
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's kind.
+    """Everything that decides a run. ``teacher_options`` are the own arguments of the teacher's
+    kind.
 
-    ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates no gradient
-    or draws nothing. ``objects``: what was handed over in Python, by the key of the option that has its
-    name: a method's class (``method.name``), or what makes a network.
-    ``larger``: the students' settings for images above ``SMALL_SIDE`` pixels a side, where they are others
-    and the teacher's images are not known yet (``sized``).
+    ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates
+    no gradient or draws nothing. ``objects``: what was handed over in Python, by the key of the
+    option that has its name: a method's class (``method.name``), or what makes a network.
+    ``larger``: the students' settings for images above ``SMALL_SIDE`` pixels a side, where they are
+    others and the teacher's images are not known yet (``sized``).
     """
 
     config: ExtractConfig
@@ -377,7 +424,9 @@ class Job:
     larger: StudentConfig | None = None
 
     def sized(self, mode: LabelMode, shape: Shape) -> "Job":
-        """The job with the students' settings for images of this size; what is ``auto`` in them is chosen."""
+        """The job with the students' settings for images of this size; what is ``auto`` in them is
+        chosen.
+        """
         if self.larger is None or max(shape[1:]) <= SMALL_SIDE:
             return replace(self, larger=None)
         student = self.larger.fitting(mode, shape)
@@ -391,7 +440,13 @@ class Job:
 
 def wandb_environment(mode: object = "off") -> dict[str, str]:
     """Read wandb's own variables. They change a file's ``mode`` and never turn tracking on."""
-    names = {"project": "PROJECT", "entity": "ENTITY", "name": "NAME", "group": "RUN_GROUP", "tags": "TAGS"}
+    names = {
+        "project": "PROJECT",
+        "entity": "ENTITY",
+        "name": "NAME",
+        "group": "RUN_GROUP",
+        "tags": "TAGS",
+    }
     found = {name: text for name, end in names.items() if (text := os.environ.get(f"WANDB_{end}"))}
     modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
     if mode in ("offline", "online") and (how := modes.get(os.environ.get("WANDB_MODE", ""))):

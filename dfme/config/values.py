@@ -1,4 +1,6 @@
-"""Values: from text, files or Python mappings to checked models, which are lists of options. No torch."""
+"""Values: from text, files or Python mappings to checked models, which are lists of options. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def _options_of(model: Any, prefix: str) -> tuple[Option, ...]:
             continue
         kind = Annotated[(annotation, *info.metadata)] if info.metadata else annotation
         default = REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
-        options.append(Option(prefix + name, kind, default, _help(model, name), BASIC in info.metadata))
+        options.append(
+            Option(prefix + name, kind, default, _help(model, name), BASIC in info.metadata)
+        )
     return tuple(options)
 
 
@@ -77,7 +81,8 @@ def _help(model: type[Any], name: str) -> str:
 def _texts(module: str) -> dict[tuple[str, str], str]:
     """Texts below the fields of a module's classes; pydantic's reading is slow, and may miss one.
 
-    None of a module without a source: a notebook, standard input, code that was executed from a text.
+    None of a module without a source: a notebook, standard input, code that was executed from a
+    text.
     """
     try:
         source = ast.parse(inspect.getsource(sys.modules[module]))
@@ -94,12 +99,15 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
 
 
 def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T, list[Problem]]:
-    """Build the model from values by dotted key; other fields, and those that are wrong, keep their default.
+    """Build the model from values by dotted key; other fields, and those that are wrong, keep their
+    default.
 
     A required text that is missing or wrong is empty. What is wrong is returned beside the model.
     """
     options = {option.key: option for option in options_of(model, prefix)}
-    values = {key: spelled(option.type, given[key]) for key, option in options.items() if key in given}
+    values = {
+        key: spelled(option.type, given[key]) for key, option in options.items() if key in given
+    }
     problems: list[Problem] = []
     while True:
         try:
@@ -110,7 +118,9 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
                 faults.setdefault(_key_of(fault["loc"], prefix, options), []).append(fault)
         for key, found in faults.items():
             option = options[key]
-            assert all(problem.key != key for problem in problems), f"{key}: a required option must be a text"
+            assert all(problem.key != key for problem in problems), (
+                f"{key}: a required option must be a text"
+            )
             problems.append(Problem(key, _fault(option, given.get(key), found)))
             values.pop(key, None)
             values |= {key: ""} if option.required else {}
@@ -134,14 +144,18 @@ def _nested(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _key_of(loc: Sequence[int | str], prefix: str, options: Mapping[str, Option]) -> str:
-    """Return the key of the option in which pydantic found a fault: its place begins with that key."""
+    """Return the key of the option in which pydantic found a fault: its place begins with that
+    key.
+    """
     keys = (prefix + ".".join(map(str, loc[:parts])) for parts in range(1, len(loc) + 1))
     return next(key for key in keys if key in options)
 
 
 def narrowed(model: type[T], config: Any) -> T:
     """The model with the values of another one that has fields of the same names."""
-    names = [each.name for each in dataclasses.fields(cast(Any, model)) if hasattr(config, each.name)]
+    names = [
+        each.name for each in dataclasses.fields(cast(Any, model)) if hasattr(config, each.name)
+    ]
     return model(**{name: getattr(config, name) for name in names})
 
 
@@ -150,8 +164,12 @@ def leaves(config: Any) -> dict[str, Any]:
     return dict(flatten(dataclasses.asdict(config), ()))
 
 
-def flatten(mapping: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted keys and values of a nested mapping; the value of a key that is an option is not entered."""
+def flatten(
+    mapping: Mapping[str, Any], known: Iterable[str], prefix: str = ""
+) -> list[tuple[str, Any]]:
+    """Dotted keys and values of a nested mapping; the value of a key that is an option is not
+    entered.
+    """
     pairs: list[tuple[str, Any]] = []
     for name, value in mapping.items():
         key = prefix + str(name).replace("-", "_")
@@ -163,11 +181,15 @@ def flatten(mapping: Mapping[str, Any], known: Iterable[str], prefix: str = "") 
 
 
 def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -> T:
-    """The model with the values of a nested mapping. UserError names, with ``prefix``, all that is wrong."""
+    """The model with the values of a nested mapping. UserError names, with ``prefix``, all that is
+    wrong.
+    """
     options = [option.key for option in options_of(model)]
     given = dict(flatten(mapping, options))
     problems = [
-        Problem(key, f"unknown option{did_you_mean(key, options)}") for key in given if key not in options
+        Problem(key, f"unknown option{did_you_mean(key, options)}")
+        for key in given
+        if key not in options
     ]
     made, wrong = build(model, given)
     if problems or wrong:
@@ -176,7 +198,9 @@ def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -
 
 
 def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
-    """Return a value in the type of an option that is in no model, or None and what is wrong with it."""
+    """Return a value in the type of an option that is in no model, or None and what is wrong with
+    it.
+    """
     try:
         return reader(option.type).validate_python(spelled(option.type, given)), []
     except ValidationError as error:
@@ -184,12 +208,16 @@ def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
 
 
 def reader(kind: Any) -> TypeAdapter[Any]:
-    """Checker of values of this type; PydanticUserError or NameError if pydantic has no idea of it."""
+    """Checker of values of this type; PydanticUserError or NameError if pydantic has no idea of
+    it.
+    """
     return TypeAdapter(kind, config=None if hasattr(kind, "__pydantic_fields__") else CONFIG)
 
 
 def spelled(kind: Any, value: Any) -> Any:
-    """Text as people write it, in a form that pydantic reads: ``1,2`` is a sequence, ``none`` no value."""
+    """Text as people write it, in a form that pydantic reads: ``1,2`` is a sequence, ``none`` no
+    value.
+    """
     kinds = members(kind)
     if isinstance(value, bool) and not {bool, Any, object} & set(kinds):
         return str(value)  # true is no number

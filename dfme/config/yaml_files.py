@@ -1,6 +1,8 @@
-"""Recipes: YAML files of options, read safely and written so that any reader takes them the same way.
+"""Recipes: YAML files of options, read safely and written so that any reader takes them the same
+way.
 
-Safely: no tag makes an object, no long file is read, no alias (which may stand for more than memory holds).
+Safely: no tag makes an object, no long file is read, no alias (which may stand for more than memory
+holds).
 """
 
 import hashlib
@@ -13,22 +15,31 @@ import yaml
 
 from dfme.errors import UserError
 
-MAX_BYTES = 200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million
+MAX_BYTES = (
+    200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million
+)
 
 RELEASE = "0.14"
-"""The release whose runs and comparisons are resumed; it changes when one of their files changes its form."""
+"""The release whose runs and comparisons are resumed; it changes when one of their files changes
+its form.
+"""
 
 SEAL = f"# dfme {RELEASE}, sha256 of the lines above: "
-"""Begins the last line, a comment, of a file of options that a run or a comparison wrote for itself."""
+"""Begins the last line, a comment, of a file of options that a run or a comparison wrote for
+itself.
+"""
 
 ANY_SEAL = re.compile(r"^# (?:dfme (\S+), )?sha256 of the lines above: ", re.MULTILINE)
 """The same line of any release; before 0.13 it did not name the release."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the scalars of its version 1.2: ``off`` and ``no`` are text, ``1e-3`` is a number."""
+    """Safe YAML with the scalars of its version 1.2: ``off`` and ``no`` are text, ``1e-3`` is a
+    number.
+    """
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own hook)
+    # PyYAML's own hook
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -64,7 +75,9 @@ _SCALARS: dict[str, tuple[str, str]] = {
 for _name, (_pattern, _first) in _SCALARS.items():
     for _reader in (_Loader, _Dumper):
         _starts = ["" if letter == "\0" else letter for letter in _first]
-        _reader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"({_pattern})\Z"), _starts)
+        _reader.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_name}", re.compile(rf"({_pattern})\Z"), _starts
+        )
 
 
 def dump_yaml(paper: Mapping[str, Any]) -> str:
@@ -86,7 +99,8 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     """The mapping in a YAML file; an empty file is an empty mapping.
 
     ``own``: the file is the record of a run or a comparison: it must be as this release wrote it.
-    UserError if it cannot be read, is no YAML, holds no mapping, was changed, or is of another release.
+    UserError if it cannot be read, is no YAML, holds no mapping, was changed, or is of another
+    release.
     """
     expected = f"{path}: expected a YAML file of options"
     try:
@@ -108,11 +122,15 @@ def load_yaml(path: str | Path, own: bool = False) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{expected}, got one nested too deeply") from None
     except (ValueError, LookupError, AttributeError) as error:  # which PyYAML lets pass
-        raise UserError(f"{expected}, but a value does not fit its tag: {str(error)[:200]}") from error
+        raise UserError(
+            f"{expected}, but a value does not fit its tag: {str(error)[:200]}"
+        ) from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise UserError(f"{path}: expected options such as 'budget: 300k', got a {type(loaded).__name__}")
+        raise UserError(
+            f"{path}: expected options such as 'budget: 300k', got a {type(loaded).__name__}"
+        )
     return {str(name): value for name, value in loaded.items()}
 
 
@@ -133,7 +151,13 @@ def _require_as_written(text: str, path: str | Path) -> None:
     if text == sealed(text.rpartition(SEAL)[0]):
         return
     seal = ANY_SEAL.search(text)
-    why = "the file as the run wrote it, but it was changed since; restore it and give changes as flags"
+    why = (
+        "the file as the run wrote it, but it was changed since; restore it and give "
+        "changes as flags"
+    )
     if seal and seal[1] != RELEASE:
-        why = f"a file of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go on with that release"
+        why = (
+            f"a file of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go "
+            "on with that release"
+        )
     raise UserError(f"{path}: expected {why}, or start a new run with --config {path}")

@@ -1,4 +1,6 @@
-"""Images by name or folder, to score students on and to train teachers with. Nothing heavy loads here."""
+"""Images by name or folder, to score students on and to train teachers with. Nothing heavy loads
+here.
+"""
 
 import os
 import zipfile
@@ -15,8 +17,8 @@ from dfme.spec import Shape
 
 __all__ = ["DATASETS", "DRAWN", "HALVES", "ImageSet", "check_dataset", "load_dataset", "whole_name"]
 
-# name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an .npz
-# file.
+# name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an
+# .npz file.
 DATASETS: dict[str, str] = {
     "digits": "dfme.data.digits:load",
     "shapes": "dfme.data.shapes:load",
@@ -75,15 +77,19 @@ def check_dataset(
     if path.suffix == ".npz" and os.path.isfile(path):
         return
     if os.path.isfile(path):
-        archive = "; unpack it" if path.suffix in (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar") else ""
+        archive = (
+            "; unpack it" if path.suffix in (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar") else ""
+        )
         raise UserError(
-            f"data set {name}: expected a folder of images or an .npz file, got another file{archive}"
+            f"data set {name}: expected a folder of images or an .npz file, got another "
+            f"file{archive}"
         )
     if len(path.parts) > 1 or path.suffix == ".npz":
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
     hint = did_you_mean(name, DATASETS) or ";"
     raise UserError(
-        f"data set: unknown name {name!r}{hint} Expected {', '.join(DATASETS)}, a folder of images (one "
+        f"data set: unknown name {name!r}{hint} Expected {', '.join(DATASETS)}, a folder of images "
+        "(one "
         "folder per class), or an .npz file of images and labels"
     )
 
@@ -101,17 +107,22 @@ def load_dataset(
 ) -> ImageSet:
     """One part of a data set, or an object in its place. ``shape`` (C, H, W): required images.
 
-    Drawn ones are made at that size and a folder's images are resized to it; UserError for another set whose
-    own size differs, and for missing or unreadable files. ``lazy``: a folder's pictures are read, and found
-    to be readable, when they are looked at (``ImageSet.batch``). A half is that of the test part.
+    Drawn ones are made at that size and a folder's images are resized to it; UserError for another
+    set whose own size differs, and for missing or unreadable files. ``lazy``: a folder's pictures
+    are read, and found to be readable, when they are looked at (``ImageSet.batch``). A half is that
+    of the test part.
     """
     asked = name
     name = whole_name(asked)
     check_dataset(name, root, download=download, download_flag=download_flag)
     if name.startswith(HANDED_OVER) and handed_over is None:
-        raise UserError("these images were handed over in Python: hand them over again, or name a data set")
+        raise UserError(
+            "these images were handed over in Python: hand them over again, or name a data set"
+        )
     loader: Callable[[DatasetRequest], ImageSet] = resolve_name(DATASETS.get(name, FROM_DISK))
-    images = handed_over or loader(DatasetRequest(name, split, shape, root, download, download_flag, lazy))
+    images = handed_over or loader(
+        DatasetRequest(name, split, shape, root, download, download_flag, lazy)
+    )
     if shape is not None and images.shape != tuple(shape):
         found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
         raise UserError(f"data set {name}: its images are {found}, but {wanted} was asked for")

@@ -25,7 +25,10 @@ MAX_CLASSES = 100_000
 
 COUNTS = (1, 3)  # channels by which pixels are known to have them last
 
-PREFIXES: dict[str, tuple[str, ...]] = {"train": ("train_",), "test": ("test_", "val_", "valid_", "")}
+PREFIXES: dict[str, tuple[str, ...]] = {
+    "train": ("train_",),
+    "test": ("test_", "val_", "valid_", ""),
+}
 """What the names of a part's arrays begin with, the first that is there."""
 
 
@@ -37,8 +40,10 @@ def load(path: Path, request: DatasetRequest) -> ImageSet:
     labels = arrays.get(f"{prefix}labels")
     if images is None or (request.split == "train" and labels is None):
         raise UserError(
-            f"data set {path}: expected arrays images and labels (or, to train on a part, train_images, "
-            f"train_labels, test_images and test_labels), got {', '.join(map(shown, arrays)) or 'none'}"
+            f"data set {path}: expected arrays images and labels (or, to train on a part, "
+            "train_images, "
+            "train_labels, test_images and test_labels), got "
+            f"{', '.join(map(shown, arrays)) or 'none'}"
         )
     data = image_set(path.stem, images, labels, f"data set {path}", request.shape)
     return replace(data, notes=_notes(arrays, str(prefix), len(images)))
@@ -51,16 +56,21 @@ def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, images: int) -> list
     if len(parts) > 1:
         lines.append(f"of the arrays {listed(sorted(parts))}, {prefix}images is read")
     if f"{prefix}labels" not in arrays:
-        others = [name for name in arrays if name not in parts and arrays[name].shape[:1] == (images,)]
+        others = [
+            name for name in arrays if name not in parts and arrays[name].shape[:1] == (images,)
+        ]
         if others:
             lines.append(
-                f"its images have no labels: these are not read from {listed(others)}, but {prefix}labels"
+                f"its images have no labels: these are not read from {listed(others)}, but "
+                f"{prefix}labels"
             )
     return lines
 
 
 def pool_of(path: Path, shape: Shape) -> ImageSet:
-    """The images of an .npz file to ask a teacher about, without labels: of several parts the train part."""
+    """The images of an .npz file to ask a teacher about, without labels: of several parts the train
+    part.
+    """
     arrays = _arrays(path)
     name = next((name for name in ("train_images", "images") if name in arrays), None)
     if name is None:
@@ -77,21 +87,35 @@ def handed_over(images: Any, labels: Any = None) -> ImageSet:
     Its name has a digest of both. UserError for anything else.
     """
     try:
-        plain = (part.detach().cpu() if isinstance(part, Tensor) else part for part in (images, labels))
+        plain = (
+            part.detach().cpu() if isinstance(part, Tensor) else part for part in (images, labels)
+        )
         pixels, numbers = (None if part is None else np.asarray(part) for part in plain)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last of a tensor on the meta device
-        raise UserError(f"evaluation: expected tensors or arrays of images and labels: {error}") from error
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # the last of a tensor on the meta device
+        raise UserError(
+            f"evaluation: expected tensors or arrays of images and labels: {error}"
+        ) from error
     if pixels is None:
         raise UserError("evaluation: expected images, got none")
     data = image_set("tensors", pixels, numbers, "evaluation")
-    digest = hashlib.sha256(repr((data.images.dtype, data.images.shape, data.labels is None)).encode())
+    digest = hashlib.sha256(
+        repr((data.images.dtype, data.images.shape, data.labels is None)).encode()
+    )
     for part in (data.images, data.labels):
         digest.update(b"" if part is None else part.numpy().tobytes())
     return replace(data, name=f"{HANDED_OVER}{digest.hexdigest()[:16]}")
 
 
 def image_set(
-    name: str, pixels: NDArray[Any], labels: NDArray[Any] | None, where: str, shape: Shape | None = None
+    name: str,
+    pixels: NDArray[Any],
+    labels: NDArray[Any] | None,
+    where: str,
+    shape: Shape | None = None,
 ) -> ImageSet:
     """Images and, if present, labels, as plain numbers; ``where`` is their origin for messages."""
     images = _image_tensor(pixels, where, shape)
@@ -101,7 +125,9 @@ def image_set(
 
 
 def _numbers(labels: NDArray[Any], images: int, where: str) -> NDArray[np.int64]:
-    """A class for each image: whole numbers of any type, in a column of their own, or as one-hot rows."""
+    """A class for each image: whole numbers of any type, in a column of their own, or as one-hot
+    rows.
+    """
     given = labels
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -136,14 +162,16 @@ def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) 
     floating = pixels.dtype.kind == "f"
     if pixels.ndim != 4 or not pixels.size or not (floating or pixels.dtype == np.uint8):
         raise UserError(
-            f"{where}: expected images (N, H, W), (N, H, W, C) with 1 or 3 channels, or (N, C, H, W), uint8 "
+            f"{where}: expected images (N, H, W), (N, H, W, C) with 1 or 3 channels, or (N, C, H, "
+            "W), uint8 "
             f"or floating-point, got {pixels.dtype} {pixels.shape}"
         )
     if floating and not (pixels.min() >= 0 and pixels.max() <= 1):
         raise UserError(f"{where}: expected floating-point pixels within 0 and 1, or uint8")
     if not floating and pixels.max() == 1:
         raise UserError(
-            f"{where}: its pixels are uint8, so 255 is white, and none is above 1; multiply them by 255, or "
+            f"{where}: its pixels are uint8, so 255 is white, and none is above 1; multiply them "
+            "by 255, or "
             "save them as floating-point numbers within 0 and 1"
         )
     kept = pixels.astype(np.float32) if floating else pixels
@@ -151,7 +179,9 @@ def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) 
 
 
 def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDArray[Any]:
-    """The pixels (N, C, H, W); UserError where the channels may be first or last, and ``shape`` fits both."""
+    """The pixels (N, C, H, W); UserError where the channels may be first or last, and ``shape``
+    fits both.
+    """
     if pixels.ndim == 3:
         if (
             pixels.shape[2] in COUNTS
@@ -172,16 +202,19 @@ def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDA
             return pixels
         if tuple(shape or ()) != last:
             raise UserError(
-                f"{where}: the channels of {pixels.shape} may be first or last; give --teacher.shape, or "
+                f"{where}: the channels of {pixels.shape} may be first or last; give "
+                "--teacher.shape, or "
                 "save images of another size"
             )
     if may_be_last and first == last and first[0] == first[1] == first[2] and first[0] == 3:
         raise UserError(
-            f"{where}: the channels of {pixels.shape} may be first or last; save images of another size"
+            f"{where}: the channels of {pixels.shape} may be first or last; save images of another "
+            "size"
         )
     if last[0] in (2, 4) and first[0] > 4:
         raise UserError(
-            f"{where}: {pixels.shape} seems to have {last[0]} channels last; save it as (N, C, H, W), or "
+            f"{where}: {pixels.shape} seems to have {last[0]} channels last; save it as (N, C, H, "
+            "W), or "
             "with 1 or 3 channels"
         )
     return pixels.transpose(0, 3, 1, 2) if may_be_last else pixels

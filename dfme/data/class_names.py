@@ -1,4 +1,6 @@
-"""The names of classes: read from an option, and a data set's labels put in the order of the teacher's."""
+"""The names of classes: read from an option, and a data set's labels put in the order of the
+teacher's.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,29 @@ def numbered(
     *,
     folder: bool,
 ) -> ImageSet:
-    """The images with labels that are a teacher's numbers of their classes, of which it has ``num_classes``.
+    """The images with labels that are a teacher's numbers of their classes, of which it has
+    ``num_classes``.
 
-    The order is ``given``, as --evaluation.classes is, else that of the names the teacher has ``announced``,
-    else the data set's own. UserError for names that do not fit; of announced ones, only where those here are
-    a ``folder``'s. UserError, too, for a folder's names that are numbers, where these and their order say
-    different things. A note is added where the folder has fewer classes than the teacher.
+    The order is ``given``, as --evaluation.classes is, else that of the names the teacher has
+    ``announced``, else the data set's own. UserError for names that do not fit; of announced ones,
+    only where those here are a ``folder``'s. UserError, too, for a folder's names that are numbers,
+    where these and their order say different things. A note is added where the folder has fewer
+    classes than the teacher.
     """
     own = data.class_names
     names = _telling(announced, num_classes)
     if data.num_classes > num_classes:
         from_one = data.labels is not None and not own and data.num_classes == num_classes + 1
-        first = " (its labels begin at 1; subtract 1)" if from_one and int(data.required_labels.min()) else ""
+        first = (
+            " (its labels begin at 1; subtract 1)"
+            if from_one and int(data.required_labels.min())
+            else ""
+        )
         raise UserError(
-            f"--evaluation.dataset: {data.name} has {data.num_classes} classes{_list(surprising(own, names))}"
-            f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set the teacher "
+            f"--evaluation.dataset: {data.name} has {data.num_classes} "
+            f"classes{_list(surprising(own, names))}"
+            f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set "
+            "the teacher "
             "was made for"
         )
     chosen = names if given is None else read_names(given, "--evaluation.classes")
@@ -59,9 +69,12 @@ def numbered(
         )
     if ordered is None and folder:
         raise UserError(
-            f"--evaluation.dataset: the classes of {data.name} are {shown_names(surprising(own, chosen))}, "
-            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', own, chosen)}; name the "
-            "folders as the teacher does, or give --evaluation.classes: the folders' names in the teacher's "
+            f"--evaluation.dataset: the classes of {data.name} are "
+            f"{shown_names(surprising(own, chosen))}, "
+            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', own, chosen)}; "
+            "name the "
+            "folders as the teacher does, or give --evaluation.classes: the folders' names in the "
+            "teacher's "
             "order"
         )
     return ordered or data
@@ -78,12 +91,15 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
     if all(re.fullmatch(r"[0-9]{1,9}", name) for name in own):
         values = [int(name) for name in own]
         places = list(range(len(own)))
-        by_number = values if max(values) < num_classes else [sorted(values).index(each) for each in values]
+        by_number = (
+            values if max(values) < num_classes else [sorted(values).index(each) for each in values]
+        )
         if len(set(values)) == len(values) and by_number != places:
             return _by_number(data, by_number, num_classes, announced)
     if len(own) < num_classes:
         data.notes.append(
-            f"its {len(own)} class folders ({shown_names(own)}) are taken for the first of the teacher's "
+            f"its {len(own)} class folders ({shown_names(own)}) are taken for the first of the "
+            "teacher's "
             f"{num_classes} classes; if they are others, give all names in the teacher's order by "
             "--evaluation.classes"
         )
@@ -93,7 +109,9 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
 def _by_number(
     data: ImageSet, by_number: Sequence[int], num_classes: int, announced: Sequence[str] | None
 ) -> ImageSet:
-    """Folders named by numbers whose order as text is another: as a teacher that numbers its classes says."""
+    """Folders named by numbers whose order as text is another: as a teacher that numbers its
+    classes says.
+    """
     import torch
 
     own = data.class_names
@@ -103,14 +121,18 @@ def _by_number(
         return replace(data, labels=order[data.required_labels], class_names=names)
     raise UserError(
         f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
-        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by their "
-        "values; give --evaluation.classes, all of the teacher's classes in its order, as 0,1,2,... or in "
+        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by "
+        "their "
+        "values; give --evaluation.classes, all of the teacher's classes in its order, as "
+        "0,1,2,... or in "
         "a file of a name a line"
     )
 
 
 def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
-    """The names; of more than are shown, those first that the ``others`` lack or few are written like."""
+    """The names; of more than are shown, those first that the ``others`` lack or few are written
+    like.
+    """
     if len(names) <= SHOWN:
         return list(names)
     known = None if others is None else set(map(_plain, others))
@@ -128,7 +150,8 @@ def _form(name: str) -> str:
 
 
 def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
-    """The images with labels that index ``names``, however these are written; None if a class is missing.
+    """The images with labels that index ``names``, however these are written; None if a class is
+    missing.
 
     Names that differ in case alone, such as those of letters, have to be written alike.
     """
@@ -139,11 +162,15 @@ def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
     numbers = [places.get(key(name), -1) for name in data.class_names]
     if not numbers or len(places) < len(names) or -1 in numbers or len(set(numbers)) < len(numbers):
         return None
-    return replace(data, labels=torch.tensor(numbers)[data.required_labels], class_names=tuple(names))
+    return replace(
+        data, labels=torch.tensor(numbers)[data.required_labels], class_names=tuple(names)
+    )
 
 
 def order_of(classes: int, own: Sequence[str], names: Sequence[str]) -> Tensor:
-    """Places (classes,) among ``names`` of a net's classes ``own``; their own where these are others."""
+    """Places (classes,) among ``names`` of a net's classes ``own``; their own where these are
+    others.
+    """
     import torch
 
     data = ImageSet("", torch.empty(classes, 1, 1, 1), torch.arange(classes), tuple(own))
@@ -152,7 +179,11 @@ def order_of(classes: int, own: Sequence[str], names: Sequence[str]) -> Tensor:
 
 def _telling(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
     """Names that a teacher announces; None if missing or if they only number the classes."""
-    if names is None or len(names) != num_classes or not all(isinstance(name, str) for name in names):
+    if (
+        names is None
+        or len(names) != num_classes
+        or not all(isinstance(name, str) for name in names)
+    ):
         return None
     numbers = all(re.fullmatch(rf"(LABEL_|class_?)?0*{n}", name) for n, name in enumerate(names))
     return None if numbers else tuple(names)
@@ -179,20 +210,25 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", " ", name).strip().casefold()
 
 
-def read_names(given: Sequence[str] | str, option: str, folder: Path | None = None) -> tuple[str, ...]:
+def read_names(
+    given: Sequence[str] | str, option: str, folder: Path | None = None
+) -> tuple[str, ...]:
     """Class names from a list, a comma-separated text or a text file; UserError names ``option``.
 
     ``folder``: where a file has to lie, at any depth; None: anywhere.
     """
     names = (
-        _from_text(given, option, folder) if isinstance(given, str) else [str(name).strip() for name in given]
+        _from_text(given, option, folder)
+        if isinstance(given, str)
+        else [str(name).strip() for name in given]
     )
     require_text(names, option)
     if len(names) < 2:
         raise UserError(f"{option}: expected at least two classes, got {len(names)}")
     if "" in names:
         raise UserError(
-            f"{option}: expected a name for each class, got an empty one as number {names.index('') + 1}"
+            f"{option}: expected a name for each class, got an empty one as number "
+            f"{names.index('') + 1}"
         )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -206,7 +242,8 @@ def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
         if "," in given:
             return [name.strip() for name in given.split(",")]
         raise UserError(
-            f"{option}: expected names separated by commas, or a text file with one a line; no file {path}"
+            f"{option}: expected names separated by commas, or a text file with one a line; no "
+            f"file {path}"
         )
     if folder is not None and not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{option}: expected a file in {folder}, got {given}")
@@ -218,5 +255,7 @@ def _from_text(given: str, option: str, folder: Path | None) -> list[str]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"{option}: cannot read {path}: {reason}") from None
     if len(content) > MAX_BYTES:
-        raise UserError(f"{option}: expected at most {MAX_BYTES} bytes of class names, {path} has more")
+        raise UserError(
+            f"{option}: expected at most {MAX_BYTES} bytes of class names, {path} has more"
+        )
     return [line.strip() for line in text.rstrip().split("\n")]

@@ -12,7 +12,9 @@ FULL = 16  # a pixel counts the inked ones among 4x4 of the original bitmap
 
 
 def load(request: DatasetRequest) -> ImageSet:
-    """One part of the fixed split stored with the images (1,438 to train with, 359 held out), in [0, 1]."""
+    """One part of the fixed split stored with the images (1,438 to train with, 359 held out), in
+    [0, 1].
+    """
     with np.load(FILE, allow_pickle=False) as arrays:
         wanted = arrays["held_out"] if request.split == "test" else ~arrays["held_out"]
         pixels = arrays["images"][wanted]

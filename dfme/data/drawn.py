@@ -15,17 +15,18 @@ SMALLEST = 8  # pixels of a side
 CHUNK = 1 << 22  # points worked on at once
 
 Inside = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
-"""From labels (N,) and points u, v (N, H, W), in radii from the centre, to whether each lies inside the
-figure."""
+"""From labels (N,) and points u, v (N, H, W), in radii from the centre, to whether each lies inside
+the figure."""
 
 
 @dataclass(frozen=True)
 class DrawnConfig:
     """Number and size (C, H, W) of the images, C of 1 or 3, and how hard they are to tell apart.
 
-    ``rotation``: largest turn to either side in degrees. ``contrast``: least difference, in the channel where
-    it is largest, between figure and ground, above 0 and at most 1. ``texture``: amplitude of a random wave
-    added to the ground. ``noise``: standard deviation of the noise added to every pixel.
+    ``rotation``: largest turn to either side in degrees. ``contrast``: least difference, in the
+    channel where it is largest, between figure and ground, above 0 and at most 1. ``texture``:
+    amplitude of a random wave added to the ground. ``noise``: standard deviation of the noise added
+    to every pixel.
     """
 
     name: str
@@ -41,22 +42,31 @@ class DrawnConfig:
         channels, height, width = self.shape
         if channels not in (1, 3) or min(height, width) < SMALLEST:
             raise UserError(
-                f"{self.name}: expected 1 or 3 channels and sides of 8 pixels or more, got {self.shape}"
+                f"{self.name}: expected 1 or 3 channels and sides of 8 pixels or more, got "
+                f"{self.shape}"
             )
 
 
-def asked(request: DatasetRequest, usual: tuple[int, int, int], rotation: float = 180.0) -> DrawnConfig:
+def asked(
+    request: DatasetRequest, usual: tuple[int, int, int], rotation: float = 180.0
+) -> DrawnConfig:
     """Default difficulty at the given size: 20,000 images to train with, 2,000 others held out."""
     count, seed = (20_000, 0) if request.split == "train" else (2_000, 1)
     return DrawnConfig(request.name, request.shape or usual, count, rotation, seed=seed)
 
 
 def draw(config: DrawnConfig, classes: Sequence[str], inside: Inside) -> ImageSet:
-    """``config.count`` images (N, C, H, W) as uint8, each class as often as the others, in random order."""
+    """``config.count`` images (N, C, H, W) as uint8, each class as often as the others, in random
+    order.
+    """
     rng = torch.Generator().manual_seed(config.seed)
-    labels = torch.arange(config.count).remainder(len(classes))[torch.randperm(config.count, generator=rng)]
+    labels = torch.arange(config.count).remainder(len(classes))[
+        torch.randperm(config.count, generator=rng)
+    ]
     chunk = max(1, CHUNK // (math.prod(config.shape[1:]) * SUBPIXELS**2))
-    parts = [_paint(_coverage(part, inside, config, rng), config, rng) for part in labels.split(chunk)]
+    parts = [
+        _paint(_coverage(part, inside, config, rng), config, rng) for part in labels.split(chunk)
+    ]
     return ImageSet(config.name, torch.cat(parts), labels, tuple(classes))
 
 
@@ -79,7 +89,9 @@ def _coverage(labels: Tensor, inside: Inside, config: DrawnConfig, rng: torch.Ge
 
 
 def _paint(coverage_N1HW: Tensor, config: DrawnConfig, rng: torch.Generator) -> Tensor:
-    """Colours: the difference of figure and ground is drawn first, then a ground that leaves room for it."""
+    """Colours: the difference of figure and ground is drawn first, then a ground that leaves room
+    for it.
+    """
     count = len(coverage_N1HW)
     (channels, height, width) = config.shape
     direction = torch.rand(count, channels, 1, 1, generator=rng) * 2 - 1
@@ -95,7 +107,9 @@ def _paint(coverage_N1HW: Tensor, config: DrawnConfig, rng: torch.Generator) -> 
 
 
 def _waves(count: int, height: int, width: int, rng: torch.Generator) -> Tensor:
-    """Sinusoids of random direction and phase, 2 to 4 periods over the shorter side: (N, 1, H, W)."""
+    """Sinusoids of random direction and phase, 2 to 4 periods over the shorter side: (N, 1, H,
+    W).
+    """
     angle, phase = (2 * math.pi * torch.rand(2, count, 1, 1, 1, generator=rng)).unbind()
     periods = (2 + 2 * torch.rand(count, 1, 1, 1, generator=rng)) / min(height, width)
     rows = torch.arange(height).view(1, 1, -1, 1)

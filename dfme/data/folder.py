@@ -29,12 +29,13 @@ from dfme.spec import Shape
 def load(request: DatasetRequest) -> ImageSet:
     """One part of a folder or an .npz file, its test part with labels or without.
 
-    A folder of two folders or more has one per class, numbered in the order of their names; pictures that lie
-    in it, or below a lone folder, have no labels. Where a folder has parts (``layout``), or a file has arrays
-    ``train_images`` and so on, each part is its own; otherwise all images are the test part, and there is
-    nothing to train with. A folder's images are resized (bilinear) to the shape asked for, or to the size of
-    the first; those of a file are taken as they are, channels first or last. Links are followed. UserError
-    for a layout, a picture or an array that is none of these, or that can be read in two ways, named.
+    A folder of two folders or more has one per class, numbered in the order of their names;
+    pictures that lie in it, or below a lone folder, have no labels. Where a folder has parts
+    (``layout``), or a file has arrays ``train_images`` and so on, each part is its own; otherwise
+    all images are the test part, and there is nothing to train with. A folder's images are resized
+    (bilinear) to the shape asked for, or to the size of the first; those of a file are taken as
+    they are, channels first or last. Links are followed. UserError for a layout, a picture or an
+    array that is none of these, or that can be read in two ways, named.
     """
     path = Path(request.name).expanduser()
     return arrays.load(path, request) if path.suffix == ".npz" else _from_folder(path, request)
@@ -43,8 +44,9 @@ def load(request: DatasetRequest) -> ImageSet:
 def read_images(path: Path, shape: Shape) -> ImageSet:
     """Images without labels for a pool: every picture under a folder, or the array of an .npz file.
 
-    Of several parts it is the one to train with. A folder's pictures are resized to ``shape``; an array is
-    taken as it is. UserError for a folder without pictures, or what is no picture or array of them.
+    Of several parts it is the one to train with. A folder's pictures are resized to ``shape``; an
+    array is taken as it is. UserError for a folder without pictures, or what is no picture or array
+    of them.
     """
     if path.suffix == ".npz":
         return arrays.pool_of(path, shape)
@@ -63,7 +65,8 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     if request.split == "train":
         if layout.train is None:
             raise UserError(
-                f"data set {path}: expected the folders train and test in it, each with a folder per class"
+                f"data set {path}: expected the folders train and test in it, each with a folder "
+                "per class"
             )
         part = layout.train
     else:
@@ -74,8 +77,12 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
         below = files_below(part)
         files = below.pictures
         classes = ()
-        if folders := sorted({file.relative_to(part).parts[0] for file in files if file.parent != part}):
-            notes.append(f"its images have no labels: they are not in two class folders ({listed(folders)})")
+        if folders := sorted(
+            {file.relative_to(part).parts[0] for file in files if file.parent != part}
+        ):
+            notes.append(
+                f"its images have no labels: they are not in two class folders ({listed(folders)})"
+            )
         notes += _unread(below)
     if not files:
         wanted = f"expected images ({_endings()}), labelled ones in one folder per class"
@@ -88,8 +95,12 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     return whole if request.lazy else replace(whole, images=read(slice(None)), read=None)
 
 
-def _labelled(part: Path, layout: Layout, notes: list[str]) -> tuple[list[Path], list[int], tuple[str, ...]]:
-    """Pictures in class folders, the numbers of their classes, and the names of these; none without two."""
+def _labelled(
+    part: Path, layout: Layout, notes: list[str]
+) -> tuple[list[Path], list[int], tuple[str, ...]]:
+    """Pictures in class folders, the numbers of their classes, and the names of these; none without
+    two.
+    """
     place = entered(part)
     below = {name: files_below(place / name) for name in layout.classes}
     if not layout.parts:
@@ -113,34 +124,45 @@ def _without_papers(below: dict[str, Listing], notes: list[str]) -> dict[str, Li
     if papers and len(papers) < len(below):
         unread = [name for name in papers if _pictures_unread(below[name])]
         if unread:
-            kinds = listed(sorted({file.suffix.lower() for file in _pictures_unread(below[unread[0]])}))
+            kinds = listed(
+                sorted({file.suffix.lower() for file in _pictures_unread(below[unread[0]])})
+            )
             raise UserError(
-                f"data set: the class folder {listed(unread)} has pictures in {kinds} alone, which are not "
+                f"data set: the class folder {listed(unread)} has pictures in {kinds} alone, which "
+                "are not "
                 f"read here; convert them to one of {_endings()}"
             )
-        notes.append(f"{listed(papers)} has files and no picture, so it is no class folder and is left out")
+        notes.append(
+            f"{listed(papers)} has files and no picture, so it is no class folder and is left out"
+        )
         return {name: listing for name, listing in below.items() if name not in papers}
     return below
 
 
 def _require_classes(part: Path, below: dict[str, Listing]) -> None:
-    """UserError where each class folder is divided into parts again: they would be scored on together."""
+    """UserError where each class folder is divided into parts again: they would be scored on
+    together.
+    """
     inside = [_folders_in(part, listing) for listing in below.values() if listing.pictures]
     common = set.intersection(*inside) if inside else set()
     if len(common) > 1 and all(name.casefold() in PART_NAMES for name in common):
         raise UserError(
-            f"data set {part}: each of its class folders holds the parts {listed(sorted(common))}; put the "
+            f"data set {part}: each of its class folders holds the parts {listed(sorted(common))}; "
+            "put the "
             "class folders into folders of the parts, and name the one that is meant"
         )
     if len(common) > 1 and all(FOLD.fullmatch(name.casefold()) for name in below):
         raise UserError(
-            f"data set {part}: its folders {listed(below)} each hold the folders {listed(sorted(common))}, "
+            f"data set {part}: its folders {listed(below)} each hold the folders "
+            f"{listed(sorted(common))}, "
             "so they are pieces of it and no classes; name the one that is meant"
         )
 
 
 FOLD = re.compile(r"(fold|split|part|batch|shard|chunk|subset|cv|round)[ _-]?\d+")
-"""Names of pieces of a data set, in lower case. They count only where all of them hold the same folders."""
+"""Names of pieces of a data set, in lower case. They count only where all of them hold the same
+folders.
+"""
 
 
 def _remarks(place: Path, below: dict[str, Listing]) -> list[str]:
@@ -150,15 +172,20 @@ def _remarks(place: Path, below: dict[str, Listing]) -> list[str]:
     common = set.intersection(*inside)
     if len(common) > 1:
         lines.append(
-            f"its folders {listed(below)} each hold the folders {listed(sorted(common))}: the former are "
+            f"its folders {listed(below)} each hold the folders {listed(sorted(common))}: the "
+            "former are "
             "taken for the classes, with all pictures below them"
         )
     spelled = Counter(name.casefold() for name in below if len(name) > 1)
     if twice := [name for name in below if spelled[name.casefold()] > 1]:
-        lines.append(f"{listed(twice)} are classes of their own, although they differ in case alone")
+        lines.append(
+            f"{listed(twice)} are classes of their own, although they differ in case alone"
+        )
     loose = [file for file in place.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file()]
     if loose := [file for file in loose if not file.name.startswith(".")]:
-        lines.append(f"pictures in no class folder are left out: {len(loose):,}, such as {loose[0].name}")
+        lines.append(
+            f"pictures in no class folder are left out: {len(loose):,}, such as {loose[0].name}"
+        )
     every = Listing([], [file for listing in below.values() for file in listing.others])
     return [*lines, *_unread(every)]
 

@@ -23,8 +23,8 @@ HANDED_OVER = "tensors:"
 class DatasetRequest:
     """Request to a loader. ``download_flag`` is the flag to name when files are missing.
 
-    ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as they are.
-    ``lazy``: pictures may stay in their files until they are looked at.
+    ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as
+    they are. ``lazy``: pictures may stay in their files until they are looked at.
     """
 
     name: str
@@ -40,11 +40,11 @@ class DatasetRequest:
 class ImageSet:
     """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64 or None.
 
-    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``, where there
-    is one, gives those at an index each time that they are looked at, and ``images`` say no more than their
-    shape. ``notes`` are lines for people about how the images were read; pictures that are still in their
-    files add to them when they are looked at. ``digest``: SHA-256 of images and labels, where somebody asked
-    for it (``digested``).
+    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``,
+    where there is one, gives those at an index each time that they are looked at, and ``images``
+    say no more than their shape. ``notes`` are lines for people about how the images were read;
+    pictures that are still in their files add to them when they are looked at. ``digest``: SHA-256
+    of images and labels, where somebody asked for it (``digested``).
     """
 
     name: str
@@ -77,14 +77,18 @@ class ImageSet:
         return channels, height, width
 
     def batch(self, index: slice | Tensor) -> Tensor:
-        """Images at a slice or index tensor, float32 within [0, 1]: 8-bit pixels are divided by 255."""
+        """Images at a slice or index tensor, float32 within [0, 1]: 8-bit pixels are divided by
+        255.
+        """
         images_BCHW = self.images[index] if self.read is None else self.read(index)
         if images_BCHW.is_floating_point():
             return images_BCHW.float()
         return images_BCHW.float().div_(255)
 
     def digested(self) -> ImageSet:
-        """The same with a digest of images, labels and class names; every image is looked at once."""
+        """The same with a digest of images, labels and class names; every image is looked at
+        once.
+        """
         code = sha256(repr((len(self), self.shape)).encode())
         for x_BCHW in self.split(ImageSpec(self.shape).at_once(CHUNK)):
             code.update(x_BCHW.contiguous().numpy().data)
@@ -94,7 +98,9 @@ class ImageSet:
         return replace(self, digest=code.hexdigest())
 
     def subset(self, limit: int) -> ImageSet:
-        """``limit`` images spread evenly over the set, which may be sorted by class; 0: every image."""
+        """``limit`` images spread evenly over the set, which may be sorted by class; 0: every
+        image.
+        """
         if not 0 < limit < len(self):
             return self
         return self.at([index * len(self) // limit for index in range(limit)])
@@ -102,8 +108,8 @@ class ImageSet:
     def half(self, second: bool, ending: str = "") -> ImageSet:
         """One of two halves without a common image, drawn by a fixed seed, of each class by half.
 
-        Images of equal pixels count as one, except pictures that are still in their files. ``ending``: of its
-        name.
+        Images of equal pixels count as one, except pictures that are still in their files.
+        ``ending``: of its name.
         """
         import torch
 
@@ -112,7 +118,9 @@ class ImageSet:
             order_N = order_N[self.labels[order_N].argsort(stable=True)]
         places = range(len(self))
         read = self.read is not None
-        pixels = [at if read else blake2b(self.images[at].numpy().tobytes()).digest() for at in places]
+        pixels = [
+            at if read else blake2b(self.images[at].numpy().tobytes()).digest() for at in places
+        ]
         taken = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
         found = self.at([at for at in places if (pixels[at] in taken) == second])
         return replace(found, name=f"{self.name}{ending}")
@@ -133,7 +141,9 @@ class ImageSet:
 
 
 LUMA = (0.299, 0.587, 0.114)
-"""What red, green and blue weigh in a grey: ITU-R BT.601, as pictures read from files are turned grey."""
+"""What red, green and blue weigh in a grey: ITU-R BT.601, as pictures read from files are turned
+grey.
+"""
 
 CHUNK = 1024  # images turned to floats at once, fewer of large ones
 
@@ -141,8 +151,8 @@ CHUNK = 1024  # images turned to floats at once, fewer of large ones
 def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Images (N, C, H, W), uint8 or float32 within [0, 1], in another shape and the same type.
 
-    Grey becomes colour by repetition, colour grey by its luma; sizes change bilinearly, smoothed when they
-    shrink. UserError for other numbers of channels that differ.
+    Grey becomes colour by repetition, colour grey by its luma; sizes change bilinearly, smoothed
+    when they shrink. UserError for other numbers of channels that differ.
     """
     if tuple(images_NCHW.shape[1:]) == tuple(shape):
         return images_NCHW
@@ -167,7 +177,8 @@ def _recoloured(images_NCHW: Tensor, channels: int) -> Tensor:
         return images_NCHW.repeat(1, channels, 1, 1)
     if (have, channels) != (3, 1):
         raise UserError(
-            f"images of {have} channels cannot become images of {channels}: only 1 and 3 are converted"
+            f"images of {have} channels cannot become images of {channels}: only 1 and 3 are "
+            "converted"
         )
     weights_311 = images_NCHW.new_tensor(LUMA).view(3, 1, 1)
     return (images_NCHW * weights_311).sum(1, keepdim=True)

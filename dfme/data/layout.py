@@ -1,4 +1,6 @@
-"""Where the pictures of a folder lie: parts, class folders, and what belongs to neither. No torch."""
+"""Where the pictures of a folder lie: parts, class folders, and what belongs to neither. No
+torch.
+"""
 
 import os
 import re
@@ -19,7 +21,19 @@ SUFFIXES = frozenset(
 
 OTHER_PICTURES = frozenset(
     {
-        *(".heic", ".heif", ".avif", ".jp2", ".j2k", ".jxl", ".svg", ".psd", ".tga", ".exr", ".hdr"),
+        *(
+            ".heic",
+            ".heif",
+            ".avif",
+            ".jp2",
+            ".j2k",
+            ".jxl",
+            ".svg",
+            ".psd",
+            ".tga",
+            ".exr",
+            ".hdr",
+        ),
         *(".dcm", ".nii", ".raw", ".dng", ".cr2", ".nef", ".arw", ".npy", ".mat", ".ico", ".pcx"),
     }
 )
@@ -31,7 +45,8 @@ LITTER = frozenset(
         *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "system volume information"),
     }
 )
-"""What operating systems and storage devices leave behind, in lower case; hidden files count, too."""
+"""What operating systems and storage devices leave behind, in lower case; hidden files count, too.
+"""
 
 Role = Literal["train", "val", "test"]
 
@@ -52,7 +67,9 @@ _LIKE_A_PART = re.compile(
     rf"(?:[^\W\d]+[ _-])??({'|'.join(PART_NAMES)})"
     r"(?:[ _-]?(?:set|data|images?|imgs?|pictures|split|part))?[ _-]?\d*"
 )
-"""Names such as seg_train, test_set and val2017. They count only where the folders inside say so, too."""
+"""Names such as seg_train, test_set and val2017. They count only where the folders inside say so,
+too.
+"""
 
 SHOWN = 6  # names in one line
 DEEPEST = 3  # lone folders, one inside another, that are entered
@@ -65,8 +82,9 @@ BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 class Layout:
     """The folders of a data set that is one folder.
 
-    ``parts``: folders by role, empty where the folder has no parts and is read as a whole. ``classes``: the
-    class folders of all parts by name, none where there are fewer than two. ``notes``: lines for people.
+    ``parts``: folders by role, empty where the folder has no parts and is read as a whole.
+    ``classes``: the class folders of all parts by name, none where there are fewer than two.
+    ``notes``: lines for people.
     """
 
     folder: Path
@@ -81,7 +99,9 @@ class Layout:
 
     @property
     def test(self) -> Path:
-        """The part to score on: test, else the validation part. UserError if there is a train part alone."""
+        """The part to score on: test, else the validation part. UserError if there is a train part
+        alone.
+        """
         if not self.parts:
             return self.folder
         roles: tuple[Role, ...] = ("test", "val")
@@ -89,7 +109,8 @@ class Layout:
             if (part := self._part(role)) is not None:
                 return part
         raise UserError(
-            f"data set {self.folder}: it has the part {listed(_names(self.parts))} and no test or validation "
+            f"data set {self.folder}: it has the part {listed(_names(self.parts))} and no test or "
+            "validation "
             "part; name that folder itself if its images are meant"
         )
 
@@ -112,14 +133,18 @@ class Layout:
         if not self.parts:
             return self.notes
         names = listed(sorted(_names(self.parts)))
-        return (f"of the parts {names} of {shown(self.folder.name)}, {shown(part.name)} is read", *self.notes)
+        return (
+            f"of the parts {names} of {shown(self.folder.name)}, {shown(part.name)} is read",
+            *self.notes,
+        )
 
     def _part(self, role: Role) -> Path | None:
         places = self.parts.get(role, [])
         if len(places) > 1:
             named = listed(place.name for place in places)
             raise UserError(
-                f"data set {self.folder}: {named} can each be its {role} part; name the one that is meant"
+                f"data set {self.folder}: {named} can each be its {role} part; name the one that "
+                "is meant"
             )
         return places[0] if places else None
 
@@ -165,7 +190,9 @@ def require_names(names: Sequence[str], where: str) -> None:
 
 
 def require_text(names: Iterable[object], where: str) -> None:
-    """UserError for a class name of a teacher that is not UTF-8; all else is made plain when it is shown."""
+    """UserError for a class name of a teacher that is not UTF-8; all else is made plain when it is
+    shown.
+    """
     for name in names:
         if isinstance(name, str) and not _is_utf8(name):
             raise UserError(f"{where}: the name {shown(name)!r} is not UTF-8; give it another name")
@@ -218,10 +245,12 @@ def holds_pictures(folder: Path) -> bool:
 
 
 def layout_of(path: Path) -> Layout:
-    """How a folder of pictures is laid out. UserError where that can be read in two ways, with the folders.
+    """How a folder of pictures is laid out. UserError where that can be read in two ways, with the
+    folders.
 
-    A folder that holds nothing but another one with class folders or parts is entered. Parts are folders of
-    the names in ``PART_NAMES``, in any case, and of names like these whose class folders are the same.
+    A folder that holds nothing but another one with class folders or parts is entered. Parts are
+    folders of the names in ``PART_NAMES``, in any case, and of names like these whose class folders
+    are the same.
     """
     folder = entered(path)
     notes = [f"its images lie in {shown(str(folder.relative_to(path)))}"] if folder != path else []
@@ -234,16 +263,25 @@ def layout_of(path: Path) -> Layout:
         common = {name for inside in of_parts if len(inside) > 1 for name in inside}
         # a lone folder in a part is a class only if another part has it, too
         classes = sorted(
-            {name for inside in of_parts if len(inside) > 1 or common & {*inside} for name in inside}
+            {
+                name
+                for inside in of_parts
+                if len(inside) > 1 or common & {*inside}
+                for name in inside
+            }
         )
-        beside = [name for name in names if name not in _names(parts) and holds_pictures(folder / name)]
+        beside = [
+            name for name in names if name not in _names(parts) and holds_pictures(folder / name)
+        ]
         notes += [f"{listed(beside)} beside its parts is left out"] if beside else []
     require_names(classes, f"data set {shown(str(path))}, class folders")
     return Layout(folder, parts, tuple(classes) if len(classes) > 1 else (), tuple(notes))
 
 
 def entered(folder: Path) -> Path:
-    """The folder, or that inside it which is all that it holds, where that one has class folders or parts."""
+    """The folder, or that inside it which is all that it holds, where that one has class folders or
+    parts.
+    """
     for _ in range(DEEPEST):
         names = folders(folder)
         if len(names) != 1 or _has_loose(folder) or _is_part(names[0], folder):
@@ -259,12 +297,16 @@ def entered(folder: Path) -> Path:
 
 
 def _is_part(name: str, of: Path) -> bool:
-    """True if a folder inside another one has the name of a part, unless both have the same name."""
+    """True if a folder inside another one has the name of a part, unless both have the same
+    name.
+    """
     return name.casefold() in PART_NAMES and name.casefold() != of.name.casefold()
 
 
 def _parts(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
-    """Folders by role; empty where the names are those of classes. UserError where both can be meant."""
+    """Folders by role; empty where the names are those of classes. UserError where both can be
+    meant.
+    """
     named = [name for name in names if name.casefold() in PART_NAMES]
     others = [name for name in names if name not in named and holds_pictures(folder / name)]
     inside = {name: {*_class_folders(entered(folder / name))} for name in names if _role_of(name)}
@@ -272,7 +314,8 @@ def _parts(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
         if others and not any(inside[name] for name in named):
             raise UserError(
                 f"data set {folder}: {listed(named)} can be parts of it, and classes beside "
-                f"{listed(others)}; name the folder of the part that is meant, or rename the classes"
+                f"{listed(others)}; name the folder of the part that is meant, or rename the "
+                "classes"
             )
         return _by_role(folder, named)
     like = [name for name, classes in inside.items() if classes and _shares(name, inside)]
@@ -311,7 +354,9 @@ def _role_of(name: str) -> Role | None:
 def _shares(name: str, inside: Mapping[str, set[str]]) -> bool:
     """True if another folder holds at least half of the folders that this one does."""
     own = inside[name]
-    return any(2 * len(own & classes) >= len(own) for other, classes in inside.items() if other != name)
+    return any(
+        2 * len(own & classes) >= len(own) for other, classes in inside.items() if other != name
+    )
 
 
 def _class_folders(folder: Path) -> list[str]:
@@ -323,7 +368,8 @@ def _class_folders(folder: Path) -> list[str]:
 
 def _has_loose(folder: Path) -> bool:
     return any(
-        Path(entry.name).suffix.lower() in SUFFIXES and not entry.is_dir() for entry in _entries(folder)
+        Path(entry.name).suffix.lower() in SUFFIXES and not entry.is_dir()
+        for entry in _entries(folder)
     )
 
 
@@ -332,12 +378,16 @@ def _entries(place: Path) -> list[os.DirEntry[str]]:
         with os.scandir(place) as entries:
             kept = [entry for entry in entries if not is_litter(entry.name)]
     except OSError as error:
-        raise UserError(f"data set: cannot read the folder {shown(str(place))}: {error.strerror}") from error
+        raise UserError(
+            f"data set: cannot read the folder {shown(str(place))}: {error.strerror}"
+        ) from error
     return sorted(kept, key=lambda entry: entry.name)
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Entries below a folder that are no folders. A folder is entered once, and none above it is."""
+    """Entries below a folder that are no folders. A folder is entered once, and none above it
+    is.
+    """
     pending = [folder]
     entered_before = {str(above) for above in Path(os.path.realpath(folder)).parents}
     while pending:

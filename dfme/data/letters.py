@@ -1,7 +1,8 @@
-"""Letters: a procedural task of the 26 capitals in one grey line each, of any size, from a seed and no file.
+"""Letters: a procedural task of the 26 capitals in one grey line each, of any size, from a seed and
+no file.
 
-It is there to try recipes on that were made without it: ``dfme.queries.programs.strokes`` shares no code, no
-range and no figure with it, and no option of any recipe was chosen by it. Keep it so.
+It is there to try recipes on that were made without it: ``dfme.queries.programs.strokes`` shares no
+code, no range and no figure with it, and no option of any recipe was chosen by it. Keep it so.
 """
 
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ S 41 30 10 01 02 13 33 44 45 36 16 05; T 00 40, 20 26; U 00 05 16 36 45 40; V 00
 W 00 16 22 36 40; X 00 46, 40 06; Y 00 23 40, 23 26; Z 00 40 06 46
 """
 LINES = dict(entry.split(" ", 1) for entry in TABLE.strip().replace("\n", "; ").split("; "))
-"""From a letter to its lines, each a row of points "column row": columns from 0 to 4, rows from 0 at the top
-to 6."""
+"""From a letter to its lines, each a row of points "column row": columns from 0 to 4, rows from 0
+at the top to 6."""
 
 # Of a letter and of its lines, in radii; the ranges are heuristic.
 HALF_HEIGHT = 0.85
@@ -39,9 +40,13 @@ def load(request: DatasetRequest) -> ImageSet:
 
 
 def segments(letter: str) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-    """The straight parts of a letter's lines, each from one point (u, v) to another, within -1 and 1."""
+    """The straight parts of a letter's lines, each from one point (u, v) to another, within -1 and
+    1.
+    """
     for line in LINES[letter].split(","):
-        yield from pairwise((int(point[0]) / 2 - 1, int(point[1]) / 3 - 1) for point in line.split())
+        yield from pairwise(
+            (int(point[0]) / 2 - 1, int(point[1]) / 3 - 1) for point in line.split()
+        )
 
 
 def _inside(labels: Tensor, u: Tensor, v: Tensor, rng: torch.Generator) -> Tensor:

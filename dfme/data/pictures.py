@@ -1,4 +1,6 @@
-"""One picture file as 8-bit pixels: every mode by its own scale, turned and cut as a browser shows it."""
+"""One picture file as 8-bit pixels: every mode by its own scale, turned and cut as a browser shows
+it.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +19,8 @@ from dfme.files import open_file
 from dfme.spec import Shape
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""What a picture may be inside, whatever its name: Pillow knows formats that other programs are started to
-read."""
+"""What a picture may be inside, whatever its name: Pillow knows formats that other programs are
+started to read."""
 
 AT_ONCE = 64  # pictures that are decoded together
 MAX_PIXELS = 1 << 26  # of a picture
@@ -32,7 +34,9 @@ STILL = "of pictures with several frames the first is read"
 
 
 class PictureReader:
-    """Reads the pictures of a list in one shape. ``notes`` gathers what was done to some, once each."""
+    """Reads the pictures of a list in one shape. ``notes`` gathers what was done to some, once
+    each.
+    """
 
     def __init__(self, files: Sequence[Path], shape: Shape, notes: list[str]) -> None:
         self._files = files
@@ -41,7 +45,9 @@ class PictureReader:
         self._noted = set[str]()
 
     def __call__(self, index: slice | Tensor) -> Tensor:
-        """The pictures at an index (N, C, H, W), decoded side by side. UserError names an unreadable one."""
+        """The pictures at an index (N, C, H, W), decoded side by side. UserError names an
+        unreadable one.
+        """
         if isinstance(index, slice):
             picked = list(self._files[index])
         else:
@@ -88,7 +94,9 @@ def shape_of(file: Path) -> Shape:
 
 
 def opened(file: Path) -> tuple[Any, list[str]]:
-    """A picture in mode L or RGB, turned upright, and what was done to it. UserError if it cannot be read."""
+    """A picture in mode L or RGB, turned upright, and what was done to it. UserError if it cannot
+    be read.
+    """
     from PIL import Image, ImageOps
 
     remarks: list[str] = []
@@ -97,7 +105,9 @@ def opened(file: Path) -> tuple[Any, list[str]]:
     with _named(file), open_file(file) as stream:
         image = Image.open(stream, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"expected at most {MAX_PIXELS:,} pixels, got {image.width} x {image.height}")
+            raise ValueError(
+                f"expected at most {MAX_PIXELS:,} pixels, got {image.width} x {image.height}"
+            )
         form = image.format
         # a phone's JPEG carries previews of itself as further frames
         if form != "MPO" and getattr(image, "is_animated", False):
@@ -107,7 +117,9 @@ def opened(file: Path) -> tuple[Any, list[str]]:
         image.load()
         if turned:
             remarks.append(TURNED)
-            image = image if form == "TIFF" else ImageOps.exif_transpose(image)  # Pillow turns a TIFF itself
+            image = (
+                image if form == "TIFF" else ImageOps.exif_transpose(image)
+            )  # Pillow turns a TIFF itself
         if image.mode in ("F", "I") or image.mode.startswith("I;16"):
             image = Image.fromarray(_in_eight_bits(image, form))
             remarks.append(DEEP)
@@ -133,7 +145,8 @@ def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
     if image.mode == "F" or (image.mode == "I" and not sixteen):
         kind = "floating-point" if image.mode == "F" else "32-bit"
         raise ValueError(
-            f"its pixels are {kind}, and nothing says which value is white; save it with 8 or 16 bits"
+            f"its pixels are {kind}, and nothing says which value is white; save it with 8 or 16 "
+            "bits"
         )
     most = int(deep.max())
     if 0 < most <= 255:
@@ -147,8 +160,12 @@ def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Errors inside become UserErrors that name the file: a damaged picture can raise anything at all."""
+    """Errors inside become UserErrors that name the file: a damaged picture can raise anything at
+    all.
+    """
     try:
         yield
     except Exception as error:
-        raise UserError(f"data set: {shown(str(file))} cannot be read as an image: {error}") from error
+        raise UserError(
+            f"data set: {shown(str(file))} cannot be read as an image: {error}"
+        ) from error

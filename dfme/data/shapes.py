@@ -1,6 +1,7 @@
 """Shapes: a procedural task of ten coloured shapes, of any size, from a seed and no file.
 
-Every image has one shape, turned, scaled, placed and coloured at random, on a plain or textured ground.
+Every image has one shape, turned, scaled, placed and coloured at random, on a plain or textured
+ground.
 """
 
 import math
@@ -22,9 +23,12 @@ OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bar": lambda u, v: (u.abs() < 0.22) & (v.abs() < 1.0),
     "cross": lambda u, v: torch.minimum(u.abs(), v.abs()) < 0.22,
     "ell": lambda u, v: (
-        ((u + 0.4).abs() < 0.22) & (v.abs() < 0.9) | ((v + 0.68).abs() < 0.22) & ((u - 0.1).abs() < 0.72)
+        ((u + 0.4).abs() < 0.22) & (v.abs() < 0.9)
+        | ((v + 0.68).abs() < 0.22) & ((u - 0.1).abs() < 0.72)
     ),
-    "tee": lambda u, v: (u.abs() < 0.22) & (v.abs() < 0.9) | ((v - 0.68).abs() < 0.22) & (u.abs() < 0.75),
+    "tee": lambda u, v: (
+        (u.abs() < 0.22) & (v.abs() < 0.9) | ((v - 0.68).abs() < 0.22) & (u.abs() < 0.75)
+    ),
     "two dots": lambda u, v: u.hypot(v.abs() - 0.6) < 0.4,
 }
 

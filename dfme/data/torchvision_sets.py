@@ -8,7 +8,9 @@ from dfme.data.images import DatasetRequest, ImageSet
 from dfme.errors import UserError
 
 IDX_FILES = tuple(
-    f"raw/{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+    f"raw/{part}-{kind}-ubyte"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
 )
 CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
 
@@ -39,7 +41,8 @@ def check_files(name: str, root: str, download_flag: str) -> None:
     missing = [file for file in source.files if not (folder / file).is_file()]
     if missing:
         raise UserError(
-            f"data set {name}: {len(missing)} of {len(source.files)} files are missing in {folder}: "
+            f"data set {name}: {len(missing)} of {len(source.files)} files are missing in "
+            f"{folder}: "
             f"{', '.join(missing)}; put them there, or fetch them with {download_flag}"
         )
 
@@ -65,15 +68,26 @@ def _read(request: DatasetRequest, root: Path) -> Any:
     from dfme.nets.torchvision_nets import import_torchvision
 
     reader = getattr(import_torchvision("datasets"), SOURCES[request.name].reader)
-    part = {"split": request.split} if request.name == "svhn" else {"train": request.split == "train"}
+    part = (
+        {"split": request.split} if request.name == "svhn" else {"train": request.split == "train"}
+    )
     try:
         return reader(str(root), download=request.download, **part)
     except ModuleNotFoundError as error:
         package = (error.name or str(error)).partition(".")[0]
         raise UserError(
-            f"data set {request.name}: reading its files needs {package}; install it (pip install {package})"
+            f"data set {request.name}: reading its files needs {package}; install it (pip install "
+            f"{package})"
         ) from error
-    except (OSError, HTTPException, RuntimeError, ValueError, TypeError, EOFError, AssertionError) as error:
+    except (
+        OSError,
+        HTTPException,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        EOFError,
+        AssertionError,
+    ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         doing = "read it"
         remedy = f"remove its files there and fetch them again with {request.download_flag}"

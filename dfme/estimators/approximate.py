@@ -13,7 +13,13 @@ from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight.choose import choose, default_settings, explain, needs_preflight, warning
+from dfme.estimators.preflight.choose import (
+    choose,
+    default_settings,
+    explain,
+    needs_preflight,
+    warning,
+)
 from dfme.estimators.preflight.diagnostics import (
     ObjectiveOfAnswers,
     Resolution,
@@ -29,21 +35,26 @@ from dfme.students.losses import Distance, make_distance
 from dfme.students.trainer import Metrics, StudentTrainer
 
 CHUNK = 8_192
-"""Most images in one evaluation of an objective: bounds memory while probing; fewer where they are large."""
+"""Most images in one evaluation of an objective: bounds memory while probing; fewer where they are
+large.
+"""
 
 REMEMBERED = 5
 """Student batches kept for an estimate to look at, where one does; fewer of large images."""
 
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
-"""A distance, images and answers -> one number per image, which the generator minimises; it asks nothing."""
+"""A distance, images and answers -> one number per image, which the generator minimises; it asks
+nothing.
+"""
 
 
 class ApproximateGradients:
     """d objective / d gen_op from answers alone, by the estimator that the settings describe.
 
-    ``students``: the generator works against the first, and drives up the distance that it learns by unless
-    the settings name another objective. ``label_mode``: of the answers. ``seed``: the run's. Settings that
-    are left to the pre-flight check (``needs_preflight``) are settled by ``prepare``.
+    ``students``: the generator works against the first, and drives up the distance that it learns
+    by unless the settings name another objective. ``label_mode``: of the answers. ``seed``: the
+    run's. Settings that are left to the pre-flight check (``needs_preflight``) are settled by
+    ``prepare``.
     """
 
     def __init__(
@@ -89,7 +100,11 @@ class ApproximateGradients:
             finding = run_preflight(channel, self._generator, value_of, self.settings, rng)
         self._settle(choose(self.settings, finding, self._spec, reuse))
         warned = warning(finding, self.settings)
-        return (*self._arithmetic_lines(), *explain(finding, self.settings), *([warned] if warned else []))
+        return (
+            *self._arithmetic_lines(),
+            *explain(finding, self.settings),
+            *([warned] if warned else []),
+        )
 
     def __call__(self, objective: Objective, gen_op: Tensor, rng: torch.Generator) -> Estimate:
         """Estimate d objective / d gen_op, image by image; ``gen_op`` (B, C, H, W) has no graph."""
@@ -104,7 +119,9 @@ class ApproximateGradients:
             return {}
         features_BFHW = self._features_BFHW
         return {
-            "generator_loss": estimate.value_B.nanmean if objective.lacks else estimate.value_B.mean,
+            "generator_loss": estimate.value_B.nanmean
+            if objective.lacks
+            else estimate.value_B.mean,
             "difference_zero_share": lambda: (estimate.differences_BM == 0).float().mean(),
             "difference_snr": lambda: self._snr(objective, estimate),
             "probe_alignment": lambda: probe_alignment(
@@ -120,7 +137,10 @@ class ApproximateGradients:
     def state_dict(self) -> dict[str, Any]:
         if self.estimator is None:
             return {"settings": {}, "estimator": {}}
-        return {"settings": dataclasses.asdict(self.settings), "estimator": self.estimator.state_dict()}
+        return {
+            "settings": dataclasses.asdict(self.settings),
+            "estimator": self.estimator.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up only what the pre-flight check chose; the rest is the configuration's."""
@@ -144,7 +164,9 @@ class ApproximateGradients:
         self.estimator = make_estimator(settings, self._spec, self._generator.squash, CHUNK, seed)
 
     def _in_arithmetic(self, value: ObjectiveOfAnswers) -> ObjectiveOfAnswers:
-        """``value`` in the chosen precision; IEEE fp32 is pinned around a difference by the estimator."""
+        """``value`` in the chosen precision; IEEE fp32 is pinned around a difference by the
+        estimator.
+        """
         return arithmetic("tf32", self._device)(value) if self._in_tf32 else value
 
     def _arithmetic_lines(self) -> tuple[str, ...]:
@@ -156,10 +178,16 @@ class ApproximateGradients:
         return (f"arithmetic: IEEE fp32; {idle}",)
 
     def _distance_of(self, objective: ObjectiveName) -> Distance:
-        return self._own_distance if objective == "student" else make_distance(objective, self._label_mode)
+        return (
+            self._own_distance
+            if objective == "student"
+            else make_distance(objective, self._label_mode)
+        )
 
     def _snr(self, objective: Objective, estimate: Estimate) -> Tensor:
-        """The differences over what the answers' resolution hides in one, as the student sees them now."""
+        """The differences over what the answers' resolution hides in one, as the student sees them
+        now.
+        """
         count = len(estimate.differences_BM)
         x_BCHW, answers = (rows[:count] for rows in objective.asked[0])
         if objective.lacks:

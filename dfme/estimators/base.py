@@ -1,4 +1,6 @@
-"""What an estimator takes and gives: pure mathematics that knows no teacher, no budget and no label mode."""
+"""What an estimator takes and gives: pure mathematics that knows no teacher, no budget and no label
+mode.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,23 +13,25 @@ from dfme.answers.reading import unanswered
 from dfme.errors import UserError
 
 ImageFunction = Callable[[Tensor], Tensor]
-"""Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating dtype."""
+"""Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating
+dtype.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
     """f(x) = value(x, observe(x)), one number per image: the API's paid part and our free part.
 
-    ``query``: images (N, C, H, W) -> answers, one row per image; N images are paid for; no gradient.
-    ``value``: images and answers -> (N,); it asks for nothing, and autograd goes through both its arguments.
-    ``carry``: points -> the images that ``query`` and ``value`` are given. Estimators set it to the
-    generator's squashing and the wire's rounding, so that an image is rounded once for both.
-    ``features_BFHW``: what the generator's last convolution read to make the points; none if nobody needs it.
-    ``remembered``: batches of (images, answers) paid for before. ``scores``: images -> the student's scores
-    (N, K), free and differentiable; none where there is no student. ``asked`` collects every (images,
-    answers) that was paid for, in the order asked.
-    ``may_lack``: some images may get no answer (``unanswered``). Their value is NaN, and of no other: a
-    difference that has one at either end counts as none.
+    ``query``: images (N, C, H, W) -> answers, one row per image; N images are paid for; no
+    gradient. ``value``: images and answers -> (N,); it asks for nothing, and autograd goes through
+    both its arguments. ``carry``: points -> the images that ``query`` and ``value`` are given.
+    Estimators set it to the generator's squashing and the wire's rounding, so that an image is
+    rounded once for both. ``features_BFHW``: what the generator's last convolution read to make the
+    points; none if nobody needs it. ``remembered``: batches of (images, answers) paid for before.
+    ``scores``: images -> the student's scores (N, K), free and differentiable; none where there is
+    no student. ``asked`` collects every (images, answers) that was paid for, in the order asked.
+    ``may_lack``: some images may get no answer (``unanswered``). Their value is NaN, and of no
+    other: a difference that has one at either end counts as none.
     """
 
     query: ImageFunction
@@ -60,19 +64,24 @@ class Objective:
         return self.may_lack and any(bool(unanswered(answers).any()) for _, answers in self.asked)
 
     def _value(self, x_NCHW: Tensor, answers: Tensor) -> Tensor:
-        """The values (N,), NaN where the answer is missing. UserError where another is no number then."""
+        """The values (N,), NaN where the answer is missing. UserError where another is no number
+        then.
+        """
         value_N = self.value(x_NCHW, answers)
         if not self.may_lack or not bool((missing_N := unanswered(answers)).any()):
             return value_N
         if not bool(value_N[~missing_N].isfinite().all()):
             raise UserError(
-                "objective: expected finite numbers where there is an answer, got NaN or infinity; look at "
+                "objective: expected finite numbers where there is an answer, got NaN or infinity; "
+                "look at "
                 "the step and the learning rates"
             )
         return value_N.masked_fill(missing_N, torch.nan)
 
     def first_asked(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first ``count`` images asked and their answers; for forward differences, the points."""
+        """The first ``count`` images asked and their answers; for forward differences, the
+        points.
+        """
         images, answers = zip(*self.asked, strict=True)
         return torch.cat(images)[:count], torch.cat(answers)[:count]
 
@@ -82,10 +91,10 @@ class Estimate:
     """An estimated gradient and the observations it was made of.
 
     ``grad_BCHW``: d objective / d point for each image by itself, NOT averaged over the batch.
-    ``value_B``: the objective at the point or, with central differences, the mean over the pairs around it.
-    ``differences_BM``: f(u + h v) - f(u), with central differences f(u + h v) - f(u - h v), undivided, in the
-    objective's own dtype; no columns where nothing was asked. ``queries``: images the objective was asked
-    for.
+    ``value_B``: the objective at the point or, with central differences, the mean over the pairs
+    around it. ``differences_BM``: f(u + h v) - f(u), with central differences f(u + h v) - f(u - h
+    v), undivided, in the objective's own dtype; no columns where nothing was asked. ``queries``:
+    images the objective was asked for.
     """
 
     grad_BCHW: Tensor
@@ -101,14 +110,18 @@ class Estimator(Protocol):
     """
 
     def cost(self, batch: int, ahead: int = 0) -> int:
-        """Images asked at ``batch`` points by the next estimate, or the one ``ahead`` estimates later."""
+        """Images asked at ``batch`` points by the next estimate, or the one ``ahead`` estimates
+        later.
+        """
         return sum(self.calls(batch, ahead))
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
         """Images in each call of the objective by that estimate."""
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        """Estimate d objective / d point with exactly ``cost(B)`` images; all chance comes from ``rng``."""
+        """Estimate d objective / d point with exactly ``cost(B)`` images; all chance comes from
+        ``rng``.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """State that the next estimate depends on besides its arguments: nothing, for most."""

@@ -17,7 +17,9 @@ MAKERS: dict[str, type[Probing]] = {
     "prior_guided": PriorGuided,
     "synthetic": FiniteDifference,
 }
-"""Kind -> the estimator that asks; its fields are options of ``EstimatorConfig`` with the same names."""
+"""Kind -> the estimator that asks; its fields are options of ``EstimatorConfig`` with the same
+names.
+"""
 
 
 def make_estimator(
@@ -25,10 +27,10 @@ def make_estimator(
 ) -> Estimator:
     """The estimator that ``config`` describes.
 
-    Its ``estimate(objective, u, rng)`` takes an objective over images within ``spec.bounds`` and the
-    generator's output u before ``squash`` (B, C, H, W), and gives d objective / d u. ``chunk``: most images
-    in one call of the objective, fewer of large ones. ``seed``: of weights that an estimator may have of its
-    own.
+    Its ``estimate(objective, u, rng)`` takes an objective over images within ``spec.bounds`` and
+    the generator's output u before ``squash`` (B, C, H, W), and gives d objective / d u. ``chunk``:
+    most images in one call of the objective, fewer of large ones. ``seed``: of weights that an
+    estimator may have of its own.
 
     Raises:
         UserError: an option is still auto, or does not fit the teacher's images
@@ -37,11 +39,17 @@ def make_estimator(
         raise UserError(f"--estimator.kind: expected {', '.join(MAKERS)}, got {config.kind!r}")
     if isinstance(config.step, str):
         raise UserError(
-            f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves it"
+            f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves "
+            "it"
         )
-    if config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash":
+    if (
+        config.kind == "prior_guided"
+        and config.prior == "neighbours"
+        and config.space == "pre_squash"
+    ):
         raise UserError(
-            "--estimator.prior neighbours: expected --estimator.space image or lattice, got pre_squash; "
+            "--estimator.prior neighbours: expected --estimator.space image or lattice, got "
+            "pre_squash; "
             "answers paid for before belong to images"
         )
     chunk = None if chunk is None else spec.at_once(chunk)
@@ -62,21 +70,26 @@ def make_estimator(
 
 
 def _lattice(step: float, spec: ImageSpec) -> float:
-    """The distance between two levels. UserError where there are none, or not enough for the step."""
+    """The distance between two levels. UserError where there are none, or not enough for the
+    step.
+    """
     if spec.levels is None:
         raise UserError(
-            "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for 8-bit "
+            "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for "
+            "8-bit "
             "images), got one that takes any number; use --estimator.space pre_squash or image"
         )
     most = (spec.levels - 1) // 2
     if most < 1:
         raise UserError(
-            f"--estimator.space lattice: expected at least 3 levels to move between, got {spec.levels}; "
+            "--estimator.space lattice: expected at least 3 levels to move between, got "
+            f"{spec.levels}; "
             "use --estimator.space image with --estimator.step near half of the bounds' distance"
         )
     if not (1 <= step <= most and step % 1 == 0):
         raise UserError(
-            f"--estimator.step {step:g}: expected a whole number of levels from 1 to {most}, such as 1, "
+            f"--estimator.step {step:g}: expected a whole number of levels from 1 to {most}, such "
+            "as 1, "
             "with --estimator.space lattice"
         )
     return spec.step

@@ -1,9 +1,10 @@
 """Probing along directions: both ends, the images asked, and the length actually moved.
 
-In whole numbers of levels (``lattice``) every end is an image that an 8-bit wire carries as it is. The centre
-is the point rounded to the lattice and moved inwards, where it must be, so that no end is clipped: a clipped
-end would be shorter on one side, and the estimate would lean towards it. Each pixel then moves by +- ``step``
-levels, by the sign of the direction there; of an isotropic direction that is +-1 with equal chances.
+In whole numbers of levels (``lattice``) every end is an image that an 8-bit wire carries as it is.
+The centre is the point rounded to the lattice and moved inwards, where it must be, so that no end
+is clipped: a clipped end would be shorter on one side, and the estimate would lean towards it. Each
+pixel then moves by +- ``step`` levels, by the sign of the direction there; of an isotropic
+direction that is +-1 with equal chances.
 """
 
 import math
@@ -27,9 +28,10 @@ FORMS: dict[Form, int] = {"forward": 1, "central": 2}
 class Probe:
     """A direction, and the objective at the two ends of the way made along it.
 
-    ``v_BCHW``: the direction; on the lattice that of the way really made, at unit length. ``made_B``: the
-    way's length in units of v. ``plus_B``, ``minus_B``: values; the latter is at the centre with forward
-    differences. ``missing_B``: where the objective had no value at an end, which makes the difference zero.
+    ``v_BCHW``: the direction; on the lattice that of the way really made, at unit length.
+    ``made_B``: the way's length in units of v. ``plus_B``, ``minus_B``: values; the latter is at
+    the centre with forward differences. ``missing_B``: where the objective had no value at an end,
+    which makes the difference zero.
     """
 
     v_BCHW: Tensor
@@ -41,7 +43,11 @@ class Probe:
     @property
     def difference_B(self) -> Tensor:
         difference_B = self.plus_B - self.minus_B
-        return difference_B if self.missing_B is None else difference_B.masked_fill(self.missing_B, 0.0)
+        return (
+            difference_B
+            if self.missing_B is None
+            else difference_B.masked_fill(self.missing_B, 0.0)
+        )
 
     @property
     def slope_B(self) -> Tensor:
@@ -51,17 +57,19 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probing(Estimator):
-    """Base of the estimators by differences: how far they probe, to which sides, and in calls of what size.
+    """Base of the estimators by differences: how far they probe, to which sides, and in calls of
+    what size.
 
     Args:
-        directions: directions per image (m)
-        step: the h of u + h v: the length of a probe's way on the sphere, else its size per coordinate; on a
+        directions: directions per image (m) step: the h of u + h v: the length of a probe's way on
+        the sphere, else its size per coordinate; on a
             lattice whole levels that every coordinate moves by
-        form: forward or central
-        bounds: of legal values, where the point is an image; the centre is moved inwards by the largest reach
+        form: forward or central bounds: of legal values, where the point is an image; the centre is
+        moved inwards by the largest reach
             of a probe, so that none is clipped. None: any number is legal
-        lattice: distance between the values a pixel can have on the wire. None: all within the bounds
-        chunk: most images in one call of the objective, and about as many in memory; it changes no direction,
+        lattice: distance between the values a pixel can have on the wire. None: all within the
+        bounds chunk: most images in one call of the objective, and about as many in memory; it
+        changes no direction,
             and no result beyond the noise of floating-point sums. None: all at once
 
     Raises:
@@ -92,7 +100,8 @@ class Probing(Estimator):
         longest = self.step * self.reach
         if not 2 * longest < self.bounds[1] - self.bounds[0]:
             raise UserError(
-                f"step {self.step}: expected probes that reach less than half of the bounds {self.bounds}, "
+                f"step {self.step}: expected probes that reach less than half of the bounds "
+                f"{self.bounds}, "
                 f"got a reach of {longest} with these directions; take a smaller step"
             )
 
@@ -100,7 +109,9 @@ class Probing(Estimator):
         return self.probe_calls(batch)
 
     def probe_calls(self, batch: int, centre: bool = True) -> list[int]:
-        """Images in each call that ``along`` makes; ``centre``: it asks at the points themselves, too."""
+        """Images in each call that ``along`` makes; ``centre``: it asks at the points themselves,
+        too.
+        """
         group = self._group(batch)
         sizes = list[int]()
         for start in range(0, self.directions, group):
@@ -117,7 +128,9 @@ class Probing(Estimator):
         if self.lattice is None:
             return point_BCHW.clamp(low + self.step * self.reach, high - self.step * self.reach)
         index_BCHW = ((point_BCHW - low) / self.lattice).round_()
-        return self._carried(index_BCHW.clamp_(self.step, round((high - low) / self.lattice) - self.step))
+        return self._carried(
+            index_BCHW.clamp_(self.step, round((high - low) / self.lattice) - self.step)
+        )
 
     def along(
         self,
@@ -126,10 +139,11 @@ class Probing(Estimator):
         stream: Iterator[Tensor],
         base_B: Tensor | None = None,
     ) -> Iterator[Probe]:
-        """Probe along the next m directions, drawn as they are needed; for callers under ``no_grad``.
+        """Probe along the next m directions, drawn as they are needed; for callers under
+        ``no_grad``.
 
-        Forward differences ask at the centre first, unless ``base_B`` says what the objective is there. About
-        ``chunk`` probes, and at least one batch of them, are in memory at a time.
+        Forward differences ask at the centre first, unless ``base_B`` says what the objective is
+        there. About ``chunk`` probes, and at least one batch of them, are in memory at a time.
         """
         batch = len(centre_BCHW)
         group = self._group(batch)
@@ -147,7 +161,9 @@ class Probing(Estimator):
                 plus_MB = rows_RB[-len(vs) :]
                 minus_MB = base_B.expand(len(vs), batch)
             lacks = isinstance(objective, Objective) and objective.lacks
-            for v_BCHW, high, low, plus_B, minus_B in zip(vs, plus, minus, plus_MB, minus_MB, strict=True):
+            for v_BCHW, high, low, plus_B, minus_B in zip(
+                vs, plus, minus, plus_MB, minus_MB, strict=True
+            ):
                 missing_B = (plus_B.isnan() | minus_B.isnan()) if lacks else None
                 yield Probe(*self._way(high, low, v_BCHW), plus_B, minus_B, missing_B)
 
@@ -159,7 +175,8 @@ class Probing(Estimator):
             value_N = objective(call_NCHW)
             if value_N.shape != (len(call_NCHW),) or not value_N.dtype.is_floating_point:
                 raise UserError(
-                    f"objective: expected one floating-point number per image, shape ({len(call_NCHW)},), "
+                    "objective: expected one floating-point number per image, shape "
+                    f"({len(call_NCHW)},), "
                     f"got shape {tuple(value_N.shape)}, dtype {value_N.dtype}"
                 )
             values.append(value_N)
@@ -167,7 +184,11 @@ class Probing(Estimator):
 
     def _group(self, batch: int) -> int:
         """Directions that are probed together."""
-        return self.directions if self.chunk is None else max(1, self.chunk // (batch * FORMS[self.form]))
+        return (
+            self.directions
+            if self.chunk is None
+            else max(1, self.chunk // (batch * FORMS[self.form]))
+        )
 
     def _carried(self, index_BCHW: Tensor) -> Tensor:
         """Values of these levels, by the operations of ``ImageSpec.quantise``, bit for bit."""
@@ -182,11 +203,14 @@ class Probing(Estimator):
             index_BCHW = ((centre_BCHW - self.bounds[0]) / self.lattice).round_()
             return self._carried(index_BCHW.add_(signs(v_BCHW), alpha=step))
         end_BCHW = torch.add(centre_BCHW, v_BCHW, alpha=step)
-        # The centre leaves room for the whole reach; what the clamp can take is one rounding of the last bit.
+        # The centre leaves room for the whole reach; what the clamp can take is one rounding of the
+        # last bit.
         return end_BCHW if self.bounds is None else end_BCHW.clamp_(*self.bounds)
 
     def _way(self, plus_BCHW: Tensor, minus_BCHW: Tensor, v_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """The direction and, in units of it, the length (B,) of the way really made from minus to plus."""
+        """The direction and, in units of it, the length (B,) of the way really made from minus to
+        plus.
+        """
         way_BCHW = plus_BCHW - minus_BCHW
         if self.lattice is None:
             return v_BCHW, (way_BCHW * v_BCHW).sum((1, 2, 3)) / v_BCHW.square().sum((1, 2, 3))
@@ -206,7 +230,9 @@ def signs(v_BCHW: Tensor) -> Tensor:
 
 
 def check_point(point_BCHW: Tensor) -> None:
-    """Raise UserError unless these are images (B, C, H, W), at least one, precise enough for a difference."""
+    """Raise UserError unless these are images (B, C, H, W), at least one, precise enough for a
+    difference.
+    """
     images = point_BCHW.dim() == 4 and point_BCHW.numel()
     if not images or point_BCHW.dtype not in (torch.float32, torch.float64):
         raise UserError(
@@ -215,11 +241,13 @@ def check_point(point_BCHW: Tensor) -> None:
         )
 
 
-def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None) -> None:
+def check_upstream(
+    output: Tensor, upstream_grads: Tensor, deferred: DeferredChecks | None = None
+) -> None:
     """Refuse, in words, a gradient that autograd must not be handed at ``output``.
 
-    ``upstream_grads``: d loss / d output. With ``deferred``, non-finite values on an accelerator are reported
-    by its ``verify`` instead of stalling the queue here.
+    ``upstream_grads``: d loss / d output. With ``deferred``, non-finite values on an accelerator
+    are reported by its ``verify`` instead of stalling the queue here.
 
     Raises:
         SeamError: the output has no graph, or the gradient does not fit it or is not finite
@@ -227,7 +255,8 @@ def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChe
     if output.grad_fn is None:
         raise SeamError(
             "generator output: expected a tensor with a graph behind it, got "
-            f"requires_grad={output.requires_grad} and no grad_fn; was it detached, or made under no_grad?"
+            f"requires_grad={output.requires_grad} and no grad_fn; was it detached, or made under "
+            "no_grad?"
         )
     names = ("shape", "dtype", "device")
     unlike = [name for name in names if getattr(output, name) != getattr(upstream_grads, name)]
@@ -243,7 +272,8 @@ def check_upstream(output: Tensor, upstream_grads: Tensor, deferred: DeferredChe
     def error() -> Exception:  # keeps a count, not the tensor, until it is read
         return SeamError(
             f"upstream gradient: expected finite numbers for an output of {described}, got "
-            f"{total - int(finite)} of {total} that are NaN or infinite in a gradient of {described}; "
+            f"{total - int(finite)} of {total} that are NaN or infinite in a gradient of "
+            f"{described}; "
             "look at the objective's values, the step and the learning rates"
         )
 

@@ -1,17 +1,20 @@
 """Random directions to probe along, and the factor that makes each family's estimate unbiased.
 
-sphere, gaussian, rademacher: independent draws over all of R^D. sphere is DFME's (Truong et al., CVPR 2021).
+sphere, gaussian, rademacher: independent draws over all of R^D. sphere is DFME's (Truong et al.,
+CVPR 2021).
 
-orthogonal: each direction uniform on the unit sphere, all of an image at right angles to each other, which
-takes their overlaps out of the estimate's variance and makes D of them exact for a linear objective
-(Choromanski et al., Structured Evolution with Compact Architectures, ICML 2018).
+orthogonal: each direction uniform on the unit sphere, all of an image at right angles to each
+other, which takes their overlaps out of the estimate's variance and makes D of them exact for a
+linear objective (Choromanski et al., Structured Evolution with Compact Architectures, ICML 2018).
 
-dct: a Gaussian combination of the low frequencies of the orthonormal DCT-II, per channel (Guo, Frank,
-Weinberger, Low Frequency Adversarial Perturbation, UAI 2019). The estimate is one of the gradient's
-projection on that subspace: fewer dimensions to search, at the price of what lies outside.
+dct: a Gaussian combination of the low frequencies of the orthonormal DCT-II, per channel (Guo,
+Frank, Weinberger, Low Frequency Adversarial Perturbation, UAI 2019). The estimate is one of the
+gradient's projection on that subspace: fewer dimensions to search, at the price of what lies
+outside.
 
-range: the answer of the generator's last convolution to random kernels, each image's its own. Heuristic of
-ours: the generator's weights move by J^T g alone, and what no kernel can bring about, J^T does not see.
+range: the answer of the generator's last convolution to random kernels, each image's its own.
+Heuristic of ours: the generator's weights move by J^T g alone, and what no kernel can bring about,
+J^T does not see.
 """
 
 import math
@@ -25,7 +28,8 @@ from torch.nn.functional import conv2d
 from dfme.config.estimator_settings import DirectionName
 from dfme.errors import UserError
 
-# Gaussian draws are cut here so that the reach of a probe is known; it touches 2 draws in a thousand million.
+# Gaussian draws are cut here so that the reach of a probe is known; it touches 2 draws in a
+# thousand million.
 GAUSSIAN_REACH = 6.0
 
 # The generator's last convolution is 3 x 3, as in the paper.
@@ -36,8 +40,9 @@ KERNEL = 3
 class PerturbedPoint:
     """Where directions are wanted.
 
-    ``like_BCHW``: the points, whose shape, dtype and device directions have. ``features_BFHW``: what the
-    generator's last convolution read to make them, for range. ``frequencies``: share of them, for dct.
+    ``like_BCHW``: the points, whose shape, dtype and device directions have. ``features_BFHW``:
+    what the generator's last convolution read to make them, for range. ``frequencies``: share of
+    them, for dct.
     """
 
     like_BCHW: Tensor
@@ -51,7 +56,9 @@ class PerturbedPoint:
 
     @property
     def patterns(self) -> int:
-        """Number of patterns a channel's dct directions are made of: their share, and at least one."""
+        """Number of patterns a channel's dct directions are made of: their share, and at least
+        one.
+        """
         height, width = self.like_BCHW.shape[2:]
         return max(1, round(self.frequencies * height * width))
 
@@ -64,9 +71,9 @@ Stream = Callable[[PerturbedPoint, torch.Generator], Iterator[Tensor]]
 class Direction:
     """One family of random directions v in R^D.
 
-    ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g: D on the unit
-    sphere; for dct the projection on its subspace stands in place of I, for range no s does so and D is used.
-    ``reach``: no coordinate of v is larger than this in size.
+    ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g: D on the
+    unit sphere; for dct the projection on its subspace stands in place of I, for range no s does so
+    and D is used. ``reach``: no coordinate of v is larger than this in size.
     """
 
     stream: Stream
@@ -75,7 +82,9 @@ class Direction:
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    """In row-major order always, so that the memory format of the point does not change the draws."""
+    """In row-major order always, so that the memory format of the point does not change the
+    draws.
+    """
     return torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
 
 
@@ -97,7 +106,8 @@ def _independent(draw: Callable[[Tensor, torch.Generator], Tensor]) -> Stream:
 
 
 def _orthogonal(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
-    """Gram-Schmidt on Gaussian draws: the Q of a QR whose R has a positive diagonal, column by column.
+    """Gram-Schmidt on Gaussian draws: the Q of a QR whose R has a positive diagonal, column by
+    column.
 
     Keeps the directions drawn so far, B m D numbers. After D of them it starts anew.
     """
@@ -125,7 +135,8 @@ def _cosines(size: int, device: torch.device) -> Tensor:
 
 
 def low_frequencies(place: PerturbedPoint) -> Tensor:
-    """Patterns of lowest frequency (P, H W), orthonormal: least i / H + j / W, or i + j in a square.
+    """Patterns of lowest frequency (P, H W), orthonormal: least i / H + j / W, or i + j in a
+    square.
 
     Among equals the one nearest to the diagonal comes first, so that neither axis is preferred.
     """
@@ -155,11 +166,16 @@ def _dct(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
 def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
     batch, channels, height, width = place.like_BCHW.shape
     features_BFHW = place.features_BFHW
-    if features_BFHW is None or (len(features_BFHW), *features_BFHW.shape[2:]) != (batch, height, width):
+    if features_BFHW is None or (len(features_BFHW), *features_BFHW.shape[2:]) != (
+        batch,
+        height,
+        width,
+    ):
         raise UserError(
             "direction range: expected an Objective with features_BFHW, what the generator's last "
             f"convolution reads, of {batch} images of {height} x {width}, got "
-            f"{'none' if features_BFHW is None else tuple(features_BFHW.shape)}; take another direction"
+            f"{'none' if features_BFHW is None else tuple(features_BFHW.shape)}; take another "
+            "direction"
         )
     features_BFHW = features_BFHW.detach().to(place.like_BCHW.dtype)
     # One group of channels per image gives every image a kernel of its own in a single convolution.

@@ -1,7 +1,7 @@
 """Where to perturb: an objective is about images x = squash(u), gen_op needs the gradient by u.
 
-Here, and nowhere else on the way to the teacher, an image is rounded to what the wire carries: both parts of
-an ``Objective`` see it so.
+Here, and nowhere else on the way to the teacher, an image is rounded to what the wire carries: both
+parts of an ``Objective`` see it so.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,9 @@ def carried(x_NCHW: Tensor, spec: ImageSpec) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _InSpace(Estimator):
-    """An estimator of the gradient by u, made of ``inner``; ``squash`` maps u to an image of ``spec``."""
+    """An estimator of the gradient by u, made of ``inner``; ``squash`` maps u to an image of
+    ``spec``.
+    """
 
     inner: Estimator
     squash: Squash
@@ -36,13 +38,17 @@ class _InSpace(Estimator):
 
 
 class BeforeSquash(_InSpace):
-    """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the step.
+    """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the
+    step.
 
-    Answers remembered from before belong to images that nobody knows the u of, so they are not passed on.
+    Answers remembered from before belong to images that nobody knows the u of, so they are not
+    passed on.
     """
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        objective = replace(objective, carry=lambda u: carried(self.squash(u), self.spec), remembered=())
+        objective = replace(
+            objective, carry=lambda u: carried(self.squash(u), self.spec), remembered=()
+        )
         return self.inner.estimate(objective, point_BCHW, rng)
 
 

@@ -1,7 +1,8 @@
-"""Synthetic gradients: between the estimates that are paid for, a network that has learnt from them predicts.
+"""Synthetic gradients: between the estimates that are paid for, a network that has learnt from them
+predicts.
 
-After Decoupled Neural Interfaces (Jaderberg et al., ICML 2017, arXiv 1608.05343), where nobody waits for a
-gradient; here nobody pays for it.
+After Decoupled Neural Interfaces (Jaderberg et al., ICML 2017, arXiv 1608.05343), where nobody
+waits for a gradient; here nobody pays for it.
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ RECENT = 0.9
 
 
 class Synthetic(Estimator):
-    """Pays ``inner`` for every n-th estimate, learns from it, and predicts the others, which ask for nothing.
+    """Pays ``inner`` for every n-th estimate, learns from it, and predicts the others, which ask
+    for nothing.
 
-    A predicted estimate has ``queries`` 0, no columns of differences, and a ``value_B`` of zeros that means
-    nothing: what the objective is cannot be known without asking. Its network's initial weights come from
-    ``seed``, all other chance from ``rng``. Everything it holds follows the point to its device.
+    A predicted estimate has ``queries`` 0, no columns of differences, and a ``value_B`` of zeros
+    that means nothing: what the objective is cannot be known without asking. Its network's initial
+    weights come from ``seed``, all other chance from ``rng``. Everything it holds follows the point
+    to its device.
 
-    It learns by squared error on the estimates as they are: each has the gradient for its mean, so that
-    E|p - estimate|^2 = |p - gradient|^2 + a variance that p has no part in, and the minimiser is the
-    gradient's mean given the inputs. Estimates are divided by their running root mean square, so that one
-    learning rate serves objectives of any size. Steps draw from the latest ``KEPT`` images; a moving average
-    of the weights predicts, which takes out part of the noise that single steps put in.
+    It learns by squared error on the estimates as they are: each has the gradient for its mean, so
+    that E|p - estimate|^2 = |p - gradient|^2 + a variance that p has no part in, and the minimiser
+    is the gradient's mean given the inputs. Estimates are divided by their running root mean
+    square, so that one learning rate serves objectives of any size. Steps draw from the latest
+    ``KEPT`` images; a moving average of the weights predicts, which takes out part of the noise
+    that single steps put in.
 
     Args:
-        inner: what is paid; over images, it gives the gradient at the generator's output u
-        every: one estimate in so many is paid for, besides the first ``PAID_FIRST``; 1 is ``inner`` itself
-        lr: learning rate of the network's Adam
-        squash: from u to the image
-        spec: the images
-        seed: of the network's initial weights
+        inner: what is paid; over images, it gives the gradient at the generator's output u every:
+        one estimate in so many is paid for, besides the first ``PAID_FIRST``; 1 is ``inner`` itself
+        lr: learning rate of the network's Adam squash: from u to the image spec: the images seed:
+        of the network's initial weights
     """
 
     def __init__(
@@ -74,13 +76,18 @@ class Synthetic(Estimator):
         return self.inner.calls(batch) if self._pays(self._made + ahead) else []
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        """A paid estimate, which is learnt from, or a predicted one; ``cost`` says beforehand which."""
+        """A paid estimate, which is learnt from, or a predicted one; ``cost`` says beforehand
+        which.
+        """
         paid = self._pays(self._made)
         self._made += 1
         if not paid:
             nothing_B = point_BCHW.new_zeros(len(point_BCHW))
             return Estimate(
-                self.predict(objective, point_BCHW), nothing_B, nothing_B.new_empty(len(nothing_B), 0), 0
+                self.predict(objective, point_BCHW),
+                nothing_B,
+                nothing_B.new_empty(len(nothing_B), 0),
+                0,
             )
         estimate = self.inner.estimate(objective, point_BCHW, rng)
         if self._every > 1:  # else nothing is ever predicted
@@ -91,10 +98,10 @@ class Synthetic(Estimator):
     def predict(self, objective: Objective, point_BCHW: Tensor) -> Tensor:
         """The network's gradient (B, C, H, W), of the objective that looks at ``scores`` alone.
 
-        It is handed over as it is: a conditional mean, far shorter than an estimate with its noise, so that a
-        generator's Adam makes small steps of it. Made as long as a paid estimate is, its errors, which do not
-        average out from step to step as noise does, cost the student 2 points of agreement on digits (3
-        seeds).
+        It is handed over as it is: a conditional mean, far shorter than an estimate with its noise,
+        so that a generator's Adam makes small steps of it. Made as long as a paid estimate is, its
+        errors, which do not average out from step to step as noise does, cost the student 2 points
+        of agreement on digits (3 seeds).
         """
         inputs = self._read(objective, point_BCHW)
         prediction_BCHW: Tensor = self._net_for(inputs).average(*inputs)
@@ -112,7 +119,9 @@ class Synthetic(Estimator):
         return {"made": self._made, "lessons": lessons}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
-        """Load what ``state_dict`` gave, to ``device`` (None: as stored). ValueError for anything else."""
+        """Load what ``state_dict`` gave, to ``device`` (None: as stored). ValueError for anything
+        else.
+        """
         self._made = state["made"]
         lessons = state["lessons"]
         if lessons == {}:
@@ -151,7 +160,9 @@ class Synthetic(Estimator):
         return self._net
 
     def _learn(self, inputs: Inputs, estimate_BCHW: Tensor, rng: torch.Generator) -> None:
-        """Store a batch of paid estimates, and take ``STEPS`` steps on such batches of all stored."""
+        """Store a batch of paid estimates, and take ``STEPS`` steps on such batches of all
+        stored.
+        """
         net = self._net_for(inputs)
         estimate_BCHW = estimate_BCHW.detach().float()
         mean_square = estimate_BCHW.square().mean()
@@ -166,8 +177,12 @@ class Synthetic(Estimator):
         self._estimates_NCHW = kept_NCHW
         self._mean_square = mean_square
         for _ in range(STEPS):
-            index_B = torch.randint(len(kept_NCHW), (len(estimate_BCHW),), generator=rng, device=rng.device)
-            net.step(Inputs(*(each[index_B] for each in inputs)), kept_NCHW[index_B] / self._length())
+            index_B = torch.randint(
+                len(kept_NCHW), (len(estimate_BCHW),), generator=rng, device=rng.device
+            )
+            net.step(
+                Inputs(*(each[index_B] for each in inputs)), kept_NCHW[index_B] / self._length()
+            )
 
     def _length(self) -> Tensor:
         """Root mean square of a number in the paid estimates lately; never zero."""
@@ -188,8 +203,9 @@ class Inputs(NamedTuple):
 class GradientNet(nn.Module):
     """Predicts a gradient (N, C, H, W) from ``Inputs``.
 
-    Four 3x3 convolutions, with the probabilities, through a linear layer, added to every pixel of the first
-    one's output. The last layer starts at zero: a network that has learnt nothing predicts nothing.
+    Four 3x3 convolutions, with the probabilities, through a linear layer, added to every pixel of
+    the first one's output. The last layer starts at zero: a network that has learnt nothing
+    predicts nothing.
     """
 
     def __init__(self, channels: int, classes: int) -> None:
@@ -225,7 +241,11 @@ class _TrainedNet:
             self.net = GradientNet(channels, inputs.chances_NK.shape[1]).to(device)
         self.average = copy.deepcopy(self.net)
         self._optimizer = ScheduledOptimizer(Adam(self.net.parameters(), lr), lambda: 1.0)
-        self._parts: dict[str, Any] = {"net": self.net, "average": self.average, "optimizer": self._optimizer}
+        self._parts: dict[str, Any] = {
+            "net": self.net,
+            "average": self.average,
+            "optimizer": self._optimizer,
+        }
 
     def step(self, inputs: Inputs, targets_BCHW: Tensor) -> None:
         """One step of Adam on the squared error, which the average follows."""

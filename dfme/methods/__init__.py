@@ -32,11 +32,12 @@ SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": Queri
 
 
 class MethodEntry(NamedTuple):
-    """A method's configuration class, and its implementation: ``module:Class``, or a user's class itself.
+    """A method's configuration class, and its implementation: ``module:Class``, or a user's class
+    itself.
 
     ``sections``: those of ``SECTIONS`` that it heeds. ``students``: how many it needs at least.
-    ``keeps``: whether its students learn from what was paid for before, however they are configured.
-    ``estimator``: the class of its estimator section, whose defaults are the method's.
+    ``keeps``: whether its students learn from what was paid for before, however they are
+    configured. ``estimator``: the class of its estimator section, whose defaults are the method's.
     """
 
     config: type[Any]
@@ -59,10 +60,15 @@ class MethodEntry(NamedTuple):
 METHODS: dict[str, MethodEntry] = {
     "dfme": MethodEntry(DfmeConfig, "dfme.methods.dfme:Dfme", ("estimator", "queries")),
     "maze": MethodEntry(
-        MazeConfig, "dfme.methods.maze:Maze", ("estimator", "queries"), estimator=MazeEstimatorConfig
+        MazeConfig,
+        "dfme.methods.maze:Maze",
+        ("estimator", "queries"),
+        estimator=MazeEstimatorConfig,
     ),
     "disguide": MethodEntry(DisguideConfig, "dfme.methods.disguide:Disguide", students=2),
-    "dual_students": MethodEntry(DualStudentsConfig, "dfme.methods.dual_students:DualStudents", students=2),
+    "dual_students": MethodEntry(
+        DualStudentsConfig, "dfme.methods.dual_students:DualStudents", students=2
+    ),
     "dfms": MethodEntry(DfmsConfig, "dfme.methods.dfms:Dfms"),
     "knockoff": MethodEntry(KnockoffConfig, "dfme.methods.knockoff:Knockoff", (), keeps=True),
     "static": MethodEntry(StaticConfig, "dfme.methods.static:Static"),
@@ -83,7 +89,8 @@ def find_method(name: str, given: Any = None) -> MethodEntry:
     if given is None and ":" not in name:
         if name not in METHODS:
             raise UserError(
-                f"--method.name: {unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}"
+                "--method.name: "
+                f"{unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}"
             )
         return METHODS[name]
     try:
@@ -103,17 +110,23 @@ def _own_entry(method: Any) -> MethodEntry:
     kinds = getattr(method, "label_modes", ())
     if not isinstance(entry, MethodEntry) or not dataclasses.is_dataclass(entry.config):
         raise ValueError(
-            "expected entry = dfme.MethodEntry(Config) on the class, Config a dataclass of its options"
+            "expected entry = dfme.MethodEntry(Config) on the class, Config a dataclass of its "
+            "options"
         )
     if not kinds or not {*kinds, *entry.sections} <= {*LABEL_KINDS, *SECTIONS}:
-        choices = f"label_modes among {', '.join(LABEL_KINDS)} and sections among {', '.join(SECTIONS)}"
+        choices = (
+            f"label_modes among {', '.join(LABEL_KINDS)} and sections among {', '.join(SECTIONS)}"
+        )
         raise ValueError(f"expected {choices}, got {kinds} and {entry.sections}")
     config: Any = entry.config
     if not hasattr(config, "__pydantic_fields__"):
         config = as_model(config=CONFIG, frozen=config.__dataclass_params__.frozen)(config)
     options = {option.key: option.required for option in options_of(config)}
     if "batch_size" not in options or "name" in options or any(options.values()):
-        expected = f"expected options with defaults in {config.__name__}, one called batch_size and none name"
+        expected = (
+            f"expected options with defaults in {config.__name__}, one called batch_size "
+            "and none name"
+        )
         lacking = ", ".join(name for name, required in options.items() if required)
         got = f"no default of {lacking}" if lacking else ", ".join(options) or "none"
         raise ValueError(f"{expected}; got {got}")

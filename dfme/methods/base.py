@@ -37,11 +37,12 @@ __all__ = ["Ask", "Components", "Method", "Metrics", "in_batches"]
 class Components:
     """Parts that ``dfme.run.components`` puts together for a method.
 
-    ``generator``: of methods whose configuration has a latent size. ``queries``: the images to pay for, of
-    methods that heed that section. ``rng``: the run's random streams by purpose. ``lr_factor``: the
-    learning-rate schedule at the share of the budget spent so far. ``pool``: images of the method's own
-    ``open_pool``. ``hold_out`` may take a paid batch out of training, to score the students on; says whether
-    it did. ``seed``: the run's, for weights that a method initialises itself.
+    ``generator``: of methods whose configuration has a latent size. ``queries``: the images to pay
+    for, of methods that heed that section. ``rng``: the run's random streams by purpose.
+    ``lr_factor``: the learning-rate schedule at the share of the budget spent so far. ``pool``:
+    images of the method's own ``open_pool``. ``hold_out`` may take a paid batch out of training, to
+    score the students on; says whether it did. ``seed``: the run's, for weights that a method
+    initialises itself.
     """
 
     oracle: Oracle
@@ -71,10 +72,12 @@ def in_batches(purpose: Purpose, images: int, size: int) -> list[Ask]:
 
 
 class Method(ABC):
-    """One extraction method; this class is the simplest one, which pays for images with its students alone.
+    """One extraction method; this class is the simplest one, which pays for images with its
+    students alone.
 
-    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; ours stand in METHODS. A method
-    that trains its generator sets ``generator_optimizer``; both are then part of its state.
+    ``label_modes``: answers that it can learn from. ``entry``: a MethodEntry; ours stand in
+    METHODS. A method that trains its generator sets ``generator_optimizer``; both are then part of
+    its state.
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = LABEL_KINDS
@@ -96,7 +99,9 @@ class Method(ABC):
 
     @staticmethod
     def open_pool(config: Any, spec: ImageSpec, budget: int) -> ImageSource | None:
-        """Images that the method reads from disk; UserError before any query if they are missing."""
+        """Images that the method reads from disk; UserError before any query if they are
+        missing.
+        """
         return None
 
     @property
@@ -123,7 +128,9 @@ class Method(ABC):
         return cost
 
     def asks(self, ahead: int = 0) -> list[Ask]:
-        """Every batch asked by the step ``ahead`` steps from now, in order; they sum to its cost."""
+        """Every batch asked by the step ``ahead`` steps from now, in order; they sum to its
+        cost.
+        """
         return self.student_asks(self.cost)
 
     def student_asks(self, images: int) -> list[Ask]:
@@ -132,11 +139,12 @@ class Method(ABC):
 
     @property
     def batches_at_once(self) -> int:
-        """Student batches that one call asks about: the same images in the same order in fewer calls.
+        """Student batches that one call asks about: the same images in the same order in fewer
+        calls.
 
-        More than one where the teacher is a network on this process's GPU, and nothing that is asked or
-        planned depends on the steps in between. The share of the budget spent, and with it the learning rate,
-        is then that after the last of them.
+        More than one where the teacher is a network on this process's GPU, and nothing that is
+        asked or planned depends on the steps in between. The share of the budget spent, and with it
+        the learning rate, is then that after the last of them.
         """
         batch_size: int = self.config.batch_size
         planned = self.students.plan.during is not None
@@ -145,7 +153,9 @@ class Method(ABC):
         return max(1, AT_ONCE // (batch_size * self.oracle.spec.numel * self.oracle.times))
 
     def asks_before(self) -> list[Ask]:
-        """Every batch that ``prepare`` asks about in a new run, besides those of the pre-flight check."""
+        """Every batch that ``prepare`` asks about in a new run, besides those of the pre-flight
+        check.
+        """
         return []
 
     @property
@@ -155,15 +165,21 @@ class Method(ABC):
 
     @property
     def recent(self) -> tuple[Tensor, Tensor] | None:
-        """The last images paid for with the students, and their answers; none before the first step."""
+        """The last images paid for with the students, and their answers; none before the first
+        step.
+        """
         return self.recent_batches[-1] if self.recent_batches else None
 
     def prepare(self) -> tuple[str, ...]:
-        """Ask, once, what must precede the first step, as ``check`` or ``seed``; lines for the user."""
+        """Ask, once, what must precede the first step, as ``check`` or ``seed``; lines for the
+        user.
+        """
         return ()
 
     def step(self) -> Metrics:
-        """One iteration, which pays for exactly ``cost`` images. Returns metrics of ``report.metrics``."""
+        """One iteration, which pays for exactly ``cost`` images. Returns metrics of
+        ``report.metrics``.
+        """
         return self.pay_in_batches(self.cost)
 
     def finish(self, images: int) -> Metrics:
@@ -171,7 +187,9 @@ class Method(ABC):
         return self.pay_in_batches(images)
 
     def pay_in_batches(self, images: int, keep_all: bool = True) -> Metrics:
-        """Student steps on exactly ``images`` images; a smaller last batch is stored for replay too."""
+        """Student steps on exactly ``images`` images; a smaller last batch is stored for replay
+        too.
+        """
         metrics: Metrics = {}
         for x_BCHW, answers in self.paid_batches(images):
             images -= len(x_BCHW)
@@ -179,10 +197,14 @@ class Method(ABC):
         return metrics
 
     def paid_batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of so many images to learn from, the last perhaps smaller, and their paid answers."""
+        """Batches of so many images to learn from, the last perhaps smaller, and their paid
+        answers.
+        """
         size = self.config.batch_size
         for call in self.student_asks(images):
-            drawn = [self.query_images(part.images) for part in in_batches("student", call.images, size)]
+            drawn = [
+                self.query_images(part.images) for part in in_batches("student", call.images, size)
+            ]
             answers = self.oracle(drawn[0] if len(drawn) == 1 else torch.cat(drawn), "student")
             yield from zip(drawn, answers.split(size), strict=True)
 
@@ -191,7 +213,8 @@ class Method(ABC):
         return self.queries.images(count)
 
     def learn(self, x_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
-        """The students' steps on a paid batch, unless it is held out; only one to ``keep`` is for replay.
+        """The students' steps on a paid batch, unless it is held out; only one to ``keep`` is for
+        replay.
 
         Images to which a service named no class are left out first.
         """
@@ -206,7 +229,9 @@ class Method(ABC):
 
     @torch.no_grad()
     def generate(self, count: int) -> Tensor:
-        """Images (B, C, H, W) as the generator makes them now, in the mode it is in; nobody is asked."""
+        """Images (B, C, H, W) as the generator makes them now, in the mode it is in; nobody is
+        asked.
+        """
         return self.generator.squash(self.generator(self.generator.draw(count, self.rng["latent"])))
 
     def generator_metrics(self, upstream_grads: Tensor | None) -> Metrics:
@@ -221,7 +246,9 @@ class Method(ABC):
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on but the students, which have a state of their own."""
         parts = {name: part.state_dict() for name, part in self._parts_with_state.items()}
-        return parts | {"recent": list(self.recent_batches) if (self.recent_batches.maxlen or 1) > 1 else []}
+        return parts | {
+            "recent": list(self.recent_batches) if (self.recent_batches.maxlen or 1) > 1 else []
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts_with_state.items():

@@ -32,8 +32,8 @@ class StaticConfig(ProceduralConfig):
     latent_size: Count = 256
     """size of the generator's input"""
     generator: str = "auto"
-    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images before
-    tanh"""
+    """auto (that of DFME's paper), or module:Net of your own: latents (B, latent_size) to images
+    before tanh"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -51,8 +51,8 @@ class EstimatingConfig(GeneratorConfig):
     """Options of methods whose generator learns by gradients that are estimated through the API."""
 
     learn_from: Literal["students", "all"] = "students"
-    """whose answers the students learn from: those paid for with them, or all, the generator's images and
-    their neighbours too"""
+    """whose answers the students learn from: those paid for with them, or all, the generator's
+    images and their neighbours too"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -60,8 +60,8 @@ class DfmeConfig(EstimatingConfig):
     """Data-Free Model Extraction (Truong et al., CVPR 2021, arXiv 2011.14779)."""
 
     reuse: bool = False
-    """let the answers at the generator's own batch, paid for by forward differences, be the student's first
-    batch (as MAZE does): batch_size fewer images per iteration"""
+    """let the answers at the generator's own batch, paid for by forward differences, be the
+    student's first batch (as MAZE does): batch_size fewer images per iteration"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -74,7 +74,9 @@ class MazeEstimatorConfig(EstimatorConfig):
 
 @dataclass(frozen=True, config=CONFIG)
 class MazeConfig(EstimatingConfig):
-    """MAZE (Kariyappa et al., CVPR 2021, arXiv 2005.03161), and with partial_data its variant PD-MAZE."""
+    """MAZE (Kariyappa et al., CVPR 2021, arXiv 2005.03161), and with partial_data its variant
+    PD-MAZE.
+    """
 
     batch_size: BatchSize = 128
     student_steps: Count = 5
@@ -86,13 +88,13 @@ class MazeConfig(EstimatingConfig):
     generator_weight_decay: NotNegative = 5e-4
     """of the generator's SGD"""
     reuse: bool = True
-    """let the answers at the generator's own batch, paid for by forward differences, be the student's first
-    batch: batch_size fewer images per iteration"""
+    """let the answers at the generator's own batch, paid for by forward differences, be the
+    student's first batch: batch_size fewer images per iteration"""
     store: Literal["last", "all"] = "last"
     """what is held for replay of an iteration: its last student batch, or all"""
     partial_data: str | None = None
-    """real images that the generator's shall resemble: a data set (digits, shapes, mnist, cifar10, ...), a
-    FOLDER of images, an .npz file, or procedural; none: MAZE proper"""
+    """real images that the generator's shall resemble: a data set (digits, shapes, mnist, cifar10,
+    ...), a FOLDER of images, an .npz file, or procedural; none: MAZE proper"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -125,25 +127,31 @@ class DisguideConfig(TwoStudentsConfig):
     diversity: NotNegative = 0.2
     """weight of the class-diversity term (lambda)"""
     grey_every: Natural = 8
-    """every so many-th colour image of a batch is made grey, one of its channels in place of all three; 0:
-    none"""
+    """every so many-th colour image of a batch is made grey, one of its channels in place of all
+    three; 0: none"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class DualStudentsConfig(TwoStudentsConfig):
-    """Dual Students (Beetham et al., ICLR 2023): two students, a generator of what they differ on."""
+    """Dual Students (Beetham et al., ICLR 2023): two students, a generator of what they differ
+    on.
+    """
 
     before_tanh: bool = False
-    """in the generator's step show the students its output before the squashing, as the published code does,
-    in place of the image"""
+    """in the generator's step show the students its output before the squashing, as the published
+    code does, in place of the image"""
 
 
 @dataclass(frozen=True, config=CONFIG)
 class DfmsConfig(GeneratorConfig):
-    """DFMS: a GAN of proxy images (Sanyal et al., CVPR 2022, arXiv 2204.11022); labels or scores."""
+    """DFMS: a GAN of proxy images (Sanyal et al., CVPR 2022, arXiv 2204.11022); labels or
+    scores.
+    """
 
     batch_size: BatchSize = 128
-    """images per batch, of the networks and of the student, or auto: halved until it fits the budget"""
+    """images per batch, of the networks and of the student, or auto: halved until it fits the
+    budget
+    """
     generator_steps: Count = 1
     """steps of generator and discriminator per iteration, which cost no queries"""
     student_steps: Count = 1
@@ -151,8 +159,8 @@ class DfmsConfig(GeneratorConfig):
     discriminator_lr: Positive = 2e-4
     """learning rate of the discriminator's Adam"""
     proxy: str = "procedural"
-    """images that the generator's shall resemble: procedural (by queries.programs), a data set (digits,
-    shapes, mnist, cifar10, ...), a FOLDER of images or an .npz file"""
+    """images that the generator's shall resemble: procedural (by queries.programs), a data set
+    (digits, shapes, mnist, cifar10, ...), a FOLDER of images or an .npz file"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
@@ -168,7 +176,8 @@ class DfmsConfig(GeneratorConfig):
     later_from: Share = 0.5
     """share of the budget from which on diversity_later holds"""
     adversarial: NotNegative = 0.0
-    """weight of the term that drives the student from the teacher's answers, by the student's slope"""
+    """weight of the term that drives the student from the teacher's answers, by the student's slope
+    """
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -178,12 +187,12 @@ class KnockoffConfig:
     batch_size: BatchSize = 256
     """images per query batch, or auto: halved until it fits the budget"""
     pool: str = "procedural"
-    """procedural (leaves, without end), a data set (digits, shapes, mnist, cifar10, ...), a FOLDER of images
-    or an .npz file; without end or with at least as many images as the budget"""
+    """procedural (leaves, without end), a data set (digits, shapes, mnist, cifar10, ...), a FOLDER
+    of images or an .npz file; without end or with at least as many images as the budget"""
     root: str = "datasets"
     """where torchvision's data sets lie"""
     download: bool = False
     """let torchvision fetch a missing data set"""
     epochs: Count = 100
-    """passes over all that was paid for, once the budget has run out, of a student whose configuration plans
-    neither steps nor replay steps"""
+    """passes over all that was paid for, once the budget has run out, of a student whose
+    configuration plans neither steps nor replay steps"""

@@ -20,9 +20,9 @@ from dfme.students.losses import Distance
 class EstimatingMethod(Method):
     """A method whose generator learns by gradients that are estimated through the API.
 
-    ``reuse``: the answers at the points of the generator's last step are the students' first batch. It saves
-    B images an iteration, and nothing where the estimator asked nothing. ``learn_from`` all: the students
-    learn from all images of the generator's steps, their neighbours too.
+    ``reuse``: the answers at the points of the generator's last step are the students' first batch.
+    It saves B images an iteration, and nothing where the estimator asked nothing. ``learn_from``
+    all: the students learn from all images of the generator's steps, their neighbours too.
     """
 
     label_modes: ClassVar[tuple[LabelKind, ...]] = ("logits", "probabilities", "top_k")
@@ -50,8 +50,8 @@ class EstimatingMethod(Method):
     def estimate(self, gen_op: Tensor) -> Estimate:
         """Estimate d f / d gen_op for each image by itself, with f of the generator's objective.
 
-        f(x) = -loss(S(x), T(x)) is what the generator minimises, one number per image. T is a paid API: it
-        returns no gradient. Asks B (m + 1) images by forward differences.
+        f(x) = -loss(S(x), T(x)) is what the generator minimises, one number per image. T is a paid
+        API: it returns no gradient. Asks B (m + 1) images by forward differences.
         """
         query_teacher = partial(self.oracle, purpose="generator")
         f = partial(self.disagreement, self.approximate_gradients.distance)
@@ -67,7 +67,9 @@ class EstimatingMethod(Method):
             return self.approximate_gradients(objective, gen_op.detach(), self.rng["directions"])
 
     def after_estimate(self, gen_op: Tensor, estimate: Estimate) -> Metrics:
-        """Metrics of an estimate whose step is taken; the students learn what it asked, if so configured."""
+        """Metrics of an estimate whose step is taken; the students learn what it asked, if so
+        configured.
+        """
         assert self.last_objective is not None
         metrics = self.approximate_gradients.metrics(self.last_objective, gen_op.detach(), estimate)
         if self.config.learn_from == "all":
@@ -78,7 +80,9 @@ class EstimatingMethod(Method):
         return metrics
 
     def train_students(self, keep_all: bool = True) -> Metrics:
-        """d batches for the students, of which the first may be paid for already, with replay if it is on."""
+        """d batches for the students, of which the first may be paid for already, with replay if it
+        is on.
+        """
         assert self.last_objective is not None
         size = self.config.batch_size
         reuse = self.config.reuse and bool(self.last_objective.asked)

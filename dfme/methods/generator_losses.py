@@ -1,4 +1,6 @@
-"""Generators' losses that the students alone decide: no query, and autograd knows their gradient."""
+"""Generators' losses that the students alone decide: no query, and autograd knows their
+gradient.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,7 +30,9 @@ class DescendingMethod(Method):
         self.generator_optimizer = ScheduledOptimizer(adam, components.lr_factor)
 
     def step(self) -> Metrics:
-        """One iteration: g steps of the generator, which ask nothing, then d batches for the students."""
+        """One iteration: g steps of the generator, which ask nothing, then d batches for the
+        students.
+        """
         metrics: Metrics = {}
         for _ in range(self.config.generator_steps):
             metrics |= self.generator_step()
@@ -45,7 +49,9 @@ class DescendingMethod(Method):
 
     def gen_op(self) -> Tensor:
         """A batch of the generator's output before the squashing (B, C, H, W), with its graph."""
-        gen_op: Tensor = self.generator(self.generator.draw(self.config.batch_size, self.rng["latent"]))
+        gen_op: Tensor = self.generator(
+            self.generator.draw(self.config.batch_size, self.rng["latent"])
+        )
         return gen_op
 
     def descend(self, gen_op: Tensor, loss: Tensor) -> Metrics:
@@ -65,14 +71,18 @@ def predict(nets: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
 
 
 def students_disagreement(scores_EBK: Tensor) -> Tensor:
-    """Standard deviation (n - 1) of student probabilities, mean over images and classes (DisGUIDE)."""
+    """Standard deviation (n - 1) of student probabilities, mean over images and classes
+    (DisGUIDE).
+    """
     # At equal probabilities the root has no slope that a float could hold.
     return scores_EBK.softmax(dim=2).var(dim=0).clamp_min(1e-12).sqrt().mean()
 
 
 def pairwise_distance(scores_EBK: Tensor) -> Tensor:
     """Mean absolute difference of the students' scores, over all pairs of them (Dual Students)."""
-    return torch.stack([(a_BK - b_BK).abs().mean() for a_BK, b_BK in combinations(scores_EBK, 2)]).mean()
+    return torch.stack(
+        [(a_BK - b_BK).abs().mean() for a_BK, b_BK in combinations(scores_EBK, 2)]
+    ).mean()
 
 
 def class_diversity(scores_EBK: Tensor) -> Tensor:
@@ -101,9 +111,11 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class Wasserstein:
-    """mean D(fake) - mean D(real) + penalty * mean (|d D / d x| - 1)^2, at random points between the two.
+    """mean D(fake) - mean D(real) + penalty * mean (|d D / d x| - 1)^2, at random points between
+    the two.
 
-    Source: Gulrajani et al. 2017 (WGAN-GP, arXiv 1704.00028), algorithm 1. ``rng`` draws the points.
+    Source: Gulrajani et al. 2017 (WGAN-GP, arXiv 1704.00028), algorithm 1. ``rng`` draws the
+    points.
     """
 
     penalty: float
@@ -125,7 +137,11 @@ class Discriminator:
     """The network with its Adam, on the method's schedule. The run's seed initialises it."""
 
     def __init__(
-        self, game: CrossEntropy | Wasserstein, components: Components, lr: float, betas: tuple[float, float]
+        self,
+        game: CrossEntropy | Wasserstein,
+        components: Components,
+        lr: float,
+        betas: tuple[float, float],
     ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(components.seed, "adversary"))

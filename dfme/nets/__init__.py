@@ -27,20 +27,26 @@ def check_net(name: str) -> None:
     """
     if name in NETS:
         return
-    theirs = [*registered_names("torchvision"), *(TIMM + other for other in registered_names("timm"))]
+    theirs = [
+        *registered_names("torchvision"),
+        *(TIMM + other for other in registered_names("timm")),
+    ]
     if name in theirs:
         return
     hint = did_you_mean(name, [*NETS, *theirs]) or ";"
     install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
     lacks = "".join(
-        f" ({each} is not installed{how})" for each, how in install.items() if not registered_names(each)
+        f" ({each} is not installed{how})"
+        for each, how in install.items()
+        if not registered_names(each)
     )
     also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
     raise UserError(f"arch: unknown net {name[:80]!r}{hint} Expected {', '.join(NETS)}, {also}")
 
 
 def auto_net(shape: Shape, accelerated: bool = True) -> str:
-    """Default net by image size; where a CPU trains it (not ``accelerated``) one that takes minutes there.
+    """Default net by image size; where a CPU trains it (not ``accelerated``) one that takes minutes
+    there.
 
     At 224x224 a batch of 256 would take ResNet-18-8x some 100 GB.
     """
@@ -64,12 +70,15 @@ def find_net(name: str) -> Callable[..., Any] | None:
     return find_target(name, "arch") if is_own(name) else None
 
 
-def build_net(name: str, shape: Shape, num_classes: int, own: Callable[..., Any] | None = None) -> nn.Module:
+def build_net(
+    name: str, shape: Shape, num_classes: int, own: Callable[..., Any] | None = None
+) -> nn.Module:
     """A freshly initialised net for images of (C, H, W), in train mode, on torch's default device.
 
     ``own`` makes a network of one's own in place of the one of that name: no name is imported here.
-    Initial weights come from torch's global random state, as torch's own layers do: the caller seeds it.
-    Raises UserError for an unknown name, fewer than two classes, or a size the architecture cannot take.
+    Initial weights come from torch's global random state, as torch's own layers do: the caller
+    seeds it. Raises UserError for an unknown name, fewer than two classes, or a size the
+    architecture cannot take.
     """
     if own is None:
         check_net(name)

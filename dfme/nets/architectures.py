@@ -15,8 +15,9 @@ from dfme.compute import on_accelerator
 class SteadyBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation that also takes a single value per channel while training.
 
-    One small image, as a budget may leave in the end, ends in 1x1 features, for which torch raises: the
-    running statistics stand in. On an accelerator batches are not counted, which would launch a kernel.
+    One small image, as a budget may leave in the end, ends in 1x1 features, for which torch raises:
+    the running statistics stand in. On an accelerator batches are not counted, which would launch a
+    kernel.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -78,7 +79,9 @@ class Bottleneck(nn.Module):
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     if stride == 1 and inputs == outputs:
         return nn.Sequential()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), SteadyBatchNorm2d(outputs))
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), SteadyBatchNorm2d(outputs)
+    )
 
 
 class ResNet8x(nn.Module):
@@ -88,7 +91,11 @@ class ResNet8x(nn.Module):
     """
 
     def __init__(
-        self, block: type[BasicBlock | Bottleneck], counts: tuple[int, ...], channels: int, num_classes: int
+        self,
+        block: type[BasicBlock | Bottleneck],
+        counts: tuple[int, ...],
+        channels: int,
+        num_classes: int,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -105,7 +112,8 @@ class ResNet8x(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.linear = nn.Linear(inputs, num_classes)
         for module in self.modules():
-            # A meta tensor has no values, and filling one with normals imports half of torch first (3 s).
+            # A meta tensor has no values, and filling one with normals imports half of torch first
+            # (3 s).
             if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
@@ -118,7 +126,9 @@ class ResNet8x(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """Normalise, rectify, convolve, twice; a 1x1 convolution carries the shortcut where the width changes."""
+    """Normalise, rectify, convolve, twice; a 1x1 convolution carries the shortcut where the width
+    changes.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -147,8 +157,8 @@ def _wide_stage(count: int, inputs: int, outputs: int, stride: int) -> nn.Sequen
 class WideResNet(nn.Module):
     """Images (B, C, H, W) to scores (B, K), for any height and width.
 
-    ``depth`` is 6n + 4 layers, ``factor`` widens every stage. The mean over the last features is the usual
-    8x8 average pool at 32x32.
+    ``depth`` is 6n + 4 layers, ``factor`` widens every stage. The mean over the last features is
+    the usual 8x8 average pool at 32x32.
     """
 
     def __init__(self, depth: int, factor: int, channels: int, num_classes: int) -> None:
@@ -162,7 +172,8 @@ class WideResNet(nn.Module):
         self.bn1 = SteadyBatchNorm2d(64 * factor)
         self.fc = nn.Linear(64 * factor, num_classes)
         for module in self.modules():
-            # A meta tensor has no values, and filling one with normals imports half of torch first (3 s).
+            # A meta tensor has no values, and filling one with normals imports half of torch first
+            # (3 s).
             if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
                 fan_out = module.out_channels * math.prod(module.kernel_size)
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
@@ -181,8 +192,9 @@ FIELD = 32  # pixels that the three convolutions see at once: smaller images are
 class LeNet5(nn.Module):
     """Images (B, C, H, W) to scores (B, K).
 
-    Images smaller than 32x32 get a black frame (28x28 gets the two pixels per side of the original); larger
-    ones are read at every place where 32x32 pixels fit, and the 120 features are averaged over those places.
+    Images smaller than 32x32 get a black frame (28x28 gets the two pixels per side of the
+    original); larger ones are read at every place where 32x32 pixels fit, and the 120 features are
+    averaged over those places.
     """
 
     def __init__(self, channels: int, num_classes: int) -> None:
@@ -205,12 +217,13 @@ class LeNet5(nn.Module):
 
 
 class SmallCnn(nn.Module):
-    """3x3 convolutions with batch normalisation, one linear layer: images (B, C, H, W) to scores (B, K).
+    """3x3 convolutions with batch normalisation, one linear layer: images (B, C, H, W) to scores
+    (B, K).
 
-    ``widths`` and ``strides`` are one per convolution. The last features are averaged down (or repeated up)
-    to ``grid`` x ``grid`` cells where the image leaves another number, so every size of image has the same
-    weights. A side longer than ``most`` pixels is first averaged down, by the least whole number that leaves
-    at most so many: finer detail is lost.
+    ``widths`` and ``strides`` are one per convolution. The last features are averaged down (or
+    repeated up) to ``grid`` x ``grid`` cells where the image leaves another number, so every size
+    of image has the same weights. A side longer than ``most`` pixels is first averaged down, by the
+    least whole number that leaves at most so many: finer detail is lost.
     """
 
     def __init__(
@@ -246,7 +259,9 @@ class SmallCnn(nn.Module):
 
 
 BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
-    "resnet18_8x": partial(ResNet8x, BasicBlock, (2, 2, 2, 2)),  # 11.2 million parameters; the usual student
+    "resnet18_8x": partial(
+        ResNet8x, BasicBlock, (2, 2, 2, 2)
+    ),  # 11.2 million parameters; the usual student
     "resnet34_8x": partial(ResNet8x, BasicBlock, (3, 4, 6, 3)),  # 21.3 million; the usual teacher
     "resnet50_8x": partial(ResNet8x, Bottleneck, (3, 4, 6, 3)),  # 23.5 million
     "wrn16_1": partial(WideResNet, 16, 1),  # 0.17 million
@@ -255,7 +270,9 @@ BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     "wrn28_10": partial(WideResNet, 28, 10),  # 36.5 million
     "lenet5": LeNet5,  # 61,706 for one channel and ten classes
     "cnn_small": partial(SmallCnn, (32, 64), (2, 2), 2),  # 21,482, made for 8x8 pixels
-    "cnn_medium": partial(SmallCnn, (32, 64, 128), (1, 2, 2), 3),  # 105,002 for colour, up to 16x16 pixels
+    "cnn_medium": partial(
+        SmallCnn, (32, 64, 128), (1, 2, 2), 3
+    ),  # 105,002 for colour, up to 16x16 pixels
     # 292,586 for colour; on a CPU the student above 16x16 pixels
     "cnn_large": partial(SmallCnn, (32, 32, 64, 64, 128, 128), (2, 1, 2, 1, 2, 1), 2, most=64),
 }

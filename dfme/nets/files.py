@@ -26,15 +26,22 @@ MAX_TENSORS = 20_000  # of a network; those of 1,202 layers have 4,000
 
 
 def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
-    """Write a net's weights and buffers, whole or not at all. Raises RunError where the disk refuses."""
-    state = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
+    """Write a net's weights and buffers, whole or not at all. Raises RunError where the disk
+    refuses.
+    """
+    state = {
+        name: value.detach().cpu().contiguous().clone()
+        for name, value in module.state_dict().items()
+    }
     data = _sorted_header(save(state, metadata=dict(metadata)))
     with replacing(path) as file:
         file.write(data)
 
 
 def on_meta_device(build: Callable[[], nn.Module]) -> nn.Module | None:
-    """The net that ``build`` makes, as names and shapes; None if it needs real memory. UserError if none."""
+    """The net that ``build`` makes, as names and shapes; None if it needs real memory. UserError if
+    none.
+    """
     try:
         with torch.device("meta"):
             return build()
@@ -56,7 +63,8 @@ def of_bounded_size() -> Iterator[None]:
     def count(*_: object) -> None:
         if next(built) > MAX_TENSORS:
             raise UserError(
-                f"the network it describes has more than {MAX_TENSORS:,} tensors; expected an image "
+                f"the network it describes has more than {MAX_TENSORS:,} tensors; expected an "
+                "image "
                 "classifier"
             )
 
@@ -72,11 +80,16 @@ def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:
 def differences(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
     """Differences of names and shapes between two state dicts, with the first of each.
 
-    Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
+    Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch
+    versions.
     """
-    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
+    missing = [
+        name for name in expected if name not in state and not name.endswith("num_batches_tracked")
+    ]
     unexpected = [name for name in state if name not in expected]
-    reshaped = [name for name in state if name in expected and state[name].shape != expected[name].shape]
+    reshaped = [
+        name for name in state if name in expected and state[name].shape != expected[name].shape
+    ]
     problems = []
     if missing:
         problems.append(f"{len(missing)} of {len(expected)} missing, first {_first(missing)}")
@@ -85,7 +98,8 @@ def differences(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
     if reshaped:
         name = reshaped[0]
         problems.append(
-            f"{len(reshaped)} of another shape, first {name}: {tuple(state[name].shape)} in the file, "
+            f"{len(reshaped)} of another shape, first {name}: {tuple(state[name].shape)} in the "
+            "file, "
             f"{tuple(expected[name].shape)} in the network"
         )
     return "; ".join(problems)
@@ -98,7 +112,9 @@ def _first(names: list[str]) -> str:
 
 
 def _sorted_header(data: bytes) -> bytes:
-    """The same safetensors file with its metadata in order: the library writes them in a random one."""
+    """The same safetensors file with its metadata in order: the library writes them in a random
+    one.
+    """
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -115,7 +131,9 @@ MARKS: dict[str, str] = {
     "wrn": "block3.layer.0.conv1.weight",
     "cnn": "features.0.weight",
 }
-"""A parameter that every net of a family of ours has, and no net of the others: only such nets are tried."""
+"""A parameter that every net of a family of ours has, and no net of the others: only such nets are
+tried.
+"""
 
 TORCHVISION_RESNETS: dict[tuple[int, ...], str] = {
     (2, 2, 2, 2, False, 64, 64): "resnet18",
@@ -129,7 +147,9 @@ TORCHVISION_RESNETS: dict[tuple[int, ...], str] = {
     (3, 4, 23, 3, True, 128, 128): "wide_resnet101_2",
     (3, 8, 36, 3, True, 64, 64): "resnet152",
 }
-"""Blocks per stage, bottlenecks or not, and the shape of layer1.0.conv2.weight without the kernel -> name."""
+"""Blocks per stage, bottlenecks or not, and the shape of layer1.0.conv2.weight without the kernel
+-> name.
+"""
 
 
 @dataclass(frozen=True)
@@ -144,15 +164,19 @@ class Guess:
 def infer_net(state_dict: Mapping[str, Tensor]) -> Guess | None:
     """The architecture a state dict belongs to, or None.
 
-    One of ours must match in every name and shape but for ``num_batches_tracked``; a torchvision ResNet is
-    known by its blocks, its 7x7 stem and its ``fc``.
+    One of ours must match in every name and shape but for ``num_batches_tracked``; a torchvision
+    ResNet is known by its blocks, its 7x7 stem and its ``fc``.
     """
     shapes = _shapes(state_dict)
     return _ours(shapes) or _torchvision_resnet(shapes)
 
 
 def _shapes(state_dict: Mapping[str, Tensor]) -> Shapes:
-    return {key: tuple(x.shape) for key, x in state_dict.items() if not key.endswith("num_batches_tracked")}
+    return {
+        key: tuple(x.shape)
+        for key, x in state_dict.items()
+        if not key.endswith("num_batches_tracked")
+    }
 
 
 def _ours(shapes: Shapes) -> Guess | None:
@@ -167,7 +191,8 @@ def _ours(shapes: Shapes) -> Guess | None:
             ours = _shapes(build((3, 8, 8), 10).state_dict())
             if ours.keys() != shapes.keys():
                 continue
-            # Parameters are registered in the order of the computation: the stem first, the head last.
+            # Parameters are registered in the order of the computation: the stem first, the head
+            # last.
             stem = next(iter(ours))
             head = list(ours)[-1]
             if len(shapes[stem]) != 4 or not shapes[head]:

@@ -1,4 +1,6 @@
-"""What every generator is asked: draw a latent, make ``gen_op`` from it, squash that to an image."""
+"""What every generator is asked: draw a latent, make ``gen_op`` from it, squash that to an
+image.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,10 +20,11 @@ NARROWEST = 16  # channels, at least, of a block of it
 
 
 class GeneratorNet(nn.Module):
-    """``forward`` maps a latent of ``draw`` (B, ...) to u (B, C, H, W); ``squash`` maps u to an image.
+    """``forward`` maps a latent of ``draw`` (B, ...) to u (B, C, H, W); ``squash`` maps u to an
+    image.
 
-    The two are apart because finite differences may be taken on either side of the squashing, a tanh scaled
-    to the teacher's bounds (plain tanh for bounds of -1 and 1).
+    The two are apart because finite differences may be taken on either side of the squashing, a
+    tanh scaled to the teacher's bounds (plain tanh for bounds of -1 and 1).
     """
 
     latent_size: int
@@ -36,7 +39,9 @@ class GeneratorNet(nn.Module):
 
     @property
     def last_convolution(self) -> nn.Module:
-        """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can reach."""
+        """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can
+        reach.
+        """
         found = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d)]
         if not found:
             raise UserError(
@@ -47,7 +52,9 @@ class GeneratorNet(nn.Module):
 
     @contextmanager
     def watched(self) -> Iterator[list[Tensor]]:
-        """Collects what the last convolution reads, (B, F, H, W) detached, in every call meanwhile."""
+        """Collects what the last convolution reads, (B, F, H, W) detached, in every call
+        meanwhile.
+        """
         read: list[Tensor] = []
         keep = lambda _, inputs, __: read.append(inputs[0].detach())  # noqa: E731
         with self.last_convolution.register_forward_hook(keep):
@@ -60,14 +67,17 @@ class GeneratorNet(nn.Module):
 
 
 class Generator(GeneratorNet):
-    """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling blocks.
+    """The DFME generator: a linear layer to a quarter of the image's size, then two upsampling
+    blocks.
 
-    ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per channel.
+    ``forward`` maps z (B, Z) to u (B, C, H, W), which its last normalisation keeps near N(0, 1) per
+    channel.
 
-    Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Sides that 4
-    does not divide are reached by resizing to their exact halves (rounded up). Where a side is longer than 64
-    pixels, of which the paper has none, it is our own: 8 cells a side or fewer and a block for each doubling,
-    of 128 channels up to 32 cells a side, half as many for each doubling beyond.
+    Source: Truong et al. 2021, appendix; layer sizes as listed there (128, 128, 64 channels). Sides
+    that 4 does not divide are reached by resizing to their exact halves (rounded up). Where a side
+    is longer than 64 pixels, of which the paper has none, it is our own: 8 cells a side or fewer
+    and a block for each doubling, of 128 channels up to 32 cells a side, half as many for each
+    doubling beyond.
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec) -> None:
@@ -84,7 +94,10 @@ class Generator(GeneratorNet):
             blocks += [nn.Upsample(size=size), nn.Conv2d(inputs, outputs, 3, padding=1)]
             blocks += [SteadyBatchNorm2d(outputs), nn.LeakyReLU(0.2)]
         channels = spec.shape[0]
-        last = nn.Conv2d(widths[-1], channels, 3, padding=1), SteadyBatchNorm2d(channels, affine=False)
+        last = (
+            nn.Conv2d(widths[-1], channels, 3, padding=1),
+            SteadyBatchNorm2d(channels, affine=False),
+        )
         self.blocks = nn.Sequential(*blocks, *last)
 
     def forward(self, z_BZ: Tensor) -> Tensor:
@@ -97,10 +110,15 @@ def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
     """Cells of the linear layer and after each doubling up to the image, and channels of each."""
     longest = max(height, width)
     doublings = 2 if longest <= PUBLISHED else math.ceil(math.log2(longest / CELLS))
-    sizes = [(math.ceil(height / 2**left), math.ceil(width / 2**left)) for left in range(doublings, -1, -1)]
+    sizes = [
+        (math.ceil(height / 2**left), math.ceil(width / 2**left))
+        for left in range(doublings, -1, -1)
+    ]
     if longest <= PUBLISHED:
         return sizes, [128, 128, 64]
-    widths = [max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes]
+    widths = [
+        max(NARROWEST, min(128, 128 * 32 // 2 ** math.ceil(math.log2(max(size))))) for size in sizes
+    ]
     return sizes, widths
 
 
@@ -115,10 +133,11 @@ NEAREST = 1e-3
 
 
 class Transforming(GeneratorNet):
-    """gen_op = base + G(z, base): a base image before the squashing, and a residual that begins at zero.
+    """gen_op = base + G(z, base): a base image before the squashing, and a residual that begins at
+    zero.
 
-    So the first queries are the program's, and training moves away from them only where it pays. A latent is
-    one row: the noise z (Z) and behind it the base (C*H*W). Our own.
+    So the first queries are the program's, and training moves away from them only where it pays. A
+    latent is one row: the noise z (Z) and behind it the base (C*H*W). Our own.
     """
 
     def __init__(self, latent_size: int, spec: ImageSpec, draw_base: DrawImages) -> None:
@@ -141,7 +160,9 @@ class Transforming(GeneratorNet):
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
 
     def forward(self, latent_BL: Tensor) -> Tensor:
-        z_BZ, base_BD = latent_BL.split([self.latent_size, latent_BL.shape[1] - self.latent_size], dim=1)
+        z_BZ, base_BD = latent_BL.split(
+            [self.latent_size, latent_BL.shape[1] - self.latent_size], dim=1
+        )
         base_BCHW = base_BD.unflatten(1, self._shape)
         mixed_BFHW = self.reads(base_BCHW) + self.noise(z_BZ)[:, :, None, None]
         u_BCHW: Tensor = base_BCHW + self.last(self.blocks(mixed_BFHW))
@@ -158,12 +179,14 @@ class Transforming(GeneratorNet):
 
 
 def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequential:
-    """DCGAN's discriminator for images (C, H, W): (B, C, H, W) -> (B, 1), from torch's global random state.
+    """DCGAN's discriminator for images (C, H, W): (B, C, H, W) -> (B, 1), from torch's global
+    random state.
 
-    Convolutions of 4x4 with stride 2 halve the image until its smaller side has four to seven pixels or less,
-    each with twice the channels of the one before; a linear layer reads what is left. ``normalised``: by the
-    statistics of the batch, except in the first layer; a critic with a gradient penalty must not be, since it
-    would tie the images of a batch together (Gulrajani et al. 2017, section 4).
+    Convolutions of 4x4 with stride 2 halve the image until its smaller side has four to seven
+    pixels or less, each with twice the channels of the one before; a linear layer reads what is
+    left. ``normalised``: by the statistics of the batch, except in the first layer; a critic with a
+    gradient penalty must not be, since it would tie the images of a batch together (Gulrajani et
+    al. 2017, section 4).
 
     Source: Radford, Metz & Chintala 2016 (arXiv 1511.06434), section 3, for 64x64 pixels.
     """
@@ -183,7 +206,9 @@ def discriminator(shape: Shape, *, normalised: bool, width: int = 64) -> nn.Sequ
 
 
 def gradient_norms(net: nn.Module, x_BCHW: Tensor) -> Tensor:
-    """Euclidean norm of the score's gradient at each image (B,), with its graph: it can be trained on."""
+    """Euclidean norm of the score's gradient at each image (B,), with its graph: it can be trained
+    on.
+    """
     x_BCHW = x_BCHW.detach().requires_grad_()
     (grad_BCHW,) = torch.autograd.grad(net(x_BCHW).sum(), x_BCHW, create_graph=True)
     norms_B: Tensor = grad_BCHW.flatten(1).norm(dim=1)

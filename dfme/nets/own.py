@@ -31,7 +31,8 @@ class OwnGenerator(GeneratorNet):
 def own_classifier(make: Callable[..., Any], shape: Shape, num_classes: int) -> nn.Module:
     """A user's student: ``make`` called with ``shape`` and ``num_classes``, or a module's copy.
 
-    UserError if it cannot be made, or is no network from images (B, C, H, W) to scores (B, num_classes).
+    UserError if it cannot be made, or is no network from images (B, C, H, W) to scores (B,
+    num_classes).
     """
     net = _made(make, "the student", shape=shape, num_classes=num_classes)
     _require(net, "the student", torch.zeros(2, *shape), (2, num_classes))
@@ -45,17 +46,23 @@ def own_generator(make: Callable[..., Any], latent_size: int, spec: ImageSpec) -
     """
     net = _made(make, "the generator", latent_size=latent_size, shape=spec.shape, spec=spec)
     whole = net if isinstance(net, GeneratorNet) else OwnGenerator(net, latent_size, spec)
-    _require(whole, "the generator", whole.draw(2, torch.Generator().manual_seed(0)), (2, *spec.shape))
+    _require(
+        whole, "the generator", whole.draw(2, torch.Generator().manual_seed(0)), (2, *spec.shape)
+    )
     return whole
 
 
 def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
-    """The network. A file may name ``make``: only what takes one of the arguments by name is called."""
+    """The network. A file may name ``make``: only what takes one of the arguments by name is
+    called.
+    """
     if isinstance(make, nn.Module):
         return copy.deepcopy(make).cpu().train()
     name = name_of(make)
     try:
-        taken = {key: arguments[key] for key in inspect.signature(make).parameters if key in arguments}
+        taken = {
+            key: arguments[key] for key in inspect.signature(make).parameters if key in arguments
+        }
     except (TypeError, ValueError):
         taken = {}
     if not taken:
@@ -66,7 +73,9 @@ def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
     with blaming(failed, UserError), defaults_kept(f"{what} {name}", UserError):
         net = make(**taken)
     if not isinstance(net, nn.Module):
-        raise UserError(f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}")
+        raise UserError(
+            f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}"
+        )
     return net
 
 

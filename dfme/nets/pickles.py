@@ -1,7 +1,8 @@
 """Load PyTorch files that are plain: tensors, numbers, texts, dictionaries and lists.
 
-``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or take memory,
-without end. So a pickle's opcodes are walked first: nothing is made, and what each would make is noted.
+``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or take
+memory, without end. So a pickle's opcodes are walked first: nothing is made, and what each would
+make is noted.
 """
 
 import io
@@ -30,31 +31,62 @@ KEYS = (str, bytes, bool, int, NoneType)
 
 LEGACY = [0x1950A86A20F9469CFC6C, 1001]  # with these two pickles PyTorch's format before 1.6 begins
 
-VALUES = dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING"))
+VALUES = dict.fromkeys(
+    ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING")
+)
 VALUES |= {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 EMPTY = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict"}
-FILLS = {"TUPLE": (0, "tuple"), "TUPLE1": (1, "tuple"), "TUPLE2": (2, "tuple"), "TUPLE3": (3, "tuple")}
-FILLS |= {"APPEND": (1, "list"), "APPENDS": (0, "list"), "SETITEM": (2, "dict"), "SETITEMS": (0, "dict")}
-"""How many things an opcode takes from the stack, 0 for all since the mark, and into what it puts them."""
+FILLS = {
+    "TUPLE": (0, "tuple"),
+    "TUPLE1": (1, "tuple"),
+    "TUPLE2": (2, "tuple"),
+    "TUPLE3": (3, "tuple"),
+}
+FILLS |= {
+    "APPEND": (1, "list"),
+    "APPENDS": (0, "list"),
+    "SETITEM": (2, "dict"),
+    "SETITEMS": (0, "dict"),
+}
+"""How many things an opcode takes from the stack, 0 for all since the mark, and into what it puts
+them.
+"""
 
 WIDTHS = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "ComplexDouble": 16, "ComplexFloat": 8}
 WIDTHS |= {"Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
 STORAGES = {f"torch.{name}Storage": width for name, width in WIDTHS.items()}
 """Bytes of an element, by the name of what holds many."""
 
-CALLS = {"collections.OrderedDict", "collections.Counter", "_codecs.encode", "torch.Size", "torch.device"}
-CALLS |= {f"torch._utils.{name}" for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")}
+CALLS = {
+    "collections.OrderedDict",
+    "collections.Counter",
+    "_codecs.encode",
+    "torch.Size",
+    "torch.device",
+}
+CALLS |= {
+    f"torch._utils.{name}"
+    for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
+}
 KNOWN = (
-    CALLS | STORAGES.keys() | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    CALLS
+    | STORAGES.keys()
+    | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 )
 SPECIAL = (
-    *("torch._utils._rebuild", "torch._tensor._rebuild", "torch.Tensor", "torch.nn.parameter.Parameter"),
+    *(
+        "torch._utils._rebuild",
+        "torch._tensor._rebuild",
+        "torch.Tensor",
+        "torch.nn.parameter.Parameter",
+    ),
     "torch.storage.UntypedStorage",  # that of whole numbers without a sign, and of eight-bit floats
 )
 
 DAMAGED = "its pickle is damaged, or PyTorch did not write it"
 NOT_ORDINARY = (
-    "one of its tensors is no ordinary one, with a value in the file for every element; save it as one"
+    "one of its tensors is no ordinary one, with a value in the file for every element; "
+    "save it as one"
 )
 
 
@@ -68,11 +100,12 @@ class NotPlainError(ValueError):
 
 
 def load_plain(path: Path, trailer: int = 0) -> Any:
-    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that somebody put behind it.
+    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that somebody put
+    behind it.
 
-    Keys are texts, bytes or whole numbers; a container is not in itself; a tensor has a value in the file for
-    each of its elements. Time and memory grow as the file's size and no faster. Raises NotPlainError for
-    everything else, and OSError where the file cannot be read.
+    Keys are texts, bytes or whole numbers; a container is not in itself; a tensor has a value in
+    the file for each of its elements. Time and memory grow as the file's size and no faster. Raises
+    NotPlainError for everything else, and OSError where the file cannot be read.
     """
     with open_file(path) as file, warnings.catch_warnings(action="ignore"):
         try:
@@ -104,14 +137,18 @@ def _judge(file: IO[bytes], size: int) -> None:
     if file.read(4) == b"PK\3\4":
         entries = archive_entries(file, size)
         folder = next(iter(entries)).partition("/")[0]
-        _require(all(name.startswith(f"{folder}/") for name in entries), "it has more than one folder in it")
+        _require(
+            all(name.startswith(f"{folder}/") for name in entries),
+            "it has more than one folder in it",
+        )
         start, length = entries[f"{folder}/data.pkl"]
         file.seek(start)
         walk.run(io.BytesIO(file.read(length)))
         held = {key: entries.get(f"{folder}/data/{key}", (0, -1))[1] for key in walk.storages}
         needed = {key: STORAGES[kind] * count for key, (kind, count) in walk.storages.items()}
         _require(held == needed, NOT_ORDINARY)
-    else:  # five pickles, the last of them the storages' keys, and then their values, each with its length
+    else:
+        # five pickles, the last of them the storages' keys, and then their values, each with its length
         file.seek(0)
         for mark in LEGACY:
             _require(walk.run(file) == mark, "it is a pickle that PyTorch did not write")
@@ -135,9 +172,12 @@ class _Thing:
         """Add items, keys and values in turn for a dictionary; return the growth in size."""
         before = self.size
         keys = items[::2] if self.kind == "dict" else []
-        fine = all(type(key) in KEYS and (not isinstance(key, int) or abs(key) < MAX_KEY) for key in keys)
+        fine = all(
+            type(key) in KEYS and (not isinstance(key, int) or abs(key) < MAX_KEY) for key in keys
+        )
         _require(
-            fine and 2 * len(keys) in (0, len(items)), "a key in it is no text and no whole number below 2^60"
+            fine and 2 * len(keys) in (0, len(items)),
+            "a key in it is no text and no whole number below 2^60",
         )
         for item in items:
             self.size += 1 + (len(item) if isinstance(item, str | bytes) else 0)
@@ -145,7 +185,9 @@ class _Thing:
                 item.held = True
                 self.depth = max(self.depth, item.depth + 1)
                 self.size = self.size + item.size
-        _require(not self.held, "a container in it holds itself, or changes when it is in another one")
+        _require(
+            not self.held, "a container in it holds itself, or changes when it is in another one"
+        )
         _require(self.depth <= MAX_DEPTH, f"it is nested deeper than {MAX_DEPTH}")
         self.items += items
         return self.size - before
@@ -198,7 +240,8 @@ class _Walk:
             self._step(name, argument)
             _require(self._made <= MAX_SIZE, f"it unfolds to more than {MAX_SIZE:,} entries")
             _require(
-                self._given <= MAX_GIVEN * (file.tell() - start), "it copies what it holds again and again"
+                self._given <= MAX_GIVEN * (file.tell() - start),
+                "it copies what it holds again and again",
             )
         return self._stack.pop()
 
@@ -243,7 +286,8 @@ class _Walk:
                 self._made += stack[-1].put(["_metadata", state])
             case _:
                 raise NotPlainError(
-                    f"its pickle has the opcode {name}; PyTorch writes none, but with a pickle_protocol"
+                    f"its pickle has the opcode {name}; PyTorch writes none, but with a "
+                    "pickle_protocol"
                 )
 
     def _fill(self, count: int, kind: str) -> None:
@@ -258,27 +302,35 @@ class _Walk:
 
     def _storage(self, told: _Thing) -> _Thing:
         match told.items:
-            case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if rest in (
-                [],
-                [None],
+            case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if (
+                rest
+                in (
+                    [],
+                    [None],
+                )
             ):
                 known = kind in STORAGES and count >= 0 and key.isascii()
                 _require(
-                    known and self.storages.setdefault(key, (kind, count)) == (kind, count), NOT_ORDINARY
+                    known and self.storages.setdefault(key, (kind, count)) == (kind, count),
+                    NOT_ORDINARY,
                 )
                 return _Thing("storage", [count])
         raise NotPlainError(DAMAGED)
 
 
 def _call(name: str, arguments: list[Any]) -> Any:
-    """Result of a function on its arguments; some of PyTorch's own take unbounded memory or time."""
+    """Result of a function on its arguments; some of PyTorch's own take unbounded memory or
+    time.
+    """
     match name, arguments:
         case "collections.OrderedDict", []:
             return _Thing("dict", [])
         case "collections.OrderedDict", [_Thing("list", pairs)]:  # written by Python 2
             made = _Thing("dict", [])
             for pair in pairs:
-                _require(pair.kind in ("list", "tuple"), DAMAGED)  # other things can be taken apart as well
+                _require(
+                    pair.kind in ("list", "tuple"), DAMAGED
+                )  # other things can be taken apart as well
                 made.put(pair.items)
             return made
         # in the schedule of a learning rate
@@ -291,15 +343,26 @@ def _call(name: str, arguments: list[Any]) -> Any:
             return _Thing("other", [])
         case (
             "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2",
-            [_Thing("storage", [count]), offset, _Thing("tuple", sizes), _Thing("tuple", steps), *rest],
+            [
+                _Thing("storage", [count]),
+                offset,
+                _Thing("tuple", sizes),
+                _Thing("tuple", steps),
+                *rest,
+            ],
         ):
             numbers = [offset, *sizes, *steps]
-            fine = len(sizes) == len(steps) and all(type(number) is int and number >= 0 for number in numbers)
+            fine = len(sizes) == len(steps) and all(
+                type(number) is int and number >= 0 for number in numbers
+            )
             _require(fine and len(sizes) <= MAX_AXES, DAMAGED)
             last = offset + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
             _require(0 in sizes or max(math.prod(sizes) - 1, last) < count, NOT_ORDINARY)
             match rest:
-                case [] | [bool(), None | _Thing("dict", [])]:  # hooks on the gradient, which are never saved
+                case [] | [
+                    bool(),
+                    None | _Thing("dict", []),
+                ]:  # hooks on the gradient, which are never saved
                     return _Thing("tensor", [])
         case "torch._utils._rebuild_parameter", [
             _Thing("tensor") as tensor,

@@ -39,32 +39,44 @@ def import_torchvision(submodule: str) -> ModuleType:
         return importlib.import_module(f"torchvision.{submodule}")
     except (ImportError, RuntimeError) as error:  # the latter of one built for another torch
         raise UserError(
-            f"torchvision cannot be imported ({_line(error)}); install the build that matches this torch "
-            "(the same release, CPU or CUDA alike). The sets digits and shapes and dfme's own nets do without"
+            f"torchvision cannot be imported ({_line(error)}); install the build that matches this "
+            "torch "
+            "(the same release, CPU or CUDA alike). The sets digits and shapes and dfme's own nets "
+            "do without"
         ) from error
 
 
 @functools.cache
 def registered_names(package: str) -> tuple[str, ...]:
-    """Names of torchvision's or timm's classifiers, from the source files right under ``models``, if any."""
+    """Names of torchvision's or timm's classifiers, from the source files right under ``models``,
+    if any.
+    """
     found = importlib.util.find_spec(package)
     folders = (found and found.submodule_search_locations) or ()
     texts = [
-        file.read_text("utf-8") for folder in folders for file in sorted(Path(folder, "models").glob("*.py"))
+        file.read_text("utf-8")
+        for folder in folders
+        for file in sorted(Path(folder, "models").glob("*.py"))
     ]
     registered = re.compile(r"^@register_model(?:\(\))?\n(?:(?!def ).*\n)*?def (\w+)\(", re.M)
     return tuple(sorted(name for text in texts for name in registered.findall(text)))
 
 
 def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
-    """A timm classifier without pretrained weights, sized to fit. UserError where it cannot be built."""
+    """A timm classifier without pretrained weights, sized to fit. UserError where it cannot be
+    built.
+    """
     plain = name.removeprefix(TIMM)
     try:
         timm = importlib.import_module("timm")
         fixed = getattr(timm.get_pretrained_cfg(plain), "fixed_input_size", False)
         sized = {"img_size": shape[1:]} if fixed else {}
-        net: nn.Module = timm.create_model(plain, False, num_classes=num_classes, in_chans=shape[0], **sized)
-    except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
+        net: nn.Module = timm.create_model(
+            plain, False, num_classes=num_classes, in_chans=shape[0], **sized
+        )
+    except (
+        NotImplementedError
+    ):  # of a net that cannot be built without memory, where that was tried
         raise
     except Exception as error:  # a size that does not fit can raise anything at all
         raise UserError(
@@ -75,14 +87,22 @@ def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
 
 
 def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
-    """A torchvision classifier without pretrained weights. UserError for a size that it cannot take."""
+    """A torchvision classifier without pretrained weights. UserError for a size that it cannot
+    take.
+    """
     get_model = import_torchvision("models").get_model
     try:
-        net: nn.Module = get_model(name, weights=None, num_classes=num_classes, **_own_arguments(name, shape))
-    except NotImplementedError:  # of a net that cannot be built without memory, where that was tried
+        net: nn.Module = get_model(
+            name, weights=None, num_classes=num_classes, **_own_arguments(name, shape)
+        )
+    except (
+        NotImplementedError
+    ):  # of a net that cannot be built without memory, where that was tried
         raise
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+        raise UserError(
+            f"arch {name}: does not take images of {_text(shape)}: {_line(error)}"
+        ) from error
     if shape[0] != 3:
         _replace_stem(net, shape[0])
     _check_size(name, shape, net)
@@ -133,7 +153,9 @@ def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
         with torch.no_grad():
             torch.func.functional_call(net.eval(), hollow, (torch.empty(2, *shape, device="meta"),))
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(f"arch {name}: does not take images of {_text(shape)}: {_line(error)}") from error
+        raise UserError(
+            f"arch {name}: does not take images of {_text(shape)}: {_line(error)}"
+        ) from error
     finally:
         net.train()
 

@@ -1,9 +1,9 @@
 """Dispatcher: sends a batch in parallel requests, each charged before it is sent.
 
-A request that the service says it did not serve (``Refused``) is given back. Whatever else an ask ends in
-without an answer on record, Ctrl-C and a full disk included, leaves it charged as ``failed``: it may have
-been served. Every answer is in the journal before it is handed on. Which answer belongs to which image never
-depends on timing.
+A request that the service says it did not serve (``Refused``) is given back. Whatever else an ask
+ends in without an answer on record, Ctrl-C and a full disk included, leaves it charged as
+``failed``: it may have been served. Every answer is in the journal before it is handed on. Which
+answer belongs to which image never depends on timing.
 """
 
 import contextlib
@@ -18,7 +18,15 @@ from torch import Tensor
 
 from dfme.answers.reading import TeacherCall
 from dfme.compute import DeferredChecks
-from dfme.errors import BatchTooLarge, BudgetExhausted, DfmeError, Refused, RunError, TeacherError, Unanswered
+from dfme.errors import (
+    BatchTooLarge,
+    BudgetExhausted,
+    DfmeError,
+    Refused,
+    RunError,
+    TeacherError,
+    Unanswered,
+)
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.oracle.left_out import SHOWN, gap_counts, require_classes
@@ -29,7 +37,9 @@ Answered = tuple[int, Tensor]  # where a part begins in its batch, and its answe
 
 
 class Part(NamedTuple):
-    """Images of one request, from ``start`` on of ``batch``; ``position``: images that the run had before."""
+    """Images of one request, from ``start`` on of ``batch``; ``position``: images that the run had
+    before.
+    """
 
     start: int
     query_BCHW: Tensor
@@ -38,7 +48,8 @@ class Part(NamedTuple):
 
 
 class Dispatcher:
-    """Send a batch in requests; charge each first; retry by the teacher's policy; record in the journal.
+    """Send a batch in requests; charge each first; retry by the teacher's policy; record in the
+    journal.
 
     ``tell`` is called with a line for each request that fails.
     """
@@ -75,7 +86,9 @@ class Dispatcher:
         self.seconds = 0.0
 
     def replay_answer(self, part_BCHW: Tensor, record: Record, purpose: Purpose) -> None:
-        """Move the teacher's state past a recorded answer; RunError where it would answer otherwise."""
+        """Move the teacher's state past a recorded answer; RunError where it would answer
+        otherwise.
+        """
         own = self._teacher.info.stateful
         if own is None or (purpose not in CHARGED and self._ask_undefended is not self._ask):
             return  # an undefended answer moves nothing
@@ -86,7 +99,8 @@ class Dispatcher:
             raise RunError(
                 f"the teacher answers otherwise than request {record.seq} on record "
                 f"({' '.join(str(error).split())[:300]})"
-                "; its key, files or settings changed: resume with them as they were, or start a new run"
+                "; its key, files or settings changed: resume with them as they were, or start a "
+                "new run"
             ) from error
 
     @property
@@ -100,21 +114,29 @@ class Dispatcher:
         return bool(self._asked) or self._lock.locked()
 
     def deliver(self, batch: Part, purpose: Purpose) -> list[Answered]:
-        """The answers to a batch, sent in parts that the service takes, in the order in which they came.
+        """The answers to a batch, sent in parts that the service takes, in the order in which they
+        came.
 
         Raises:
             BudgetExhausted: if the budget does not cover making a failed request again.
-            TeacherError: if the service failed for good; what was answered meanwhile is in the journal.
+            TeacherError: if the service failed for good; what was answered meanwhile is in the
+            journal.
         """
         limits = (self._max_batch, self._limiter.max_images)
         parts = self._split(batch, min([len(batch.query_BCHW), *filter(None, limits)]))
         one_by_one = len(parts) == 1 or self._policy.in_flight == 1
-        alone = len(parts) if one_by_one else int(not self._has_fitted())  # the first of all may be in vain
-        answers = [each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)]
+        alone = (
+            len(parts) if one_by_one else int(not self._has_fitted())
+        )  # the first of all may be in vain
+        answers = [
+            each for part in parts[:alone] for each in self._answer(part, purpose, lambda: False)
+        ]
         return answers + (self._side_by_side(parts[alone:], purpose) if parts[alone:] else [])
 
     def close(self) -> None:
-        """Send nothing any more and end every wait; what is still on its way stays charged as failed."""
+        """Send nothing any more and end every wait; what is still on its way stays charged as
+        failed.
+        """
         self._limiter.close()
         with self._lock:
             self._closed = True
@@ -125,12 +147,19 @@ class Dispatcher:
     def _split(self, part: Part, most: int) -> list[Part]:
         starts = range(0, len(part.query_BCHW), most)
         return [
-            Part(part.start + start, part.query_BCHW[start : start + most], part.batch, part.position + start)
+            Part(
+                part.start + start,
+                part.query_BCHW[start : start + most],
+                part.batch,
+                part.position + start,
+            )
             for start in starts
         ]
 
     def _side_by_side(self, parts: Sequence[Part], purpose: Purpose) -> list[Answered]:
-        """Send several parts at once; after a failure no other is sent; answers on their way are awaited."""
+        """Send several parts at once; after a failure no other is sent; answers on their way are
+        awaited.
+        """
         waiting = deque(parts)
         answers = list[Answered]()
         errors = list[BaseException]()
@@ -148,13 +177,17 @@ class Dispatcher:
 
         # Daemons: a second Ctrl-C does not wait for a service that does not answer.
         several = range(min(self._policy.in_flight, len(parts)))
-        threads = [threading.Thread(target=work, name="dfme-dispatch", daemon=True) for _ in several]
+        threads = [
+            threading.Thread(target=work, name="dfme-dispatch", daemon=True) for _ in several
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if errors:
-            raise next((error for error in errors if not isinstance(error, BudgetExhausted)), errors[0])
+            raise next(
+                (error for error in errors if not isinstance(error, BudgetExhausted)), errors[0]
+            )
         return answers
 
     def _answer(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> list[Answered]:
@@ -192,7 +225,11 @@ class Dispatcher:
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
         """Charge a part, ask once, and record the answer or what became of the charge."""
         left = self._limiter.wait(len(part.query_BCHW))
-        code = digest(part.query_BCHW.cpu()) if self._journal is not None or self._ask.needs_key else b""
+        code = (
+            digest(part.query_BCHW.cpu())
+            if self._journal is not None or self._ask.needs_key
+            else b""
+        )
         with self._lock:
             self._require_open()
             seq = self._ledger.charge(len(part.query_BCHW), purpose)
@@ -208,7 +245,9 @@ class Dispatcher:
         self._limiter.learn(left, len(part.query_BCHW))
         with self._lock:
             self._require_open()
-            self._asked.discard(seq)  # before it is on record: what is, must never be written down as failed
+            self._asked.discard(
+                seq
+            )  # before it is on record: what is, must never be written down as failed
             self.seconds += time.perf_counter() - started
             self._record(Record(seq, code, answers, part.start, part.batch))
             self._report_unknown()
@@ -223,7 +262,9 @@ class Dispatcher:
         return self._ledger.given.total() > 0
 
     def require_classes(self) -> None:
-        """Unserved where what the service answers is too seldom a class; of no effect for others."""
+        """Unserved where what the service answers is too seldom a class; of no effect for
+        others.
+        """
         if self.is_service:
             require_classes(self._ledger, self._ask.unknown_names)
 
@@ -232,7 +273,8 @@ class Dispatcher:
         for name in list(self._ask.unknown_names)[:SHOWN]:
             if name not in self._told:
                 self._told[name] = (
-                    f"warning: the service answered {name}, which is none of the classes: such images are "
+                    f"warning: the service answered {name}, which is none of the classes: such "
+                    "images are "
                     "charged, counted and left out; if it is a class, name it in answer.classes"
                 )
                 self.tell(self._told[name])

@@ -1,13 +1,16 @@
-"""The write-ahead journal: every answer is on file, with the digest of its query, before anyone uses it.
+"""The write-ahead journal: every answer is on file, with the digest of its query, before anyone
+uses it.
 
     journal/000000.bin, 000001.bin, ...   segments; a new one begins whenever a checkpoint was saved
-    record = header (charge number, digest of the query, its place in its batch, dtype, shape, crc32 of the
+    record = header (charge number, digest of the query, its place in its batch, dtype, shape, crc32
+    of the
              payload and of itself) + payload (the answers as they are in memory)
 
-Parts of a batch stand in the order in which their answers came. A checkpoint holds the place of the next
-record (``state_dict``); a journal opened with it first reads the records from there on. Segments that neither
-the last checkpoint nor the one before needs are deleted when the next begins. Records survive the death of
-the process at any instant; a power cut may lose the last of them, unless each is waited for (``fsync``).
+Parts of a batch stand in the order in which their answers came. A checkpoint holds the place of the
+next record (``state_dict``); a journal opened with it first reads the records from there on.
+Segments that neither the last checkpoint nor the one before needs are deleted when the next begins.
+Records survive the death of the process at any instant; a power cut may lose the last of them,
+unless each is waited for (``fsync``).
 """
 
 import contextlib
@@ -37,7 +40,9 @@ ABANDONED = bytes(DIGEST_BYTES)
 
 @dataclass(frozen=True)
 class Record:
-    """One answered request: number of its charge, digest of its query, answers, place in its batch."""
+    """One answered request: number of its charge, digest of its query, answers, place in its
+    batch.
+    """
 
     seq: int
     digest: bytes
@@ -63,12 +68,14 @@ def digest(query_BCHW: Tensor) -> bytes:
 class Journal:
     """The answers of one run in ``folder``, first to be read again, then to be added to.
 
-    ``state``: from a checkpoint's ``state_dict``; without one, reading starts at the very first record.
-    ``fsync``: a record is on the disk when ``append`` returns. Raises RunError for damaged, missing or
-    unwritable segments; a last record that a kill tore is cut off.
+    ``state``: from a checkpoint's ``state_dict``; without one, reading starts at the very first
+    record. ``fsync``: a record is on the disk when ``append`` returns. Raises RunError for damaged,
+    missing or unwritable segments; a last record that a kill tore is cut off.
     """
 
-    def __init__(self, folder: Path, state: dict[str, int] | None = None, fsync: bool = False) -> None:
+    def __init__(
+        self, folder: Path, state: dict[str, int] | None = None, fsync: bool = False
+    ) -> None:
         self.folder = folder
         self._fsync = fsync
         self._start = self._place = RecordPosition(**state) if state else RecordPosition(0, 0)
@@ -94,7 +101,8 @@ class Journal:
         self._next = next(self._records, None)
 
     def append(self, record: Record) -> None:
-        """Write a record, answers (B, K) float32 or (B,) int64 on the CPU; on file when this returns.
+        """Write a record, answers (B, K) float32 or (B,) int64 on the CPU; on file when this
+        returns.
 
         Raises RunError where the disk refuses; the journal is then as before.
         """
@@ -105,10 +113,20 @@ class Journal:
         code = DTYPES.index(answers.dtype)
         place = (record.start, record.batch)
         head = HEADER.pack(
-            MAGIC, record.seq, record.digest, code, answers.ndim, *place, rows, columns, zlib.crc32(payload)
+            MAGIC,
+            record.seq,
+            record.digest,
+            code,
+            answers.ndim,
+            *place,
+            rows,
+            columns,
+            zlib.crc32(payload),
         )
         self._file.append(head, CRC.pack(zlib.crc32(head)), payload)
-        self._place = RecordPosition(self._place.segment, self._place.offset + HEAD_BYTES + len(payload))
+        self._place = RecordPosition(
+            self._place.segment, self._place.offset + HEAD_BYTES + len(payload)
+        )
 
     def state_dict(self) -> dict[str, int]:
         """The place of the next record, for a checkpoint."""
@@ -120,9 +138,11 @@ class Journal:
             self._file.sync()
 
     def rotate(self) -> None:
-        """Call once a checkpoint with this ``state_dict`` is saved: begin a segment, delete what none needs.
+        """Call once a checkpoint with this ``state_dict`` is saved: begin a segment, delete what
+        none needs.
 
-        What the checkpoint before needs stays. While records are still read again, no segment begins.
+        What the checkpoint before needs stays. While records are still read again, no segment
+        begins.
         """
         keep = self._start.segment
         self._start = self._place
@@ -150,7 +170,9 @@ class Journal:
         self._file = AppendFile(self._path(end.segment), end.offset, self._fsync)
 
     def _read(self, start: RecordPosition) -> Iterator[tuple[Record, RecordPosition]]:
-        """Every record from ``start`` on and the place after it; then open the last segment for more."""
+        """Every record from ``start`` on and the place after it; then open the last segment for
+        more.
+        """
         last = max([start.segment, *self._segments()])
         end = start
         for segment in range(start.segment, last + 1):
@@ -158,7 +180,9 @@ class Journal:
             path = self._path(segment)
             if not path.exists() and self._segments():
                 raise _broken(path, end.offset, "it is missing, with other segments there")
-            if not path.exists():  # nothing was answered yet, or the owner of the run deleted the journal
+            if (
+                not path.exists()
+            ):  # nothing was answered yet, or the owner of the run deleted the journal
                 break
             for record, after in _records(path, end, torn_end=segment == last):
                 yield record, after
@@ -166,8 +190,12 @@ class Journal:
         self._open(end)
 
 
-def _records(path: Path, place: RecordPosition, torn_end: bool) -> Iterator[tuple[Record, RecordPosition]]:
-    """The records of one segment; a torn last one is left out if ``torn_end`` says that there may be one."""
+def _records(
+    path: Path, place: RecordPosition, torn_end: bool
+) -> Iterator[tuple[Record, RecordPosition]]:
+    """The records of one segment; a torn last one is left out if ``torn_end`` says that there may
+    be one.
+    """
     try:
         with open_file(path) as file:
             total = file.seek(0, 2)
@@ -189,19 +217,29 @@ def _record(file: IO[bytes], path: Path, at: int, total: int, torn_end: bool) ->
     head = file.read(HEAD_BYTES)
     if torn_end and (len(head) < HEAD_BYTES or not (any(head) or _holds_more(file))):
         return None  # cut short by a kill, or never filled in before a power cut
-    if len(head) < HEAD_BYTES or CRC.unpack(head[HEADER.size :])[0] != zlib.crc32(head[: HEADER.size]):
+    if len(head) < HEAD_BYTES or CRC.unpack(head[HEADER.size :])[0] != zlib.crc32(
+        head[: HEADER.size]
+    ):
         raise _broken(path, at, "its header is damaged")
-    magic, seq, code, dtype, ndim, start, batch, rows, columns, crc = HEADER.unpack(head[: HEADER.size])
+    magic, seq, code, dtype, ndim, start, batch, rows, columns, crc = HEADER.unpack(
+        head[: HEADER.size]
+    )
     if magic != MAGIC:
         raise _broken(path, at, "it is of another version of this software")
     size = rows * columns * DTYPES[dtype].itemsize
-    payload = bytearray(file.read(min(size, total - file.tell())))  # never memory for what is not there
+    payload = bytearray(
+        file.read(min(size, total - file.tell()))
+    )  # never memory for what is not there
     if len(payload) < size or zlib.crc32(payload) != crc:
         if torn_end and file.tell() == total:
             return None
         raise _broken(path, at, "its answers are damaged")
     shape = (rows,) if ndim == 1 else (rows, columns)
-    answers = torch.frombuffer(payload, dtype=DTYPES[dtype]).reshape(shape) if payload else torch.empty(shape)
+    answers = (
+        torch.frombuffer(payload, dtype=DTYPES[dtype]).reshape(shape)
+        if payload
+        else torch.empty(shape)
+    )
     return Record(seq, code, answers, start, batch)
 
 
@@ -212,6 +250,7 @@ def _holds_more(file: IO[bytes]) -> bool:
 
 def _broken(path: Path, at: int, problem: str) -> RunError:
     return RunError(
-        f"{path}, byte {at}: expected a whole record of the journal, but {problem}; restore the file, "
+        f"{path}, byte {at}: expected a whole record of the journal, but {problem}; restore the "
+        "file, "
         f"or delete {path.parent} to pay again for what was answered since the checkpoint"
     )

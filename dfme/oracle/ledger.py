@@ -1,10 +1,10 @@
 """Ledger: images paid by purpose, and the budget left; charges are on file before a send.
 
-How a run resumes: ``ledger.jsonl`` is the true history, and may be ahead of a checkpoint's counters. A
-resumed ledger starts with those and repeats history: ``replay`` counts the charge of each answer that the
-journal still holds. Then ``settle`` writes off as ``lost`` every charge whose answer nobody has: these images
-are not in ``spent``, so the budget buys what an uninterrupted run buys. A charge that ``failed`` stays
-charged. A changed budget comes into force at ``settle``.
+How a run resumes: ``ledger.jsonl`` is the true history, and may be ahead of a checkpoint's
+counters. A resumed ledger starts with those and repeats history: ``replay`` counts the charge of
+each answer that the journal still holds. Then ``settle`` writes off as ``lost`` every charge whose
+answer nobody has: these images are not in ``spent``, so the budget buys what an uninterrupted run
+buys. A charge that ``failed`` stays charged. A changed budget comes into force at ``settle``.
 """
 
 import contextlib
@@ -37,12 +37,13 @@ __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
 class Ledger:
     """Counts images by purpose and refuses what would exceed ``budget`` (images, at least 1).
 
-    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's ``state_dict``.
-    ``facts``: what the teacher is, plain JSON, for the file's first line. ``fsync``: a line is on the disk
-    when it counts. ``position``: number of the last charge that is counted. ``given``: images with an answer
-    to learn from, by purpose; ``no_answer``: those that were answered without a class, by reason. Raises
-    UserError for a budget below 1 or what is spent and for facts that are not those on record, RunError for
-    a damaged file or one that the checkpoint does not fit.
+    ``path``: the file; without one nothing is written. ``state``: from a checkpoint's
+    ``state_dict``. ``facts``: what the teacher is, plain JSON, for the file's first line.
+    ``fsync``: a line is on the disk when it counts. ``position``: number of the last charge that is
+    counted. ``given``: images with an answer to learn from, by purpose; ``no_answer``: those that
+    were answered without a class, by reason. Raises UserError for a budget below 1 or what is spent
+    and for facts that are not those on record, RunError for a damaged file or one that the
+    checkpoint does not fit.
     """
 
     def __init__(
@@ -55,7 +56,14 @@ class Ledger:
     ) -> None:
         if budget < 1:
             raise UserError(f"--budget: expected at least 1 image, got {budget}")
-        state = state or {"seq": 0, "images": {}, "requests": 0, "refused": 0, "failed": 0, "lost": 0}
+        state = state or {
+            "seq": 0,
+            "images": {},
+            "requests": 0,
+            "refused": 0,
+            "failed": 0,
+            "lost": 0,
+        }
         history = _history(path, state)
         if budget < history.spent:
             raise UserError(
@@ -68,11 +76,15 @@ class Ledger:
         self._images: dict[Purpose, int] = dict.fromkeys(PURPOSES, 0) | state["images"]
         self.spent: int = sum(self._images[purpose] for purpose in CHARGED)
         ahead = {seq: charge for seq, charge in history.kept.items() if seq > self.position}
-        self._unanswered = {seq: charge for seq, charge in ahead.items() if seq not in history.failed}
+        self._unanswered = {
+            seq: charge for seq, charge in ahead.items() if seq not in history.failed
+        }
         self._failed_ahead = {seq: charge for seq, charge in ahead.items() if seq in history.failed}
         self.given = Counter[Purpose]()
         self.no_answer: defaultdict[str, Counter[Purpose]] = defaultdict(Counter)
-        self._left_out = {seq: history.no_answer.pop(seq) for seq in ahead if seq in history.no_answer}
+        self._left_out = {
+            seq: history.no_answer.pop(seq) for seq in ahead if seq in history.no_answer
+        }
         for seq, charge in history.kept.items():
             if seq <= self.position and seq not in history.failed:
                 self._count_answers(charge, history.no_answer.get(seq))
@@ -93,7 +105,9 @@ class Ledger:
 
     @property
     def budget(self) -> int:
-        """Images that may be charged; the one of old while a resumed run repeats what it did under it."""
+        """Images that may be charged; the one of old while a resumed run repeats what it did under
+        it.
+        """
         old = None if self._settled else self._history.budget(self.position)
         return old or self._wanted_budget
 
@@ -122,7 +136,13 @@ class Ledger:
         benign = self._images["benign"] + self.beside
         beside = self.refused, self.failed, self.lost, self._images["transfer"], benign
         left_out = sum(images.total() for images in self.no_answer.values())
-        spent = self.budget, self.spent, self.spent_by_purpose, self.evaluation_queries, self.requests
+        spent = (
+            self.budget,
+            self.spent,
+            self.spent_by_purpose,
+            self.evaluation_queries,
+            self.requests,
+        )
         return Totals(*spent, *beside, left_out)
 
     @property
@@ -147,7 +167,8 @@ class Ledger:
         if purpose in CHARGED and images > self.remaining:
             raise BudgetExhausted(
                 f"query budget: {images} images ({purpose}) were asked for, {self.remaining} of "
-                f"{self.budget} are left; nothing was sent: give a larger --budget (to go on, with --resume)"
+                f"{self.budget} are left; nothing was sent: give a larger --budget (to go on, with "
+                "--resume)"
             )
 
     def charge(self, images: int, purpose: Purpose) -> int:
@@ -156,20 +177,27 @@ class Ledger:
         Raises BudgetExhausted, or RunError if the file cannot be written; nothing is charged then.
         """
         self.settle()
-        self.replay_failures(self.requests)  # of the request that was in flight: they belong to this one
+        self.replay_failures(
+            self.requests
+        )  # of the request that was in flight: they belong to this one
         self.require(images, purpose)
         if images < 1:
             raise ValueError(f"images: expected at least 1 in a request, got {images}")
         seq = self.requests + 1
         spent = self.spent + (images if purpose in CHARGED else 0)
-        self._write(f'{{"seq":{seq},"event":"charge","purpose":"{purpose}","images":{images},"spent":{spent}')
+        self._write(
+            f'{{"seq":{seq},"event":"charge","purpose":"{purpose}",'
+            f'"images":{images},"spent":{spent}'
+        )
         self.requests = seq
         self._unanswered[seq] = Charge(images, purpose)
         self._count(seq, images, purpose)
         return seq
 
     def leave_out(self, seq: int, reason: str, images: int) -> None:
-        """Note on file, before ``answered``, how many images of a charge were answered without a class."""
+        """Note on file, before ``answered``, how many images of a charge were answered without a
+        class.
+        """
         self._write_event("no_answer", seq, images=images, reason=reason)
         self._left_out.setdefault(seq, Counter())[reason] += images
 
@@ -190,7 +218,9 @@ class Ledger:
         self.reasons["failed"][reason] += 1
 
     def record_beside(self, images: int) -> None:
-        """Record images asked outside the run's queries, such as ``benign`` ones, before they are sent."""
+        """Record images asked outside the run's queries, such as ``benign`` ones, before they are
+        sent.
+        """
         self._write_event("beside", self.position, purpose="benign", images=images)
         self.beside += images
 
@@ -202,8 +232,10 @@ class Ledger:
         charge = self._unanswered.get(seq)
         if charge != (images, purpose):
             raise RunError(
-                f"ledger: expected charge {seq} to be {images} images for {purpose}, as the journal and this "
-                f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore both"
+                f"ledger: expected charge {seq} to be {images} images for {purpose}, as the "
+                "journal and this "
+                f"run have it, got {charge}; ledger.jsonl and journal/ are not of one run, restore "
+                "both"
             )
         charge = self._unanswered.pop(seq)
         self._count(max(seq, self.position), *charge)
@@ -217,14 +249,18 @@ class Ledger:
             self._count(max(number, self.position), *charge)
 
     def settle(self) -> None:
-        """End the replay: write off charges whose answers are lost, and put the new budget in force."""
+        """End the replay: write off charges whose answers are lost, and put the new budget in
+        force.
+        """
         if self._settled:
             return
         for seq in [*self._unanswered]:
             self.lost += self._write_off("lost", seq, "no answer on record after a restart").images
         if self._history.budget(self.position) != self._wanted_budget:
             facts = {"teacher": self.teacher} if self.teacher and not self._history.budgets else {}
-            self._write_event("budget", self.position, budget=self._wanted_budget, run=self.run, **facts)
+            self._write_event(
+                "budget", self.position, budget=self._wanted_budget, run=self.run, **facts
+            )
         if self._begins:
             self._write_event("stretch", self.position, **self.stretches[-1])
         self._settled = True
@@ -237,7 +273,9 @@ class Ledger:
         return {"seq": self.position, "images": images, **counts}
 
     def sync(self) -> None:
-        """Wait until the file is on the disk; done before a checkpoint, which must not be ahead of it."""
+        """Wait until the file is on the disk; done before a checkpoint, which must not be ahead of
+        it.
+        """
         if self._file is not None:
             self._file.sync()
 
@@ -295,13 +333,17 @@ def _history(path: Path | None, state: dict[str, Any]) -> History:
     """The file's history, or what the state says without one; RunError if the two do not fit."""
     if path is None:
         spent = sum(state["images"].get(purpose, 0) for purpose in CHARGED)
-        return History(spent=spent, requests=state["requests"], refused=state["refused"], lost=state["lost"])
+        return History(
+            spent=spent, requests=state["requests"], refused=state["refused"], lost=state["lost"]
+        )
     history = read_history(path) if path.exists() else History()
     expected = dict.fromkeys(PURPOSES, 0) | state["images"]
     found = history.images(until=state["seq"])
     if history.requests < state["seq"] or found != expected:
         raise RunError(
-            f"{path}: expected at least the {state['seq']} charges that the checkpoint counted ({expected}), "
-            f"got {history.requests} ({found}); restore the ledger that belongs to it, or start a new run"
+            f"{path}: expected at least the {state['seq']} charges that the checkpoint counted "
+            f"({expected}), "
+            f"got {history.requests} ({found}); restore the ledger that belongs to it, or start a "
+            "new run"
         )
     return history

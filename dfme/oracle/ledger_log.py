@@ -1,18 +1,20 @@
-"""Content of ledger.jsonl: one JSON object per line, in the order things happened, the true history of a run.
+"""Content of ledger.jsonl: one JSON object per line, in the order things happened, the true history
+of a run.
 
-    {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}   in force after answer ``seq``
-    {"seq":0,"event":"stretch","started":"2026-01-31T12:00:00Z","threads":8} the run begins, or goes on
-    {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}  written before the send
-    {"seq":1,"event":"refused","images":256,"reason":"429"}                  not served: given back
-    {"seq":2,"event":"failed","images":256,"reason":"timeout"}               maybe served: stays charged
-    {"seq":3,"event":"lost","images":256,"reason":".."}                      the answer is lost: written off
-    {"seq":4,"event":"no_answer","images":2,"reason":"no label"}             answered without a class
-    {"seq":3,"event":"beside","purpose":"benign","images":180}               outside the run's queries
-    {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}                    the stretch ends, unless killed
+    {"seq":0,"event":"budget","budget":300000,"run":"1f..","teacher":{..}}   in force after answer
+    ``seq`` {"seq":0,"event":"stretch","started":"2026-01-31T12:00:00Z","threads":8} the run begins,
+    or goes on {"seq":1,"event":"charge","purpose":"student","images":256,"spent":256}  written
+    before the send {"seq":1,"event":"refused","images":256,"reason":"429"}                  not
+    served: given back {"seq":2,"event":"failed","images":256,"reason":"timeout"}
+    maybe served: stays charged {"seq":3,"event":"lost","images":256,"reason":".."}
+    the answer is lost: written off {"seq":4,"event":"no_answer","images":2,"reason":"no label"}
+    answered without a class {"seq":3,"event":"beside","purpose":"benign","images":180}
+    outside the run's queries {"seq":9,"event":"ended","at":"2026-01-31T12:30:00Z"}
+    the stretch ends, unless killed
 
-Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every line ends
-in a ``check``: the CRC-32 of its other members and of all lines before it. ``run`` is a random name, the same
-in all sessions of a run; ``teacher`` is what the run was started with.
+Charges are numbered without a gap. ``spent`` is the total of charged purposes after the line. Every
+line ends in a ``check``: the CRC-32 of its other members and of all lines before it. ``run`` is a
+random name, the same in all sessions of a run; ``teacher`` is what the run was started with.
 """
 
 import json
@@ -27,12 +29,18 @@ from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
-"""What a query is for. Recorded and part of the cost, but not charged to the budget, are ``evaluation``,
-``transfer`` (an audit examines finished copies) and ``benign`` (images of honest users)."""
+"""What a query is for. Recorded and part of the cost, but not charged to the budget, are
+``evaluation``, ``transfer`` (an audit examines finished copies) and ``benign`` (images of honest
+users)."""
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 CHARGED: tuple[Purpose, ...] = ("generator", "student", "seed", "check")
-TOLD_ONLY = ("target", "adapter", "source", "sources")  # facts that follow from others, or that may change
+TOLD_ONLY = (
+    "target",
+    "adapter",
+    "source",
+    "sources",
+)  # facts that follow from others, or that may change
 MAX_SHOWN = 200  # letters of what is wrong with a line
 
 
@@ -45,9 +53,10 @@ class Charge(NamedTuple):
 class Totals:
     """A ledger added up over all sessions, in images (``requests`` in requests).
 
-    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. So were
-    those of ``no_answer``: the service answered, but with none of the classes, and they are left out.
-    ``benign_queries`` has those of charges and those that a teacher of one's own was asked ``beside`` them.
+    ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. So
+    were those of ``no_answer``: the service answered, but with none of the classes, and they are
+    left out. ``benign_queries`` has those of charges and those that a teacher of one's own was
+    asked ``beside`` them.
     """
 
     budget: int = 0
@@ -73,9 +82,9 @@ class Totals:
 class History:
     """The lines of a ledger so far; ``kept`` holds the charges that were neither refused nor lost.
 
-    ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts requests that
-    were refused or failed by the reason given. ``no_answer`` has, by charge, the images that were answered
-    without a class, by reason.
+    ``failed`` numbers those of them that have no answer and stay charged. ``reasons`` counts
+    requests that were refused or failed by the reason given. ``no_answer`` has, by charge, the
+    images that were answered without a class, by reason.
     """
 
     run: str = ""
@@ -107,14 +116,18 @@ class History:
         return next((budget for since, budget in reversed(self.budgets) if since <= seq), None)
 
     def verify(self, line: bytes) -> None:
-        """Hold one line to its check. Raises ValueError if it is not the line that was written here."""
+        """Hold one line to its check. Raises ValueError if it is not the line that was written
+        here.
+        """
         members, _, end = line.rpartition(b',"check":"')
         self.check = zlib.crc32(members, self.check)
         if end != b'%08x"}\n' % self.check:
             raise ValueError("its check does not fit what it and the lines before it say")
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Take one line in. Raises ValueError, KeyError or TypeError if it cannot follow the others."""
+        """Take one line in. Raises ValueError, KeyError or TypeError if it cannot follow the
+        others.
+        """
         event = entry["event"]
         seq = entry["seq"]
         if event == "charge":
@@ -142,20 +155,28 @@ class History:
         if charge.purpose not in PURPOSES:
             raise ValueError(f"unknown purpose {charge.purpose!r}")
         if seq != self.requests + 1:
-            raise ValueError(f"charge {seq} follows charge {self.requests}: lines are missing or repeated")
+            raise ValueError(
+                f"charge {seq} follows charge {self.requests}: lines are missing or repeated"
+            )
         self.requests = seq
         self.kept[seq] = charge
         self.spent += charge.images if charge.purpose in CHARGED else 0
         if spent != self.spent:
-            raise ValueError(f"it says {spent} images were spent, the lines before it add up to {self.spent}")
+            raise ValueError(
+                f"it says {spent} images were spent, the lines before it add up to {self.spent}"
+            )
         if self.budgets and self.spent > self.budgets[-1][1]:
-            raise ValueError(f"{self.spent} images spent exceed the budget of {self.budgets[-1][1]}")
+            raise ValueError(
+                f"{self.spent} images spent exceed the budget of {self.budgets[-1][1]}"
+            )
 
     def _leave_out(self, seq: int, images: int, reason: str) -> None:
         charge = self.kept.get(seq)
         left_out = self.no_answer[seq].total() + images
         if charge is None or seq in self.failed or not 0 < images <= left_out <= charge.images:
-            raise ValueError(f"{images} images without an answer in charge {seq}, which is {charge}")
+            raise ValueError(
+                f"{images} images without an answer in charge {seq}, which is {charge}"
+            )
         self.no_answer[seq][reason] += images
 
     def _unanswered(self, seq: int, event: str, images: int) -> None:
@@ -175,10 +196,17 @@ class History:
 
 
 def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """UserError naming, with both values, every fact that is not as on record; compared as JSON has them."""
-    if (uncut := "uncut_label_mode") in {**recorded, **now}:  # it is on record where something is cut
+    """UserError naming, with both values, every fact that is not as on record; compared as JSON has
+    them.
+    """
+    if (uncut := "uncut_label_mode") in {
+        **recorded,
+        **now,
+    }:  # it is on record where something is cut
         recorded, now = ({uncut: facts.get("label_mode"), **facts} for facts in (recorded, now))
-    before, now = ({name: each[name] for name in each if name not in TOLD_ONLY} for each in (recorded, now))
+    before, now = (
+        {name: each[name] for name in each if name not in TOLD_ONLY} for each in (recorded, now)
+    )
     if differing := list(_differing(before, json.loads(json.dumps(now)))):
         raise UserError(
             f"--resume: this run was started with a teacher of {', '.join(differing)}; "
@@ -208,8 +236,9 @@ def _shown(value: object, most: int = MAX_SHOWN) -> str:
 def read_history(path: Path) -> History:
     """Read a ledger; ``size`` is the end of its last whole line.
 
-    A last line without its newline was torn by a kill before the send and is left out. Anything else that is
-    not a line of a ledger raises RunError: a budget never grows because a line cannot be read.
+    A last line without its newline was torn by a kill before the send and is left out. Anything
+    else that is not a line of a ledger raises RunError: a budget never grows because a line cannot
+    be read.
     """
     history = History()
     try:
@@ -219,7 +248,9 @@ def read_history(path: Path) -> History:
                 history.verify(line)
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 problem = f"no {error}" if isinstance(error, KeyError) else str(error)[:MAX_SHOWN]
-                raise RunError(f"{path}, line {number}: expected a ledger's next line: {problem}") from error
+                raise RunError(
+                    f"{path}, line {number}: expected a ledger's next line: {problem}"
+                ) from error
             history.size += len(line)
     except OSError as error:
         raise RunError(f"{path}: cannot read the ledger: {error.strerror}") from error

@@ -1,9 +1,10 @@
 """Images that a service answers without a class: which share of them is too large to go on.
 
-Such an image is charged, counted by the ledger and left out of all training and scoring. A name that is none
-of the classes may be that, as "not sure" is, or a fault of the adapter, which would leave out all images of a
-class that it spells wrongly. So a run ends early where such names are the rule, and where no image at all is
-given a class. Both follow from the ledger's counts, so that a resumed run ends alike, and asks nothing.
+Such an image is charged, counted by the ledger and left out of all training and scoring. A name
+that is none of the classes may be that, as "not sure" is, or a fault of the adapter, which would
+leave out all images of a class that it spells wrongly. So a run ends early where such names are the
+rule, and where no image at all is given a class. Both follow from the ledger's counts, so that a
+resumed run ends alike, and asks nothing.
 """
 
 from collections.abc import Iterable
@@ -23,7 +24,8 @@ MAX_UNKNOWN = 20
 """So many names that are no classes, before as many images were given one: the adapter is wrong."""
 
 MAX_WITHOUT = 100
-"""So many images are paid for, and none is given a class: the service has nothing to tell of them."""
+"""So many images are paid for, and none is given a class: the service has nothing to tell of them.
+"""
 
 MANY = 0.05  # a share of the images paid for that is worth a warning at the end
 
@@ -38,7 +40,9 @@ def gap_counts(answers: Tensor) -> dict[str, int]:
 
 
 def left_out_warnings(ledger: Ledger, evaluation: int) -> list[str]:
-    """What to say of images that are left out, where there are many. ``evaluation``: of that set."""
+    """What to say of images that are left out, where there are many. ``evaluation``: of that
+    set.
+    """
     paid = ledger.paid_without_answer
     whole = paid + ledger.paid_with_answer
     if paid < MANY * whole and not evaluation:
@@ -46,7 +50,8 @@ def left_out_warnings(ledger: Ledger, evaluation: int) -> list[str]:
     beside = f", and for {evaluation:,} evaluation images" if evaluation else ""
     reasons = ", ".join(sorted(reason for reason, images in ledger.no_answer.items() if images))
     return [
-        f"the service named none of the classes for {paid:,} of the {whole:,} images paid for{beside} "
+        f"the service named none of the classes for {paid:,} of the {whole:,} images paid "
+        f"for{beside} "
         f"({reasons}): they are left out, and every figure is of the others alone"
     ]
 
@@ -61,14 +66,18 @@ def require_classes(ledger: Ledger, names: Iterable[str] = (), enough: int = MAX
         said = ", ".join(list(names)[:SHOWN])
         raise Unserved(
             f"the service answered what is none of the classes for {unknown} of the first "
-            f"{unknown + ledger.given.total()} images{f' ({said})' if said else ''}: name all its classes in "
-            "answer.classes, and in answer.no_answer what it says where it knows none; then start a new run, "
+            f"{unknown + ledger.given.total()} images{f' ({said})' if said else ''}: name all its "
+            "classes in "
+            "answer.classes, and in answer.no_answer what it says where it knows none; then start "
+            "a new run, "
             "since these answers are on record in this one"
         )
     without = ledger.paid_without_answer
     if without >= enough and not ledger.paid_with_answer:
         raise Unserved(
-            f"the service gave no class to any of the first {without} images paid for: the method's images "
-            "tell it nothing, or the adapter reads the wrong place; look with run.py check, then start a new "
+            f"the service gave no class to any of the first {without} images paid for: the "
+            "method's images "
+            "tell it nothing, or the adapter reads the wrong place; look with run.py check, then "
+            "start a new "
             "run with another method, or with images like its own (--method knockoff)"
         )

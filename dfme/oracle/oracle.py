@@ -1,4 +1,6 @@
-"""The oracle: the only door to the teacher, and its meter. It takes images and gives paid answers."""
+"""The oracle: the only door to the teacher, and its meter. It takes images and gives paid
+answers.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +22,21 @@ from dfme.oracle.journal import ABANDONED, Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
 from dfme.spec import Teacher
 
-SLACK = 1e-4  # how far beyond its bounds a query may reach, as a share of their range: rounding errors
+SLACK = (
+    1e-4  # how far beyond its bounds a query may reach, as a share of their range: rounding errors
+)
 
 
 class Oracle:
-    """Asks ``teacher``, charges ``ledger`` before every send, records in ``journal`` before every use.
+    """Asks ``teacher``, charges ``ledger`` before every send, records in ``journal`` before every
+    use.
 
-    With a journal that holds answers of an interrupted run, the same queries get those answers again, unpaid.
-    No gradient passes. ``deferred`` collects conditions on an accelerator's values for the loop to verify;
-    without one they are read after each call. ``tell`` hears a line for each request that fails. ``reader``:
-    what is asked for an image that is charged, and made of the answers (``label_mode``); an evaluation's are
-    as the teacher gives them. ``answered``: how often each class (K,) was the answer to what is charged.
+    With a journal that holds answers of an interrupted run, the same queries get those answers
+    again, unpaid. No gradient passes. ``deferred`` collects conditions on an accelerator's values
+    for the loop to verify; without one they are read after each call. ``tell`` hears a line for
+    each request that fails. ``reader``: what is asked for an image that is charged, and made of the
+    answers (``label_mode``); an evaluation's are as the teacher gives them. ``answered``: how often
+    each class (K,) was the answer to what is charged.
     """
 
     def __init__(
@@ -69,23 +75,29 @@ class Oracle:
 
     @property
     def is_service(self) -> bool:
-        """True for a service: it may name no class for an image, which ``unanswered`` then marks."""
+        """True for a service: it may name no class for an image, which ``unanswered`` then
+        marks.
+        """
         return self._dispatcher.is_service
 
     def __call__(self, images_BCHW: Tensor, purpose: Purpose = "student") -> Tensor:
         """The answers, on the images' device: scores (B, K) float32 or labels (B,) int64.
 
-        The whole batch, each image as often as it is asked, must fit the budget. Images of charged purposes
-        are float32 within the spec's bounds, and rounded to its levels. No images cost nothing. An image to
-        which a service names no class has the label ``NO_ANSWER``, or a row of NaN (``unanswered``).
+        The whole batch, each image as often as it is asked, must fit the budget. Images of charged
+        purposes are float32 within the spec's bounds, and rounded to its levels. No images cost
+        nothing. An image to which a service names no class has the label ``NO_ANSWER``, or a row of
+        NaN (``unanswered``).
 
         Raises:
             ValueError: for images of another shape or dtype, or out of bounds; nothing was sent.
-            BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not reach for
+            BudgetExhausted: if the batch does not fit, and nothing was sent; or if it does not
+            reach for
                 asking again what a service failed to answer.
-            TeacherError: if the teacher raised or answered what its label mode rules out, or a service names
+            TeacherError: if the teacher raised or answered what its label mode rules out, or a
+            service names
                 a class too seldom (``require_classes``); that stays charged.
-            RunError: if a resumed run asks something else than it asked before, or the disk refuses.
+            RunError: if a resumed run asks something else than it asked before, or the disk
+            refuses.
         """
         charged = purpose in CHARGED
         read: Callable[[Tensor], Tensor] = self._reader.read if charged else lambda answers: answers
@@ -102,7 +114,8 @@ class Oracle:
         if self.is_service:
             whole = unmarked(whole)
         if charged:
-            # On an accelerator nothing waits, so what is out of range may not have been noticed yet.
+            # On an accelerator nothing waits, so what is out of range may not have been noticed
+            # yet.
             given = whole[~unanswered(whole)] if self.is_service else whole
             classes_B = top_class(given).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
@@ -126,12 +139,16 @@ class Oracle:
 
     @property
     def service(self) -> dict[str, Any] | None:
-        """A service's refused and failed requests by reason, and seconds of this session; else None."""
+        """A service's refused and failed requests by reason, and seconds of this session; else
+        None.
+        """
         if not self.is_service:
             return None
         return {
             **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
-            "no_answer": {reason: images.total() for reason, images in sorted(self.ledger.no_answer.items())},
+            "no_answer": {
+                reason: images.total() for reason, images in sorted(self.ledger.no_answer.items())
+            },
             "seconds_answering": round(self._dispatcher.seconds, 3),
             "seconds_waited": round(self._dispatcher.waited, 3),
         }
@@ -147,12 +164,17 @@ class Oracle:
         info = self._teacher
         found: dict[str, Any] = {"watch": info.watch.report()} if info.watch else {}
         if info.defences and info.stateful:
-            found = {"defences": list(info.defences), "defence_report": info.stateful.report(), **found}
+            found = {
+                "defences": list(info.defences),
+                "defence_report": info.stateful.report(),
+                **found,
+            }
         plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
         return plain
 
     def keep_watch(self, path: Path) -> None:
-        """Append to a file what the watch said since the checkpoint, in place of a killed session's lines.
+        """Append to a file what the watch said since the checkpoint, in place of a killed session's
+        lines.
 
         RunError where the disk refuses, or for a file that holds something else.
         """
@@ -166,7 +188,9 @@ class Oracle:
                     break
                 size += len(line)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            raise RunError(f"{path}: expected the lines of a run's watch; remove it to go on") from None
+            raise RunError(
+                f"{path}: expected the lines of a run's watch; remove it to go on"
+            ) from None
         with closing(AppendFile(path, size)) as file:
             file.append("".join(json.dumps(line) + "\n" for line in lines).encode())
 
@@ -197,7 +221,9 @@ class Oracle:
         }
 
     def load_teacher_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the teacher's state at the checkpoint. ValueError if only one of them has a state."""
+        """Restore the teacher's state at the checkpoint. ValueError if only one of them has a
+        state.
+        """
         own = self._teacher.stateful
         if ("teacher" in state) != bool(own):
             raise ValueError(f"expected {'the' if own else 'no'} state of a teacher's defences")
@@ -205,12 +231,16 @@ class Oracle:
             own.load_state_dict(state["teacher"])
 
     def checkpointed(self) -> None:
-        """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it covers."""
+        """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it
+        covers.
+        """
         if self._journal is not None:
             self._journal.rotate()
 
     def close(self) -> None:
-        """Send nothing more and close the files of ledger and journal; closing twice is no error."""
+        """Send nothing more and close the files of ledger and journal; closing twice is no
+        error.
+        """
         self._dispatcher.close()
         self.ledger.close()
         if self._journal is not None:
@@ -223,7 +253,9 @@ class Oracle:
         answers = self._recorded(queries_BCHW, purpose) if self.replaying else []
         self._dispatcher.require_classes()
         for start, stop in _unanswered(answers, batch):
-            answers += self._ask(Part(start, queries_BCHW[start:stop], batch, position + start), purpose)
+            answers += self._ask(
+                Part(start, queries_BCHW[start:stop], batch, position + start), purpose
+            )
         parts = [part for _, part in sorted(answers, key=lambda answered: answered[0])]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -231,7 +263,8 @@ class Oracle:
         """The query, quantised and without history, on the teacher's device."""
         if not images_BCHW.is_floating_point() or tuple(images_BCHW.shape[1:]) != self.spec.shape:
             raise ValueError(
-                f"oracle: expected floating-point images (B, {', '.join(map(str, self.spec.shape))}), "
+                "oracle: expected floating-point images (B, "
+                f"{', '.join(map(str, self.spec.shape))}), "
                 f"got {images_BCHW.dtype} {tuple(images_BCHW.shape)}"
             )
         queries_BCHW = images_BCHW.detach().to(
@@ -242,7 +275,9 @@ class Oracle:
         return queries_BCHW if self.spec.levels is None else self.spec.quantise(queries_BCHW)
 
     def _require_bounds(self, queries_BCHW: Tensor, purpose: Purpose) -> None:
-        """Images of a method must lie within the bounds; those of an evaluation set need only be finite."""
+        """Images of a method must lie within the bounds; those of an evaluation set need only be
+        finite.
+        """
         low, high = self.spec.bounds if purpose in CHARGED else (-3e38, 3e38)
         slack = SLACK * (high - low) if purpose in CHARGED else 0.0
         least, most = queries_BCHW.aminmax()
@@ -255,7 +290,9 @@ class Oracle:
         )
 
     def _recorded(self, queries_BCHW: Tensor, purpose: Purpose) -> list[Answered]:
-        """The answers to this batch that the journal holds: all, or those that came before a kill."""
+        """The answers to this batch that the journal holds: all, or those that came before a
+        kill.
+        """
         journal = self._journal
         answers = list[Answered]()
         rest = len(queries_BCHW)
@@ -266,11 +303,18 @@ class Oracle:
                 continue
             images = len(record.answers)
             part_BCHW = queries_BCHW[record.start : record.start + images]
-            if record.batch != len(queries_BCHW) or images > rest or digest(part_BCHW.cpu()) != record.digest:
+            if (
+                record.batch != len(queries_BCHW)
+                or images > rest
+                or digest(part_BCHW.cpu()) != record.digest
+            ):
                 raise RunError(
-                    f"the resumed run asks something else ({len(queries_BCHW)} images, {purpose}) than "
-                    f"request {record.seq} on record: code, libraries, threads or device changed or do not "
-                    f"repeat exactly: restore them, or delete {journal.folder} to pay again for what was "
+                    f"the resumed run asks something else ({len(queries_BCHW)} images, {purpose}) "
+                    "than "
+                    f"request {record.seq} on record: code, libraries, threads or device changed "
+                    "or do not "
+                    f"repeat exactly: restore them, or delete {journal.folder} to pay again for "
+                    "what was "
                     "answered since the checkpoint"
                 )
             self.ledger.replay(record.seq, images, purpose)
@@ -294,7 +338,9 @@ class Oracle:
         self.ledger.require(rest, purpose)
 
     def _ask(self, batch: Part, purpose: Purpose) -> list[Answered]:
-        """Ask the teacher; record a batch given up half answered, so that a replay does the same."""
+        """Ask the teacher; record a batch given up half answered, so that a replay does the
+        same.
+        """
         try:
             return self._dispatcher.deliver(batch, purpose)
         except BudgetExhausted:

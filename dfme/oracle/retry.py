@@ -1,10 +1,12 @@
-"""When a failed request is made again, and how fast requests are sent: never above the rates stated.
+"""When a failed request is made again, and how fast requests are sent: never above the rates
+stated.
 
-The pace is learnt: additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and ISDN
-Systems 17, 1989), with the rate measured between two refusals in place of a blind halving: between two
-moments at which a token bucket was empty, or a window full, as many requests passed as the service allows.
-Some services refuse at random: after some falls, where the share of refusals did not fall with the pace, this
-rises whatever is refused, until a higher one shows a higher share. The constants are heuristic.
+The pace is learnt: additive increase, multiplicative decrease (Chiu and Jain, Computer Networks and
+ISDN Systems 17, 1989), with the rate measured between two refusals in place of a blind halving:
+between two moments at which a token bucket was empty, or a window full, as many requests passed as
+the service allows. Some services refuse at random: after some falls, where the share of refusals
+did not fall with the pace, this rises whatever is refused, until a higher one shows a higher share.
+The constants are heuristic.
 """
 
 import math
@@ -48,12 +50,17 @@ def is_about_pace(refused: Refused) -> bool:
 class Retries:
     """Decides after each failure of one request whether, and when, it is made again.
 
-    ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line about it;
-    ``in_vain``: the rest of the batch has failed for good; ``fits``: the service has answered as expected.
+    ``policy`` limits the attempts and the time; ``tell`` hears the reason of a failure and a line
+    about it; ``in_vain``: the rest of the batch has failed for good; ``fits``: the service has
+    answered as expected.
     """
 
     def __init__(
-        self, policy: RequestPolicy, tell: Callable[[str, str], None], in_vain: Callable[[], bool], fits: bool
+        self,
+        policy: RequestPolicy,
+        tell: Callable[[str, str], None],
+        in_vain: Callable[[], bool],
+        fits: bool,
     ) -> None:
         self._policy = policy
         self._tell = tell
@@ -76,7 +83,10 @@ class Retries:
                 allowed = f"the {left:.1f} s left of {self._policy.patience:g} s of patience"
                 self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
             return None
-        self._tell(error.reason, f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""))
+        self._tell(
+            error.reason,
+            f"{error}; asking again" + (f" in {round(asked, 1):,g} s" if asked else ""),
+        )
         if isinstance(error, Refused) and is_about_pace(error):
             return asked  # the pace sees to it that there is a pause
         growing: float = FIRST_WAIT * 2 ** min(sum(self._failures.values()) - 1, 30)
@@ -103,8 +113,8 @@ class Retries:
 class Pace:
     """Decide when the next request may leave, in the seconds of the caller's clock ``now``.
 
-    A request leaves when the one before it has had its time: the longer of what ``policy`` and what the
-    service's refusals say.
+    A request leaves when the one before it has had its time: the longer of what ``policy`` and what
+    the service's refusals say.
     """
 
     def __init__(self, policy: RequestPolicy) -> None:
@@ -144,9 +154,11 @@ class Pace:
             self._learnt = [rate * (1 + growth) for rate in self._learnt]
 
     def refused(self, now: float, left: float, asked: float | None) -> None:
-        """Note that a request that ``left`` was refused for pace; ``asked``: seconds to wait, if any.
+        """Note that a request that ``left`` was refused for pace; ``asked``: seconds to wait, if
+        any.
 
-        Nothing leaves meanwhile. Requests that left before the latest refusal came tell nothing new.
+        Nothing leaves meanwhile. Requests that left before the latest refusal came tell nothing
+        new.
         """
         new = left > self._refused_at
         if new:
@@ -168,7 +180,9 @@ class Pace:
         self._free_at = max(self._free_at, now + self._pause)
 
     def _judge_falls(self) -> None:
-        """Slowing down is in vain where the share of refusals is neither small nor half of what it was."""
+        """Slowing down is in vain where the share of refusals is neither small nor half of what it
+        was.
+        """
         if self._learnt is not None and self._falls == FALLS:
             share = self._outcomes[1] / sum(self._outcomes)
             few = FEW * min(STEP, STEP_PER_SECOND / self._learnt[0])
@@ -195,17 +209,23 @@ class Pace:
         if self._ceiling == math.inf:
             return MAX_STEP
         times = TO_REGAIN if rate < 0.9 * self._ceiling else 1
-        return min(times * min(STEP, STEP_PER_SECOND / rate) * max(1.0, self._reference / rate), MAX_STEP)
+        return min(
+            times * min(STEP, STEP_PER_SECOND / rate) * max(1.0, self._reference / rate), MAX_STEP
+        )
 
     def _interval(self, images: int) -> float:
         units = (1, images)
         stated = [unit / rate for unit, rate in zip(units, self._stated, strict=True) if rate]
-        learnt = [unit / rate for unit, rate in zip(units, self._learnt or (), strict=False)] or [0.0]
+        learnt = [unit / rate for unit, rate in zip(units, self._learnt or (), strict=False)] or [
+            0.0
+        ]
         seconds = min(learnt) if self._unit is None else learnt[self._unit]
         return max(seconds, *stated, self._pause if self._in_a_row else 0.0, 0.0)
 
     def _learn(self, seconds: float) -> None:
-        """Take what passed since the refusal before, in so many seconds, for what the service allows."""
+        """Take what passed since the refusal before, in so many seconds, for what the service
+        allows.
+        """
         if self._learnt is None:
             self._learnt = [MARGIN * passed / max(seconds, 1.0) for passed in self._passed]
         else:
@@ -215,7 +235,9 @@ class Pace:
             if self._ceiling == math.inf:  # it was far slower at first: the mean tells nothing
                 found = [OVERSHOT * rate for rate in self._learnt]
             self._ceiling = self._learnt[0]
-            changes = [abs(math.log(new / old)) for new, old in zip(measured, self._learnt, strict=True)]
+            changes = [
+                abs(math.log(new / old)) for new, old in zip(measured, self._learnt, strict=True)
+            ]
             unit = changes.index(min(changes)) if max(changes) - min(changes) > 0.1 else self._unit
             if unit != self._unit:  # what was refused was said in the other unit
                 self._unit = unit
@@ -236,11 +258,15 @@ class RateLimiter:
 
     @property
     def max_images(self) -> int | None:
-        """Most images in one request: a second's worth, so that no burst exceeds the rate; or None."""
+        """Most images in one request: a second's worth, so that no burst exceeds the rate; or
+        None.
+        """
         return max(1, int(self._images_per_second)) if self._images_per_second else None
 
     def wait(self, images: int) -> float:
-        """Wait for the turn of a request with so many images; when it came, on ``time.monotonic()``."""
+        """Wait for the turn of a request with so many images; when it came, on
+        ``time.monotonic()``.
+        """
         arrived = time.monotonic()
         while not self._closed.is_set():
             with self._lock:

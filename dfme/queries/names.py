@@ -1,4 +1,6 @@
-"""The names of query sources, and what can be said of them before anything heavy is loaded: no torch here."""
+"""The names of query sources, and what can be said of them before anything heavy is loaded: no
+torch here.
+"""
 
 import os
 from collections.abc import Iterable
@@ -7,7 +9,8 @@ from pathlib import Path
 from dfme.config.messages import did_you_mean, unknown_choice
 from dfme.errors import UserError
 
-# name -> "module:function"; a function takes (count, spec, rng) and draws so many images within the bounds.
+# name -> "module:function"; a function takes (count, spec, rng) and draws so many images within the
+# bounds.
 PROGRAMS: dict[str, str] = {
     "leaves": "dfme.queries.programs.leaves:draw",
     "strokes": "dfme.queries.programs.strokes:draw",
@@ -26,7 +29,8 @@ DOMAINS: dict[str, tuple[str, ...]] = {
     "things": ("textured",),
 }
 WORTH_NOTHING = ("things",)
-"""Domains whose programs were worth nothing on the model of strangers that was measured (docs/methods.md).
+"""Domains whose programs were worth nothing on the model of strangers that was measured
+(docs/methods.md).
 
 They can be asked for, and no profile of an audit counts them as knowledge.
 """
@@ -36,7 +40,9 @@ DOWNLOAD_FLAG = "--method.download true"
 
 
 def check_programs(names: Iterable[str]) -> None:
-    """Raise a UserError for a name that is no program's, with the nearest, and for no name at all."""
+    """Raise a UserError for a name that is no program's, with the nearest, and for no name at
+    all.
+    """
     names = tuple(names)
     if not names:
         raise UserError(f"programs: expected at least one of {', '.join(PROGRAMS)}, got none")
@@ -46,7 +52,9 @@ def check_programs(names: Iterable[str]) -> None:
 
 
 def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
-    """UserError for an unknown name, missing files and, without ``download``, a set not under ``root``."""
+    """UserError for an unknown name, missing files and, without ``download``, a set not under
+    ``root``.
+    """
     from dfme.data import DATASETS, check_dataset, whole_name
     from dfme.data.layout import layout_of, require_names
 
@@ -57,7 +65,8 @@ def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> 
         return
     if name and path.is_dir():
         layout = layout_of(path)
-        layout.pool if name == whole else layout.test  # noqa: B018 (refuses parts that nobody can choose from)
+        # refuses parts that nobody can choose from
+        layout.pool if name == whole else layout.test  # noqa: B018
         return
     if whole in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
         return check_dataset(name, root, download=download, download_flag=DOWNLOAD_FLAG)

@@ -31,7 +31,9 @@ class ImageSource(Protocol):
     def remaining(self) -> int | None: ...
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
-        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s device."""
+        """``count`` images (B, C, H, W), float32 within the bounds, not quantised, on ``rng``'s
+        device.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -39,9 +41,13 @@ class ImageSource(Protocol):
 
 
 class Pool:
-    """Images (uint8, or float32 in [0, 1]) drawn without replacement, by one number of the first ``rng``."""
+    """Images (uint8, or float32 in [0, 1]) drawn without replacement, by one number of the first
+    ``rng``.
+    """
 
-    def __init__(self, name: str, images_NCHW: Tensor, spec: ImageSpec, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, images_NCHW: Tensor, spec: ImageSpec, notes: Sequence[str] = ()
+    ) -> None:
         """``notes``: lines for people about how the images were read."""
         assert tuple(images_NCHW.shape[1:]) == tuple(spec.shape), "fitted comes first"
         self.name = name
@@ -70,9 +76,13 @@ class Pool:
         if self._order is None:
             self._shuffle(int(torch.randint(1 << 62, (), generator=rng, device=rng.device)))
         assert self._order is not None
-        picked_BCHW = self._images[self._order[self._position : self._position + count]].to(rng.device)
+        picked_BCHW = self._images[self._order[self._position : self._position + count]].to(
+            rng.device
+        )
         self._position += count
-        unit_BCHW = picked_BCHW if picked_BCHW.is_floating_point() else picked_BCHW.float().div_(255)
+        unit_BCHW = (
+            picked_BCHW if picked_BCHW.is_floating_point() else picked_BCHW.float().div_(255)
+        )
         return within_bounds(unit_BCHW, self._spec)
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,7 +91,9 @@ class Pool:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. ValueError for the state of a pool of another size."""
         if state["size"] != self.size:
-            raise ValueError(f"pool {self.name}: expected {state['size']} images as before, got {self.size}")
+            raise ValueError(
+                f"pool {self.name}: expected {state['size']} images as before, got {self.size}"
+            )
         self._position = state["position"]
         self._order = None
         if state["seed"] is not None:
@@ -92,13 +104,15 @@ class Pool:
         self._order = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed))
 
 
-def open_pool(name: str, spec: ImageSpec, root: str = "datasets", *, download: bool = False) -> ImageSource:
+def open_pool(
+    name: str, spec: ImageSpec, root: str = "datasets", *, download: bool = False
+) -> ImageSource:
     """The images called ``name``, fitted to the shape of ``spec``.
 
-    ``procedural`` draws from programs without end. The training part of a data set, a folder of pictures
-    (flat, or with any folders in it; of several parts that to train with) or an .npz file is read whole,
-    without its labels; a half (``HALVES``) is that of the test part. UserError for any other name, and for
-    files that are missing or unreadable.
+    ``procedural`` draws from programs without end. The training part of a data set, a folder of
+    pictures (flat, or with any folders in it; of several parts that to train with) or an .npz file
+    is read whole, without its labels; a half (``HALVES``) is that of the test part. UserError for
+    any other name, and for files that are missing or unreadable.
     """
     check_pool(name, root, download=download)
     if name == PROCEDURAL:
@@ -129,8 +143,10 @@ def require_enough(pool: ImageSource, images: int, flag: str) -> None:
     """UserError if the pool has fewer images than will be asked; ``flag`` names the pool."""
     if pool.size is not None and pool.size < images:
         raise UserError(
-            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, each once; "
-            f"lower --budget to {pool.size}, or choose a larger data set or folder, or {PROCEDURAL}, which "
+            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, "
+            "each once; "
+            f"lower --budget to {pool.size}, or choose a larger data set or folder, or "
+            f"{PROCEDURAL}, which "
             "has no end"
         )
 

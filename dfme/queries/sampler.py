@@ -1,4 +1,6 @@
-"""The query sampler draws images from generator, programs and evolution, and selects the best of a pool."""
+"""The query sampler draws images from generator, programs and evolution, and selects the best of a
+pool.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ By = Literal["entropy", "margin", "disagreement", "random"]
 def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
     """Usefulness of an answer to each candidate for the students (N,), by their scores.
 
-    entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME 2024).
-    margin: how little lies between the vote's two largest probabilities (Scheffer et al. 2001). disagreement:
-    the standard deviation over the students, mean over the classes (DisGUIDE). random: only balance chooses.
+    entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME
+    2024). margin: how little lies between the vote's two largest probabilities (Scheffer et al.
+    2001). disagreement: the standard deviation over the students, mean over the classes (DisGUIDE).
+    random: only balance chooses.
     """
     if by == "random":
-        return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(scores_ENK.device)
+        return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(
+            scores_ENK.device
+        )
     probabilities_ENK = scores_ENK.softmax(dim=2)
     if by == "disagreement":
         return probabilities_ENK.std(dim=0, correction=0).mean(dim=1)
@@ -46,7 +51,8 @@ def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
 def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Generator) -> Tensor:
     """Indices (count,) of the candidates to pay for, in increasing order.
 
-    With ``balance`` the classes that the vote sees take turns, each with its most useful candidate left.
+    With ``balance`` the classes that the vote sees take turns, each with its most useful candidate
+    left.
     """
     vote_NK = scores_ENK.softmax(dim=2).mean(dim=0)
     useful_N = usefulness(scores_ENK, by, rng).argsort(stable=True).argsort(stable=True)  # ranks
@@ -71,8 +77,9 @@ CHUNK = 4_096  # candidates in one forward pass of the students; fewer where the
 class QuerySampler:
     """Draws the images to pay for, quantised as the teacher takes them.
 
-    ``generator`` of None: all images that are not bred are drawn by ``draw``. One makes whole batches, even
-    where fewer are wanted, for its batch statistics. ``students`` score the pool, once they are ``trained``.
+    ``generator`` of None: all images that are not bred are drawn by ``draw``. One makes whole
+    batches, even where fewer are wanted, for its batch statistics. ``students`` score the pool,
+    once they are ``trained``.
     """
 
     config: QueriesConfig
@@ -91,7 +98,9 @@ class QuerySampler:
         return self.config.pool > 1 or self.evolution is not None
 
     def drawn(self, count: int) -> int:
-        """Number of ``count`` images, neither bred nor chosen, that a program draws: the last ones."""
+        """Number of ``count`` images, neither bred nor chosen, that a program draws: the last
+        ones.
+        """
         return count if self.generator is None else round(count * self.config.procedural)
 
     @torch.no_grad()
@@ -145,11 +154,13 @@ HALF_SIDES = (0.15, 0.5)  # half of a graft's sides, as shares of the image's
 
 
 class Evolution:
-    """A child is one parent shifted by at most a pixel, with a rectangle of another parent in its place.
+    """A child is one parent shifted by at most a pixel, with a rectangle of another parent in its
+    place.
 
-    A parent is drawn with weight confidence^2 / n: the largest probability that the teacher answered (1 of a
-    label) and how many of the candidates have its class. So images of a class that sources seldom hit are
-    varied until it is no rarer than others. Our own heuristic (docs/results/comparison.md).
+    A parent is drawn with weight confidence^2 / n: the largest probability that the teacher
+    answered (1 of a label) and how many of the candidates have its class. So images of a class that
+    sources seldom hit are varied until it is no rarer than others. Our own heuristic
+    (docs/results/comparison.md).
     """
 
     def __init__(self, replay: Replay, mode: LabelMode, num_classes: int) -> None:
@@ -163,7 +174,8 @@ class Evolution:
         return len(self._replay) >= READY
 
     def draw(self, most: int, rng: torch.Generator) -> Tensor:
-        """Children (B, C, H, W), float32 within the bounds; ``most``: share where classes are missing.
+        """Children (B, C, H, W), float32 within the bounds; ``most``: share where classes are
+        missing.
 
         That share is 1 - e^H / K, with H the entropy of the answered classes in nats.
         """
@@ -182,12 +194,16 @@ class Evolution:
         return torch.cat([x_BCHW[:-most], last_BCHW])
 
     def _parents(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Paid images, their weights as parents, and the share of a batch to breed, a scalar in float64."""
+        """Paid images, their weights as parents, and the share of a batch to breed, a scalar in
+        float64.
+        """
         images_NCHW, answers = self._replay.sample(self._replay.spec.at_once(PARENTS))
         # an accelerator's answers are checked later
         class_N = top_class(answers).clamp(0, self._num_classes - 1)
         # To count by bincount would make an accelerator wait.
-        count_K = class_N.new_zeros(self._num_classes).scatter_add_(0, class_N, torch.ones_like(class_N))
+        count_K = class_N.new_zeros(self._num_classes).scatter_add_(
+            0, class_N, torch.ones_like(class_N)
+        )
         share_K = count_K / len(class_N)
         missing = 1.0 - torch.special.entr(share_K).sum().exp().double() / self._num_classes
         if self._mode.kind == "label":
@@ -195,8 +211,12 @@ class Evolution:
         confidence_N = log_probabilities(answers, self._mode).amax(dim=1).exp()
         return images_NCHW, confidence_N.square() / share_K[class_N], missing
 
-    def _bred(self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator) -> Tensor:
-        first_B, second_B = torch.multinomial(weight_N, 2 * count, replacement=True, generator=rng).chunk(2)
+    def _bred(
+        self, count: int, images_NCHW: Tensor, weight_N: Tensor, rng: torch.Generator
+    ) -> Tensor:
+        first_B, second_B = torch.multinomial(
+            weight_N, 2 * count, replacement=True, generator=rng
+        ).chunk(2)
         return graft(augment(images_NCHW[first_B], "shift", rng), images_NCHW[second_B], rng)
 
 
@@ -207,6 +227,8 @@ def graft(x_BCHW: Tensor, other_BCHW: Tensor, rng: torch.Generator) -> Tensor:
     row_B1, column_B1, size_B1 = torch.rand(3, batch, 1, generator=rng, device=rng.device).unbind()
     half_B1 = low + (high - low) * size_B1
     rows_BH = (torch.arange(height, device=rng.device).add(0.5) / height - row_B1).abs() < half_B1
-    columns_BW = (torch.arange(width, device=rng.device).add(0.5) / width - column_B1).abs() < half_B1
+    columns_BW = (
+        torch.arange(width, device=rng.device).add(0.5) / width - column_B1
+    ).abs() < half_B1
     inside_B1HW = (rows_BH[:, :, None] & columns_BW[:, None, :])[:, None]
     return torch.where(inside_B1HW, other_BCHW, x_BCHW)

@@ -10,8 +10,9 @@ from dfme.report.run_files import read_run
 def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None) -> Path:
     """Draw curve.png, losses.png and samples.png of a run and write its report.html; its path.
 
-    What an unfinished run has not recorded is left out. ``summary``: of a run at its end that has not written
-    it yet. Raises ``UserError`` for a directory without a run and ``RunError`` for damaged files.
+    What an unfinished run has not recorded is left out. ``summary``: of a run at its end that has
+    not written it yet. Raises ``UserError`` for a directory without a run and ``RunError`` for
+    damaged files.
     """
     run = read_run(run_dir)
     if summary is not None:

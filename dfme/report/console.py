@@ -1,4 +1,6 @@
-"""What a person sees of a run: a bar in a terminal, plain lines elsewhere, a short table at the end."""
+"""What a person sees of a run: a bar in a terminal, plain lines elsewhere, a short table at the
+end.
+"""
 
 import logging
 import sys
@@ -18,7 +20,9 @@ from dfme.report.terminal import StatusLine, aligned, columns, fitted, wrapped
 from dfme.report.verdict import reached
 
 LINE_SECONDS = 2.0  # between two plain lines at least, ...
-LINE_TIME = 0.02  # ... and this share of the time so far: a long run has hundreds of lines, not thousands
+LINE_TIME = (
+    0.02  # ... and this share of the time so far: a long run has hundreds of lines, not thousands
+)
 PLAIN_WIDTH = 100  # letters of a plain line: no terminal says how many fit
 HEADER_WIDTH = 80
 FORMS = {
@@ -26,7 +30,13 @@ FORMS = {
     "student_loss": "student loss {:.4g}",
     "generator_loss": "generator loss {:.4g}",
 }
-FILES = ("checkpoint", "program", "folder", "adapter", "model")  # options that may name a teacher's file
+FILES = (
+    "checkpoint",
+    "program",
+    "folder",
+    "adapter",
+    "model",
+)  # options that may name a teacher's file
 OUTPUTS = ("student.safetensors", "curve.png", "samples.png", "report.html")
 EMBEDDED = PurePath("teachers/checkpoints")
 HELD = "\u00a0"  # a blank at which no line is broken
@@ -81,13 +91,17 @@ class Console:
         self._show(queries, {})
 
     def follow(self, standing: Callable[[], Standing]) -> None:
-        """Show ``standing`` from now on, also while nothing else is told; it is called in other threads."""
+        """Show ``standing`` from now on, also while nothing else is told; it is called in other
+        threads.
+        """
         self._standing = standing
         if not (self._quiet or self._line.live):
             threading.Thread(target=self._tick, daemon=True).start()
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
-        """Show training metrics after ``queries`` images; plain lines come at a sensible rate only."""
+        """Show training metrics after ``queries`` images; plain lines come at a sensible rate
+        only.
+        """
         self._show(queries, metrics, self._silent)
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
@@ -95,7 +109,9 @@ class Console:
         self._show(queries, metrics, said=True)
 
     def note(self, line: str) -> None:
-        """Show one line at once, above the bar where there is one; one that comes again is counted."""
+        """Show one line at once, above the bar where there is one; one that comes again is
+        counted.
+        """
         self._notes(line)
 
     def _note(self, line: str) -> None:
@@ -165,7 +181,9 @@ class Console:
         told = [] if standing.left is None else [f"{duration(standing.left)} left"]
         gone = [f"{duration(seconds)} so far"] if self._standing else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
-        added = [f"{name} {value:.4g}" for name, value in [*self._latest.items()] if name not in METRICS]
+        added = [
+            f"{name} {value:.4g}" for name, value in [*self._latest.items()] if name not in METRICS
+        ]
         losses = self._state(("student_loss", "generator_loss"))
         scored = [*agreement_line(self._latest), *self._state(("cost",))]
         return share, [paid, *scored, *told, *gone], [*speed, *losses, *added]
@@ -175,7 +193,9 @@ class Console:
 
 
 def agreement_line(scores: Mapping[str, float]) -> list[str]:
-    """The latest agreement with what stands beside it, as a part of a line of progress; none if unknown."""
+    """The latest agreement with what stands beside it, as a part of a line of progress; none if
+    unknown.
+    """
     if "agreement" not in scores:
         return []
     beside = Beside(scores.get("constant_agreement"))
@@ -183,7 +203,9 @@ def agreement_line(scores: Mapping[str, float]) -> list[str]:
 
 
 def header(document: Mapping[str, Any]) -> str:
-    """First lines of a run, from its effective configuration: who is asked, how, and at what price."""
+    """First lines of a run, from its effective configuration: who is asked, how, and at what
+    price.
+    """
     budget = int(document["budget"])
     price = document["teacher"].get("price_per_1000")
     told = {
@@ -197,7 +219,9 @@ def header(document: Mapping[str, Any]) -> str:
         "wandb": {"off": None}.get(mode := document["wandb"]["mode"], mode),
     }
     text = ", ".join(f"{name} {value}".replace(" ", HELD) for name, value in told.items() if value)
-    return wrapped(text, min(HEADER_WIDTH, columns(sys.stderr) or HEADER_WIDTH), "  ").replace(HELD, " ")
+    return wrapped(text, min(HEADER_WIDTH, columns(sys.stderr) or HEADER_WIDTH), "  ").replace(
+        HELD, " "
+    )
 
 
 def teacher_name(teacher: Mapping[str, Any]) -> str:
@@ -205,7 +229,9 @@ def teacher_name(teacher: Mapping[str, Any]) -> str:
     name = str(teacher["kind"])
     files = [PurePath(teacher[key]) for key in FILES if teacher.get(key)] if ":" not in name else []
     if files:
-        name = files[0].name + (f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else "")
+        name = files[0].name + (
+            f" (embedded {files[0].stem})" if files[0].parent == EMBEDDED else ""
+        )
     if teacher.get("url") and ":" not in teacher["kind"]:
         model = f", model {teacher['model']}" if teacher.get("model") else ""
         name = urlsplit(teacher["url"]).netloc + model
@@ -223,7 +249,9 @@ def duration(seconds: float) -> str:
 
 
 def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = None) -> str:
-    """The table of a finished run, from its ``summary.json``, in lines of ``across`` letters; files last."""
+    """The table of a finished run, from its ``summary.json``, in lines of ``across`` letters; files
+    last.
+    """
     rows = [
         ("budget", f"{summary['budget']:,} queries"),
         ("spent", _spent(summary)),
@@ -235,8 +263,15 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         *defended(summary),
         *constant_answer(summary),
         *paid_answers(summary),
-        ("time", f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} queries/s)"),
-        *((name, f"{value:.4g}") for name, value in (summary.get("callback_metrics") or {}).items()),
+        (
+            "time",
+            f"{summary['wall_seconds']:,.1f} s ({summary['queries_per_second'] or 0:,.0f} "
+            "queries/s)",
+        ),
+        *(
+            (name, f"{value:.4g}")
+            for name, value in (summary.get("callback_metrics") or {}).items()
+        ),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
     rows += [(path.stem, str(path)) for name in OUTPUTS if (path := run_dir / name).exists()]
@@ -245,7 +280,9 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
 
 
 def _spent(summary: Mapping[str, Any]) -> str:
-    purposes = ", ".join(f"{name} {count:,}" for name, count in summary["spent_by_purpose"].items() if count)
+    purposes = ", ".join(
+        f"{name} {count:,}" for name, count in summary["spent_by_purpose"].items() if count
+    )
     evaluation = summary["evaluation_queries"]
     extra = f"; {evaluation:,} more for evaluation, not charged" if evaluation else ""
     extra += f"; {summary['failed']:,} without an answer" if summary.get("failed") else ""
@@ -266,7 +303,9 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ]
         rows.append(("service", ", ".join([f"{summary['requests']:,} requests", *told])))
     if summary.get("cost") is not None:
-        rows.append(("cost", f"{summary['cost']:,.2f} at the price given, evaluation and losses included"))
+        rows.append(
+            ("cost", f"{summary['cost']:,.2f} at the price given, evaluation and losses included")
+        )
     return rows
 
 
@@ -275,17 +314,25 @@ def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     told = summary.get("baselines") or {}
     known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
     shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
-    return [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")] if shares else []
+    return (
+        [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")]
+        if shares
+        else []
+    )
 
 
 def balanced_agreement(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The agreement balanced over the teacher's classes, where a constant answer agrees on over half."""
+    """The agreement balanced over the teacher's classes, where a constant answer agrees on over
+    half.
+    """
     beside = Beside.of_summary(summary)
     balanced = summary.get("agreement_balanced")
     if not beside.is_large or balanced is None:
         return []
     constant = "" if beside.balanced is None else f" (constant answer {beside.balanced:.2%})"
-    return [("balanced agreement", f"{balanced:.2%}, the mean over the teacher's classes{constant}")]
+    return [
+        ("balanced agreement", f"{balanced:.2%}, the mean over the teacher's classes{constant}")
+    ]
 
 
 def paid_answers(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -304,5 +351,9 @@ def _agreement(summary: Mapping[str, Any]) -> str:
     if value is None:
         return "not known: no evaluation set, and too few batches to hold one back"
     text = Beside(Beside.of_summary(summary).constant).text(value)
-    text += "" if (five := summary.get("agreement_top5")) is None else f", {five:.2%} among its top five"
+    text += (
+        ""
+        if (five := summary.get("agreement_top5")) is None
+        else f", {five:.2%} among its top five"
+    )
     return text + (" on held-back generated queries" if evaluation.get("held_back") else "")

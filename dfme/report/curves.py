@@ -18,7 +18,8 @@ BLUE = "#0072b2"
 ORANGE = "#c75000"
 GREY = "#555555"
 EARLY = 0.1
-WIDE = 50.0  # greatest over least value of a panel: above it the axis is logarithmic, if all are positive
+# greatest over least value of a panel: above it the axis is logarithmic, if all are positive
+WIDE = 50.0
 
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("student's loss", (("student_loss", "fresh answers"), ("replay_loss", "replayed answers"))),
@@ -35,7 +36,9 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def draw_curve(run: RunFiles, path: Path) -> bool:
-    """Draw agreement, with its 95% interval, and accuracies against queries; False without evaluations."""
+    """Draw agreement, with its 95% interval, and accuracies against queries; False without
+    evaluations.
+    """
     agreement = run.series("agreement")
     accuracy = run.series("accuracy")
     if not agreement and not accuracy:
@@ -44,9 +47,17 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
     # Margins that are given: finding them takes as long as drawing the rest.
     axes = figure.add_axes((0.13, 0.13, 0.85, 0.77))
     # Open squares below solid dots: where both shares are the same, both can still be seen.
-    squares = {"color": ORANGE, "linestyle": "--", "marker": "s", "markersize": 6.0, "fillstyle": "none"}
+    squares = {
+        "color": ORANGE,
+        "linestyle": "--",
+        "marker": "s",
+        "markersize": 6.0,
+        "fillstyle": "none",
+    }
     _draw_share(axes, accuracy, label="student's accuracy", **squares)
-    _draw_share(axes, agreement, label="agreement with the teacher", color=BLUE, marker="o", markersize=3.0)
+    _draw_share(
+        axes, agreement, label="agreement with the teacher", color=BLUE, marker="o", markersize=3.0
+    )
     if agreement and (images := scored_on(run).images):
         low, high = zip(*(wilson_interval(share, images) for _, share in agreement), strict=True)
         axes.fill_between(
@@ -54,14 +65,25 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
         )
     if (teacher := run.final("teacher_accuracy")) is not None:
         axes.axhline(
-            teacher, color=GREY, linewidth=1.0, linestyle=":", label=f"teacher's accuracy ({teacher:.1%})"
+            teacher,
+            color=GREY,
+            linewidth=1.0,
+            linestyle=":",
+            label=f"teacher's accuracy ({teacher:.1%})",
         )
     if (beside := beside_of(run)).is_large and beside.constant is not None:
         axes.axhline(beside.constant, color=GREY, linewidth=1.0, linestyle="-.")
         told = f"constant answer ({beside.constant:.1%})"
         place = axes.get_yaxis_transform()  # at the right edge, at that share
         axes.text(
-            0.99, beside.constant, told, transform=place, ha="right", va="top", fontsize=7.5, color=GREY
+            0.99,
+            beside.constant,
+            told,
+            transform=place,
+            ha="right",
+            va="top",
+            fontsize=7.5,
+            color=GREY,
         )
     share_axis(axes)
     axes.set_ylabel(f"share of {scored_on(run).phrase.removeprefix('the ')}")
@@ -71,7 +93,9 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
 
 
 def draw_losses(run: RunFiles, path: Path) -> bool:
-    """Draw losses and gradient norms against queries, one panel each; False where none were logged."""
+    """Draw losses and gradient norms against queries, one panel each; False where none were
+    logged.
+    """
     known = {title: [(label, run.series(name)) for name, label in lines] for title, lines in PANELS}
     drawn = {title: [each for each in lines if len(each[1]) > 1] for title, lines in known.items()}
     panels = [(title, lines) for title, lines in drawn.items() if lines]
@@ -79,11 +103,17 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         return without(path)
     height = 0.5 + 1.8 * len(panels)
     figure = Figure(figsize=(6.4, height))
-    figure.subplots_adjust(left=0.14, right=0.98, bottom=0.5 / height, top=1 - 0.35 / height, hspace=0.24)
+    figure.subplots_adjust(
+        left=0.14, right=0.98, bottom=0.5 / height, top=1 - 0.35 / height, hspace=0.24
+    )
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for axes, (title, lines) in zip(grid[:, 0], panels, strict=True):
-        for (label, series), colour, dash in zip(lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False):
-            axes.plot(*zip(*series, strict=True), color=colour, linestyle=dash, linewidth=1.2, label=label)
+        for (label, series), colour, dash in zip(
+            lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False
+        ):
+            axes.plot(
+                *zip(*series, strict=True), color=colour, linestyle=dash, linewidth=1.2, label=label
+            )
         axes.set_ylabel(title)
         query_axis(axes, [run.series("agreement")], label="")
         values = [value for _, series in lines for _, value in series]
@@ -92,7 +122,12 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
             axes.yaxis.set_major_formatter(short_count)
             axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(
-            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.1, frameon=False, fontsize=8
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            ncols=3,
+            borderaxespad=0.1,
+            frameon=False,
+            fontsize=8,
         )
     grid[-1, 0].set_xlabel("queries")
     return save_figure(figure, path)
@@ -100,13 +135,17 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
 
 def _draw_share(axes: Axes, series: Series, **style: Any) -> None:
     if series:
-        axes.plot(*zip(*series, strict=True), linewidth=1.5, markevery=max(1, len(series) // 20), **style)
+        axes.plot(
+            *zip(*series, strict=True), linewidth=1.5, markevery=max(1, len(series) // 20), **style
+        )
 
 
 def query_axis(
     axes: Axes, agreements: Sequence[Series] = (), label: str = "queries", log: bool = False
 ) -> None:
-    """The axis of queries and its panel's frame: logarithmic if ``log``, or most agreements are ``early``."""
+    """The axis of queries and its panel's frame: logarithmic if ``log``, or most agreements are
+    ``early``.
+    """
     if log or 2 * sum(map(early, agreements)) > len(agreements):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -119,9 +158,13 @@ def query_axis(
 
 
 def early(agreement: Series) -> bool:
-    """True if half of the last value was reached within the first ``EARLY`` of the queries, near the edge."""
+    """True if half of the last value was reached within the first ``EARLY`` of the queries, near
+    the edge.
+    """
     half = agreement[-1][1] / 2 if agreement else 0.0
-    return any(value >= half and 0 < queries <= EARLY * agreement[-1][0] for queries, value in agreement)
+    return any(
+        value >= half and 0 < queries <= EARLY * agreement[-1][0] for queries, value in agreement
+    )
 
 
 def share_axis(axes: Axes) -> None:
@@ -156,7 +199,10 @@ def short_count(value: float, _position: object = None) -> str:
 
 def save_figure(figure: Figure, path: Path) -> bool:
     """Write the figure as the PNG or the PDF that its path names, whole or not at all; True."""
-    with replacing(path) as file, rc_context({"pdf.fonttype": 42}):  # TrueType, as conferences ask for
+    with (
+        replacing(path) as file,
+        rc_context({"pdf.fonttype": 42}),
+    ):  # TrueType, as conferences ask for
         figure.savefig(file, format=path.suffix[1:], dpi=200, facecolor="white")
     return True
 

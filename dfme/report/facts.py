@@ -1,4 +1,6 @@
-"""What a run's numbers say: the answer in one sentence, its precision, and how soon the copy was good."""
+"""What a run's numbers say: the answer in one sentence, its precision, and how soon the copy was
+good.
+"""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +11,9 @@ from dfme.report.run_files import RunFiles, Series
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # agreements whose price in queries is reported
 Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
-MISLEADING = 0.5  # a constant answer that agrees on more makes a plain agreement say little; heuristic
+MISLEADING = (
+    0.5  # a constant answer that agrees on more makes a plain agreement say little; heuristic
+)
 BALANCED = "balanced over the teacher's classes"
 
 
@@ -24,11 +28,17 @@ class ScoredOn:
     @property
     def phrase(self) -> str:
         count = f"{self.images:,} " if self.images else ""
-        return f"{count}held-back generated queries" if self.held_back else f"the {count}evaluation images"
+        return (
+            f"{count}held-back generated queries"
+            if self.held_back
+            else f"the {count}evaluation images"
+        )
 
 
 def scored_on(run: RunFiles) -> ScoredOn:
-    """Images that the run's copy is scored on; of an unfinished run, by its configuration and ledger."""
+    """Images that the run's copy is scored on; of an unfinished run, by its configuration and
+    ledger.
+    """
     if run.summary is not None and "evaluation" in run.summary:
         told = run.summary["evaluation"]
         return ScoredOn(str(told["name"]), int(told["images"]), bool(told["held_back"]))
@@ -39,7 +49,8 @@ def scored_on(run: RunFiles) -> ScoredOn:
 def wilson_interval(share: float, images: int) -> tuple[float, float]:
     """The 95% interval of a share counted on ``images`` independent images.
 
-    Wilson's score interval (J. Am. Stat. Assoc. 22, 1927, 209-212), which holds its level near one too.
+    Wilson's score interval (J. Am. Stat. Assoc. 22, 1927, 209-212), which holds its level near one
+    too.
     """
     spread = Z_95**2 / images
     centre = (share + spread / 2) / (1 + spread)
@@ -48,7 +59,9 @@ def wilson_interval(share: float, images: int) -> tuple[float, float]:
 
 
 def is_above(share: float, constant: float | None, images: int) -> bool:
-    """True if the 95% interval of a share lies above that of a constant answer; also if none is known."""
+    """True if the 95% interval of a share lies above that of a constant answer; also if none is
+    known.
+    """
     if constant is None or images < 1:
         return True
     return wilson_interval(share, images)[0] > constant
@@ -56,10 +69,11 @@ def is_above(share: float, constant: float | None, images: int) -> bool:
 
 @dataclass(frozen=True)
 class Beside:
-    """What stands beside every agreement on the same images: the figures of a constant answer, which gives
-    the teacher's most frequent class to all of them (docs/evaluation.md).
+    """What stands beside every agreement on the same images: the figures of a constant answer,
+    which gives the teacher's most frequent class to all of them (docs/evaluation.md).
 
-    ``constant``: its agreement. ``balanced``: the same balanced over the teacher's classes. None: not known.
+    ``constant``: its agreement. ``balanced``: the same balanced over the teacher's classes. None:
+    not known.
     """
 
     constant: float | None = None
@@ -71,15 +85,21 @@ class Beside:
         """By a run's summary.json, of any release."""
         baselines = summary.get("baselines") or {}
         images = (summary.get("evaluation") or {}).get("images") or 0
-        return Beside(baselines.get("constant_agreement"), baselines.get("constant_balanced"), images)
+        return Beside(
+            baselines.get("constant_agreement"), baselines.get("constant_balanced"), images
+        )
 
     @property
     def is_large(self) -> bool:
-        """True if a constant answer agrees on more than half, so that a plain agreement misleads."""
+        """True if a constant answer agrees on more than half, so that a plain agreement
+        misleads.
+        """
         return self.constant is not None and self.constant > MISLEADING
 
     def reaches(self, share: float, level: float) -> bool:
-        """True if an agreement is at least the level, and shown to be above that of a constant answer."""
+        """True if an agreement is at least the level, and shown to be above that of a constant
+        answer.
+        """
         return share >= level and is_above(share, self.constant, self.images)
 
     def queries_to(self, series: Series, level: float) -> int | None:
@@ -120,7 +140,11 @@ def answer(run: RunFiles) -> str:
     balanced = run.final("agreement_balanced")
     if beside.is_large and balanced is not None:
         said += f"; {BALANCED} it agrees on {balanced:.1%}"
-        said += "" if beside.balanced is None else f", one answer to everything on {beside.balanced:.1%}"
+        said += (
+            ""
+            if beside.balanced is None
+            else f", one answer to everything on {beside.balanced:.1%}"
+        )
     return f"{paid} gave {said}." if run.summary else f"So far, {paid} gave {said}."
 
 
@@ -132,7 +156,9 @@ def beside_of(run: RunFiles) -> Beside:
 
 
 def disagreements(run: RunFiles) -> list[str]:
-    """Where summary.json says something else than the ledger's own lines add up to; empty as it should be."""
+    """Where summary.json says something else than the ledger's own lines add up to; empty as it
+    should be.
+    """
     told = run.summary or {}
     return [
         f"{name}: summary.json says {told[name]:,}, the lines of ledger.jsonl add up to {count:,}"

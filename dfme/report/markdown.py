@@ -1,4 +1,6 @@
-"""Tables in Markdown that can be read as text too, and names of files and people in it. No torch."""
+"""Tables in Markdown that can be read as text too, and names of files and people in it. No
+torch.
+"""
 
 import math
 import re
@@ -8,11 +10,15 @@ from itertools import compress
 from dfme.config.messages import printable
 
 MARKUP = re.compile(r"[\\`*|]|~(?=~)|\](?=[(\[])|(?<![^\W_])_|_(?![^\W_])")
-"""What begins or ends markup; an underscore within a word does not, nor a bracket without an address."""
+"""What begins or ends markup; an underscore within a word does not, nor a bracket without an
+address.
+"""
 
 
 def plain(name: str) -> str:
-    """A name that somebody else gave, as text on one line: no markup, nothing that moves a cursor."""
+    """A name that somebody else gave, as text on one line: no markup, nothing that moves a
+    cursor.
+    """
     escaped = MARKUP.sub(r"\\\g<0>", printable(name))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -31,12 +37,19 @@ def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     padded = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in cells)
     texts = [f"| {' | '.join(line)} |" for line in padded]
-    rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
+    rule = (
+        "|"
+        + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
+        + "|"
+    )
     return "\n".join([texts[0], rule, *texts[1:]])
 
 
 def fitted_table(
-    heads: Sequence[str], lines: Sequence[Sequence[str]], first: Sequence[str] = (), across: int | None = None
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    first: Sequence[str] = (),
+    across: int | None = None,
 ) -> str:
     """The table without empty columns, ``first`` ahead, with those that fit ``across`` letters."""
     shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
@@ -48,4 +61,6 @@ def fitted_table(
         shown[place] = room >= 0
     hidden = [name for name in known if not shown[heads.index(name)]]
     more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
-    return table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
+    return (
+        table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
+    )

@@ -11,7 +11,9 @@ MAX_LINES = 100  # lines that are remembered
 class Notes(AbstractContextManager["Notes"]):
     """Pass lines to ``say``; of a repeated line, the count before the next new line or the end."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._say = say
         self._clock = clock
         self._again: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""report.html: one self-contained page with the question, the answer, the evidence and its limits."""
+"""report.html: one self-contained page with the question, the answer, the evidence and its
+limits.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -17,16 +19,23 @@ from dfme.report.summary_file import defended, ended_early, knowledge, without_l
 
 PICTURES = {
     "curve.png": "Agreement and accuracy against the queries spent; the band is the 95% interval.",
-    "samples.png": "Generated queries, with the teacher's top class and, where it is told, its probability.",
+    "samples.png": (
+        "Generated queries, with the teacher's top class and, where it is told, its probability."
+    ),
     "losses.png": "Training: losses and gradient norms against the queries spent.",
 }
 OF_CALLBACK = Metric("its own", "Returned by the callback that was handed to dfme.extract.")
-CHOSEN = "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, objective {objective}"
+CHOSEN = (
+    "{kind}, {form}, {directions} x {direction}, step {step:g} in space {space}, "
+    "objective {objective}"
+)
 MAX_SHOWN = 20  # classes in the table of answers, the most frequent
 
 
 def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
-    """Write the page that a template of ours, by its place in dfme/, makes of the contents; its path."""
+    """Write the page that a template of ours, by its place in dfme/, makes of the contents; its
+    path.
+    """
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -42,7 +51,9 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
 
 
 def _harmless(value: object) -> object:
-    """What a page shows of a value: of text all but what steers a reader, such as a turned direction."""
+    """What a page shows of a value: of text all but what steers a reader, such as a turned
+    direction.
+    """
     # what a macro gives is escaped, and stays so
     return type(value)(harmless(value)) if isinstance(value, str) else value
 
@@ -66,10 +77,14 @@ def write_page(run: RunFiles, path: Path) -> Path:
         "facts": _facts(run),
         "answers": _answers(run),
         "constant": beside.constant,
-        "prices": [(f"{at:.0%}", "not reached" if count is None else f"{count:,}") for at, count in reached],
+        "prices": [
+            (f"{at:.0%}", "not reached" if count is None else f"{count:,}") for at, count in reached
+        ],
         "purposes": _purposes(run),
         "pictures": [
-            (embedded(picture.read_bytes()), text) for picture, text in pictures if picture.is_file()
+            (embedded(picture.read_bytes()), text)
+            for picture, text in pictures
+            if picture.is_file()
         ],
         "disagreements": disagreements(run),
         "ledger": run.ledger,
@@ -88,17 +103,27 @@ def _audited(run: RunFiles) -> list[tuple[str, str]]:
     adapter = teacher.get("adapter") or {}
     rows = [
         ("Target", teacher.get("target") or (teacher_name(asked) if asked.get("kind") else None)),
-        ("Adapter", f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)" if adapter else None),
+        (
+            "Adapter",
+            f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)" if adapter else None,
+        ),
         ("Authorised by", _text(asked.get("authorised_by"))),
         ("Started", _text(told.get("started"))),
         ("Ended", _text(told.get("ended"))),
-        ("Price", _text(told.get("cost"), "{:,.2f} for all that may have been served, evaluation included")),
+        (
+            "Price",
+            _text(
+                told.get("cost"), "{:,.2f} for all that may have been served, evaluation included"
+            ),
+        ),
     ]
     return [(label, value) for label, value in rows if value]
 
 
 def _answers(run: RunFiles) -> dict[str, Any] | None:
-    """The most frequent classes with their shares of each kind's answers, and the number of others."""
+    """The most frequent classes with their shares of each kind's answers, and the number of
+    others.
+    """
     told = (run.summary or {}).get("answers")
     on = "held-back queries" if scored_on(run).held_back else "evaluation images"
     if not isinstance(told, dict):
@@ -108,15 +133,22 @@ def _answers(run: RunFiles) -> dict[str, Any] | None:
         ("Student", told.get("student"), on),
         ("Teacher", told.get("queries"), "paid queries"),
     ]
-    known = [(f"{who}, {what}", counts, sum(counts)) for who, counts, what in kinds if counts and sum(counts)]
+    known = [
+        (f"{who}, {what}", counts, sum(counts))
+        for who, counts, what in kinds
+        if counts and sum(counts)
+    ]
     if not known:
         return None
     most = sorted(
-        range(len(told["classes"])), key=lambda row: -sum(counts[row] / whole for _, counts, whole in known)
+        range(len(told["classes"])),
+        key=lambda row: -sum(counts[row] / whole for _, counts, whole in known),
     )
     names = told.get("names") or [f"class {number}" for number in told["classes"]]
     shown = sorted(most[:MAX_SHOWN])
-    rows = [(names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in shown]
+    rows = [
+        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in shown
+    ]
     return {"heads": [head for head, _, _ in known], "rows": rows, "others": len(most) - len(rows)}
 
 
@@ -129,11 +161,20 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("Budget", _text(told.get("budget", run.ledger.budget or None), "{:,} queries")),
         ("Spent", f"{run.ledger.spent:,} queries in {run.ledger.requests:,} requests"),
         ("Ended by", ended_early(told)),
-        ("Teacher's accuracy", with_interval(run.final("teacher_accuracy"), images) or without_labels(told)),
-        ("Student's accuracy", with_interval(run.final("accuracy"), images) or without_labels(told)),
+        (
+            "Teacher's accuracy",
+            with_interval(run.final("teacher_accuracy"), images) or without_labels(told),
+        ),
+        (
+            "Student's accuracy",
+            with_interval(run.final("accuracy"), images) or without_labels(told),
+        ),
         ("Agreement", with_interval(run.final("agreement"), images)),
         *((label.capitalize(), value) for label, value in balanced_agreement(told)),
-        ("Teacher's class among the student's five", with_interval(run.final("agreement_top5"), images)),
+        (
+            "Teacher's class among the student's five",
+            with_interval(run.final("agreement_top5"), images),
+        ),
         *((label.capitalize(), value) for label, value in defended(told)),
         ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
         *((label.capitalize(), value) for label, value in paid_answers(told)),

@@ -15,7 +15,9 @@ from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun
 
 Callback = Callable[[int, dict[str, float]], object]
-"""A function of the user's, called with the queries so far and a record's metrics, which it may add to."""
+"""A function of the user's, called with the queries so far and a record's metrics, which it may add
+to.
+"""
 
 SHEET_IMAGES = 32  # of a sheet, sent to wandb
 
@@ -23,11 +25,11 @@ SHEET_IMAGES = 32  # of a sheet, sent to wandb
 class Recorder(AbstractContextManager["Recorder"]):
     """Records a run in its directory, on the console and, if asked for, in wandb.
 
-    ``resume_at``: charged images at the checkpoint; what was recorded beyond them is dropped, since the
-    resumed run records it again. ``bounds``: the lowest and highest pixel value handed to ``samples``.
-    ``document``: the effective configuration, for wandb. ``callback`` hears every record, and metrics that it
-    returns join it; the run is asked to stop (``stopped``) once it returns True or raises ``error``. ``note``
-    and ``follow`` are the console's.
+    ``resume_at``: charged images at the checkpoint; what was recorded beyond them is dropped, since
+    the resumed run records it again. ``bounds``: the lowest and highest pixel value handed to
+    ``samples``. ``document``: the effective configuration, for wandb. ``callback`` hears every
+    record, and metrics that it returns join it; the run is asked to stop (``stopped``) once it
+    returns True or raises ``error``. ``note`` and ``follow`` are the console's.
     """
 
     callback: Callback | None = None
@@ -60,7 +62,9 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.close()
 
     def step(self, queries: int, metrics: Mapping[str, float]) -> None:
-        """Record training metrics after ``queries`` charged images. How often is the loop's choice."""
+        """Record training metrics after ``queries`` charged images. How often is the loop's
+        choice.
+        """
         self._console.step(queries, self._write(queries, metrics))
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
@@ -70,22 +74,32 @@ class Recorder(AbstractContextManager["Recorder"]):
     def samples(
         self, queries: int, images_NCHW: NDArray[np.floating], answers: NDArray[np.generic] | None
     ) -> None:
-        """Keep a sheet of queries: images within bounds; the teacher's answers (N, K) or (N,), if known."""
+        """Keep a sheet of queries: images within bounds; the teacher's answers (N, K) or (N,), if
+        known.
+        """
         low, high = self._bounds
-        pixels_NCHW = np.rint(np.clip((images_NCHW - low) / (high - low), 0.0, 1.0) * 255.0).astype(np.uint8)
-        arrays: dict[str, Any] = {"images": pixels_NCHW} | ({} if answers is None else {"answers": answers})
+        pixels_NCHW = np.rint(np.clip((images_NCHW - low) / (high - low), 0.0, 1.0) * 255.0).astype(
+            np.uint8
+        )
+        arrays: dict[str, Any] = {"images": pixels_NCHW} | (
+            {} if answers is None else {"answers": answers}
+        )
         with replacing(self._run_dir / "samples" / f"queries-{queries:09d}.npz") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         self._wandb.images(queries, pixels_NCHW[:SHEET_IMAGES])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """End the records of a finished run and show its table; the run's other files exist already."""
+        """End the records of a finished run and show its table; the run's other files exist
+        already.
+        """
         self._metrics.close()
         self._console.table(summary, self._run_dir)
         self._wandb.finish(summary, self._run_dir / "student.safetensors")
 
     def close(self) -> None:
-        """Let go of the terminal, the file and wandb, whatever happened; after ``finish`` it does nothing."""
+        """Let go of the terminal, the file and wandb, whatever happened; after ``finish`` it does
+        nothing.
+        """
         self._console.close()
         self._metrics.close()
         self._wandb.close()
@@ -118,17 +132,20 @@ IN_A_ROW = 3  # logged generator steps that must show a symptom: a single one ma
 SYMPTOMS: dict[str, tuple[Callable[[float], bool], str]] = {
     "difference_zero_share": (
         lambda share: share > 0.5,
-        "{:.0%} of the finite differences are exactly zero; likely cause: rounded answers or 8-bit images "
+        "{:.0%} of the finite differences are exactly zero; likely cause: rounded answers or 8-bit "
+        "images "
         "hide so small a step",
     ),
     "probe_alignment": (
         lambda cosine: cosine < 0.5,
-        "the steps that the API's images carry have a cosine of {:.2f} with those intended; likely cause: "
+        "the steps that the API's images carry have a cosine of {:.2f} with those intended; likely "
+        "cause: "
         "8-bit images round so small a step away",
     ),
     "difference_snr": (
         lambda ratio: ratio < 2.0,
-        "finite differences are only {:.2g} times what the answers' rounding hides; likely cause: the step "
+        "finite differences are only {:.2g} times what the answers' rounding hides; likely cause: "
+        "the step "
         "is too small for answers with so few decimals",
     ),
 }
@@ -148,7 +165,9 @@ class GradientWatch:
         self._said = False
 
     def see(self, metrics: Mapping[str, float]) -> str | None:
-        """The line to show after these metrics, or None. Records without a symptom's metric do not count."""
+        """The line to show after these metrics, or None. Records without a symptom's metric do not
+        count.
+        """
         for name, (bad, told) in SYMPTOMS.items():
             if name not in metrics:
                 continue

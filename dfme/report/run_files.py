@@ -1,4 +1,6 @@
-"""What a run's directory says: its configuration, records, ledger, samples and, at the end, its summary."""
+"""What a run's directory says: its configuration, records, ledger, samples and, at the end, its
+summary.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,9 @@ MAX_BYTES = 1 << 28  # of the arrays of one sheet of samples, by far
 
 @dataclass(frozen=True)
 class Samples:
-    """Queries as they were at one moment: 8-bit images (N, C, H, W), and answers (N, K) or (N,) if known."""
+    """Queries as they were at one moment: 8-bit images (N, C, H, W), and answers (N, K) or (N,) if
+    known.
+    """
 
     queries: int
     images: NDArray[np.uint8]
@@ -53,11 +57,15 @@ class RunFiles:
 
 
 def read_run(run_dir: Path) -> RunFiles:
-    """Read a run's files. Raises ``UserError`` where there is no run and ``RunError`` for damaged files."""
+    """Read a run's files. Raises ``UserError`` where there is no run and ``RunError`` for damaged
+    files.
+    """
     config = run_dir / "config.yaml"
     ledger = run_dir / "ledger.jsonl"
     if not config.is_file():
-        raise UserError(f"report: expected a run directory, but {str(run_dir)!r} has no config.yaml")
+        raise UserError(
+            f"report: expected a run directory, but {str(run_dir)!r} has no config.yaml"
+        )
     return RunFiles(
         name=run_dir.resolve().name,
         config=load_yaml(config),
@@ -65,19 +73,27 @@ def read_run(run_dir: Path) -> RunFiles:
         summary=read_summary(run_dir / "summary.json"),
         metrics=read_metrics(run_dir / "metrics.jsonl"),
         ledger=audit(ledger) if ledger.is_file() else Totals(),
-        samples=[_read_samples(path) for path in sorted((run_dir / "samples").glob("queries-*.npz"))],
+        samples=[
+            _read_samples(path) for path in sorted((run_dir / "samples").glob("queries-*.npz"))
+        ],
     )
 
 
 def _read_samples(path: Path) -> Samples:
     try:
         arrays = read_npz(path, MAX_BYTES)
-        return Samples(int(path.stem.removeprefix("queries-")), arrays["images"], arrays.get("answers"))
+        return Samples(
+            int(path.stem.removeprefix("queries-")), arrays["images"], arrays.get("answers")
+        )
     except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{path}: expected a sheet of samples: {error}; delete it to go on") from error
+        raise RunError(
+            f"{path}: expected a sheet of samples: {error}; delete it to go on"
+        ) from error
 
 
 def to_picture(image_CHW: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An image as (H, W, 3), pixels unchanged. Unless it has three channels the first is shown, grey."""
+    """An image as (H, W, 3), pixels unchanged. Unless it has three channels the first is shown,
+    grey.
+    """
     rgb_CHW = image_CHW if image_CHW.shape[0] == 3 else image_CHW[:1].repeat(3, axis=0)
     return rgb_CHW.transpose(1, 2, 0)

@@ -1,4 +1,6 @@
-"""The sheet of generated queries: first, middle and last, each image with the teacher's top answer."""
+"""The sheet of generated queries: first, middle and last, each image with the teacher's top
+answer.
+"""
 
 import textwrap
 from collections.abc import Sequence
@@ -44,12 +46,19 @@ def draw_samples(run: RunFiles, path: Path) -> bool:
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frame_on=False)  # in inches, from the upper left
     top = MARGIN
     for moment, count, rise in zip(moments, rows, rises, strict=True):
-        axes.text(MARGIN, top + HEADING / 2, f"after {moment.queries:,} queries", fontsize=9, va="center")
+        axes.text(
+            MARGIN, top + HEADING / 2, f"after {moment.queries:,} queries", fontsize=9, va="center"
+        )
         top += HEADING
         captions = top_answers(moment.answers, len(moment.images), names)
         for index, image_CHW in enumerate(moment.images[: count * COLUMNS]):
             row, column = divmod(index, COLUMNS)
-            place = (MARGIN + column * cell, top + caption + row * (caption + rise + GAP), side, rise)
+            place = (
+                MARGIN + column * cell,
+                top + caption + row * (caption + rise + GAP),
+                side,
+                rise,
+            )
             _draw_image(axes, image_CHW, captions[index], place)
         top += count * (caption + rise + GAP)
     axes.set(xlim=(0.0, WIDTH), ylim=(height, 0.0), xticks=[], yticks=[], aspect="auto")
@@ -73,9 +82,11 @@ def _draw_image(
 
 
 def top_answers(answers: NDArray[Any] | None, count: int, names: Sequence[str] = ()) -> list[str]:
-    """The teacher's top class for each image, by name if it has one; of scores (N, K) its probability too.
+    """The teacher's top class for each image, by name if it has one; of scores (N, K) its
+    probability too.
 
-    Scores that are no probabilities (below zero, or not summing to one) are taken for logits; NaN: hidden.
+    Scores that are no probabilities (below zero, or not summing to one) are taken for logits; NaN:
+    hidden.
     """
     if answers is None:
         return [""] * count

@@ -19,7 +19,9 @@ NO_LABELS = "not known: the evaluation images have no labels"
 
 
 def known_domain(config: Mapping[str, Any]) -> str | None:
-    """What the attacker of a run with this configuration knew that the teacher is for; None: nothing."""
+    """What the attacker of a run with this configuration knew that the teacher is for; None:
+    nothing.
+    """
     domain = (config.get("queries") or {}).get("domain", "unknown")
     return None if domain == "unknown" else printable(str(domain))
 
@@ -41,15 +43,23 @@ def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     watch = summary.get("watch") or {"detectors": {}}
     for name, found in watch["detectors"].items():
-        alarm = f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm"
+        alarm = (
+            f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm"
+        )
         told = f"{alarm} of {watch['images']:,} images, the evaluation's not counted"
         rows.append((f"watch: {name}", told))
     if not summary.get("defences"):
         return rows
-    counted = ", ".join(f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ()))
+    counted = ", ".join(
+        f"{name} {value}" for name, value in flatten(summary.get("defence_report") or {}, ())
+    )
     shares = {name: summary.get(name) for name in AGREEMENTS}
     texts = {"defences": " + ".join(summary["defences"]), "defences report": printable(counted)}
-    texts |= {name.replace("_", " "): f"{share:.2%}" for name, share in shares.items() if share is not None}
+    texts |= {
+        name.replace("_", " "): f"{share:.2%}"
+        for name, share in shares.items()
+        if share is not None
+    }
     return [*(row for row in texts.items() if row[1]), *rows]
 
 
@@ -59,7 +69,9 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     if summary.get("ended_by") != "until_agreement" or seen is None:
         return None
     constant = "" if seen.get("one_class") is None else f"; constant answer {seen['one_class']:.1%}"
-    of = f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
+    of = (
+        f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
+    )
     return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
 
 

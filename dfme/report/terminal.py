@@ -25,7 +25,9 @@ def columns(stream: TextIO) -> int | None:
 
 
 def wrapped(text: str, width: int | None, indent: str = "") -> str:
-    """Break lines between words. Those that begin with a blank are commands and paths and stay whole."""
+    """Break lines between words. Those that begin with a blank are commands and paths and stay
+    whole.
+    """
     if width is None:
         return text
     fill = textwrap.TextWrapper(
@@ -38,7 +40,9 @@ def aligned(rows: Iterable[tuple[str, str]], width: int | None = None) -> str:
     """A table of two columns, as commands print their results."""
     listed = list(rows)
     left = max(len(label) for label, _ in listed)
-    return "\n".join(wrapped(f"{label:<{left}}  {value}", width, " " * (left + 2)) for label, value in listed)
+    return "\n".join(
+        wrapped(f"{label:<{left}}  {value}", width, " " * (left + 2)) for label, value in listed
+    )
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
@@ -52,7 +56,9 @@ def fitted(parts: Sequence[str], width: int) -> str:
 
 
 def bar(share: float, parts: Sequence[str], extras: Sequence[str], width: int) -> RenderableType:
-    """A line of what fits: a bar of the share, ``parts``, the most important first, then ``extras``."""
+    """A line of what fits: a bar of the share, ``parts``, the most important first, then
+    ``extras``.
+    """
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -70,7 +76,9 @@ Drawing = Callable[[], tuple[float, Sequence[str], Sequence[str]]]
 
 
 class StatusLine:
-    """The line at the foot of a terminal, above which messages scroll by; plain messages elsewhere."""
+    """The line at the foot of a terminal, above which messages scroll by; plain messages
+    elsewhere.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -92,7 +100,9 @@ class StatusLine:
             self._display.start(refresh=True)
 
     def note(self, text: str) -> None:
-        """Say something at once, above the line; of one line at most as many letters as a message has."""
+        """Say something at once, above the line; of one line at most as many letters as a message
+        has.
+        """
         text = text if "\n" in text else shortened(text)
         if self.live:
             style = "yellow" if text.startswith("warning: ") else None

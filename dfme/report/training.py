@@ -1,4 +1,6 @@
-"""The record of a student's training: its learning rate, and losses that tell a fall. No torch here."""
+"""The record of a student's training: its learning rate, and losses that tell a fall. No torch
+here.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,9 +19,9 @@ STILL = 0.1  # share of the steps at a learning rate of 0 from which on a run sa
 class Training:
     """What is on record of a student's training, by metrics.jsonl.
 
-    ``steps`` taken by each record, and the learning rate of the last of them (``rates``). ``losses``: those
-    that tell a fall, if any do. ``fit``: the agreement of student and teacher on images that were trained on,
-    that of a constant answer to these, and their number.
+    ``steps`` taken by each record, and the learning rate of the last of them (``rates``).
+    ``losses``: those that tell a fall, if any do. ``fit``: the agreement of student and teacher on
+    images that were trained on, that of a constant answer to these, and their number.
     """
 
     steps: Sequence[float] = ()
@@ -29,7 +31,9 @@ class Training:
 
     @staticmethod
     def of_records(records: Iterable[MetricRecord], in_rounds: bool = False) -> "Training":
-        """By the records of metrics.jsonl, in order; ``in_rounds``: losses rise as each round begins."""
+        """By the records of metrics.jsonl, in order; ``in_rounds``: losses rise as each round
+        begins.
+        """
         steps: list[float] = []
         rates: list[float] = []
         losses: list[float] = []
@@ -47,16 +51,19 @@ class Training:
 
     @property
     def still(self) -> float:
-        """Steps that are shown to have been taken at a learning rate of 0: from one such record to the next.
+        """Steps that are shown to have been taken at a learning rate of 0: from one such record to
+        the next.
 
-        What comes before the first record counts if that is such a record, of more than ``FEW_STEPS``: the
-        rate of a schedule that ends at 0 is 0 in its last step.
+        What comes before the first record counts if that is such a record, of more than
+        ``FEW_STEPS``: the rate of a schedule that ends at 0 is 0 in its last step.
         """
         steps = [0.0, *self.steps]
         first = self.rates[0] if self.steps and self.steps[0] > FEW_STEPS else math.inf
         rates = [first, *self.rates]
         pairs = zip(pairwise(steps), pairwise(rates), strict=True)
-        return sum(end - start for (start, end), (before, after) in pairs if max(before, after) <= NO_RATE)
+        return sum(
+            end - start for (start, end), (before, after) in pairs if max(before, after) <= NO_RATE
+        )
 
     @property
     def stood_still(self) -> bool:

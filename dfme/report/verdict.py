@@ -19,9 +19,13 @@ from dfme.report.training import Training
 ClassNumbers = NDArray[np.int64]
 
 # Heuristic, but for the numbers of classes.
-ALMOST_ALL = 0.95  # answers are nearly all of one class if the 95% interval of its share is above this
-SLIGHT = 0.1  # share put right of what luck would not (Cohen's kappa) that is next to nothing on any images
-LOPSIDED = 0.5  # a teacher that gives one class more, and twice what the labels do, is not asked as it wants
+ALMOST_ALL = (
+    0.95  # answers are nearly all of one class if the 95% interval of its share is above this
+)
+# share put right of what luck would not (Cohen's kappa) that is next to nothing on any images
+SLIGHT = 0.1
+# a teacher that gives one class more, and twice what the labels do, is not asked as it wants
+LOPSIDED = 0.5
 MIN_LOSSES = 8  # that tell a fall, at least
 FALLEN = 0.9  # the last quarter lies below this share of the first
 MAX_KEPT = 1_000  # classes in summary.json
@@ -32,11 +36,13 @@ MAX_GIVEN = 180  # letters of their names together
 
 @dataclass(frozen=True)
 class Classified:
-    """Classes (N,) that the teacher and, if there are any, labels and student give to the same images.
+    """Classes (N,) that the teacher and, if there are any, labels and student give to the same
+    images.
 
-    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,). ``names`` and the
-    data set's ``label_names``: of all classes, or none. ``where``: the images, as a sentence names them;
-    ``held_back``: they are paid queries. ``training``: the record of the student's, None if there is none.
+    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,).
+    ``names`` and the data set's ``label_names``: of all classes, or none. ``where``: the images, as
+    a sentence names them; ``held_back``: they are paid queries. ``training``: the record of the
+    student's, None if there is none.
     """
 
     classes: int
@@ -74,7 +80,8 @@ def top(counts_K: ClassNumbers) -> tuple[int, float]:
 def baselines(seen: Classified) -> dict[str, float | None]:
     """Agreement and accuracy of the best constant answer, None if there are none, and of a guess.
 
-    ``constant_balanced``: that agreement balanced over the teacher's classes, one in as many as occur.
+    ``constant_balanced``: that agreement balanced over the teacher's classes, one in as many as
+    occur.
     """
     shares = [
         None if each is None or not len(each) else top(seen.counts(each))[1]
@@ -104,7 +111,9 @@ def histogram(seen: Classified) -> dict[str, Any]:
 
 
 def paid_answers(seen: Classified) -> dict[str, Any] | None:
-    """How many classes the answers to the images paid for are of, and the most frequent; None of none."""
+    """How many classes the answers to the images paid for are of, and the most frequent; None of
+    none.
+    """
     if seen.queries is None or not seen.queries.any():
         return None
     most, share = top(seen.queries)
@@ -120,7 +129,9 @@ def paid_answers(seen: Classified) -> dict[str, Any] | None:
 def reached(paid: Mapping[str, Any]) -> str:
     """The entry of ``paid_answers`` in words."""
     classes = f"{paid['classes_reached']:,} of {paid['classes']:,} classes"
-    return f"{classes} reached, the most frequent, {paid['most_frequent']}, {_per_cent(paid['share'])}"
+    return (
+        f"{classes} reached, the most frequent, {paid['most_frequent']}, {_per_cent(paid['share'])}"
+    )
 
 
 def _per_cent(share: float) -> str:
@@ -129,10 +140,11 @@ def _per_cent(share: float) -> str:
 
 
 def is_one_sided(seen: Classified) -> bool:
-    """True if one class has more than half of the paid answers, and far more than of the teacher's others.
+    """True if one class has more than half of the paid answers, and far more than of the teacher's
+    others.
 
-    That is twice its share of these or, of a frequent class, half the way from there to all answers: in a
-    binary task no share is twice one half.
+    That is twice its share of these or, of a frequent class, half the way from there to all
+    answers: in a binary task no share is twice one half.
     """
     if seen.queries is None or not seen.queries.any():
         return False
@@ -149,7 +161,9 @@ def _far_above(usual: float) -> float:
 
 
 def warnings(seen: Classified) -> list[str]:
-    """All that is wrong: with the training, then the teacher, then the queries, then the student."""
+    """All that is wrong: with the training, then the teacher, then the queries, then the
+    student.
+    """
     found = [
         *training_warnings(seen),
         *teacher_warnings(seen),
@@ -160,17 +174,21 @@ def warnings(seen: Classified) -> list[str]:
 
 
 def training_warnings(seen: Classified) -> list[str]:
-    """A student that trained at a learning rate of 0, which nothing else about it can be told before."""
+    """A student that trained at a learning rate of 0, which nothing else about it can be told
+    before.
+    """
     training = seen.training
     if training is None or not training.stood_still:
         return []
-    # one record alone may be of the last step of a schedule that ends at 0, and a student that learnt tells
+    # one record alone may be of the last step of a schedule that ends at 0, and a student that
+    # learnt tells
     if len(training.steps) == 1 and _is_above_constant(seen):
         return []
     steps = f"{training.still:,.0f} of its {training.steps[-1]:,.0f} steps"
     return [
         f"the student trained at a learning rate of 0 for {steps}, which "
-        "taught it nothing, whatever the images; likely cause: its schedule had come to its end; try "
+        "taught it nothing, whatever the images; likely cause: its schedule had come to its end; "
+        "try "
         "--schedule.kind constant, or leave out --student.steps and --student.final-share"
     ]
 
@@ -182,8 +200,10 @@ def teacher_warnings(seen: Classified) -> list[str]:
     most, share = top(seen.counts(seen.teacher))
     if share == 1:
         return [
-            f"the teacher answers {seen.name(most)} to all {seen.where}, so agreement says nothing; likely "
-            "cause: wrong --teacher.bounds, --teacher.mean and --teacher.std, or checkpoint; see what "
+            f"the teacher answers {seen.name(most)} to all {seen.where}, so agreement says "
+            "nothing; likely "
+            "cause: wrong --teacher.bounds, --teacher.mean and --teacher.std, or checkpoint; see "
+            "what "
             "run.py check says"
         ]
     if seen.labels is None or len(np.unique(seen.labels)) < 2:
@@ -197,22 +217,32 @@ def teacher_warnings(seen: Classified) -> list[str]:
     if not leans and accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
         return []
     return [
-        f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} (it "
-        f"answers {seen.name(most)} to {share:.0%}); likely cause: --teacher.mean and --teacher.std "
-        "forgotten, or wrong --teacher.bounds, channel order, checkpoint or order of classes; mend that "
+        f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} "
+        "(it "
+        f"answers {seen.name(most)} to {share:.0%}); likely cause: --teacher.mean and "
+        "--teacher.std "
+        "forgotten, or wrong --teacher.bounds, channel order, checkpoint or order of classes; mend "
+        "that "
         "first"
     ]
 
 
 def query_warnings(seen: Classified, when: str = "") -> list[str]:
     """Paid answers of nearly one class; ``when``: in the run. Not for a teacher with one class."""
-    if seen.queries is None or not seen.queries.any() or (len(seen.teacher) > 1 and not np.ptp(seen.teacher)):
+    if (
+        seen.queries is None
+        or not seen.queries.any()
+        or (len(seen.teacher) > 1 and not np.ptp(seen.teacher))
+    ):
         return []
     (most, share) = top(seen.queries)
     total = int(seen.queries.sum())
     if wilson_interval(share, total)[0] <= ALMOST_ALL or not is_one_sided(seen):
         return []
-    found = f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images paid for{when}"
+    found = (
+        f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images "
+        f"paid for{when}"
+    )
     if training_fault(seen) is not None:
         return [found]
     return [
@@ -231,7 +261,8 @@ def student_warnings(seen: Classified) -> list[str]:
     nearly_one = share == 1 or wilson_interval(share, images)[0] > ALMOST_ALL
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [
-            f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the {seen.where}, the "
+            f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the "
+            f"{seen.where}, the "
             f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen)}"
         ]
     agreement = float((seen.teacher == seen.student).mean())
@@ -255,12 +286,17 @@ def _is_above_constant(seen: Classified) -> bool:
 
 
 def training_fault(seen: Classified) -> str | None:
-    """What is wrong with the training of a student that learnt nothing, by the run's record; or None."""
+    """What is wrong with the training of a student that learnt nothing, by the run's record; or
+    None.
+    """
     training = seen.training or Training()
     if training.stood_still:
         return "it trained at a learning rate of 0, see above"
     losses = seen.losses or training.losses
-    if len(losses) >= MIN_LOSSES and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]:
+    if (
+        len(losses) >= MIN_LOSSES
+        and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]
+    ):
         fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
         return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
     if training.fit is None:
@@ -271,13 +307,16 @@ def training_fault(seen: Classified) -> str | None:
     if low > constant or (is_one_sided(seen) and high >= constant):
         return None
     return (
-        f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a constant "
+        f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a "
+        "constant "
         f"answer on {constant:.1%}; try another --student.lr, then more --student.steps"
     )
 
 
 def _cause(seen: Classified) -> str:
-    """The likely cause of a student that learnt nothing, by training, then by paid answers; the remedy."""
+    """The likely cause of a student that learnt nothing, by training, then by paid answers; the
+    remedy.
+    """
     if (fault := training_fault(seen)) is not None:
         return fault
     remedy = f"try {_other_images(seen)}; else a larger --budget or another --student.lr"
@@ -290,7 +329,10 @@ def _cause(seen: Classified) -> str:
     reached = f"{int((seen.queries > 0).sum()):,} of {seen.classes:,} classes"
     most_frequent = f"{seen.name(most)} to {_per_cent(share)}"
     if is_one_sided(seen):
-        return f"one-sided answers: {most_frequent} of the {total:,} images paid for, {reached}; {remedy}"
+        return (
+            f"one-sided answers: {most_frequent} of the {total:,} images paid for, "
+            f"{reached}; {remedy}"
+        )
     return (
         f"images unlike the teacher's own: its answers to the {total:,} paid for are of {reached}, "
         f"{most_frequent}, and teach nothing of those; {remedy}"
@@ -300,7 +342,9 @@ def _cause(seen: Classified) -> str:
 def _other_images(seen: Classified) -> str:
     """The ways to other images than those of this run."""
     pool = "--method.pool (of an audit: --pool) of images like its own"
-    real = f"another {pool}" if seen.method == "knockoff" else f"--method.name knockoff with a {pool}"
+    real = (
+        f"another {pool}" if seen.method == "knockoff" else f"--method.name knockoff with a {pool}"
+    )
     drawn = f"--queries.programs other than {','.join(seen.programs)}"
     return f"{real}, or {drawn if seen.method == 'procedural' else '--method.name procedural'}"
 
@@ -308,7 +352,8 @@ def _other_images(seen: Classified) -> str:
 def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
     """Expected accuracy of the teacher's class frequencies at random, and its standard deviation.
 
-    Source: Fleiss, Cohen & Everitt 1969 (Psychol. Bull. 72, 323-327), kappa's deviation where it is zero.
+    Source: Fleiss, Cohen & Everitt 1969 (Psychol. Bull. 72, 323-327), kappa's deviation where it is
+    zero.
     """
     true_K, told_K = (seen.counts(each) / len(each) for each in (labels, seen.teacher))
     luck = float(true_K @ told_K)
@@ -319,21 +364,30 @@ def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
 def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str | None:
     """A line where most images follow one order of the classes that is not the labels' own.
 
-    Found on half of the images, it is judged by the other half: by its 95% interval it must be right more
-    often than the labels' own, the most frequent label, and one time in two.
+    Found on half of the images, it is judged by the other half: by its 95% interval it must be
+    right more often than the labels' own, the most frequent label, and one time in two.
     """
     teacher = seen.teacher
     images = len(labels)
     classes = seen.classes
     to_beat = max(0.5, wilson_interval(accuracy, images)[1], top(seen.counts(labels))[1])
-    if classes > MAX_ORDERED or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images:
+    if (
+        classes > MAX_ORDERED
+        or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images
+    ):
         return None
     found = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
-    right = sum(int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(found))
+    right = sum(
+        int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(found)
+    )
     if wilson_interval(right / images, images)[0] <= to_beat:
         return None
     order_K = best_order(labels, teacher, classes)
-    names = [plain(seen.label_names[label]) for label in np.argsort(order_K)] if seen.label_names else []
+    names = (
+        [plain(seen.label_names[label]) for label in np.argsort(order_K)]
+        if seen.label_names
+        else []
+    )
     given = shlex.quote(",".join(names))
     if classes > MAX_NAMED or len(given) > MAX_GIVEN:
         given = "and a file of their names"
@@ -341,7 +395,8 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "
         f"{(order_K[labels] == teacher).mean():.1%} with the labels' classes in another order; "
-        f"{remedy if names else 'number the labels as it does'}; until then accuracies and names of classes "
+        f"{remedy if names else 'number the labels as it does'}; until then accuracies and names "
+        "of classes "
         "say nothing, agreement does"
     )
 
@@ -354,10 +409,13 @@ def _crossed(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Class
 def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> ClassNumbers:
     """One-to-one class (K,) per label that most images agree on; among equals most keep theirs.
 
-    Exact, by shortest augmenting paths (Jonker & Volgenant 1987, Computing 38, 325-340); 0 stands for none.
+    Exact, by shortest augmenting paths (Jonker & Volgenant 1987, Computing 38, 325-340); 0 stands
+    for none.
     """
     cost_KK = np.zeros((classes + 1, classes + 1), np.int64)
-    cost_KK[1:, 1:] -= _crossed(labels, teacher, classes) * (classes + 1) + np.eye(classes, dtype=np.int64)
+    cost_KK[1:, 1:] -= _crossed(labels, teacher, classes) * (classes + 1) + np.eye(
+        classes, dtype=np.int64
+    )
     of_label, of_class, label_of, before = np.zeros((4, classes + 1), np.int64)
     for label_of[0] in range(1, classes + 1):
         far = np.full(classes + 1, 1 << 60)
@@ -379,7 +437,9 @@ def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Cla
 
 
 def relabelled(seen: Classified) -> float | None:
-    """Agreement on half of the images, drawn by a fixed seed, after the other half's best renaming."""
+    """Agreement on half of the images, drawn by a fixed seed, after the other half's best
+    renaming.
+    """
     if seen.student is None or len(seen.teacher) < 2 or seen.classes > MAX_ORDERED:
         return None
     found, judged = np.array_split(np.random.default_rng(0).permutation(len(seen.teacher)), 2)

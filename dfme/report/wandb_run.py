@@ -1,8 +1,8 @@
 """A run in Weights & Biases, beside the run's own files and never in its way.
 
-Whatever wandb raises is said once, in one line; the run goes on without it. History steps are the queries
-spent, so a resumed online run adds no second row for what was logged before: wandb drops steps that lie
-behind. Offline, each part of a run is a folder under the same id.
+Whatever wandb raises is said once, in one line; the run goes on without it. History steps are the
+queries spent, so a resumed online run adds no second row for what was logged before: wandb drops
+steps that lie behind. Offline, each part of a run is a folder under the same id.
 """
 
 import importlib
@@ -36,7 +36,11 @@ class WandbRun:
     """
 
     def __init__(
-        self, config: WandbConfig, run_dir: Path, document: Mapping[str, Any], notify: Callable[[str], None]
+        self,
+        config: WandbConfig,
+        run_dir: Path,
+        document: Mapping[str, Any],
+        notify: Callable[[str], None],
     ) -> None:
         self._notify = notify
         self._run_dir = run_dir.resolve()
@@ -53,13 +57,17 @@ class WandbRun:
     def images(self, queries: int, pixels_NCHW: NDArray[np.uint8]) -> None:
         """Log generated queries."""
         if self._run is not None:
-            self._attempt(lambda: self._run.log({"samples": self._pictures(pixels_NCHW)}, step=queries))
+            self._attempt(
+                lambda: self._run.log({"samples": self._pictures(pixels_NCHW)}, step=queries)
+            )
 
     def _pictures(self, pixels_NCHW: NDArray[np.uint8]) -> list[Any]:
         return [self._wandb.Image(to_picture(image_CHW)) for image_CHW in pixels_NCHW]
 
     def finish(self, summary: Mapping[str, Any], student: Path) -> None:
-        """Write the final summary, hand over the student's file and the report beside it, and end the run."""
+        """Write the final summary, hand over the student's file and the report beside it, and end
+        the run.
+        """
         if self._run is not None:
             self._attempt(lambda: self._deliver(summary, student))
         self.close(exit_code=0)
@@ -79,7 +87,8 @@ class WandbRun:
             self._notify(f"wandb: recorded offline; upload it with:\n  {command}")
 
     def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
-        # The client's telemetry would call its maker even offline, and hold up the exit where nobody answers.
+        # The client's telemetry would call its maker even offline, and hold up the exit where
+        # nobody answers.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = importlib.import_module("wandb")
         require_valid_variables(self._wandb.Settings)
@@ -107,9 +116,13 @@ class WandbRun:
 
     def _init(self, config: WandbConfig, document: Mapping[str, Any], mode: str) -> Any:
         folder = os.environ.get("WANDB_DIR")
-        if folder and not _takes_files(folder):  # the client would take a temporary folder without a word
+        if folder and not _takes_files(
+            folder
+        ):  # the client would take a temporary folder without a word
             expected = "expected a folder that can be written to"
-            self._notify(f"wandb: WANDB_DIR={folder!r}: {expected}; it is recorded in the run's own")
+            self._notify(
+                f"wandb: WANDB_DIR={folder!r}: {expected}; it is recorded in the run's own"
+            )
             folder = None
         if not folder:
             make_folder(self._run_dir / "wandb")
@@ -153,8 +166,12 @@ class WandbRun:
             ("report", "report", student.with_name("report.html")),
         ):
             if file.exists():
-                artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata=dict(summary))
-                artifact.add_file(str(file), policy="immutable", skip_cache=True)  # no second copy elsewhere
+                artifact = self._wandb.Artifact(
+                    f"{name}-{self._run.id}", type=kind, metadata=dict(summary)
+                )
+                artifact.add_file(
+                    str(file), policy="immutable", skip_cache=True
+                )  # no second copy elsewhere
                 self._run.log_artifact(artifact)
 
     def _attempt(self, action: Callable[[], object]) -> None:
@@ -162,11 +179,15 @@ class WandbRun:
             action()
         except Exception as error:
             self._run = None
-            self._notify(f"wandb: {one_line(error)}; the run goes on without it, recorded in metrics.jsonl")
+            self._notify(
+                f"wandb: {one_line(error)}; the run goes on without it, recorded in metrics.jsonl"
+            )
 
 
 def require_valid_variables(settings: Callable[[], Any]) -> None:
-    """UserError that names the variable of the environment which wandb's settings do not take, if one is."""
+    """UserError that names the variable of the environment which wandb's settings do not take, if
+    one is.
+    """
     for name, value in os.environ.items():
         if not name.startswith("WANDB_"):
             continue

@@ -1,4 +1,6 @@
-"""``dfme.extract``: an extraction from Python, by the same job and the same loop as the command line's."""
+"""``dfme.extract``: an extraction from Python, by the same job and the same loop as the command
+line's.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,16 @@ if TYPE_CHECKING:
     from dfme.run.run import Result
 
 # Of a resumed run, where they are not given again.
-KEPT_ON_RESUME = ("recipe", "budget", "student", "schedule", "evaluation", "answers", "method", *SECTIONS)
+KEPT_ON_RESUME = (
+    "recipe",
+    "budget",
+    "student",
+    "schedule",
+    "evaluation",
+    "answers",
+    "method",
+    *SECTIONS,
+)
 
 
 @contextmanager
@@ -49,7 +60,9 @@ def _speaking_python() -> Iterator[None]:
     try:
         yield
     except DfmeError as error:
-        sections = [option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")]
+        sections = [
+            option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")
+        ]
         options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher."), *sections]
         keys = {option.key: option for option in options}
         said = shortened(in_python(str(error), keys, signature(extract).parameters))
@@ -92,22 +105,25 @@ def extract(
     progress: bool = False,
     callback: Callable[..., object] | None = None,
 ) -> Result:
-    """Clone ``teacher``, a ``dfme.spec.Teacher`` or a function images -> scores, within ``budget`` images.
+    """Clone ``teacher``, a ``dfme.spec.Teacher`` or a function images -> scores, within ``budget``
+    images.
 
-    Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels (B,), as
-    tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as attributes instead.
-    ``defences`` are names, classes or objects, joined by + in a text or in a list, ``watch`` names or classes
-    of detectors, calibrated on ``benign``: of dfme's and of one's own, in front of the teacher.
-    ``evaluation`` is the name of a data set, its configuration, or images (N, C, H, W), uint8 or within 0 and
-    1, alone or as a tuple (images, labels); {"images": ..., "labels": ...} leaves room for the configuration.
-    ``method`` may be a class of one's own, ``student`` (or its ``arch``) and ``method_options["generator"]``
-    a torch module, of which a copy is trained, or what makes one (docs/extending.md). ``callback(queries,
-    metrics)``, or with the student as a third argument, hears every line of metrics.jsonl; metrics that it
-    returns as a mapping join the line. Where it returns True the run stops, where it raises too, and all that
-    is paid is kept: call again with ``resume=True`` to go on, or with "auto", which begins where ``out``
-    holds no run yet. The result has the ``student`` (a torch module), the ``summary`` (that of summary.json),
-    the ``metrics`` and the ``run_dir``. What is not given is as in ``recipe``, one of dfme's by its name
-    (``frugal``, ``paper``...) and by default the method's; a resumed run keeps its own.
+    Images reach it as float32 (B, C, H, W) within ``bounds``; it answers scores (B, K) or labels
+    (B,), as tensors, arrays or lists. ``shape`` and ``num_classes`` may stand on the teacher as
+    attributes instead. ``defences`` are names, classes or objects, joined by + in a text or in a
+    list, ``watch`` names or classes of detectors, calibrated on ``benign``: of dfme's and of one's
+    own, in front of the teacher. ``evaluation`` is the name of a data set, its configuration, or
+    images (N, C, H, W), uint8 or within 0 and 1, alone or as a tuple (images, labels); {"images":
+    ..., "labels": ...} leaves room for the configuration. ``method`` may be a class of one's own,
+    ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
+    copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)``, or with
+    the student as a third argument, hears every line of metrics.jsonl; metrics that it returns as a
+    mapping join the line. Where it returns True the run stops, where it raises too, and all that is
+    paid is kept: call again with ``resume=True`` to go on, or with "auto", which begins where
+    ``out`` holds no run yet. The result has the ``student`` (a torch module), the ``summary`` (that
+    of summary.json), the ``metrics`` and the ``run_dir``. What is not given is as in ``recipe``,
+    one of dfme's by its name (``frugal``, ``paper``...) and by default the method's; a resumed run
+    keeps its own.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
@@ -143,7 +159,12 @@ def extract(
         **{"kind": name_of(teacher), "shape": shape, "num_classes": num_classes},
         **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
         "label_mode": None if label_mode is None else str(label_mode),
-        **{"defences": defences or (), "watch": watch or (), "benign": benign, "on_alarm": on_alarm},
+        **{
+            "defences": defences or (),
+            "watch": watch or (),
+            "benign": benign,
+            "on_alarm": on_alarm,
+        },
     }
     parts = {"estimator": estimator, "queries": queries}
     settings |= {name: _mapping(part) for name, part in parts.items() if part is not None}
@@ -152,12 +173,19 @@ def extract(
     from dfme.run.build import run_job
 
     return run_job(
-        job, teacher=teacher, resume=bool(resume), console=progress, callback=hearing, evaluation=images
+        job,
+        teacher=teacher,
+        resume=bool(resume),
+        console=progress,
+        callback=hearing,
+        evaluation=images,
     )
 
 
 def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
-    """The callback, given the student too if it takes three values. UserError unless two or three."""
+    """The callback, given the student too if it takes three values. UserError unless two or
+    three.
+    """
     with suppress(TypeError, ValueError):
         form = signature(callback)
         required = [name for name, each in form.parameters.items() if each.default is each.empty]
@@ -196,7 +224,9 @@ def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
 
 
 def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.Content:
-    """Content below the arguments, with its name: a recipe, or the config file of the run being resumed."""
+    """Content below the arguments, with its name: a recipe, or the config file of the run being
+    resumed.
+    """
     if own is not None and own.is_file():
         content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
         content = images_from_run_start(own, content)
@@ -207,11 +237,16 @@ def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.
         named = method or recipes.by_name(recipe or "dfme")["method"]["name"]
         shown, content = recipes.below(recipe or "", named)
         content, section = content | {"recipe": recipe or shown}, content.get("method", {})
-    return content | {"method": section if method in (None, section.get("name")) else {"name": method}}
+    return content | {
+        "method": section if method in (None, section.get("name")) else {"name": method}
+    }
 
 
 def _job(
-    below: recipes.Content, given: Mapping[str, Any], teacher: Mapping[str, Any], objects: dict[str, Any]
+    below: recipes.Content,
+    given: Mapping[str, Any],
+    teacher: Mapping[str, Any],
+    objects: dict[str, Any],
 ) -> Job:
     """The job of the options that are ``given`` and of those below them, checked."""
     settings = recipes.merged(below, dict(given))
@@ -220,16 +255,23 @@ def _job(
     entry = find_method(method, objects.get("method.name"))
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):
         heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
-        raise UserError(f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}")
+        raise UserError(
+            f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}"
+        )
     sections = {name: settings.pop(name, None) or {} for name in SECTIONS}
     heeded = {name: values if name in entry.sections else {} for name, values in sections.items()}
     asked = Job(
-        from_mapping(ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"),
+        from_mapping(
+            ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"
+        ),
         from_mapping(TeacherConfig, teacher, "--teacher."),
         {},
         method,
         from_mapping(entry.config, options, "--method."),
-        **{name: from_mapping(entry.section(name), values, f"--{name}.") for name, values in heeded.items()},
+        **{
+            name: from_mapping(entry.section(name), values, f"--{name}.")
+            for name, values in heeded.items()
+        },
         objects=objects,
     )
     # it may stay while tracking is off
@@ -238,7 +280,9 @@ def _job(
     job = recipes.fitted(asked, told)
     check(job, told)
     # a run that is resumed has its settings already
-    return job if given["resume"] else recipes.with_larger(job, str(below.get("recipe") or ""), told)
+    return (
+        job if given["resume"] else recipes.with_larger(job, str(below.get("recipe") or ""), told)
+    )
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:
@@ -256,18 +300,23 @@ def _mapping(config: object, alone: str = "") -> dict[str, Any]:
 
 
 FLAG = re.compile(  # in a sentence, and the word behind it, which may be its value
-    r"(?<![\w-])--(?P<key>[a-z]\w*(?:[-.][a-z]\w*)*)(?: (?P<word>[^\s,;)]*[^\s,;:).])(?=[\s,;:).]|$))?"
+    r"(?<![\w-])--(?P<key>[a-z]\w*(?:[-.][a-z]\w*)*)"
+    r"(?: (?P<word>[^\s,;)]*[^\s,;:).])(?=[\s,;:).]|$))?"
 )
 
 
 def in_python(text: str, options: Mapping[str, Option], arguments: Collection[str]) -> str:
-    """The message with ``student={"lr": 0.1}`` for ``--student.lr 0.1``, if there is such an argument."""
+    """The message with ``student={"lr": 0.1}`` for ``--student.lr 0.1``, if there is such an
+    argument.
+    """
 
     def spelled(found: re.Match[str]) -> str:
         key = found["key"].replace("-", "_")
         word = found["word"] or ""
         value = _value(word, options.get(key))
-        if word and (key == "method.name" or (found.start() == 0 and text[found.end() :].startswith(":"))):
+        if word and (
+            key == "method.name" or (found.start() == 0 and text[found.end() :].startswith(":"))
+        ):
             value = value or f'"{word}"'  # what the message is about
         rest = f" {word}" if word and not value else ""
         section, _, name = {"method.name": "method"}.get(key, key).rpartition(".")

@@ -81,10 +81,11 @@ def run_job(
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers;
-    ``evaluation`` that of its evaluation set; ``announced``: the run's first line was said before torch was
-    loaded; ``own_process``: this process is there for the run alone, so it chooses its threads. Whatever is
-    wrong with the job raises UserError before the first query. A finished run that is resumed without a
-    larger budget gives its result again. Global random state is as it was afterwards.
+    ``evaluation`` that of its evaluation set; ``announced``: the run's first line was said before
+    torch was loaded; ``own_process``: this process is there for the run alone, so it chooses its
+    threads. Whatever is wrong with the job raises UserError before the first query. A finished run
+    that is resumed without a larger budget gives its result again. Global random state is as it was
+    afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
         _require_same_run(job, result.run_dir)
@@ -93,7 +94,11 @@ def run_job(
         return result
     device = choose_device(job.config.device)
     gpus = [device] if device.type == "cuda" else []
-    with within_memory(device), deterministic(job.config.deterministic, device), ExitStack() as held:
+    with (
+        within_memory(device),
+        deterministic(job.config.deterministic, device),
+        ExitStack() as held,
+    ):
         held.enter_context(torch.random.fork_rng(gpus))
         interrupt = held.enter_context(Interrupt(console, True))
         held.callback(torch.set_num_threads, torch.get_num_threads())
@@ -111,7 +116,12 @@ def run_job(
         path = run.directory.path
         run.recorder.callback = callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
-        for line in [*first, *told, *run.notes, f"running on {device_name(device)}, recorded in {path}"]:
+        for line in [
+            *first,
+            *told,
+            *run.notes,
+            f"running on {device_name(device)}, recorded in {path}",
+        ]:
             run.recorder.note(line)
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"
@@ -146,9 +156,11 @@ def build_teacher(
     device: torch.device,
     meter: Callable[[Teacher], Teacher] | None = None,
 ) -> Teacher:
-    """The job's teacher, or the given one, wrapped by the common keys; ``meter``: see ``make_teacher``.
+    """The job's teacher, or the given one, wrapped by the common keys; ``meter``: see
+    ``make_teacher``.
 
-    If its file does not say which images it takes, they are the evaluation's, where these have a shape.
+    If its file does not say which images it takes, they are the evaluation's, where these have a
+    shape.
     """
     if teacher is None:
         try:
@@ -183,7 +195,9 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
 
 
 def spared_images(runs: Path) -> int:
-    """Images that the runs of an audit, in a directory, had answers to since another run had asked."""
+    """Images that the runs of an audit, in a directory, had answers to since another run had
+    asked.
+    """
     return spared((runs / SHARED).glob("*.sqlite"))
 
 
@@ -202,9 +216,11 @@ def open_run(
     evaluation: ImageSet | None = None,
     choose_threads: bool = False,
 ) -> Run:
-    """Put the parts together; all that can be wrong is found before the run directory is made or touched.
+    """Put the parts together; all that can be wrong is found before the run directory is made or
+    touched.
 
-    ``held`` closes what is opened: directory, ledger, journal, recorder. ``choose_threads``: by timing steps.
+    ``held`` closes what is opened: directory, ledger, journal, recorder. ``choose_threads``: by
+    timing steps.
     """
     deferred = DeferredChecks()
     streams = Streams(job.config.seed, device)
@@ -224,22 +240,37 @@ def open_run(
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
     settled, data, pool, nets = build_parts(
-        with_recorded_net(job, record[1] if record else {}), teacher, device, evaluation, notes.append
+        with_recorded_net(job, record[1] if record else {}),
+        teacher,
+        device,
+        evaluation,
+        notes.append,
     )
     if not resume:
         require_room(job, teacher, device)
     notes += take_threads(settled, nets, teacher.spec) if choose_threads else []
-    found = rehearse(settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job))
+    found = rehearse(
+        settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job)
+    )
     directory, state, oracle = record or open_record()
     settle_images(directory.path, digests_of(job, data, pool))
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
-    examination = examination_of(data, teacher.spec, mode, device, partial(oracle, purpose="evaluation"))
+    examination = examination_of(
+        data, teacher.spec, mode, device, partial(oracle, purpose="evaluation")
+    )
     (goal, hold_out) = goal_of(job.config, examination, oracle, device)
     method = build_method(
         job,
         build_components(
-            settled, nets, oracle, streams, deferred, pool=pool, directory=directory.path, hold_out=hold_out
+            settled,
+            nets,
+            oracle,
+            streams,
+            deferred,
+            pool=pool,
+            directory=directory.path,
+            hold_out=hold_out,
         ),
     )
     if (replay := method.students.replay) is not None:
@@ -279,7 +310,9 @@ def open_run(
 
 
 def _write_recipe(job: Job, directory: RunDirectory, resume: bool) -> None:
-    """Write the adapter as resolved, and the recipe of a resumed run, which has no summary any more."""
+    """Write the adapter as resolved, and the recipe of a resumed run, which has no summary any
+    more.
+    """
     if adapter := resolved_adapter(job.teacher.kind, job.teacher_options):
         write_text(directory.adapter, adapter)
     if resume:
@@ -298,9 +331,10 @@ def build_oracle(
 ) -> Oracle:
     """The oracle with ledger and journal, new or from a checkpoint; ``facts``: the teacher's.
 
-    ``begin`` is called with the ledger before it is settled. A network of ours on a GPU needs no journal,
-    which would make the GPU wait for the host at every step: a resumed run asks again what it asked since the
-    checkpoint, and the ledger says so (``lost``). A teacher of one's own may cost money on any device.
+    ``begin`` is called with the ledger before it is settled. A network of ours on a GPU needs no
+    journal, which would make the GPU wait for the host at every step: a resumed run asks again what
+    it asked since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may
+    cost money on any device.
     """
     counted = place = None
     state = state["oracle"] if state else {}
@@ -320,7 +354,9 @@ def build_oracle(
     if teacher.info.report_uncharged:
         teacher.info.report_uncharged(ledger.record_beside)
     if state:  # the ledger has said by now if this is another teacher
-        validate_like({"answered": torch.zeros(teacher.num_classes, dtype=torch.int64)}, state, "oracle")
+        validate_like(
+            {"answered": torch.zeros(teacher.num_classes, dtype=torch.int64)}, state, "oracle"
+        )
         oracle.answered = state["answered"]
         oracle.load_teacher_state(state)
     _ = reader.recovery  # which takes seconds, and is there before the first image is asked
@@ -328,7 +364,9 @@ def build_oracle(
 
 
 def is_local(job: Job) -> bool:
-    """True if the teacher is one of the built-in kinds that answer in this process, where nobody is paid."""
+    """True if the teacher is one of the built-in kinds that answer in this process, where nobody is
+    paid.
+    """
     return job.teacher.kind in KINDS and KINDS[job.teacher.kind].is_local
 
 
@@ -352,7 +390,9 @@ def _require_same_run(job: Job, run_dir: Path) -> None:
 
 
 def files_of(job: Job) -> tuple[dict[str, str], str]:
-    """Digests of the files that decide what the job's teacher answers, and the option that names them."""
+    """Digests of the files that decide what the job's teacher answers, and the option that names
+    them.
+    """
     kind = job.teacher.kind
     source = KINDS[kind].file if kind in KINDS else None
     return teacher_files(kind, job.teacher_options), source.option if source else ""

@@ -1,4 +1,6 @@
-"""Checkpoints: what ``torch.save`` writes, a mark and its SHA-256; saved whole, the one before is kept."""
+"""Checkpoints: what ``torch.save`` writes, a mark and its SHA-256; saved whole, the one before is
+kept.
+"""
 
 import hashlib
 import os
@@ -22,15 +24,19 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def previous(path: Path) -> Path:
-    """The name of the checkpoint kept from before ``path``: checkpoint.previous.pt for checkpoint.pt."""
+    """The name of the checkpoint kept from before ``path``: checkpoint.previous.pt for
+    checkpoint.pt.
+    """
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Save nested dicts, lists and tuples of tensors, numbers, strings, bytes and None; the old one is kept.
+    """Save nested dicts, lists and tuples of tensors, numbers, strings, bytes and None; the old one
+    is kept.
 
     On the disk when this returns. Raises RunError where the disk refuses, with the old checkpoint
-    untouched, and TypeError, naming the entry, for a value that ``weights_only`` would not load again.
+    untouched, and TypeError, naming the entry, for a value that ``weights_only`` would not load
+    again.
     """
     _plain(state, "state")
     with replacing(path, keep=previous(path)) as file:
@@ -45,8 +51,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The state that was saved, on the CPU.
 
-    A process killed in the middle of a save may leave only the previous one; that is loaded then. Raises
-    RunError for a missing or damaged file, and says whether the previous one is whole.
+    A process killed in the middle of a save may leave only the previous one; that is loaded then.
+    Raises RunError for a missing or damaged file, and says whether the previous one is whole.
     """
     if not path.exists() and previous(path).exists():
         path = previous(path)
@@ -64,13 +70,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     before = previous(path)
     advice = "there is no whole one before it either; start a new run in another --out"
     if path != before and _damage(before) is None:
-        advice = f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
+        advice = (
+            f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
+        )
     raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {advice}")
 
 
 @contextmanager
 def explain_load_errors(checkpoint: Path) -> Iterator[None]:
-    """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of this run."""
+    """RunError for whatever goes wrong with the state of a checkpoint that is whole, but not of
+    this run.
+    """
     try:
         yield
     except DfmeError:
@@ -78,7 +88,8 @@ def explain_load_errors(checkpoint: Path) -> Iterator[None]:
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RunError(
-            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that belongs to "
+            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that "
+            "belongs to "
             "it and is of this version, or start a new run in another --out"
         ) from error
 
@@ -100,7 +111,9 @@ def require_paid(
 
 
 class _HashingWriter:
-    """Passes bytes on, hashing them; remembers the disk's error, which PyTorch hides in one of its own."""
+    """Passes bytes on, hashing them; remembers the disk's error, which PyTorch hides in one of its
+    own.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -131,7 +144,11 @@ def _plain(value: object, where: str) -> Any:
         items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
         return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_meta or value.nbytes > value.untyped_storage().nbytes():
+        if (
+            value.layout != torch.strided
+            or value.is_meta
+            or value.nbytes > value.untyped_storage().nbytes()
+        ):
             raise TypeError(f"{where} is no plain tensor with memory of its own")
         whole = value.detach().resolve_conj().resolve_neg()
         in_place = torch.empty_like(whole, device="meta").stride() == whole.stride()

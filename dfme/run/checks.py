@@ -21,18 +21,23 @@ from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 
 HELD_BACK_EVERY = 20  # of so many paid batches one is held back from training, to score students on
-Rule = tuple[object, str, str]  # whether something is wrong, with which option, and what is said of it
+Rule = tuple[
+    object, str, str
+]  # whether something is wrong, with which option, and what is said of it
 
 
 def check(job: Job, said: Callable[[str], bool] | None = None) -> None:
     """Raise one UserError that names everything wrong with the job."""
     problems = [*find_problems(job, said), *teacher_problems(job.teacher)]
     if problems:
-        raise UserError("; ".join(f"{spelled_flag(problem.key)}: {problem.text}" for problem in problems))
+        raise UserError(
+            "; ".join(f"{spelled_flag(problem.key)}: {problem.text}" for problem in problems)
+        )
 
 
 def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[Problem]:
-    """Everything wrong with the job, its teacher apart, that can be seen without loading torch or the data.
+    """Everything wrong with the job, its teacher apart, that can be seen without loading torch or
+    the data.
 
     ``said``: whether the user gave the option of this key, so that one without effect is a mistake.
     """
@@ -41,7 +46,9 @@ def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[P
 
 
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
-    """Unknown architecture; none and auto are the builder's. Only a student may be ``module:Net``."""
+    """Unknown architecture; none and auto are the builder's. Only a student may be
+    ``module:Net``.
+    """
     if arch not in (None, "auto"):
         own = key == "student.arch" and is_own(arch)
         yield from _caught(key, partial(find_net if own else check_net, arch))
@@ -53,7 +60,9 @@ def _nets_of(job: Job) -> Iterator[Problem]:
         yield from net_problems("student.arch", job.config.student.arch)
     generator = getattr(job.method_config, "generator", "auto")
     if generator != "auto" and "method.generator" not in job.objects:
-        yield from _caught("method.generator", partial(find_target, generator, "--method.generator"))
+        yield from _caught(
+            "method.generator", partial(find_target, generator, "--method.generator")
+        )
 
 
 def students_of(job: Job) -> int:
@@ -94,7 +103,9 @@ def _uncounted(method: Any) -> Iterator[Problem]:
     for name in ("batch_size", "student_steps"):
         value = getattr(method, name, 1)
         if not isinstance(value, int) or value < 1:
-            yield Problem(f"method.{name}", f"expected a whole number of at least 1, got {value!r:.80}")
+            yield Problem(
+                f"method.{name}", f"expected a whole number of at least 1, got {value!r:.80}"
+            )
 
 
 def _broken(rules: Sequence[Rule]) -> Iterator[Problem]:
@@ -102,7 +113,9 @@ def _broken(rules: Sequence[Rule]) -> Iterator[Problem]:
 
 
 def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
-    """Problem that ``action`` raises, without the name that it begins with: the key stands there already."""
+    """Problem that ``action`` raises, without the name that it begins with: the key stands there
+    already.
+    """
     try:
         action()
     except UserError as error:
@@ -112,7 +125,10 @@ def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
 def _student_rules(job: Job) -> list[Rule]:
     config = job.config.student
     needed = entry_of(job).students
-    few = f"expected at least {needed}, which {job.method} plays against each other, got {config.count}"
+    few = (
+        f"expected at least {needed}, which {job.method} plays against each other, got "
+        f"{config.count}"
+    )
     divides = "expected --student.steps as well, which it divides"
     taken = "expected --student.passes or --student.steps as well, which are taken in them"
     when = "expected --student.rounds as well, which take them"
@@ -131,9 +147,14 @@ def _student_rules(job: Job) -> list[Rule]:
 
 
 def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[Problem]:
-    """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one image."""
+    """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one
+    image.
+    """
     learnt = f"expected auto or {config.loss(loss)} with --answers.learn {config.learn}, got {loss}"
-    undone = "expected --answers.knows as well: the defence that is undone, such as reverse_sigmoid:beta=0.7"
+    undone = (
+        "expected --answers.knows as well: the defence that is undone, such as "
+        "reverse_sigmoid:beta=0.7"
+    )
     often = "as often as --answers.repeat and --answers.vote ask for each one"
     if loss not in ("auto", config.loss(loss)):
         yield Problem("student.loss", learnt)
@@ -144,7 +165,9 @@ def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[
 
 
 def _goal_rules(job: Job, share: float) -> list[Rule]:
-    """Rules that keep a student from showing, before the budget is spent, that it is good enough."""
+    """Rules that keep a student from showing, before the budget is spent, that it is good
+    enough.
+    """
     student = job.config.student
     batch = job.method_config.batch_size
     alone = entry_of(job).keeps and not (student.steps or student.rounds or student.replay_steps)
@@ -152,25 +175,40 @@ def _goal_rules(job: Job, share: float) -> list[Rule]:
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
     least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
-    few = f"expected a budget of {least:,} images or more: {needed:,} must be held back, one batch of {batch}"
+    few = (
+        f"expected a budget of {least:,} images or more: {needed:,} must be held back, "
+        f"one batch of {batch}"
+    )
     late = "expected students that learn while the budget is spent, but here they learn afterwards"
     rounds = f"{late}: leave out student.final_share 1, or give several student.rounds"
     return [
         (alone, "until_agreement", f"{late}; give --student.replay-steps or --student.steps"),
         (afterwards, "until_agreement", rounds),
-        (int(job.config.budget) < least, "until_agreement", f"{few} in 20; got {int(job.config.budget):,}"),
+        (
+            int(job.config.budget) < least,
+            "until_agreement",
+            f"{few} in 20; got {int(job.config.budget):,}",
+        ),
     ]
 
 
 def _estimator_rules(job: Job) -> list[Rule]:
     config = job.estimator
     step = job.estimator.step
-    lattice = config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0)
+    lattice = (
+        config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0)
+    )
     levels = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {step}"
     images = "expected space image or lattice with neighbours, which are images"
-    between = config.kind == "prior_guided" and config.prior == "neighbours" and config.space == "pre_squash"
+    between = (
+        config.kind == "prior_guided"
+        and config.prior == "neighbours"
+        and config.space == "pre_squash"
+    )
     reused = config.form == "central" and getattr(job.method_config, "reuse", False)
-    forward = "expected forward with --method.reuse true, which needs the answer at the point itself"
+    forward = (
+        "expected forward with --method.reuse true, which needs the answer at the point itself"
+    )
     return [
         (lattice, "estimator.step", levels),
         (between, "estimator.prior", images),
@@ -184,15 +222,29 @@ def _queries_rules(job: Job) -> list[Rule]:
     alone = config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1
     slope = getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural)
     based = config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto"
-    own = "expected queries.pool 1 and queries.procedural 0 with it: it looks at the generator's own images"
-    kept = "expected --student.replay-steps or --student.steps as well: what is paid for is kept for replay"
+    own = (
+        "expected queries.pool 1 and queries.procedural 0 with it: it looks at the "
+        "generator's own images"
+    )
+    kept = (
+        "expected --student.replay-steps or --student.steps as well: what is paid for is "
+        "kept for replay"
+    )
     other = "expected none with method.generator: it is a generator of its own kind"
     none = f"method {job.method} has no generator; leave it out"
     return [
-        (alone, "queries.choose", "expected entropy, or --student.count of 2 or more, which can differ"),
+        (
+            alone,
+            "queries.choose",
+            "expected entropy, or --student.count of 2 or more, which can differ",
+        ),
         (slope, "method.adversarial", own),
         (config.evolve and not keeps_answers(job), "queries.evolve", kept),
-        (not generated and config.procedural != QueriesConfig.procedural, "queries.procedural", none),
+        (
+            not generated and config.procedural != QueriesConfig.procedural,
+            "queries.procedural",
+            none,
+        ),
         (not generated and config.base != QueriesConfig.base, "queries.base", none),
         (based, "queries.base", other),
     ]
@@ -203,9 +255,13 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
     if needed and config.dataset == "none":
         yield Problem("evaluation.dataset", "expected a data set or a folder of images, got none")
     if config.classes is not None and config.dataset == "none":
-        yield Problem("evaluation.classes", "expected an evaluation.dataset as well, whose classes they are")
+        yield Problem(
+            "evaluation.classes", "expected an evaluation.dataset as well, whose classes they are"
+        )
     if config.dataset != "none":
-        yield from dataset_problems("evaluation.dataset", config.dataset, config.root, config.download)
+        yield from dataset_problems(
+            "evaluation.dataset", config.dataset, config.root, config.download
+        )
     yield from _normalisation_problems("evaluation.", config.mean, config.std, None)
     if (config.mean is None) != (config.std is None):
         missing = "std" if config.std is None else "mean"
@@ -215,13 +271,19 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
     """A teacher's description that contradicts itself, or has no effect."""
     yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
-    for name, given in (("benign", config.benign is not None), ("on_alarm", config.on_alarm != "log")):
+    for name, given in (
+        ("benign", config.benign is not None),
+        ("on_alarm", config.on_alarm != "log"),
+    ):
         if given and not config.watch:
             yield Problem(f"teacher.{name}", "expected --teacher.watch with it")
 
 
 def _normalisation_problems(
-    prefix: str, mean: Sequence[float] | None, std: Sequence[float] | None, shape: Sequence[int] | None
+    prefix: str,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    shape: Sequence[int] | None,
 ) -> Iterator[Problem]:
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and shape is not None and len(values) not in (1, shape[0]):
@@ -235,17 +297,23 @@ def _normalisation_problems(
 def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Iterator[Problem]:
     """A data set that is not known, or whose files are neither there nor to be downloaded."""
     flag = f"--{key.partition('.')[0]}.download true"
-    return _caught(key, partial(check_dataset, dataset, root, download=download, download_flag=flag))
+    return _caught(
+        key, partial(check_dataset, dataset, root, download=download, download_flag=flag)
+    )
 
 
-def file_problems(key: str, path: str | None, remedy: str = "", folder: bool = False) -> Iterator[Problem]:
+def file_problems(
+    key: str, path: str | None, remedy: str = "", folder: bool = False
+) -> Iterator[Problem]:
     """A path that is no file, or no folder; ``remedy`` if no similar path exists."""
     if path is None:
         return
     place = Path(os.path.expanduser(path))
     kinds = ("a file", "a directory")
     if not os.path.exists(place):  # unlike pathlib's, false for a name that no file can have
-        beside = [entry.name for entry in place.parent.glob("*")] if os.path.isdir(place.parent) else []
+        beside = (
+            [entry.name for entry in place.parent.glob("*")] if os.path.isdir(place.parent) else []
+        )
         near = did_you_mean(place.name, beside)
         yield Problem(key, f"expected {kinds[folder]}, but {path!r} does not exist{near or remedy}")
     elif not (place.is_dir() if folder else place.is_file()):
@@ -255,7 +323,9 @@ def file_problems(key: str, path: str | None, remedy: str = "", folder: bool = F
 def fresh_directory_problems(out: str | None) -> Iterator[Problem]:
     """A directory for results, if one was named, that holds something already."""
     if out is not None and (not out or _is_taken(out)):
-        yield Problem("out", f"expected a new or empty directory, got {out!r}; choose another --out")
+        yield Problem(
+            "out", f"expected a new or empty directory, got {out!r}; choose another --out"
+        )
 
 
 def _is_taken(out: str) -> bool:
@@ -268,9 +338,13 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
         if out is None:
             yield Problem("resume", "expected --out as well: the run directory to go on with")
         elif not os.path.isfile(Path(out) / "config.yaml"):
-            yield Problem("out", f"expected a run directory to resume, but {out!r} has no config.yaml")
+            yield Problem(
+                "out", f"expected a run directory to resume, but {out!r} has no config.yaml"
+            )
     elif out == "":
-        yield Problem("out", "expected a directory, got an empty name; leave it out for one under runs/")
+        yield Problem(
+            "out", "expected a directory, got an empty name; leave it out for one under runs/"
+        )
     elif out is not None and _is_taken(out):
         there = "; there is no run in it to go on with"
         if is_run(out):
@@ -278,18 +352,32 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
         yield Problem("out", f"{out!r} exists; give another --out{there}")
     else:
         path = Path(out or "runs")
-        parent = next(folder for folder in (path, *path.absolute().parents) if os.path.exists(folder))
+        parent = next(
+            folder for folder in (path, *path.absolute().parents) if os.path.exists(folder)
+        )
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            yield Problem("out", f"expected a place that can be written, but {str(parent)!r} cannot")
+            yield Problem(
+                "out", f"expected a place that can be written, but {str(parent)!r} cannot"
+            )
 
 
-POOLS = ("pool", "proxy", "partial_data")  # options of methods that name images; root, download go with them
+POOLS = (
+    "pool",
+    "proxy",
+    "partial_data",
+)  # options of methods that name images; root, download go with them
 FROM_DISK = "mnist,fashion_mnist,cifar10,cifar100,svhn"
 KEPT = ("student.replay_steps", "student.steps", "student.passes", "method.keeps")
-DRAWING = ("queries.procedural", "queries.base", "method.proxy=procedural", "method.name=procedural")
+DRAWING = (
+    "queries.procedural",
+    "queries.base",
+    "method.proxy=procedural",
+    "method.name=procedural",
+)
 DIFFERENCES = "estimator.kind=finite_difference,prior_guided,synthetic"
 
-# Options, idle unless one of these has another value than its default, or the one that stands there.
+# Options, idle unless one of these has another value than its default, or the one that stands
+# there.
 EFFECTS: dict[str, tuple[str, ...]] = {
     "student.momentum": ("student.optimizer=sgd,auto",),
     "student.passes student.replay_steps": ("student.steps=0",),
@@ -310,9 +398,8 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "estimator.frequencies": ("estimator.direction=dct", "estimator.kind=auto"),
     "estimator.prior": ("estimator.kind=prior_guided",),
     "estimator.every estimator.synthetic_lr": ("estimator.kind=synthetic",),
-    "method.seed_images method.gan_weight method.gradient_penalty method.critic_steps method.critic_lr": (
-        "method.partial_data",
-    ),
+    "method.seed_images method.gan_weight method.gradient_penalty": ("method.partial_data",),
+    "method.critic_steps method.critic_lr": ("method.partial_data",),
     "method.epochs": ("student.replay_steps=0",),
     "method.root method.download": tuple(f"method.{pool}={FROM_DISK}" for pool in POOLS),
     "wandb.project wandb.entity wandb.name wandb.group wandb.tags": ("wandb.mode",),
@@ -330,19 +417,32 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
 
     def holds(condition: str) -> bool:
         key, equals, choices = condition.partition("=")
-        return str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
+        return (
+            str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
+        )
 
     for keys, conditions in EFFECTS.items():
         told = [each.partition("=") for each in conditions]
-        needed = " or ".join(f"{spelled_flag(key)} {text}".strip() for key, _, text in told if key in usual)
+        needed = " or ".join(
+            f"{spelled_flag(key)} {text}".strip() for key, _, text in told if key in usual
+        )
         for key in keys.split():
-            if key in held and said(key) and held[key] != usual[key] and not any(map(holds, conditions)):
+            if (
+                key in held
+                and said(key)
+                and held[key] != usual[key]
+                and not any(map(holds, conditions))
+            ):
                 yield Problem(key, f"takes effect only with {needed}")
 
 
 def _leaves(job: Job) -> dict[str, object]:
     """The values of a job by dotted key, its teacher apart."""
     own: dict[str, object] = {"method.name": job.method}
-    for name, part in (("method", job.method_config), ("estimator", job.estimator), ("queries", job.queries)):
+    for name, part in (
+        ("method", job.method_config),
+        ("estimator", job.estimator),
+        ("queries", job.queries),
+    ):
         own |= {f"{name}.{key}": value for key, value in leaves(part).items()}
     return leaves(job.config) | own

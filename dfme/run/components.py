@@ -36,7 +36,9 @@ from dfme.students.trainer import StudentTrainer
 
 @dataclass(frozen=True)
 class Nets:
-    """A job's networks. ``fresh``: as many new students, by the number of the round that they are for."""
+    """A job's networks. ``fresh``: as many new students, by the number of the round that they are
+    for.
+    """
 
     arch: str
     students: list[nn.Module]
@@ -45,7 +47,9 @@ class Nets:
 
 
 def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
-    """The job with the architecture in its checkpoint in place of ``auto``, which goes by the device."""
+    """The job with the architecture in its checkpoint in place of ``auto``, which goes by the
+    device.
+    """
     nets = (state.get("trainer") or {}).get("nets") or {}
     whole = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
     if job.config.student.arch != "auto" or "student.arch" in job.objects or not (nets and whole):
@@ -78,16 +82,20 @@ def build_students(
 ) -> tuple[str, list[nn.Module]]:
     """The architecture and so many students, as the seed initialises them, on their device.
 
-    ``own`` was handed over in Python to make them. A module is one student, with the weights that it has.
+    ``own`` was handed over in Python to make them. A module is one student, with the weights that
+    it has.
     """
     arch = config.student.arch
     if arch == "auto":
         arch = auto_net(spec.shape, on_accelerator(device))
     own = own or find_net(arch)
     if isinstance(own, nn.Module) and (count > 1 or config.student.rounds):
-        needed = f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"
+        needed = (
+            f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"
+        )
         raise UserError(
-            f"--student.arch: a torch module is one student, but this needs {needed}; give its class instead"
+            f"--student.arch: a torch module is one student, but this needs {needed}; give its "
+            "class instead"
         )
     nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, own)
     return arch, [_place(net, config, device) for net in nets]
@@ -96,7 +104,9 @@ def build_students(
 def fresh_nets(
     arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int, own: Any = None
 ) -> list[nn.Module]:
-    """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it was."""
+    """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it
+    was.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return [build_net(arch, spec.shape, num_classes, own) for _ in range(number)]
@@ -129,7 +139,11 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
 def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
     """Images by the programs that the job names, where it draws any."""
     queries = job.queries
-    draws = queries.procedural or queries.base != "none" or not hasattr(job.method_config, "latent_size")
+    draws = (
+        queries.procedural
+        or queries.base != "none"
+        or not hasattr(job.method_config, "latent_size")
+    )
     if not draws or "queries" not in entry_of(job).sections:
         return None
     return ProceduralImages(spec, queries.programs).draw
@@ -138,7 +152,9 @@ def procedural_images(job: Job, spec: ImageSpec) -> DrawImages | None:
 def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Module:
     """The net on its device, in the memory format that its configuration says."""
     net.to(device)
-    if config.channels_last != "no":  # measured to be faster on a CPU (docs/results/speed.md) and a GPU
+    if (
+        config.channels_last != "no"
+    ):  # measured to be faster on a CPU (docs/results/speed.md) and a GPU
         net.to(memory_format=torch.channels_last)
     if config.graphs:
         require_gpu(device)
@@ -230,11 +246,15 @@ def build_method(job: Job, components: Components) -> Method:
 
 
 def _require_cost(job: Job, method: Method) -> None:
-    """UserError for a user's method that pays for nothing, where its cost is known before ``prepare``."""
+    """UserError for a user's method that pays for nothing, where its cost is known before
+    ``prepare``.
+    """
     if needs_preflight(job.estimator):
         return
     if (cost := method.cost) < 1:
-        raise UserError(f"--method.name {job.method}: expected a cost of 1 image a step or more, got {cost}")
+        raise UserError(
+            f"--method.name {job.method}: expected a cost of 1 image a step or more, got {cost}"
+        )
 
 
 def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
@@ -247,11 +267,15 @@ def open_pool(job: Job, spec: ImageSpec) -> ImageSource | None:
 def build_replay(
     job: Job, spec: ImageSpec, streams: Streams | None = None, directory: Path | None = None
 ) -> Replay | None:
-    """The replay that the students or the method ask for; without ``streams`` none is drawn from."""
+    """The replay that the students or the method ask for; without ``streams`` none is drawn
+    from.
+    """
     config = job.config.student
     if not keeps_answers(job):
         return None
     capacity = min(config.replay_capacity, job.config.images)
-    folder = directory / "replay" if directory is not None and config.replay_store == "disk" else None
+    folder = (
+        directory / "replay" if directory is not None and config.replay_store == "disk" else None
+    )
     rng = torch.Generator() if streams is None else streams["replay"]
     return Replay(capacity, spec, rng, folder)

@@ -1,4 +1,6 @@
-"""The run directory: where a run's files lie, and the lock that keeps a second process out of it."""
+"""The run directory: where a run's files lie, and the lock that keeps a second process out of
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,19 @@ from dfme.files import remove, write_text
 from dfme.oracle.ledger_log import audit
 from dfme.run.lock import LOCK, DirectoryLock
 
-TRACES = (LOCK, "config.yaml.tmp")  # of a process killed before its config.yaml was whole, which is no run
+TRACES = (
+    LOCK,
+    "config.yaml.tmp",
+)  # of a process killed before its config.yaml was whole, which is no run
 BEFORE_A_CHARGE = (  # what a run may write before it charges anything
-    *("config.yaml", "adapter.yaml", "ledger.jsonl", "metrics.jsonl", "watch.jsonl", "checkpoint.pt"),
+    *(
+        "config.yaml",
+        "adapter.yaml",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "watch.jsonl",
+        "checkpoint.pt",
+    ),
     *(
         "checkpoint.previous.pt",
         "data.json",
@@ -39,28 +51,38 @@ IMAGES = {
 }
 """Options by section that name images on disk, or say where they lie."""
 
-BEGUN = "# relative paths begin at, from here: "  # where the run was started, as config.yaml says it
+BEGUN = (
+    "# relative paths begin at, from here: "  # where the run was started, as config.yaml says it
+)
 
 
 def run_start(config: str | Path) -> Path | None:
-    """The directory where a run was started, by its file of options; None where that does not say."""
+    """The directory where a run was started, by its file of options; None where that does not
+    say.
+    """
     try:
         with open(config, encoding="utf-8") as file:
-            begun = next((line[len(BEGUN) :].strip() for line in file if line.startswith(BEGUN)), None)
+            begun = next(
+                (line[len(BEGUN) :].strip() for line in file if line.startswith(BEGUN)), None
+            )
     except (OSError, UnicodeDecodeError):
         return None
     return None if begun is None else Path(os.path.normpath(Path(config).resolve().parent / begun))
 
 
 def resolve_from_run_start(config: str | Path, path: str) -> str:
-    """A path of a run's config.yaml relative to where the run began, if it exists; else unchanged."""
+    """A path of a run's config.yaml relative to where the run began, if it exists; else
+    unchanged.
+    """
     start = run_start(config)
     meant = os.path.normpath((start or Path()) / path)
     return meant if start is not None and os.path.exists(meant) else path
 
 
 def images_from_run_start(config: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a run's config.yaml whose relative paths to images begin where the run began."""
+    """The content of a run's config.yaml whose relative paths to images begin where the run
+    began.
+    """
     placed = dict(content)
     for section, names in IMAGES.items():
         options = placed.get(section)
@@ -89,8 +111,8 @@ def on_record(text: str, folder: Path) -> str:
 class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
     """The files of one run, locked for this process until ``close`` or its end, however it ends.
 
-    Made by ``create`` or ``open_for_resume``. That of a new run (``is_new_run``) is gone after a failure
-    before the first charge.
+    Made by ``create`` or ``open_for_resume``. That of a new run (``is_new_run``) is gone after a
+    failure before the first charge.
     """
 
     is_new_run = False
@@ -111,12 +133,16 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
-        """A new directory. Raises UserError if it holds something already, cannot be written or is in use."""
+        """A new directory. Raises UserError if it holds something already, cannot be written or is
+        in use.
+        """
         try:
             path.mkdir(parents=True, exist_ok=True)
             taken = holds_something(path)
         except OSError as error:
-            raise UserError(f"--out {path}: cannot create the run directory: {error.strerror}") from error
+            raise UserError(
+                f"--out {path}: cannot create the run directory: {error.strerror}"
+            ) from error
         if not taken or os.path.lexists(path / LOCK):  # one that is in use is said to be so
             directory = cls(path)
             if not holds_something(path):
@@ -129,7 +155,9 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @classmethod
     def open_for_resume(cls, path: Path) -> RunDirectory:
-        """The directory of an interrupted run. UserError if it is in use; RunError for missing files."""
+        """The directory of an interrupted run. UserError if it is in use; RunError for missing
+        files.
+        """
         directory = cls(path)
         if directory.has_checkpoint and not directory.ledger.is_file():
             directory.close()
@@ -146,7 +174,9 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
 
     @property
     def has_checkpoint(self) -> bool:
-        """True if there is a checkpoint; a run killed before its first starts again from its journal."""
+        """True if there is a checkpoint; a run killed before its first starts again from its
+        journal.
+        """
         return os.path.lexists(self.checkpoint) or os.path.lexists(self.previous_checkpoint)
 
     def write_config(self, text: str) -> None:
@@ -158,7 +188,9 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         write_text(self.summary, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def _withdraw(self) -> None:
-        """After a failure before the first charge remove the run's files, and its directory if empty."""
+        """After a failure before the first charge remove the run's files, and its directory if
+        empty.
+        """
         if self.ledger.is_file() and audit(self.ledger).requests:
             return
         for name in BEFORE_A_CHARGE:

@@ -1,4 +1,6 @@
-"""Weights that a run has lost, because a rate of theirs was too high: found, and said by the rate's name."""
+"""Weights that a run has lost, because a rate of theirs was too high: found, and said by the rate's
+name.
+"""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +20,9 @@ TRIED = 16  # images on which a student is tried once something has failed
 
 
 class DivergedError(DfmeError):
-    """A student or a generator of which ``what`` is lost; ``rate``: the option it follows from, if known."""
+    """A student or a generator of which ``what`` is lost; ``rate``: the option it follows from, if
+    known.
+    """
 
     def __init__(self, what: str, rate: str = "", whose: str = "student") -> None:
         self.what = what
@@ -52,7 +56,9 @@ def naming_the_rate(
 
 
 def require_finite(config: StudentConfig, trainer: StudentTrainer, method: Method) -> None:
-    """DfmeError, which names the rate, for weights that are NaN or infinite: they are worth no checkpoint."""
+    """DfmeError, which names the rate, for weights that are NaN or infinite: they are worth no
+    checkpoint.
+    """
     if (what := _lost(trainer, None)) is not None:
         raise DivergedError(what, _rate(config, trainer))
     if (lost := _generator_lost(method, tried=False)) is not None:
@@ -72,7 +78,9 @@ def _rate(config: StudentConfig, trainer: StudentTrainer) -> str:
 
 
 def _lost(trainer: StudentTrainer, recent: Tensor | None) -> str | None:
-    """What of the students is NaN or infinite, if anything: weights, or scores and slopes on some images."""
+    """What of the students is NaN or infinite, if anything: weights, or scores and slopes on some
+    images.
+    """
     if not all(_finite(net) for net in (*trainer.nets, trainer.delivered)):
         return "its weights are NaN or infinite"
     if recent is None:
@@ -107,7 +115,9 @@ def _generator_lost(method: Method, tried: bool) -> DfmeError | None:
 
 @torch.no_grad()
 def _generates(method: Method) -> bool:
-    """True if the generator's output, before any squashing, is finite, and its square in float32, too."""
+    """True if the generator's output, before any squashing, is finite, and its square in float32,
+    too.
+    """
     net = method.generator
     u_BCHW = net(net.draw(TRIED, method.rng["latent"]))
     return bool(u_BCHW.float().square().isfinite().all())

@@ -33,7 +33,9 @@ from dfme.students.replay import Coding
 HELD_BYTES = 1 << 28  # evaluation images that take more, as float32, are read again at each scoring
 
 SHARED = ".evaluation"
-"""A folder beside run directories, made by an audit: its runs share the answers to the evaluation images."""
+"""A folder beside run directories, made by an audit: its runs share the answers to the evaluation
+images.
+"""
 
 AskTeacher = Callable[[Tensor], Tensor]
 
@@ -44,8 +46,12 @@ class Examination(Protocol):
     def score(self, student: nn.Module) -> dict[str, float]: ...
 
 
-def score_all(examination: Examination, student: nn.Module, vote: nn.Module | None) -> dict[str, float]:
-    """The student's scores and, under names that begin with ``vote_``, those of the vote it is one of."""
+def score_all(
+    examination: Examination, student: nn.Module, vote: nn.Module | None
+) -> dict[str, float]:
+    """The student's scores and, under names that begin with ``vote_``, those of the vote it is one
+    of.
+    """
     found = examination.score(student)
     of_vote = {} if vote is None else examination.score(vote)
     own = {
@@ -58,7 +64,11 @@ def score_all(examination: Examination, student: nn.Module, vote: nn.Module | No
 
 def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
     """Facts of the images that students were scored on, for summary.json."""
-    facts = {"name": examination.name, "images": len(examination), "held_back": examination.held_back}
+    facts = {
+        "name": examination.name,
+        "images": len(examination),
+        "held_back": examination.held_back,
+    }
     left_out = examination.left_out if isinstance(examination, EvaluationSet) else 0
     return facts | ({"no_answer": left_out} if left_out else {})
 
@@ -83,7 +93,9 @@ def classified(
         copied = scores(student, images).argmax(1).cpu().numpy()
     return Classified(
         classes,
-        (torch.zeros(0, dtype=torch.int64) if answers is None else top_class(answers).cpu()).numpy(),
+        (
+            torch.zeros(0, dtype=torch.int64) if answers is None else top_class(answers).cpu()
+        ).numpy(),
         None if examination.labels is None else examination.labels.cpu().numpy(),
         copied,
         None if queries is None else queries.cpu().numpy(),
@@ -94,13 +106,17 @@ def classified(
     )
 
 
-def under_defences(oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified) -> dict[str, Any]:
+def under_defences(
+    oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified
+) -> dict[str, Any]:
     """Facts for summary.json of a teacher with defences or a watch, once the copy is finished."""
     if "defences" not in (told := oracle.defences):
         return told
     served = None
     if isinstance(examination, EvaluationSet):
-        answers = [part for part in map(oracle.preview, batches(examination.images)) if part is not None]
+        answers = [
+            part for part in map(oracle.preview, batches(examination.images)) if part is not None
+        ]
         if answers:
             served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean())
     return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
@@ -117,9 +133,10 @@ def _pairs(examination: EvaluationSet | HoldOut) -> Iterator[tuple[Tensor, Tenso
 class EvaluationSet:
     """Images with the teacher's answers, asked once, not charged; accuracy needs labels.
 
-    ``images`` are as the teacher takes them, on the student's device, or come there batch by batch. ``ask``
-    is called before the first score, unless the answers came back with a checkpoint; None: they always do.
-    ``left_out``: images to which a service named no class; the others alone are scored on.
+    ``images`` are as the teacher takes them, on the student's device, or come there batch by batch.
+    ``ask`` is called before the first score, unless the answers came back with a checkpoint; None:
+    they always do. ``left_out``: images to which a service named no class; the others alone are
+    scored on.
     """
 
     name: str
@@ -137,10 +154,11 @@ class EvaluationSet:
         return len(self.images)
 
     def prepare(self, runs: Path | None = None, facts: Mapping[str, Any] | None = None) -> bool:
-        """Ask the teacher, unless its answers are there; False if they are those that another run asked for.
+        """Ask the teacher, unless its answers are there; False if they are those that another run
+        asked for.
 
-        ``SHARED`` among the ``runs`` holds them by teacher (``facts`` without defences, which do not touch
-        them), mode and images. One run asks; the others wait for it.
+        ``SHARED`` among the ``runs`` holds them by teacher (``facts`` without defences, which do
+        not touch them), mode and images. One run asks; the others wait for it.
         """
         if self.answers is not None:
             return True
@@ -161,7 +179,9 @@ class EvaluationSet:
                 return True
         with explain_load_errors(kept):
             self._take(load_checkpoint(kept)["answers"])
-            require_paid(self.paid, ImageSpec(tuple(facts["shape"])), facts["num_classes"], self.mode)
+            require_paid(
+                self.paid, ImageSpec(tuple(facts["shape"])), facts["num_classes"], self.mode
+            )
         return False
 
     @property
@@ -172,7 +192,9 @@ class EvaluationSet:
         return (top_class(self.answers) == self.labels).double().mean().item()
 
     def score(self, student: nn.Module) -> dict[str, float]:
-        """``agreement`` and ``kl`` with the teacher; with labels ``accuracy`` and ``teacher_accuracy``."""
+        """``agreement`` and ``kl`` with the teacher; with labels ``accuracy`` and
+        ``teacher_accuracy``.
+        """
         assert self.answers is not None, "prepare() comes first"
         scores_NK = scores(student, self.images)
         followed = compare(scores_NK, self.answers, self.mode)
@@ -207,21 +229,26 @@ class EvaluationSet:
             return
         if self.left_out == len(answers):
             none = f"the service named a class for none of the {len(answers)} evaluation images"
-            raise Unserved(f"{none}; is answer.path the place of it, and are these images of its kind?")
+            raise Unserved(
+                f"{none}; is answer.path the place of it, and are these images of its kind?"
+            )
         self.answers = answers[known_N]
         self.labels = None if self.labels is None else self.labels[known_N]
         images = self.images
         picked = known_N.nonzero()[:, 0].tolist()
         self.images = images[picked] if isinstance(images, Tensor) else images.at(picked)
 
-    paid = property(_pairs, doc="The images and their answers, once they were asked for, in batches.")
+    paid = property(
+        _pairs, doc="The images and their answers, once they were asked for, in batches."
+    )
 
 
 class HoldOut:
-    """Keeps every n-th paid batch for evaluation, up to ``keep`` images, in place of an evaluation set.
+    """Keeps every n-th paid batch for evaluation, up to ``keep`` images, in place of an evaluation
+    set.
 
-    These images are the method's own, so this agreement says how well the student follows the teacher where
-    it is asked, and no more. There are no labels, hence no accuracy.
+    These images are the method's own, so this agreement says how well the student follows the
+    teacher where it is asked, and no more. There are no labels, hence no accuracy.
     """
 
     name = "held-back queries"
@@ -258,7 +285,9 @@ class HoldOut:
         return ImageSet(self.name, coded, read=lambda index: self._coding.decode(coded[index]))
 
     def hold_out(self, images: Tensor, answers: Tensor) -> bool:
-        """Hold back every n-th batch for evaluation; True if this one is, and must not be trained on."""
+        """Hold back every n-th batch for evaluation; True if this one is, and must not be trained
+        on.
+        """
         self._seen += 1
         if self._seen % self._every:
             return False
@@ -282,21 +311,31 @@ class HoldOut:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seen = state["seen"]
         if state["images"] is not None:
-            self._coded, self.answers = (state[name].to(self._device) for name in ("images", "answers"))
+            self._coded, self.answers = (
+                state[name].to(self._device) for name in ("images", "answers")
+            )
 
     paid = property(_pairs, doc="The held-back images and their answers, in batches.")
 
 
 def examination_of(
-    data: ImageSet | None, spec: ImageSpec, mode: LabelMode, device: torch.device, ask: AskTeacher | None
+    data: ImageSet | None,
+    spec: ImageSpec,
+    mode: LabelMode,
+    device: torch.device,
+    ask: AskTeacher | None,
 ) -> EvaluationSet | HoldOut:
-    """Build what students are scored on: labelled images or, without any, held-back generated ones."""
+    """Build what students are scored on: labelled images or, without any, held-back generated
+    ones.
+    """
     if data is None:
         return HoldOut(mode, spec, device)
     labels = None if data.labels is None else data.labels.to(device)
     held = replace(data, read=lambda index: data.batch(index).to(device))
     images = data.images.to(device) if data.read is None else held
-    return EvaluationSet(data.name, images, labels, mode, ask, class_names=data.class_names, device=device)
+    return EvaluationSet(
+        data.name, images, labels, mode, ask, class_names=data.class_names, device=device
+    )
 
 
 def shape_of(config: EvaluationConfig) -> Shape | None:
@@ -311,7 +350,9 @@ def shape_of(config: EvaluationConfig) -> Shape | None:
 def chosen_images(
     config: EvaluationConfig, spec: ImageSpec, handed_over: ImageSet | None = None
 ) -> ImageSet | None:
-    """The evaluation images in the teacher's shape, with the data set's own labels; none without a set."""
+    """The evaluation images in the teacher's shape, with the data set's own labels; none without a
+    set.
+    """
     if config.dataset == "none":
         return None
     try:
@@ -338,10 +379,12 @@ def evaluation_images(
     handed_over: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> ImageSet | None:
-    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit the teacher.
+    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit
+    the teacher.
 
-    ``class_names``: the teacher's, where it announces any. ``tell`` hears how the images were read, and what
-    was done to the labels. The digest is that of the images and labels as the data set has them.
+    ``class_names``: the teacher's, where it announces any. ``tell`` hears how the images were read,
+    and what was done to the labels. The digest is that of the images and labels as the data set has
+    them.
     """
     own = chosen_images(config, spec, handed_over)
     if own is None:
@@ -367,7 +410,9 @@ def evaluation_images(
 def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:
     """Images within 0 and 1 as the teacher takes them."""
     if config.mean is not None and config.std is not None:
-        mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std))
+        mean_C11, std_C11 = (
+            torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std)
+        )
         return (x_NCHW - mean_C11) / std_C11
     low, high = spec.bounds
     return x_NCHW * (high - low) + low

@@ -20,8 +20,8 @@ IMAGES = 64  # random ones, on which the file is compared with the student
 def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, str]:
     """Write the student to ``out``, for any batch size, once checked against it; rows to show.
 
-    Raises UserError for no student, a package that is missing, or a file that exists already, and DfmeError
-    for a network that cannot be exported, or that answers something else then.
+    Raises UserError for no student, a package that is missing, or a file that exists already, and
+    DfmeError for a network that cannot be exported, or that answers something else then.
     """
     if out.exists() or not out.absolute().parent.is_dir():
         raise UserError(f"--out: expected a new file in a folder that exists, got {str(out)!r}")
@@ -45,7 +45,9 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
         "input": f"images: float32 (any number, {shape}) {within}",
         "output": f"scores: float32 (any number, {classes}), before softmax",
     }
-    data = _program(net, form, images_BCHW[:2], described(str(net.arch), spec, int(str(classes))) | rows)
+    data = _program(
+        net, form, images_BCHW[:2], described(str(net.arch), spec, int(str(classes))) | rows
+    )
     with torch.no_grad(), ieee_fp32():
         verified = _verified(net, data, form, images_BCHW)
     with replacing(out) as file:
@@ -55,7 +57,9 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
 
 def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str]) -> bytes:
     try:
-        program = torch.export.export(net, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = torch.export.export(
+            net, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
         if form == "pt2":
             held = io.BytesIO()
             torch.export.save(program, held, extra_files=metadata)
@@ -73,10 +77,13 @@ def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str
 
 
 def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> str:
-    """Distance of the program's scores to the student's, for one and many images. DfmeError if far."""
+    """Distance of the program's scores to the student's, for one and many images. DfmeError if
+    far.
+    """
     if form == "pt2":
         by = "torch.export"
-        program = torch.export.load(io.BytesIO(data)).module()  # noqa: TID251 (its own bytes, not a file)
+        # its own bytes, not a file
+        program = torch.export.load(io.BytesIO(data)).module()  # noqa: TID251
     else:
         try:
             runtime = importlib.import_module("onnxruntime")
@@ -92,6 +99,7 @@ def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> st
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
             raise DfmeError(
-                f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not written"
+                f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not "
+                "written"
             )
     return f"by {by} on {len(images_BCHW)} random images: scores differ by {worst:.1g} at most"

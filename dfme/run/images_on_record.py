@@ -1,4 +1,6 @@
-"""Digests of the images that a run takes from files: these may move until it is resumed, not change."""
+"""Digests of the images that a run takes from files: these may move until it is resumed, not
+change.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,12 +16,16 @@ from dfme.run.checks import POOLS
 
 FILE = "data.json"
 
-ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {f"method.{pool}": ("method.root",) for pool in POOLS}
+ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {
+    f"method.{pool}": ("method.root",) for pool in POOLS
+}
 """Keys that name images, with the keys that say where those of torchvision lie."""
 
 
 def digests_of(job: Job, data: ImageSet | None, pool: object) -> dict[str, str]:
-    """SHA-256 of the images on which students are scored, and of the pool, by the keys that name them."""
+    """SHA-256 of the images on which students are scored, and of the pool, by the keys that name
+    them.
+    """
     digests = {} if data is None else {"evaluation.dataset": data.digest}
     for name in POOLS:
         named = getattr(job.method_config, name, None)
@@ -42,7 +48,9 @@ def may_have_moved(run_dir: Path) -> set[str]:
 
 
 def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "--resume") -> None:
-    """UserError, which ``option`` begins, where images are not those on record; none on record may be any."""
+    """UserError, which ``option`` begins, where images are not those on record; none on record may
+    be any.
+    """
     differing = [
         f"{key}: images of sha256 {digest[:12]} (now {now[key][:12] if key in now else 'none'})"
         for key, digest in digests_on_record(run_dir).items()
@@ -50,13 +58,16 @@ def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "--res
     ]
     if differing:
         raise UserError(
-            f"{option}: this run was started with other values of {', '.join(differing)}; name the images of "
+            f"{option}: this run was started with other values of {', '.join(differing)}; name the "
+            "images of "
             "then, wherever they lie now, or start a new run in another --out"
         )
 
 
 def settle_images(run_dir: Path, now: Mapping[str, str]) -> None:
-    """Hold the images to those on record, and put on record what is not. UserError where they are others."""
+    """Hold the images to those on record, and put on record what is not. UserError where they are
+    others.
+    """
     require_recorded(run_dir, now)
     if digests_on_record(run_dir) != dict(now):
         write_text(run_dir / FILE, json.dumps(dict(now), indent=2) + "\n")

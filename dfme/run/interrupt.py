@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM as a request: the step in progress ends, the run is kept, and then it stops."""
+"""Ctrl-C and SIGTERM as a request: the step in progress ends, the run is kept, and then it
+stops.
+"""
 
 import contextlib
 import os
@@ -9,18 +11,21 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-GRACE = 10.0  # seconds until a second signal comes by itself: a step of a large network takes minutes
+GRACE = (
+    10.0  # seconds until a second signal comes by itself: a step of a large network takes minutes
+)
 ACKNOWLEDGED = b"\nstopping after the step in progress (once more: at once)\n"
 BEFORE = b"\nstopped before the first step\n"
 
 
 class Interrupt:
-    """Within the context, the first signal only sets ``requested``; a second one interrupts at once.
+    """Within the context, the first signal only sets ``requested``; a second one interrupts at
+    once.
 
-    While ``starting`` the first one does, once no request is on its way (``asking``): there is no step to
-    wait for, and what was answered is on file. To one that began so, the second comes by itself after
-    ``GRACE``. ``announce``: say so on stderr. Outside the main thread, where Python allows no handlers, it is
-    never requested.
+    While ``starting`` the first one does, once no request is on its way (``asking``): there is no
+    step to wait for, and what was answered is on file. To one that began so, the second comes by
+    itself after ``GRACE``. ``announce``: say so on stderr. Outside the main thread, where Python
+    allows no handlers, it is never requested.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -43,7 +48,9 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._receive) for number in self.SIGNALS}
+            self._previous = {
+                number: signal.signal(number, self._receive) for number in self.SIGNALS
+            }
         return self
 
     def __exit__(self, *error: object) -> None:

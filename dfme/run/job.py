@@ -1,4 +1,6 @@
-"""A job as a document: what config.yaml holds, its hash, and what differs between two. No torch here."""
+"""A job as a document: what config.yaml holds, its hash, and what differs between two. No torch
+here.
+"""
 
 import dataclasses
 import enum
@@ -17,14 +19,17 @@ from dfme.config.values import flatten
 from dfme.errors import UserError
 from dfme.methods import entry_of
 
-PACKAGE = Path(__file__).resolve().parents[1]  # with configs/ and teachers/; in a checkout they are links
+PACKAGE = (
+    Path(__file__).resolve().parents[1]
+)  # with configs/ and teachers/; in a checkout they are links
 PROJECT = PACKAGE.parent  # from which a process of ours must be able to import
 DEFAULT_RECIPE = PACKAGE / "configs" / "digits.yaml"
 
 CONSENT = ("teacher.authorised_by", "teacher.api_key_env", "teacher.allow_env")  # of a service
 
 SAID_BY_THE_USER = (*CONSENT, "teacher.trust")
-"""These count from the command line of who runs it alone; in a file they are a record, or a wish."""
+"""These count from the command line of who runs it alone; in a file they are a record, or a wish.
+"""
 
 MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     *("recipe", "out", "resume", "budget", "minutes", "checkpoint_seconds", "fsync", "wandb"),
@@ -37,8 +42,8 @@ MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
 
 
 def consent_flags(job: Job) -> list[str]:
-    """The words that allow once more what a file cannot: to ask this job's service, to send secrets there,
-    and to load a program."""
+    """The words that allow once more what a file cannot: to ask this job's service, to send secrets
+    there, and to load a program."""
     if ":" in job.teacher.kind:
         return []
     options = job.teacher_options
@@ -53,7 +58,9 @@ def consent_flags(job: Job) -> list[str]:
 
 
 def shown_command(words: Iterable[str]) -> str:
-    """A command that a shell takes and a terminal shows: what cannot be printed is spelled by its bytes."""
+    """A command that a shell takes and a terminal shows: what cannot be printed is spelled by its
+    bytes.
+    """
     return " ".join(word_of_shell(word) for word in words)
 
 
@@ -89,7 +96,8 @@ def unwatched(job: Job) -> Job:
 
 
 def document(job: Job) -> dict[str, Any]:
-    """The job as plain data, every default written out; files inside the project are named relative to it.
+    """The job as plain data, every default written out; files inside the project are named relative
+    to it.
 
     Raises UserError if an option of a teacher of one's own has a value that a file cannot hold.
     """
@@ -102,9 +110,11 @@ def document(job: Job) -> dict[str, Any]:
 
 
 def config_hash(job: Job) -> str:
-    """Sixteen hexadecimal digits over what decides the result: equal for two runs of the same experiment.
+    """Sixteen hexadecimal digits over what decides the result: equal for two runs of the same
+    experiment.
 
-    The seed counts; budget, run directory, tracking, pace of checkpoints and a watch that only logs do not.
+    The seed counts; budget, run directory, tracking, pace of checkpoints and a watch that only logs
+    do not.
     """
     leaves = decisive(document(job))
     if job.teacher.on_alarm == "log":
@@ -114,7 +124,9 @@ def config_hash(job: Job) -> str:
 
 
 def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which a resumed job (or its document) departs from the old; its budget may be larger."""
+    """Dotted keys in which a resumed job (or its document) departs from the old; its budget may be
+    larger.
+    """
     before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
     left = decisive(before)
     right = decisive(after)
@@ -134,7 +146,9 @@ def decisive(content: Mapping[str, Any]) -> dict[str, Any]:
         # any goal holds back the same queries
         key: (value is not None or None) if key == "until_agreement" else value
         for key, value in flatten(content, ())
-        if not any(key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME)
+        if not any(
+            key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME
+        )
     }
 
 
@@ -153,7 +167,8 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return {str(name): plain(item, f"{where}.{name}") for name, item in value.items()}
     raise UserError(
-        f"{where}: expected a number, text, list or mapping, got an object of type {type(value).__name__}"
+        f"{where}: expected a number, text, list or mapping, got an object of type "
+        f"{type(value).__name__}"
     )
 
 
@@ -169,9 +184,12 @@ def is_plain(value: Any) -> bool:
 def locate(path: str) -> str:
     """A file's path, tried in the current directory, then in dfme; unchanged if in neither.
 
-    Files that come with dfme come back absolute, so that a job means the same file from any directory.
+    Files that come with dfme come back absolute, so that a job means the same file from any
+    directory.
     """
-    found = next((place.resolve() for place in (Path(path), PACKAGE / path) if os.path.exists(place)), None)
+    found = next(
+        (place.resolve() for place in (Path(path), PACKAGE / path) if os.path.exists(place)), None
+    )
     return str(found) if found is not None and comes_with_dfme(found) is not None else path
 
 

@@ -1,8 +1,8 @@
 """Lock of a directory: one process at a time, on this machine and others that share the disk.
 
-``flock`` decides among the processes of one host, but may not reach the others of a shared file system. So
-``.lock`` names its holder, who touches it: its time of change is the latest beat. All times are the file
-system's, no host's.
+``flock`` decides among the processes of one host, but may not reach the others of a shared file
+system. So ``.lock`` names its holder, who touches it: its time of change is the latest beat. All
+times are the file system's, no host's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def wait_for_lock(path: Path) -> DirectoryLock:
 class DirectoryLock:
     """A lock from creation until ``close`` or the process's end. ``note``: a remark for the user.
 
-    Raises UserError, which names ``option``, if another process holds it, or the directory cannot be written.
+    Raises UserError, which names ``option``, if another process holds it, or the directory cannot
+    be written.
     """
 
     def __init__(self, path: Path, option: str = "--out") -> None:
@@ -54,14 +55,17 @@ class DirectoryLock:
         self._option = option
         self._own = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
         try:
-            self._fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            self._fd = os.open(
+                path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
+            )
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
             problem = self._take(path)
         except OSError as error:
             problem = f"cannot write to the directory: {error.strerror}"
             if error.errno in NO_LOCKS:
                 problem += (
-                    "; its file system has no locks: mount it with -o flock, or without -o nolock (NFS)"
+                    "; its file system has no locks: mount it with -o flock, or without "
+                    "-o nolock (NFS)"
                 )
         if problem:
             with contextlib.suppress(OSError):
@@ -84,9 +88,14 @@ class DirectoryLock:
                 os.utime(fresh.fileno())
                 age = os.fstat(fresh.fileno()).st_mtime - os.fstat(self._fd).st_mtime
         holder = f"process {pid}" + f" on {host}, {age:.0f} s after its latest sign of life" * there
-        if busy or (there and abs(age) < DEAD_SECONDS):  # a beat far ahead is none of this file system's
+        if busy or (
+            there and abs(age) < DEAD_SECONDS
+        ):  # a beat far ahead is none of this file system's
             wait = "" if busy else f" (or {DEAD_SECONDS - age:.0f} s if it is gone)"
-            return f"in use by {holder}; wait for it to end{wait}, stop it, or choose another {self._option}"
+            return (
+                f"in use by {holder}; wait for it to end{wait}, stop it, or choose "
+                f"another {self._option}"
+            )
         self.note = f"{path}: taken over from {holder}" * there
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, self._own, 0)
@@ -106,7 +115,9 @@ class DirectoryLock:
                 os.utime(self._fd)
 
     def close(self) -> None:
-        """Give it back, also to other hosts, which need not wait then; closing twice is no error."""
+        """Give it back, also to other hosts, which need not wait then; closing twice is no
+        error.
+        """
         if self._fd < 0:
             return
         self._ended.set()

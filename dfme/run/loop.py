@@ -17,11 +17,15 @@ from dfme.run.goal import Goal
 from dfme.run.work import Work
 from dfme.students.trainer import StudentTrainer
 
-LOG_SECONDS = 0.5  # least time between two logged training steps; reading metrics makes an accelerator wait
-METRIC_SHARE = 0.01  # most of the time between two readings of a metric that working it out may take
+LOG_SECONDS = (
+    0.5  # least time between two logged training steps; reading metrics makes an accelerator wait
+)
+METRIC_SHARE = (
+    0.01  # most of the time between two readings of a metric that working it out may take
+)
 EARLY = 8
-"""Most evaluations before the first even share, at its half, a quarter and so on; nor are they more than the
-others."""
+"""Most evaluations before the first even share, at its half, a quarter and so on; nor are they more
+than the others."""
 SAMPLE_SHEETS = 5  # sheets of queries kept over a run, at evaluations, besides the first
 SHEET_IMAGES = 64  # queries on one sheet; fewer of large ones
 MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
@@ -32,8 +36,8 @@ MUST_BE_FINITE = ("student_loss", "replay_loss", "kl")
 class Progress:
     """Seconds of work so far, over all of a run's sessions; part of the checkpoint.
 
-    ``logging``: those of this session that the log of training steps took. ``scores``: its evaluations, by
-    the images that were spent and the student steps taken.
+    ``logging``: those of this session that the log of training steps took. ``scores``: its
+    evaluations, by the images that were spent and the student steps taken.
     """
 
     seconds: float = 0.0
@@ -60,7 +64,9 @@ class MetricReader:
         self._due: dict[str, float] = {}
 
     def __call__(self, metrics: Metrics) -> dict[str, float]:
-        """Metrics ready first, then the others, which thus are not charged for the device's queue."""
+        """Metrics ready first, then the others, which thus are not charged for the device's
+        queue.
+        """
         values = numbers({name: value for name, value in metrics.items() if not callable(value)})
         for name, value in metrics.items():
             started = time.monotonic()
@@ -89,33 +95,45 @@ def run(
 ) -> bool:
     """Spend the budget and train to its end or until ``goal``; True unless ``stopped`` on the way.
 
-    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some more, so
-    that what a copy costs that is good early is known. ``price``: of a thousand images, if they have one.
-    ``keep`` saves a checkpoint. ``look`` is called at each evaluation. ``work`` is told what took how long.
+    ``points``: evaluations, evenly spaced over the budget; before the first of them there are some
+    more, so that what a copy costs that is good early is known. ``price``: of a thousand images, if
+    they have one. ``keep`` saves a checkpoint. ``look`` is called at each evaluation. ``work`` is
+    told what took how long.
     """
     ledger = oracle.ledger
     trainer = method.students
     read = MetricReader()
     started = time.monotonic() - progress.seconds
     logged = kept = time.monotonic()
-    while oracle.remaining + trainer.steps_left > 0 and not (goal and goal.reached and oracle.remaining):
-        # Take the student steps that are due; else pay for one step of the method, or for what is left of the
-        # budget.
+    while oracle.remaining + trainer.steps_left > 0 and not (
+        goal and goal.reached and oracle.remaining
+    ):
+        # Take the student steps that are due; else pay for one step of the method, or for what is
+        # left of the budget.
         before = oracle.images_counted
-        training = trainer.steps_due_under(ledger.budget // oracle.times, ledger.spent // oracle.times) > 0
+        training = (
+            trainer.steps_due_under(ledger.budget // oracle.times, ledger.spent // oracle.times) > 0
+        )
         with work.doing("training" if training else "asking"):
-            metrics = trainer.train_pending(work.steps_at_once) if training else _spend(method, oracle)
+            metrics = (
+                trainer.train_pending(work.steps_at_once) if training else _spend(method, oracle)
+            )
         progress.seconds = time.monotonic() - started
         if metrics is None:
             continue
-        # Evaluate at even shares of the budget, when the steps due are done, and often at the start.
+        # Evaluate at even shares of the budget, when the steps due are done, and often at the
+        # start.
         done, due = (spent * points // ledger.budget for spent in (before, oracle.images_counted))
-        early = [halvings(spent, ledger.budget, points) for spent in (before, oracle.images_counted)]
+        early = [
+            halvings(spent, ledger.budget, points) for spent in (before, oracle.images_counted)
+        ]
         even = due > done or (training and not trainer.steps_due)
         if even or early[1] < early[0]:
             deferred.verify()
             with work.doing("scoring"):
-                new = progress.scores[ledger.spent, trainer.steps] = _scored(examination, trainer, progress)
+                new = progress.scores[ledger.spent, trainer.steps] = _scored(
+                    examination, trainer, progress
+                )
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             recorder.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
@@ -138,7 +156,10 @@ def run(
             break
     progress.seconds = time.monotonic() - started
     keep()
-    return bool(goal and goal.reached and oracle.remaining) or oracle.remaining + trainer.steps_left == 0
+    return (
+        bool(goal and goal.reached and oracle.remaining)
+        or oracle.remaining + trainer.steps_left == 0
+    )
 
 
 def _show_samples(method: Method, oracle: Oracle, recorder: Recorder) -> None:
@@ -152,21 +173,25 @@ def _show_samples(method: Method, oracle: Oracle, recorder: Recorder) -> None:
 def halvings(spent: int, budget: int, points: int) -> int:
     """Halvings of the first even share until ``spent`` reaches it; one too many if never."""
     most = min(EARLY, points)
-    return next((times for times in range(most + 1) if spent * points * 2**times >= budget), most + 1)
+    return next(
+        (times for times in range(most + 1) if spent * points * 2**times >= budget), most + 1
+    )
 
 
 def _spend(method: Method, oracle: Oracle) -> Metrics | None:
     """A step of the method, or what is left of the budget where it no longer fits.
 
-    The method is held to the cost it states, each image as often as it is asked, less what a service took
-    without an answer. None: what the service failed to answer, asked again, took what the step had counted
-    on.
+    The method is held to the cost it states, each image as often as it is asked, less what a
+    service took without an answer. None: what the service failed to answer, asked again, took what
+    the step had counted on.
     """
     ledger = oracle.ledger
     left = oracle.remaining
     answered = ledger.useful
     failed = ledger.failed
-    planned = min(method.cost, left) * oracle.times  # of this step: the next one may cost something else
+    planned = (
+        min(method.cost, left) * oracle.times
+    )  # of this step: the next one may cost something else
     try:
         metrics = method.step() if left >= method.cost else method.finish(left)
     except BudgetExhausted:
@@ -175,11 +200,15 @@ def _spend(method: Method, oracle: Oracle) -> Metrics | None:
         return None
     answered = ledger.useful - answered
     if answered != planned:
-        raise DfmeError(f"{type(method).__name__} spent {answered} images in a step that costs {planned}")
+        raise DfmeError(
+            f"{type(method).__name__} spent {answered} images in a step that costs {planned}"
+        )
     return metrics
 
 
-def _scored(examination: Examination, trainer: StudentTrainer, progress: Progress) -> dict[str, float]:
+def _scored(
+    examination: Examination, trainer: StudentTrainer, progress: Progress
+) -> dict[str, float]:
     """The scores of the student as it is, which on an evaluation set no query changes."""
     known = [scores for (_, steps), scores in progress.scores.items() if steps == trainer.steps]
     if known and isinstance(examination, EvaluationSet):

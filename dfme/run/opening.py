@@ -1,4 +1,6 @@
-"""Opening the directory of a run: a new one, a finished one, or one to resume, and the checks of that one."""
+"""Opening the directory of a run: a new one, a finished one, or one to resume, and the checks of
+that one.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,9 +31,13 @@ from dfme.spec import ImageSpec
 
 
 def open_directory(job: Job, resume: bool, held: ExitStack) -> tuple[RunDirectory, dict[str, Any]]:
-    """The run's directory, locked until ``held`` closes, and its checkpoint's state; empty without one."""
+    """The run's directory, locked until ``held`` closes, and its checkpoint's state; empty without
+    one.
+    """
     out = Path(job.config.out) if job.config.out else free_name(job, job.method)
-    directory = held.enter_context(RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out))
+    directory = held.enter_context(
+        RunDirectory.open_for_resume(out) if resume else RunDirectory.create(out)
+    )
     directory.is_new_run = not resume
     if not resume:
         directory.write_config(recipe(job))
@@ -46,12 +52,15 @@ def free_name(job: Job, what: str) -> Path:
 
 
 def recipe(job: Job) -> str:
-    """config.yaml: the job with every default, fit for --config; resuming is no part of a recipe."""
+    """config.yaml: the job with every default, fit for --config; resuming is no part of a
+    recipe.
+    """
     return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
 
 
 def finished_result(job: Job) -> Result | None:
-    """The result of a run that came to the end of the job's budget before; none if there is something to do.
+    """The result of a run that came to the end of the job's budget before; none if there is
+    something to do.
 
     Where summary or student cannot be read there is: to write them again, from the checkpoint.
     """
@@ -61,12 +70,16 @@ def finished_result(job: Job) -> Result | None:
         if summary is None:
             return None
         if summary.get("ended_by") == "until_agreement":
-            goes_on = (job.config.until_agreement or 0.0) > (summary.get("held_back") or {}).get("goal", 1)
+            goes_on = (job.config.until_agreement or 0.0) > (summary.get("held_back") or {}).get(
+                "goal", 1
+            )
         else:
             goes_on = int(job.config.budget) > summary["budget"]
         if goes_on:
             return None
-        student = load_student(path, job.objects.get("student.arch") or find_net(job.config.student.arch))
+        student = load_student(
+            path, job.objects.get("student.arch") or find_net(job.config.student.arch)
+        )
     except UserError:
         return None
     return Result(student, summary, path)
@@ -76,25 +89,31 @@ def tell_finished(job: Job, result: Result, shown: Console) -> None:
     """Say of a run that came to its end before how to go on, and show its table again."""
     spent = result.summary["spent"]
     reached = result.summary.get("ended_by") == "until_agreement"
-    how, flag = ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
+    how, flag = (
+        ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
+    )
     shown.note(
-        f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go on, "
+        f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go "
+        "on, "
         + (PLANNED if job.config.student.is_planned and not reached else f"give a larger {flag}")
     )
     shown.table(result.summary, result.run_dir)
 
 
 PLANNED = (  # in place of a larger budget
-    "since --student.steps are planned over the run's own budget, without --student.rounds, start a new "
+    "since --student.steps are planned over the run's own budget, without --student.rounds, start "
+    "a new "
     "run, or train again on what is paid for: run.py retrain"
 )
 
 
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:
-    """UserError, with the keys, where the run on record was started with values that decide another result.
+    """UserError, with the keys, where the run on record was started with values that decide another
+    result.
 
-    ``files``: digests of the teacher's files, which ``option`` names. They may lie elsewhere now; what is in
-    them may not differ. So may images whose digest is on record, which are held to it once they are read.
+    ``files``: digests of the teacher's files, which ``option`` names. They may lie elsewhere now;
+    what is in them may not differ. So may images whose digest is on record, which are held to it
+    once they are read.
     """
     config = run_dir / "config.yaml"
     keys = differing_keys(load_yaml(config, own=True), job)
@@ -108,7 +127,8 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     if keys:
         planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
         raise UserError(
-            f"--resume: this run was started with other values of {', '.join(keys)} (see {config}); "
+            f"--resume: this run was started with other values of {', '.join(keys)} (see "
+            f"{config}); "
             f"leave those flags out, or start a new run in another --out{planned}"
         )
 
@@ -116,9 +136,11 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
 def require_same_images(
     job: Job, run_dir: Path, handed_over: ImageSet | None = None, unmoved: bool = False
 ) -> None:
-    """UserError where images are not those of the run on record, which is neither opened nor changed.
+    """UserError where images are not those of the run on record, which is neither opened nor
+    changed.
 
-    They are read as the run's teacher took them. ``unmoved``: also where they are named as they were.
+    They are read as the run's teacher took them. ``unmoved``: also where they are named as they
+    were.
     """
     moved = may_have_moved(run_dir)
     differing = differing_keys(load_yaml(run_dir / "config.yaml", own=True), job)
@@ -149,9 +171,13 @@ def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
 
 def changed_source(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
     """A line for each module of the user's own that is not the one that the run began with."""
-    had, has = ({"teacher": of.get("source"), **of.get("sources", {})} for of in (before or {}, now or {}))
+    had, has = (
+        {"teacher": of.get("source"), **of.get("sources", {})} for of in (before or {}, now or {})
+    )
     lines = []
     for name in (name for name in has if has[name] and had.get(name) not in (None, has[name])):
-        old, new = (f"{of[name]['file']!r} (sha256 {of[name]['sha256'][:12]!r})" for of in (had, has))
+        old, new = (
+            f"{of[name]['file']!r} (sha256 {of[name]['sha256'][:12]!r})" for of in (had, has)
+        )
         lines.append(f"{name}: {old} is now {new}; if its answers are others, start a new run")
     return lines

@@ -33,13 +33,17 @@ from dfme.students.losses import make_distance
 
 
 def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
-    """The job with the students' training that suits the teacher's images; ``tell`` hears of another one."""
+    """The job with the students' training that suits the teacher's images; ``tell`` hears of
+    another one.
+    """
     own = job.sized(job.config.answers.mode(teacher.label_mode), teacher.spec.shape)
     if job.larger is not None and (student := own.config.student) != job.config.student:
         rounds = f"in {len(student.rounds)} rounds, " * bool(student.rounds)
         tell(
-            f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, {rounds}by "
-            f"{student.optimizer} at {student.lr:g}, augmentation {student.augment}; --student.* changes it"
+            f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, "
+            f"{rounds}by "
+            f"{student.optimizer} at {student.lr:g}, augmentation {student.augment}; --student.* "
+            "changes it"
         )
     return own
 
@@ -51,14 +55,18 @@ def build_parts(
     evaluation: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[Job, ImageSet | None, ImageSource | None, Nets]:
-    """The job as it fits the teacher, images of evaluation and pool, networks. UserError where nothing fits.
+    """The job as it fits the teacher, images of evaluation and pool, networks. UserError where
+    nothing fits.
 
     ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
     """
     require_answers_fit(job, teacher)
     spec = teacher.spec
     estimates = "estimator" in entry_of(job).sections
-    for line in (*unfit(job, spec.shape), *(weak_differences(job.estimator, spec) if estimates else ())):
+    for line in (
+        *unfit(job, spec.shape),
+        *(weak_differences(job.estimator, spec) if estimates else ()),
+    ):
         tell(line)
     answers = job.config.answers
     job = job.fitting(answers.mode(teacher.label_mode), spec.shape, has_fast_bf16(device))
@@ -69,7 +77,9 @@ def build_parts(
             require_budget(job.config.images, preflight_images(job.estimator, spec))
     make_distance(answers.loss(job.config.student.loss), answers.mode(teacher.label_mode))
     names = teacher.info.class_names
-    data = evaluation_images(job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell)
+    data = evaluation_images(
+        job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell
+    )
     pool = open_pool(job, spec)
     for note in getattr(pool, "notes", ()):  # none of a pool of somebody's own, or without one
         tell(f"pool: {note}")
@@ -83,7 +93,9 @@ def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
         return []
     net = copy.deepcopy(nets.students[0])  # its statistics are nobody's
     config = job.config
-    images = config.student.batch(config.images) if keeps_answers(job) else job.method_config.batch_size
+    images = (
+        config.student.batch(config.images) if keeps_answers(job) else job.method_config.batch_size
+    )
     x_BCHW = torch.rand(images, *spec.shape, generator=torch.Generator().manual_seed(0))
 
     def step(count: int) -> None:
@@ -93,16 +105,26 @@ def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
         scores_BK.float().square().mean().backward()
 
     torch.set_num_threads(taken := worthwhile_threads(step, images, most))
-    return [f"threads: {taken} of {most}, by timing a few steps of the student; OMP_NUM_THREADS=N takes N"]
+    return [
+        f"threads: {taken} of {most}, by timing a few steps of the student; OMP_NUM_THREADS=N "
+        "takes N"
+    ]
 
 
 def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
-    """A line for people where a difference along a random direction of large images says next to nothing."""
-    random = config.kind in ("finite_difference", "synthetic") and config.direction not in ("dct", "range")
+    """A line for people where a difference along a random direction of large images says next to
+    nothing.
+    """
+    random = config.kind in ("finite_difference", "synthetic") and config.direction not in (
+        "dct",
+        "range",
+    )
     cosine = math.sqrt(config.directions / spec.numel)
     return [
-        f"warning: differences along {config.directions} of {spec.numel:,} directions have a cosine of about "
-        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct or range, "
+        f"warning: differences along {config.directions} of {spec.numel:,} directions have a "
+        "cosine of about "
+        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct "
+        "or range, "
         "or take a method without them: --method.name static or procedural"
     ] * (random and spec.at_once(2) < 2)
 
@@ -116,7 +138,8 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
-            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this one "
+            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this "
+            "one "
             f"answers {mode}; methods that can use it: {', '.join(able)}"
         )
 
@@ -134,7 +157,10 @@ def with_placeholder_step(config: EstimatorConfig, spec: ImageSpec) -> Estimator
     return replace(settings, step=1.0 if settings.space == "lattice" else 1e-3)
 
 
-CGROUP = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+CGROUP = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 """Of a container, the files with its limit and what is used of it, by versions 2 and 1."""
 
 
@@ -169,11 +195,16 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [1 << 62]
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else ():
+    for line in (
+        Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else ()
+    ):
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
     for limit, used in CGROUP:
         paths = [Path("/sys/fs/cgroup") / name for name in (limit, used)]
-        if all(path.is_file() for path in paths) and (most := paths[0].read_text().strip()).isdecimal():
+        if (
+            all(path.is_file() for path in paths)
+            and (most := paths[0].read_text().strip()).isdecimal()
+        ):
             free.append(int(most) - int(paths[1].read_text()))
     return max(0, min(free))

@@ -1,4 +1,6 @@
-"""What a run will ask, cost and take, as a table; the teacher is asked no image, and nothing is written."""
+"""What a run will ask, cost and take, as a table; the teacher is asked no image, and nothing is
+written.
+"""
 
 import math
 import textwrap
@@ -36,7 +38,9 @@ WIDTH = 80  # columns of the table
 
 @dataclass
 class Spending:
-    """Images by purpose, requests and whole iterations of a run in which every request is answered."""
+    """Images by purpose, requests and whole iterations of a run in which every request is
+    answered.
+    """
 
     limit: int | None
     times: int  # that a charged image is asked
@@ -109,7 +113,9 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     """What is planned, row by row."""
     shown = ["plan: the teacher was asked no image, nothing was written"]
     for name, text in rows:
-        shown += textwrap.wrap(f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
+        shown += textwrap.wrap(
+            f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False
+        )
     return "\n".join(shown)
 
 
@@ -128,12 +134,18 @@ def _who(job: Job, teacher: Teacher) -> Iterator[tuple[str, str]]:
 def _images(job: Job, spent: Spending) -> Iterator[tuple[str, str]]:
     purposes = [f"{name} {count:,}" for name, count in spent.images.items() if name != "evaluation"]
     yield "images", f"{spent.charged:,} would be charged: {', '.join(purposes)}"
-    yield "", f"{spent.images['evaluation']:,} more would be asked for evaluation, not charged to the budget"
+    yield (
+        "",
+        f"{spent.images['evaluation']:,} more would be asked for evaluation, not charged to the "
+        "budget",
+    )
     none = "" if spent.iterations else ": the budget does not reach for one"
     yield "iterations", f"{spent.iterations:,}{none}"
     if runs_preflight(job) and job.estimator.directions > 1:
         yield "", "with forward differences; where the check takes central ones, fewer"
-    limit = "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
+    limit = (
+        "no limit to a request" if spent.limit is None else f"at most {spent.limit:,} images in one"
+    )
     yield "requests", f"{spent.requests:,}, {limit}"
 
 
@@ -153,11 +165,16 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     price = job.teacher.price_per_1000
     cost = "not known: state the price by --teacher.price-per-1000"
     if price is not None:
-        cost = f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, evaluation included"
+        cost = (
+            f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, "
+            "evaluation included"
+        )
     yield "cost", cost
 
 
-def _space(job: Job, teacher: Teacher, nets: Nets, device: torch.device) -> Iterator[tuple[str, str]]:
+def _space(
+    job: Job, teacher: Teacher, nets: Nets, device: torch.device
+) -> Iterator[tuple[str, str]]:
     """The student, and the bytes of the run's state in memory and in a checkpoint."""
     networks = [net for net in (*nets.students, nets.generator) if net is not None]
     weights = 4 * sum(parameter.numel() for net in networks for parameter in net.parameters())
@@ -166,7 +183,9 @@ def _space(job: Job, teacher: Teacher, nets: Nets, device: torch.device) -> Iter
     require_room(job, teacher, device)
     # of a weight there are its value and two moments, in memory also its gradient
     memory = f"about {size_of(4 * weights + held)} for networks, optimisers and replay, of "
-    memory += f"{size_of(free_memory(device))} free; a batch's activations and the teacher come on top"
+    memory += (
+        f"{size_of(free_memory(device))} free; a batch's activations and the teacher come on top"
+    )
     yield "memory", memory
     beside = f"; a replay of up to {size_of(replay)} beside it" if on_disk else ""
     kept = "(two are kept, a third while it is written)"

@@ -1,4 +1,6 @@
-"""Recipes that come with dfme, by their names, and the batch size that fits a budget. No torch here."""
+"""Recipes that come with dfme, by their names, and the batch size that fits a budget. No torch
+here.
+"""
 
 import dataclasses
 import functools
@@ -17,15 +19,19 @@ from dfme.run.job import PACKAGE
 
 Content = dict[str, Any]  # a recipe as its file gives it, section by section
 GENERAL = "dfme"  # its students and schedule suit a method that has no recipe of its own
-OF_ITS_TEACHER = ("teacher", "evaluation")  # keys of a recipe's file that do not hold for another teacher
+OF_ITS_TEACHER = (
+    "teacher",
+    "evaluation",
+)  # keys of a recipe's file that do not hold for another teacher
 
 TRAINED_AS = {
     "static": "frugal",
     "procedural": "frugal",
     "knockoff": "frugal",
 }
-"""Recipes of no paper, made for small images, and the recipe whose students' training is theirs above
-``SMALL_SIDE`` pixels a side: a baseline that is trained worse than our own recipe would be a straw man."""
+"""Recipes of no paper, made for small images, and the recipe whose students' training is theirs
+above ``SMALL_SIDE`` pixels a side: a baseline that is trained worse than our own recipe would be a
+straw man."""
 
 GO_TOGETHER = {
     ("optimizer", "lr", "weight_decay", "decay_images"): (
@@ -41,14 +47,15 @@ GO_TOGETHER = {
         "method.epochs",
     ),
 }
-"""Values of a training that suit one another alone: all stay as the recipe has them where somebody gave one
-of the options beside them, which is used as it was given."""
+"""Values of a training that suit one another alone: all stay as the recipe has them where somebody
+gave one of the options beside them, which is used as it was given."""
 
 STUDENT_BATCHES = 240
 SMALLEST_BATCH = 8
-"""A batch size of ``auto`` leaves a budget so many batches for the student, where it can; heuristic. On the
-digits batches of 8 in place of 256 give 90 % agreement in place of 43 % at 5,000 queries, 64 give 96 % in
-place of 85 % at 30,000. More batches than these give a little more, and take as much longer."""
+"""A batch size of ``auto`` leaves a budget so many batches for the student, where it can;
+heuristic. On the digits batches of 8 in place of 256 give 90 % agreement in place of 43 % at 5,000
+queries, 64 give 96 % in place of 85 % at 30,000. More batches than these give a little more, and
+take as much longer."""
 
 
 def shipped() -> dict[str, Path]:
@@ -65,7 +72,9 @@ def names() -> list[str]:
 
 @functools.cache
 def by_name(name: str) -> Content:
-    """Recipe of this name, without teacher, evaluation and student's architecture. UserError if unknown."""
+    """Recipe of this name, without teacher, evaluation and student's architecture. UserError if
+    unknown.
+    """
     files = shipped()
     if name not in files:
         raise UserError(f"recipe: {unknown_choice('recipe', name, names())}")
@@ -76,7 +85,8 @@ def by_name(name: str) -> Content:
 def below(named: str, method: str) -> tuple[str, Content]:
     """Name of the recipe below options for this method, for a run's record, and the recipe.
 
-    It is the ``named`` one, or the method's own. One for another method gives queries and students over it.
+    It is the ``named`` one, or the method's own. One for another method gives queries and students
+    over it.
     """
     own = method if method in shipped() else GENERAL
     other = by_name(named or GENERAL)
@@ -97,7 +107,8 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     made_for = content.get("teacher", {}).get("shape", shape)
     theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
     return [
-        f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its budget (now "
+        f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its "
+        "budget (now "
         f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
     ] * (theirs != ours)
 
@@ -105,7 +116,8 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
 def with_larger(job: Job, recipe: str, gave: Callable[[str], bool]) -> Job:
     """The job, on this recipe, with its students' settings for larger images, if they are others.
 
-    ``gave``: whether somebody gave the option of this key; those are as they were given, on any images.
+    ``gave``: whether somebody gave the option of this key; those are as they were given, on any
+    images.
     """
     own = job.config.student
     name = TRAINED_AS.get(recipe.removesuffix(" (default)").removeprefix("digits_"))
@@ -122,12 +134,16 @@ def with_larger(job: Job, recipe: str, gave: Callable[[str], bool]) -> Job:
 
 
 def plain_name(text: object) -> str:
-    """The name in what a run's record says of its recipe, such as ``mine.yaml over dfme (default)``."""
+    """The name in what a run's record says of its recipe, such as ``mine.yaml over dfme
+    (default)``.
+    """
     return str(text or "").rpartition(" over ")[2].removesuffix(" (default)")
 
 
 def whole(content: Content, file: Path | None = None) -> Content:
-    """A tidy recipe with what lies below it; nothing lies below the ``file`` of the method's own."""
+    """A tidy recipe with what lies below it; nothing lies below the ``file`` of the method's
+    own.
+    """
     written = content.get("method")
     named = plain_name(content.get("recipe"))
     usual = by_name(named)["method"]["name"] if named else GENERAL
@@ -142,7 +158,9 @@ def merged(below: Content, above: Content) -> Content:
     result = dict(below)
     for name, value in above.items():
         under = result.get(name)
-        result[name] = {**under, **value} if isinstance(under, dict) and isinstance(value, dict) else value
+        result[name] = (
+            {**under, **value} if isinstance(under, dict) and isinstance(value, dict) else value
+        )
     return result
 
 
@@ -169,9 +187,9 @@ def _less(content: Content, *names: str) -> Content:
 def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
     """The job with its batch size of ``auto`` resolved: the default, halved until it fits.
 
-    A domain that the attacker knows has its own programs, whatever the recipe names.
-    Where nobody ``said`` so, a generator of one's own transforms no base, and a method without a generator
-    has no program's share of its batches.
+    A domain that the attacker knows has its own programs, whatever the recipe names. Where nobody
+    ``said`` so, a generator of one's own transforms no base, and a method without a generator has
+    no program's share of its batches.
     """
     method = job.method_config
     entry = METHODS.get(job.method)

@@ -55,8 +55,9 @@ LINES = 10  # of progress over the whole training
 class PaidAnswers:
     """A run's kept answers, for training: ``replay`` draws, ``batches`` gives all in order.
 
-    ``replayed``: answers that went into its replay, still there or not. ``spent``: images paid for in all.
-    ``state``: the run's checkpoint. ``answers``: what it made of the teacher's, of form ``label_mode``.
+    ``replayed``: answers that went into its replay, still there or not. ``spent``: images paid for
+    in all. ``state``: the run's checkpoint. ``answers``: what it made of the teacher's, of form
+    ``label_mode``.
     """
 
     replay: Replay
@@ -73,32 +74,41 @@ class PaidAnswers:
         """In a line, what of all that was paid for is not there, and why; None if all of it is."""
         reasons = {
             "older than the --student.replay-capacity last ones": self.replayed - len(self.replay),
-            "that served other ends (gradient estimates, checks, scores)": self.spent - self.replayed,
+            "that served other ends (gradient estimates, checks, scores)": self.spent
+            - self.replayed,
         }
-        missing = " and not ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count > 0)
+        missing = " and not ".join(
+            f"{count:,} {reason}" for reason, count in reasons.items() if count > 0
+        )
         kept = f"{len(self.replay):,} of {self.spent:,} paid answers are kept"
         return f"{kept}; not {missing}" if missing else None
 
 
 def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswers:
-    """Load what the run in ``run_dir`` kept, on the device of ``rng`` (or on disk, if the run kept it there).
+    """Load what the run in ``run_dir`` kept, on the device of ``rng`` (or on disk, if the run kept
+    it there).
 
     Raises UserError where the run kept nothing; RunError for files damaged or missing.
     """
     checkpoint = run_dir / "checkpoint.pt"
     state = load_checkpoint(checkpoint)
     with explain_load_errors(checkpoint):
-        own = {"trainer": {"steps": 0, "replay": None}, "oracle": {"ledger": Ledger(1).state_dict()}}
+        own = {
+            "trainer": {"steps": 0, "replay": None},
+            "oracle": {"ledger": Ledger(1).state_dict()},
+        }
         validate_like(own, state, "state")
         kept = state["trainer"]["replay"]
         if kept is None or not kept["held"]:
             raise UserError(
-                f"{run_dir}: this run kept none of its paid answers; start one with --student.replay-steps "
+                f"{run_dir}: this run kept none of its paid answers; start one with "
+                "--student.replay-steps "
                 "1 or more"
             )
         _, spec, num_classes = student_facts(run_dir)
         folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
-        # of this size: what never overflowed lies in the order of its numbers, what did fills its window
+        # of this size: what never overflowed lies in the order of its numbers, what did fills its
+        # window
         replay = Replay(kept["held"], spec, rng or torch.Generator().manual_seed(0), folder)
         replay.load_state_dict(kept)
         config = load_yaml(run_dir / "config.yaml", own=True)
@@ -106,7 +116,9 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         answers = from_mapping(AnswersConfig, config.get("answers") or {})
         images = state["oracle"]["ledger"]["images"]
         spent = sum(count for purpose, count in images.items() if purpose != "evaluation")
-        require_paid(replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, answers.mode(mode))
+        require_paid(
+            replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, answers.mode(mode)
+        )
         return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers)
 
 
@@ -115,22 +127,26 @@ def _label_mode(run_dir: Path, config: dict[str, Any]) -> LabelMode:
     found = (read_summary(run_dir / "summary.json") or config["teacher"])["label_mode"]
     if found is None:
         raise UserError(
-            f"{run_dir}: this run is not finished, and its config.yaml does not say teacher.label_mode; "
+            f"{run_dir}: this run is not finished, and its config.yaml does not say "
+            "teacher.label_mode; "
             "resume it to its end first"
         )
     return LabelMode.parse(found)
 
 
-def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Train a student from scratch on the paid answers of ``run`` and write it into ``out``; its summary.
+def retrain(
+    run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Train a student from scratch on the paid answers of ``run`` and write it into ``out``; its
+    summary.
 
-    Of ``settings``, seed, device, precision, memory format, schedule, student and evaluation count. Without
-    ``student.steps`` the student takes its passes, or as many steps as the run's own. The schedule runs over
-    the steps. Nothing is asked: the evaluation's answers are those on record. Global random state is as it
-    was afterwards.
+    Of ``settings``, seed, device, precision, memory format, schedule, student and evaluation count.
+    Without ``student.steps`` the student takes its passes, or as many steps as the run's own. The
+    schedule runs over the steps. Nothing is asked: the evaluation's answers are those on record.
+    Global random state is as it was afterwards.
 
-    Raises UserError for a run that kept no answers, or settings that do not go with it, and RunError for
-    files of the run that are damaged or missing.
+    Raises UserError for a run that kept no answers, or settings that do not go with it, and
+    RunError for files of the run that are damaged or missing.
     """
     device = choose_device(settings.device)
     gpus = [device] if device.type == "cuda" else []
@@ -145,10 +161,14 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
         mode = paid.answers.mode(paid.label_mode)
         settings = settings.fitting(mode, paid.spec.shape, has_fast_bf16(device))
         student = settings.student
-        steps = student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
+        steps = (
+            student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
+        )
         student = replace(student, steps=steps, passes=0, final_share=1.0, rounds=())
         settings = replace(settings, student=student)
-        arch, nets = build_students(settings, max(1, student.count), paid.spec, paid.num_classes, device)
+        arch, nets = build_students(
+            settings, max(1, student.count), paid.spec, paid.num_classes, device
+        )
         torch.manual_seed(derived_seed(settings.seed, "global"))
         trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
         with RunDirectory.create(out) as directory:
@@ -156,7 +176,9 @@ def retrain(run: Path, out: Path, settings: ExtractConfig, tell: Callable[[str],
             queries = answered(paid)
             seen = classified(examination, paid.num_classes, (), trainer.delivered, queries)
             seen = replace(seen, training=training)
-            save_student(directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes)
+            save_student(
+                directory.student, trainer.delivered.eval(), arch, paid.spec, paid.num_classes
+            )
             own: dict[str, Any] = plain(settings, "config") | {"budget": 0}
             own["teacher"] = load_yaml(run / "config.yaml", own=True).get("teacher")
             own["method"] = {"name": "retrain", "run": str(run)}
@@ -183,11 +205,16 @@ def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator)
     new = settings.answers
     if new == own:
         return paid
-    if own.mode(paid.label_mode) != paid.label_mode or (new.repeat, new.vote) != (own.repeat, own.vote):
+    if own.mode(paid.label_mode) != paid.label_mode or (new.repeat, new.vote) != (
+        own.repeat,
+        own.vote,
+    ):
         raise UserError(
             "--answers: expected those of the run, which kept no other answers, and none are asked"
         )
-    reader = Reader(replace(new, repeat=1, vote=1), paid.label_mode, paid.num_classes, settings.seed)
+    reader = Reader(
+        replace(new, repeat=1, vote=1), paid.label_mode, paid.num_classes, settings.seed
+    )
     replay = Replay(len(paid.replay), paid.spec, rng)
     for images, answers in paid.replay.batches(paid.spec.at_once(PAID_AT_ONCE)):
         replay.add(images, reader.read(answers))
@@ -197,7 +224,9 @@ def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator)
 def recorded_examination(
     run: Path, settings: ExtractConfig, paid: PaidAnswers, device: torch.device
 ) -> EvaluationSet | HoldOut:
-    """What the run's student was scored on, with the answers on record. UserError for other images."""
+    """What the run's student was scored on, with the answers on record. UserError for other
+    images.
+    """
     # the labels on record are in the teacher's order, whatever its classes are called
     unnamed = tuple(map(str, range(paid.num_classes)))
     data = evaluation_images(settings.evaluation, paid.spec, paid.num_classes, unnamed)
@@ -209,8 +238,10 @@ def recorded_examination(
         answered = 0 if examination.answers is None else len(examination.answers)
         if answered != len(examination):
             raise UserError(
-                f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to {answered} "
-                f"evaluation images on record, but here are {len(examination)}; leave it as the run has it"
+                f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to "
+                f"{answered} "
+                f"evaluation images on record, but here are {len(examination)}; leave it as the "
+                "run has it"
             )
         now = digests_on_record(run) | ({} if data is None else {"evaluation.dataset": data.digest})
         require_recorded(run, now, "--evaluation.dataset")
@@ -256,11 +287,24 @@ def answered(paid: PaidAnswers) -> torch.Tensor:
 
 
 def _summary(
-    run: Path, settings: ExtractConfig, paid: PaidAnswers, examination: EvaluationSet | HoldOut, device: str
+    run: Path,
+    settings: ExtractConfig,
+    paid: PaidAnswers,
+    examination: EvaluationSet | HoldOut,
+    device: str,
 ) -> dict[str, Any]:
     """The entries of summary.json that are known before the student is; its form is a run's."""
     source = read_summary(run / "summary.json") or {}
-    known = ("method", "seed", "spent", "accuracy", "agreement", "kl", "student_steps", "config_hash")
+    known = (
+        "method",
+        "seed",
+        "spent",
+        "accuracy",
+        "agreement",
+        "kl",
+        "student_steps",
+        "config_hash",
+    )
     own = {name: source[name] for name in (*known, "defences") if name in source}
     return {
         "method": "retrain",

@@ -26,7 +26,14 @@ from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
 from dfme.run.divergence import require_finite
-from dfme.run.evaluation import EvaluationSet, HoldOut, classified, evaluated, score_all, under_defences
+from dfme.run.evaluation import (
+    EvaluationSet,
+    HoldOut,
+    classified,
+    evaluated,
+    score_all,
+    under_defences,
+)
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
@@ -36,8 +43,12 @@ from dfme.run.work import Rehearsed, Work
 from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
-EARLY_SHARE = 0.1  # of the budget, after which answers of one class alone are told: a start may be poor
-FITTED = 500  # images at most, of those trained on, on which a student that learnt nothing is looked at
+EARLY_SHARE = (
+    0.1  # of the budget, after which answers of one class alone are told: a start may be poor
+)
+FITTED = (
+    500  # images at most, of those trained on, on which a student that learnt nothing is looked at
+)
 FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
 ACCOUNTS = (  # figures of the ledger that summary.json has
     *("budget", "spent", "spent_by_purpose", "evaluation_queries"),
@@ -59,13 +70,17 @@ class Result:
 
     @property
     def metrics(self) -> list[MetricRecord]:
-        """The lines of metrics.jsonl as dicts, in order; of more than 12,000 a sample, evenly drawn."""
+        """The lines of metrics.jsonl as dicts, in order; of more than 12,000 a sample, evenly
+        drawn.
+        """
         return read_metrics(self.run_dir / "metrics.jsonl")
 
 
 @dataclass
 class Run:
-    """Everything of one run, put together by ``dfme.run.build``; ``facts`` are those of its teacher."""
+    """Everything of one run, put together by ``dfme.run.build``; ``facts`` are those of its
+    teacher.
+    """
 
     job: Job
     facts: dict[str, Any]
@@ -89,25 +104,37 @@ class Run:
         return self.method.students
 
     def go(self, interrupt: Interrupt) -> Result:
-        """Carry the run to the end of its budget, or to where it is stopped, and deliver what there is."""
+        """Carry the run to the end of its budget, or to where it is stopped, and deliver what there
+        is.
+        """
         self.oracle.after_answer = interrupt.heed
         interrupt.asking = lambda: self.oracle.asking
         work = Work(self.job, self.method, self.found)
         asked = self.examination.answers is not None or self.examination.held_back
         time, shorter = work.foretold(0 if asked else len(self.examination))
         self.recorder.note(f"{time}: student {work.training(self.arch)}{shorter}")
-        if "auto" not in (self.job.estimator.kind, self.job.estimator.step):  # whose cost the check decides
+        if "auto" not in (
+            self.job.estimator.kind,
+            self.job.estimator.step,
+        ):  # whose cost the check decides
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
-            recorded = self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
-            if not self.examination.prepare(None if recorded else self.directory.path.parent, self.facts):
-                self.recorder.note("evaluation: its answers are those that another attack asked for")
+            recorded = (
+                self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
+            )
+            if not self.examination.prepare(
+                None if recorded else self.directory.path.parent, self.facts
+            ):
+                self.recorder.note(
+                    "evaluation: its answers are those that another attack asked for"
+                )
             for line in verdict.teacher_warnings(self.classified()):
                 self.recorder.note(f"warning: {line}")
         for line in self.method.prepare():
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
-            self.keep()  # a service may be gone for good at the next request: there is one to resume from
+            # a service may be gone for good at the next request: there is one to resume from
+            self.keep()
         config = self.job.config
         interrupt.starting = False
         self.recorder.follow(lambda: work.standing(self.progress.seconds))
@@ -133,18 +160,27 @@ class Run:
             require_classes(self.oracle.ledger, enough=1)
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
-                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer came to "
+                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer "
+                "came to "
                 f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
             )
         if finished and self.oracle.remaining and self.goal is not None:
-            left = f"its learning rate at {factor(config.schedule, self.trainer.progress):.0%} of the first"
+            left = (
+                "its learning rate at "
+                f"{factor(config.schedule, self.trainer.progress):.0%} of the first"
+            )
             self.recorder.note(
-                f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, {left}"
+                f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
+                f"{left}"
             )
         return self.deliver(finished)
 
-    def heard(self, callback: Callable[..., object], queries: int, metrics: dict[str, float]) -> object:
-        """Call the callback with a record and the student as it is then, in eval mode; what it returns."""
+    def heard(
+        self, callback: Callable[..., object], queries: int, metrics: dict[str, float]
+    ) -> object:
+        """Call the callback with a record and the student as it is then, in eval mode; what it
+        returns.
+        """
         with evaluating(self.trainer.delivered) as student:
             return callback(queries, metrics, student)
 
@@ -167,13 +203,17 @@ class Run:
         if student is not None:
             records = read_metrics(self.directory.path / "metrics.jsonl")
             training = Training.of_records(records, bool(self.job.config.student.rounds))
-        seen = replace(seen, method=self.job.method, programs=self.job.queries.programs, training=training)
+        seen = replace(
+            seen, method=self.job.method, programs=self.job.queries.programs, training=training
+        )
         if student is None or training is None or not verdict.student_warnings(seen):
             return seen
         return replace(seen, training=replace(training, fit=self._fit(student)))
 
     def _fit(self, student: nn.Module) -> tuple[float, float, int] | None:
-        """Agreement of student and constant answer on images that were trained on; None if none are held."""
+        """Agreement of student and constant answer on images that were trained on; None if none are
+        held.
+        """
         replay = self.trainer.replay
         if replay is None or not len(replay):
             return None
@@ -182,7 +222,9 @@ class Run:
         return compared["agreement"], compared["constant_agreement"], len(images)
 
     def _remark_on_budget(self) -> None:
-        """Say, before a run's first step, where its budget holds next to no step of the generator."""
+        """Say, before a run's first step, where its budget holds next to no step of the
+        generator.
+        """
         name = self.job.method
         budget = self.job.config.images
         cost = self.method.cost
@@ -192,15 +234,21 @@ class Run:
         if self.trainer.steps or steps >= FEW_STEPS or not generates:
             return
         few = f"{steps} steps of {name}'s generator, too few to train it"
-        none = f"no iteration of {name}, which is {cost:,} images, so its generator is not trained by it"
+        none = (
+            f"no iteration of {name}, which is {cost:,} images, so its generator is not "
+            "trained by it"
+        )
         self.recorder.note(
-            f"the budget of {budget:,} images holds {few if steps else none}; give a larger --budget, a "
+            f"the budget of {budget:,} images holds {few if steps else none}; give a larger "
+            "--budget, a "
             "smaller --method.batch-size, or --recipe frugal, which is made for few queries"
         )
 
     def _left_out(self) -> list[str]:
         on = self.examination
-        return left_out_warnings(self.oracle.ledger, on.left_out if isinstance(on, EvaluationSet) else 0)
+        return left_out_warnings(
+            self.oracle.ledger, on.left_out if isinstance(on, EvaluationSet) else 0
+        )
 
     def keep(self) -> None:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
@@ -222,7 +270,8 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up everything but the oracle, whose ledger and journal were opened with their states.
+        """Take up everything but the oracle, whose ledger and journal were opened with their
+        states.
 
         Raises ValueError unless ``state`` has the form of this run's own state.
         """
@@ -249,11 +298,15 @@ class Run:
         """Write the student and, at the end of the budget, all results; the summary last."""
         student = self.trainer.delivered.eval()
         self.oracle.ledger.end()
-        save_student(self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes)
+        save_student(
+            self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes
+        )
         summary = self.summary(student)
         ended_by = "until_agreement" if self.oracle.remaining else "budget"
         summary["ended_by"] = ended_by if finished else None
-        summary["held_back"] = None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
+        summary["held_back"] = (
+            None if self.goal is None else {"goal": self.goal.share, **self.goal.latest}
+        )
         if finished:
             write_report(self.directory.path, summary=summary)
             self.directory.write_summary(summary)
@@ -267,7 +320,9 @@ class Run:
         defended = under_defences(self.oracle, self.examination, seen)
         config = self.job.config
         totals = self.oracle.ledger.totals()
-        known = self.progress.scores.get((totals.spent, self.trainer.steps))  # those of the last evaluation
+        known = self.progress.scores.get(
+            (totals.spent, self.trainer.steps)
+        )  # those of the last evaluation
         scored = known or score_all(self.examination, student, self.trainer.vote)
         price = self.job.teacher.price_per_1000
         seconds = self.progress.seconds
@@ -286,10 +341,18 @@ class Run:
             "service": self.oracle.service,
             "label_mode": str(self.oracle.raw_label_mode),
             **self.method.facts,
-            **({"attacker_knew": domain} if (domain := self.job.queries.domain) != "unknown" else {}),
+            **(
+                {"attacker_knew": domain}
+                if (domain := self.job.queries.domain) != "unknown"
+                else {}
+            ),
             "teacher_accuracy": self.examination.teacher_accuracy,
             **{name: scored.get(name) for name in ("accuracy", "agreement", "kl")},
-            **{name: value for name, value in scored.items() if name.startswith(("agreement_", "vote_"))},
+            **{
+                name: value
+                for name, value in scored.items()
+                if name.startswith(("agreement_", "vote_"))
+            },
             **defended,
             "evaluation": evaluated(self.examination),
             "baselines": verdict.baselines(seen),

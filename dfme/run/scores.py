@@ -12,7 +12,9 @@ from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
 
-EVALUATION_BATCH = 500  # images per forward pass while scoring, fewer of large ones; changes no result
+EVALUATION_BATCH = (
+    500  # images per forward pass while scoring, fewer of large ones; changes no result
+)
 COMPARED = 1 << 24  # scores that are compared at once: bounds memory
 MANY_CLASSES = 100  # from which on the top five are looked at
 
@@ -37,10 +39,13 @@ def scores(net: nn.Module, images: Tensor | ImageSet) -> Tensor:
 
 
 def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, float]:
-    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher || student) in
-    nats, where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100 classes or more.
+    """``agreement``: share of images with the teacher's top class. ``kl``: mean KL(teacher ||
+    student) in nats, where the answers are soft. ``agreement_top5``: see ``report.metrics``; of 100
+    classes or more.
 
-    Beside them ``agreement_balanced``, and ``constant_agreement``, that of one answer to everything."""
+    Beside them ``agreement_balanced``, and ``constant_agreement``, that of one answer to
+    everything.
+    """
     top_N = top_class(answers)
     many = max(1, COMPARED // scores_NK.shape[1])
     same_N = scores_NK.argmax(dim=1) == top_N
@@ -61,10 +66,11 @@ def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, fl
 
 
 def balanced(same_N: Tensor, top_N: Tensor) -> float:
-    """Mean over the teacher's classes of the share of their images where the student says the ``same``.
+    """Mean over the teacher's classes of the share of their images where the student says the
+    ``same``.
 
-    Of a constant answer it is 1 / K' for K' classes that occur. It is the balanced accuracy of Brodersen et
-    al. 2010 (ICPR, 3121-3124), with the teacher's top classes in place of labels.
+    Of a constant answer it is 1 / K' for K' classes that occur. It is the balanced accuracy of
+    Brodersen et al. 2010 (ICPR, 3121-3124), with the teacher's top classes in place of labels.
     """
     images_K = torch.bincount(top_N)
     same_K = torch.bincount(top_N[same_N], minlength=len(images_K))

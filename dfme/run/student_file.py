@@ -1,4 +1,6 @@
-"""The student's file: weights with all that is needed to use them without the run that made them."""
+"""The student's file: weights with all that is needed to use them without the run that made
+them.
+"""
 
 import json
 from collections.abc import Callable
@@ -41,7 +43,8 @@ def described(arch: str, spec: ImageSpec, num_classes: int) -> dict[str, str]:
 
 
 def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
-    """Architecture, images and classes of a student by its file or its run directory; no network is made.
+    """Architecture, images and classes of a student by its file or its run directory; no network is
+    made.
 
     Raises UserError for a file that is missing, damaged, or not a student's.
     """
@@ -61,19 +64,22 @@ def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
 def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None) -> nn.Module:
     """A student from its file or run, in eval mode, on the CPU: images within bounds to logits.
 
-    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network of one's
-    own, or is its ``module:Net``: what the file alone names is not imported. Raises UserError for a file that
-    is missing, damaged, or not a student's.
+    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network
+    of one's own, or is its ``module:Net``: what the file alone names is not imported. Raises
+    UserError for a file that is missing, damaged, or not a student's.
     """
     path, (name, spec, num_classes) = _weights(path), student_facts(path)
     if is_own(name) and arch is None:
         raise UserError(
-            f"{path}: its network is {name}, and no file alone has a module imported: in Python, say "
-            "dfme.load_student(path, arch=Net); to a command, the run's config.yaml beside the file says it"
+            f"{path}: its network is {name}, and no file alone has a module imported: in Python, "
+            "say "
+            "dfme.load_student(path, arch=Net); to a command, the run's config.yaml beside the "
+            "file says it"
         )
     try:
         with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            # no mapping
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         own = find_target(arch, "arch") if isinstance(arch, str) else arch
         build = partial(build_net, name, spec.shape, num_classes, own)
         if own is None and (outline := on_meta_device(build)) is not None:
@@ -96,8 +102,12 @@ def load_student_of_run(weights: Path) -> nn.Module:
     """The student of a file; a user's network is the one named in config.yaml beside it."""
     config = weights.parent / "config.yaml"
     (name, _, _) = student_facts(weights)
-    named = load_yaml(config, own=True).get("student") if is_own(name) and config.is_file() else None
-    return load_student(weights, find_net(str(named.get("arch"))) if isinstance(named, dict) else None)
+    named = (
+        load_yaml(config, own=True).get("student") if is_own(name) and config.is_file() else None
+    )
+    return load_student(
+        weights, find_net(str(named.get("arch"))) if isinstance(named, dict) else None
+    )
 
 
 def _weights(path: str | Path) -> Path:

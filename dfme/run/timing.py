@@ -1,4 +1,6 @@
-"""Time of a run: foretold by a rehearsal on noise, which asks nobody, and corrected by what is measured."""
+"""Time of a run: foretold by a rehearsal on noise, which asks nobody, and corrected by what is
+measured.
+"""
 
 import copy
 import math
@@ -33,7 +35,9 @@ from dfme.students.optimizers import StepPlan
 from dfme.students.trainer import Metrics
 
 PART_SECONDS = 0.15  # after which no more of one kind of work is rehearsed
-SHORT_SECONDS = 2.0  # of a run by the first calls alone, which are slow, up to which there are no others
+SHORT_SECONDS = (
+    2.0  # of a run by the first calls alone, which are slow, up to which there are no others
+)
 SLOW_SECONDS = 1.5  # of a call, after which there is no second; of a whole batch, timed on FEW then
 LONG_SECONDS = 3.0  # of the first calls, after which there are no others
 FEW = 16
@@ -41,7 +45,9 @@ HELD = 512  # answered images in a rehearsal's replay: some methods breed from s
 
 
 class RandomTeacher:
-    """A teacher in place of another, of the same images and answers, which are random: nobody is asked."""
+    """A teacher in place of another, of the same images and answers, which are random: nobody is
+    asked.
+    """
 
     def __init__(self, teacher: Teacher) -> None:
         self.spec = teacher.spec
@@ -65,7 +71,9 @@ def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) 
     reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes)
     oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader)
     streams = Streams(job.config.seed, choose_device(job.config.device))
-    parts = build_components(job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path())
+    parts = build_components(
+        job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path()
+    )
     return build_method(job, parts)
 
 
@@ -74,16 +82,19 @@ def rehearse(
 ) -> Rehearsed | None:
     """Time a few steps of a copy of the run's parts on noise; nothing of the run's own changes.
 
-    ``scored``: images of the evaluation set, 0 without one. ``free``: the teacher is one of ours in this
-    process, so it is timed, too; any other is not asked, and its stated rate counts. None where a part of
-    one's own cannot be copied or rehearsed.
+    ``scored``: images of the evaluation set, 0 without one. ``free``: the teacher is one of ours in
+    this process, so it is timed, too; any other is not asked, and its stated rate counts. None
+    where a part of one's own cannot be copied or rehearsed.
     """
     device = choose_device(job.config.device)
     most = min(job.config.student.replay_capacity, 8 * HELD)
     student = replace(job.config.student, replay_store="memory", replay_capacity=most)
     own = replace(job, config=replace(job.config, student=student, graphs=False))
     try:
-        with sketching() as sketch, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with (
+            sketching() as sketch,
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+        ):
             made = copy.deepcopy((nets.students, nets.generator))
             copied = replace(nets, students=made[0], generator=made[1])
             method = method_of(own, RandomTeacher(teacher), copied, copy.copy(pool))
@@ -93,18 +104,26 @@ def rehearse(
     except DivergedError:  # on noise; whether it does on what is asked, the run itself will say
         return None
     except Exception:
-        # what a part of one's own raises, if it cannot be copied or called so, the run itself will report
-        named = job.method, str(job.config.student.arch), str(getattr(job.method_config, "generator", ""))
+        # what a part of one's own raises, if it cannot be copied or called so, the run itself will
+        # report
+        named = (
+            job.method,
+            str(job.config.student.arch),
+            str(getattr(job.method_config, "generator", "")),
+        )
         if job.objects or any(":" in name for name in named):
             return None
         raise
 
 
-def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None = None) -> Job:
+def within_minutes(
+    job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None = None
+) -> Job:
     """The job with the student's steps that fit its ``minutes``, if any.
 
-    Where few steps of an ``auto`` student do not fit, it is cnn_small, which agreed as well as cnn_large in
-    so little time (docs/results/real_size.md). UserError where one pass over what is paid for takes longer.
+    Where few steps of an ``auto`` student do not fit, it is cnn_small, which agreed as well as
+    cnn_large in so little time (docs/results/real_size.md). UserError where one pass over what is
+    paid for takes longer.
     """
     config = job.config
     if config.minutes is None:
@@ -125,13 +144,16 @@ def within_minutes(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet 
     least = f"{minutes:.2g}" if minutes < 10 else f"{minutes:,.0f}"
     raise UserError(
         f"--minutes {config.minutes:g}: expected at least {least} on this machine, for "
-        f"{few.steps:,} steps of {few.arch}, {few.slowest}; give more{faster}{programs} or a smaller "
+        f"{few.steps:,} steps of {few.arch}, {few.slowest}; give more{faster}{programs} or a "
+        "smaller "
         "--budget; nothing was asked"
     )
 
 
 class _FewSteps(NamedTuple):
-    """A student, few of its steps, a run's seconds with them and of one more, and what is slowest."""
+    """A student, few of its steps, a run's seconds with them and of one more, and what is
+    slowest.
+    """
 
     arch: str
     steps: int
@@ -153,7 +175,8 @@ def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | No
     least, twice = (work.whole(scored) for work in works)
     if least is None or twice is None:
         raise UserError(
-            "--minutes: the steps cannot be rehearsed (a part of your own, or weights that diverge); "
+            "--minutes: the steps cannot be rehearsed (a part of your own, or weights that "
+            "diverge); "
             "give --student.steps instead, or a lower --student.lr"
         )
     return _FewSteps(nets.arch, few, least, (twice - least) / few, works[0].slowest(scored))
@@ -166,7 +189,9 @@ def _taking(steps: int, job: Job) -> Job:
 
 
 class _Stage:
-    """A rehearsal's method, with noise that is answered and held; ``scored``: images of an evaluation."""
+    """A rehearsal's method, with noise that is answered and held; ``scored``: images of an
+    evaluation.
+    """
 
     def __init__(
         self, job: Job, teacher: Teacher, method: Method, scored: int, free: bool, sketch: Sketch
@@ -206,7 +231,9 @@ class _Stage:
         batch = self._job.method_config.batch_size
         of_replay = trainer.config.batch(self._job.config.images)
         fresh = self._step(batch, most)
-        replayed = fresh if trainer.replay is None or of_replay == batch else self._step(of_replay, most)
+        replayed = (
+            fresh if trainer.replay is None or of_replay == batch else self._step(of_replay, most)
+        )
         # The students have taken a step, so there is choice; those of the iterations are left out.
         trainer.plan = StepPlan(during=0)
         learnt = 0
@@ -278,10 +305,15 @@ class _Stage:
         return _mean_seconds(lambda: count_of(images), most)
 
     def _answer(self, batch: int, most: float) -> float | None:
-        """Seconds of an answer to an image, by the stated rate or the teacher's own time; None if unknown."""
+        """Seconds of an answer to an image, by the stated rate or the teacher's own time; None if
+        unknown.
+        """
         info = self._teacher.info
         at_once = min(batch, info.max_batch or batch)
-        rates = [info.wire.images_per_second or 0.0, (info.wire.requests_per_second or 0.0) * at_once]
+        rates = [
+            info.wire.images_per_second or 0.0,
+            (info.wire.requests_per_second or 0.0) * at_once,
+        ]
         if any(rates):
             return 1 / min(filter(None, rates))
         asked = self._teacher if info.stateful is None and info.watch is None else info.network
@@ -292,11 +324,14 @@ class _Stage:
             return self._mean_of(lambda count: asked(some_BCHW[:count]), len(some_BCHW), most)
 
 
-def _mean_seconds(act: Callable[[], float], most: float, owed: Callable[[], float] = lambda: 0.0) -> float:
-    """Mean seconds of a unit of an act, which returns its units, for about ``most`` after the slow first one.
+def _mean_seconds(
+    act: Callable[[], float], most: float, owed: Callable[[], float] = lambda: 0.0
+) -> float:
+    """Mean seconds of a unit of an act, which returns its units, for about ``most`` after the slow
+    first one.
 
-    At 0 it is the first one's. 0 where there was nothing to do. ``owed``: seconds so far by which a real
-    run would have taken longer.
+    At 0 it is the first one's. 0 where there was nothing to do. ``owed``: seconds so far by which a
+    real run would have taken longer.
     """
     taken: list[tuple[float, float]] = []
     lacking: list[float] = []

@@ -1,4 +1,6 @@
-"""Work that a run still has to do, and its time: as a rehearsal foretold it, and as it is measured."""
+"""Work that a run still has to do, and its time: as a rehearsal foretold it, and as it is
+measured.
+"""
 
 import math
 import time
@@ -16,7 +18,9 @@ from dfme.report.console import Standing, duration
 Activity = Literal["asking", "training", "scoring"]
 
 TRUST = 2.0  # seconds measured that count as much as the rehearsal; heuristic
-MEMORY = 120.0  # seconds of work that a pace is taken from, about: a machine becomes faster or slower
+MEMORY = (
+    120.0  # seconds of work that a pace is taken from, about: a machine becomes faster or slower
+)
 END_SECONDS = 1.0  # for a run's last files
 LONG_SECONDS = 1200.0  # from which on it is said what would shorten a run
 STEPS_AT_ONCE = 50  # most student steps between two looks at the clock, ...
@@ -51,10 +55,11 @@ class UnitTime:
 class Rehearsed:
     """Seconds of parts of a run.
 
-    ``image``: of one that is charged, without student steps, with the teacher's ``answer`` where that is
-    known. ``fresh``, ``replayed``: of a student's step on such a batch. ``score``: of an evaluation.
-    ``learnt``: fresh batches per charged image, which is no time. ``drawn``: of each program that draws
-    images, for one that is charged; ``image`` contains them. ``of_drawn``: of one image by each program.
+    ``image``: of one that is charged, without student steps, with the teacher's ``answer`` where
+    that is known. ``fresh``, ``replayed``: of a student's step on such a batch. ``score``: of an
+    evaluation. ``learnt``: fresh batches per charged image, which is no time. ``drawn``: of each
+    program that draws images, for one that is charged; ``image`` contains them. ``of_drawn``: of
+    one image by each program.
     """
 
     image: float
@@ -68,7 +73,9 @@ class Rehearsed:
 
 
 class Work:
-    """What a run still has to do: images to pay for, student steps in rounds, evaluations; and its time."""
+    """What a run still has to do: images to pay for, student steps in rounds, evaluations; and its
+    time.
+    """
 
     def __init__(self, job: Job, method: Method, found: Rehearsed | None = None) -> None:
         self.found = found
@@ -127,15 +134,23 @@ class Work:
         points = self._job.config.evaluation.points * unpaid / self._ledger.budget
         return {
             "asking": unpaid,
-            "training": sum((end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds),
+            "training": sum(
+                (end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds
+            ),
             "scoring": min(points, unpaid / self._job.method_config.batch_size) + len(rounds),
         }
 
     @property
     def steps_at_once(self) -> int:
-        """Student steps between two looks at the clock, of those in rounds; no result depends on it."""
+        """Student steps between two looks at the clock, of those in rounds; no result depends on
+        it.
+        """
         each = self._times["training"].each
-        return 1 if each is None else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (each * self._now))))
+        return (
+            1
+            if each is None
+            else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (each * self._now))))
+        )
 
     @property
     def steps(self) -> int:
@@ -157,7 +172,9 @@ class Work:
             rounds = self._rounds
             number = min(sum(end <= steps for _, end, _ in rounds), len(rounds) - 1)
             begin, end, _ = rounds[number]
-            if len(rounds) == 1:  # which counts the steps that were taken while the budget was spent, too
+            if (
+                len(rounds) == 1
+            ):  # which counts the steps that were taken while the budget was spent, too
                 begin = 0
             where = f"round {number + 1} of {len(rounds)}, " * (len(rounds) > 1)
             where += f"step {steps - begin:,} of {end - begin:,}"
@@ -171,7 +188,10 @@ class Work:
         images = self._batch(1.0) if replays else self._job.method_config.batch_size
         several = f"{len(nets)} of " * (len(nets) > 1)
         bf16 = " in bf16" * (self._trainer.precision == "bf16")
-        return f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of {images} images{bf16}"
+        return (
+            f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of "
+            f"{images} images{bf16}"
+        )
 
     def whole(self, evaluated: int) -> float | None:
         """Seconds until the run's last file is written; None if a part of them is not known.
@@ -214,11 +234,15 @@ class Work:
         fewer = "passes" if student.passes and not student.steps else "steps"
         gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"
         minutes = f"--minutes {LONG_SECONDS / 60:g}"
-        return text, shorter(seconds, f"{minutes}, fewer --student.{fewer}, a smaller --student.arch{gpu}")
+        return text, shorter(
+            seconds, f"{minutes}, fewer --student.{fewer}, a smaller --student.arch{gpu}"
+        )
 
     @property
     def _rounds(self) -> list[tuple[int, int, float]]:
-        """Of each round the steps at which it begins and ends, and the share of the budget it learns from."""
+        """Of each round the steps at which it begins and ends, and the share of the budget it
+        learns from.
+        """
         plan = self._trainer.plan
         if plan.during is None:
             return []

@@ -26,21 +26,29 @@ def make_optimizer(net: nn.Module, config: StudentConfig) -> torch.optim.Optimiz
             decoupled_weight_decay=config.optimizer == "adamw",
             fused=True,
         )
-    return SGD(net.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
+    return SGD(
+        net.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay, fused=True
+    )
 
 
 class ScheduledOptimizer:
-    """A torch optimiser whose learning rate is its own times ``lr_factor()``, asked at every step."""
+    """A torch optimiser whose learning rate is its own times ``lr_factor()``, asked at every
+    step.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, lr_factor: Callable[[], float]) -> None:
         self._optimizer = optimizer
-        self.take_step: Callable[[], object] = optimizer.step  # at the learning rate that was set last
+        self.take_step: Callable[[], object] = (
+            optimizer.step
+        )  # at the learning rate that was set last
         self.weight_decay: float = optimizer.param_groups[0]["weight_decay"]
         self.rate = 0.0  # of the last step
         self._rate: Tensor | None = None
         self._lr_factor = lr_factor
         self._base_lr: float = optimizer.param_groups[0]["lr"]
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
 
     @property
     def lr(self) -> float:
@@ -62,10 +70,14 @@ class ScheduledOptimizer:
             self._rate.fill_(self.rate)
         else:
             on_gpu = self._parameters[0].is_cuda
-            self._set("lr", torch.tensor(self.rate, dtype=torch.float32).item() if on_gpu else self.rate)
+            self._set(
+                "lr", torch.tensor(self.rate, dtype=torch.float32).item() if on_gpu else self.rate
+            )
 
     def stay_in_place(self) -> None:
-        """Moments and learning rate lie for good where a CUDA graph finds them; the numbers stay."""
+        """Moments and learning rate lie for good where a CUDA graph finds them; the numbers
+        stay.
+        """
         parameter = self._parameters[0]
         dtype = torch.float32 if parameter.is_cuda else torch.float64
         self._rate = torch.zeros((), dtype=dtype, device=parameter.device)
@@ -95,22 +107,32 @@ class ScheduledOptimizer:
             value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments by the number of their parameter, of those that took a step. Settings are no state."""
+        """The moments by the number of their parameter, of those that took a step. Settings are no
+        state.
+        """
         moments = [self._optimizer.state.get(own) for own in self._parameters]
         return {"state": {number: dict(each) for number, each in enumerate(moments) if each}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave, copied into moments of the right size: kernels check none."""
+        """Load what ``state_dict`` gave, copied into moments of the right size: kernels check
+        none.
+        """
         moments = self._optimizer.state
         fresh = self._after_a_step()
-        validate_like({number: fresh[number] for number in state["state"]}, state["state"], "optimizer")
+        validate_like(
+            {number: fresh[number] for number in state["state"]}, state["state"], "optimizer"
+        )
         self.forget_moments()
         for number, kept in state["state"].items():
             own = moments[self._parameters[number]] or fresh[number]
-            moments[self._parameters[number]] = {key: value.copy_(kept[key]) for key, value in own.items()}
+            moments[self._parameters[number]] = {
+                key: value.copy_(kept[key]) for key, value in own.items()
+            }
 
     def _after_a_step(self) -> dict[int, dict[str, Tensor]]:
-        """State after a first step, by the number of the parameter, in an optimiser of the same settings."""
+        """State after a first step, by the number of the parameter, in an optimiser of the same
+        settings.
+        """
         others = [nn.Parameter(torch.zeros_like(parameter)) for parameter in self._parameters]
         for other in others:
             other.grad = torch.zeros_like(other)
@@ -139,10 +161,11 @@ def factor(config: ScheduleConfig, share: float) -> float:
 
 
 def weight_decay(config: StudentConfig, images: int) -> float:
-    """The students' weight decay with so many paid images held; fewer than a replayed batch count as one.
+    """The students' weight decay with so many paid images held; fewer than a replayed batch count
+    as one.
 
-    A prior on the weights would be worth less by 1/n beside n images, what an optimiser needs not at all.
-    Between them is 1/sqrt(n), a heuristic of ours: measured in docs/results/comparison.md.
+    A prior on the weights would be worth less by 1/n beside n images, what an optimiser needs not
+    at all. Between them is 1/sqrt(n), a heuristic of ours: measured in docs/results/comparison.md.
     """
     if not config.decay_images:
         return config.weight_decay
@@ -150,17 +173,22 @@ def weight_decay(config: StudentConfig, images: int) -> float:
 
 
 LEAP = 0.1
-"""Share of the budget from which on the rate falls within the steps on one batch of so much; heuristic."""
+"""Share of the budget from which on the rate falls within the steps on one batch of so much;
+heuristic.
+"""
 
 LAST_LEAP = 0.025
-"""The same of the last batch, at whose end a cosine is zero; of a smaller one the steps are taken there."""
+"""The same of the last batch, at whose end a cosine is zero; of a smaller one the steps are taken
+there.
+"""
 
 
 @dataclass(frozen=True)
 class Stretch:
     """The part of the budget that the steps on one batch stand for, from ``begin`` to ``end``.
 
-    Each of the ``steps`` after the first ``first`` ones has the learning rate of its own place in it.
+    Each of the ``steps`` after the first ``first`` ones has the learning rate of its own place in
+    it.
     """
 
     begin: float
@@ -176,12 +204,13 @@ class Stretch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The number of steps of a student: ``during``, evenly while the budget is spent, then ``final``.
+    """The number of steps of a student: ``during``, evenly while the budget is spent, then
+    ``final``.
 
-    ``during`` of None plans no number: each fresh batch is worth a step and its replay steps. ``rounds`` are
-    shares of the budget, the last one 1, at which the ``final`` steps are taken, so many in each. Under a
-    larger budget the rounds that were due before ended after ``ends`` steps, and those beyond the share
-    ``since``, spent by then, come.
+    ``during`` of None plans no number: each fresh batch is worth a step and its replay steps.
+    ``rounds`` are shares of the budget, the last one 1, at which the ``final`` steps are taken, so
+    many in each. Under a larger budget the rounds that were due before ended after ``ends`` steps,
+    and those beyond the share ``since``, spent by then, come.
     """
 
     during: int | None = None
@@ -192,7 +221,9 @@ class StepPlan:
 
     @staticmethod
     def of(config: StudentConfig, images: int, most: int | None = None) -> StepPlan:
-        """The plan for a budget of so many images, of which at ``most`` so many are held at a time."""
+        """The plan for a budget of so many images, of which at ``most`` so many are held at a
+        time.
+        """
         if config.rounds:
             return StepPlan(0, config.round_steps(images, most), config.rounds)
         if not config.steps:
@@ -201,12 +232,16 @@ class StepPlan:
         return StepPlan(config.steps - final, (final,))
 
     def goes_on(self, larger: StepPlan, spent: float, since: float) -> StepPlan:
-        """Plan ``larger``, of a larger budget, once the share ``spent`` of this one's is, its ``since``."""
+        """Plan ``larger``, of a larger budget, once the share ``spent`` of this one's is, its
+        ``since``.
+        """
         return replace(larger, ends=tuple(self.edges[1 : self._reached(spent) + 1]), since=since)
 
     @cached_property
     def edges(self) -> list[int]:
-        """The steps after which rounds begin, and after which the last one ends: all that the plan has."""
+        """The steps after which rounds begin, and after which the last one ends: all that the plan
+        has.
+        """
         edges = [self.during or 0, *self.ends]
         for due, steps in zip(self.rounds, self.final, strict=True):
             edges += [edges[-1] + steps] * (self.since < due)
@@ -222,10 +257,11 @@ class StepPlan:
         return len(self.ends) + sum(self.since < due <= share for due in self.rounds)
 
     def stretch(self, share: float, batch: float, steps: int, due: int) -> Stretch | None:
-        """The stretch of ``due`` steps on a batch, after ``steps``, if it is too long to be one point.
+        """The stretch of ``due`` steps on a batch, after ``steps``, if it is too long to be one
+        point.
 
-        ``share`` of the budget is spent, ``batch`` of it on this batch. A budget of one batch would else
-        take all of its steps where the schedule ends.
+        ``share`` of the budget is spent, ``batch`` of it on this batch. A budget of one batch would
+        else take all of its steps where the schedule ends.
         """
         if due < 1:
             return None
@@ -235,7 +271,9 @@ class StepPlan:
         return Stretch(begin, share, steps, due)
 
     def left_over(self, steps: int) -> Stretch | None:
-        """The stretch of steps that the budget was spent without: of a last batch that taught nobody."""
+        """The stretch of steps that the budget was spent without: of a last batch that taught
+        nobody.
+        """
         during = self.during or 0
         return Stretch(steps / during, 1.0, steps, during - steps) if steps < during else None
 
@@ -244,7 +282,8 @@ class StepPlan:
         return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
 
     def progress(self, share: float, steps: int) -> float:
-        """Progress of training, 0 to 1, by the share of the budget spent and of the final steps taken.
+        """Progress of training, 0 to 1, by the share of the budget spent and of the final steps
+        taken.
 
         Where all steps are taken in rounds it is how far the round is.
         """
@@ -252,5 +291,7 @@ class StepPlan:
             return share
         if self.during:
             return (self.during * share + max(0, steps - self.during)) / self.edges[-1]
-        begin, end = next((pair for pair in pairwise(self.edges) if steps < pair[1]), self.edges[-2:])
+        begin, end = next(
+            (pair for pair in pairwise(self.edges) if steps < pair[1]), self.edges[-2:]
+        )
         return min(1.0, (steps - begin) / (end - begin))

@@ -1,4 +1,6 @@
-"""Images and answers that are paid for, kept to train on again: the last ones, in memory or on disk."""
+"""Images and answers that are paid for, kept to train on again: the last ones, in memory or on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,24 @@ from dfme.errors import RunError
 from dfme.files import disk_error, make_folder, open_file, replacing
 from dfme.spec import ImageSpec
 
-DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}  # in the file, on every machine
+DTYPES = {
+    torch.uint8: "|u1",
+    torch.float32: "<f4",
+    torch.int64: "<i8",
+}  # in the file, on every machine
 CRC_BYTES = 4  # of the checksum of an item on disk
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
 
 
 class DiskStore:
-    """Items by number in a file of ``folder``, which is made by the first ``write``: a ring of rows.
+    """Items by number in a file of ``folder``, which is made by the first ``write``: a ring of
+    rows.
 
-    A row holds a coded image, its answer, and a checksum that includes the item's number. Item n lies in row
-    n modulo the number of rows. A row that one of the two kept checkpoints needs is not overwritten: the file
-    gets more rows instead. Rows are read by ``pread``: a memory map counts as the process's own memory, and
-    kills it where the file is cut short. RunError where the disk refuses.
+    A row holds a coded image, its answer, and a checksum that includes the item's number. Item n
+    lies in row n modulo the number of rows. A row that one of the two kept checkpoints needs is not
+    overwritten: the file gets more rows instead. Rows are read by ``pread``: a memory map counts as
+    the process's own memory, and kills it where the file is cut short. RunError where the disk
+    refuses.
     """
 
     def __init__(self, folder: Path, capacity: int, coding: Coding) -> None:
@@ -47,7 +55,9 @@ class DiskStore:
         items["image"] = coded_BCHW.detach().cpu().numpy()
         items["answer"] = answers.detach().cpu().numpy()
         contents = items.view("u1").reshape(len(items), row.itemsize)[:, :-CRC_BYTES]
-        items["crc"] = [zlib.crc32(content, number) for number, content in enumerate(contents, first)]
+        items["crc"] = [
+            zlib.crc32(content, number) for number, content in enumerate(contents, first)
+        ]
         self._row = row
         try:
             if not self._writable:
@@ -79,7 +89,9 @@ class DiskStore:
         return {"kind": "disk", "needed": list(self._needed), "answer": form}
 
     def load_state_dict(self, state: dict[str, Any], first: int, end: int) -> None:
-        """Load items ``first`` to ``end``, changing no file. RunError if it is missing or cut short."""
+        """Load items ``first`` to ``end``, changing no file. RunError if it is missing or cut
+        short.
+        """
         before, last = state["needed"]
         self.close()
         self._needed = [before, last]
@@ -109,12 +121,15 @@ class DiskStore:
             with open_file(self._path) as file:
                 self._fd = os.dup(file.fileno())
         except OSError as error:
-            raise RunError(f"{self._path}: cannot read kept answers: {error.strerror}; {ADVICE}") from error
+            raise RunError(
+                f"{self._path}: cannot read kept answers: {error.strerror}; {ADVICE}"
+            ) from error
         size = os.fstat(self._fd).st_size
         self._rows = size // self._size()
         if self._rows < held or size % self._size():
             raise RunError(
-                f"{self._path}: expected at least {held} kept answers of {self._size()} bytes, got {size} "
+                f"{self._path}: expected at least {held} kept answers of {self._size()} bytes, got "
+                f"{size} "
                 f"bytes; {ADVICE}"
             )
 
@@ -153,7 +168,9 @@ class DiskStore:
         item = os.pread(self._fd, size, number % self._rows * size)
         crc = zlib.crc32(item[:-CRC_BYTES], number).to_bytes(CRC_BYTES, "little")
         if len(item) != size or item[-CRC_BYTES:] != crc:
-            raise RunError(f"{self._path}, item {number}: is cut short, or not as it was written; {ADVICE}")
+            raise RunError(
+                f"{self._path}, item {number}: is cut short, or not as it was written; {ADVICE}"
+            )
         return item
 
 
@@ -164,13 +181,19 @@ def rows_for(capacity: int) -> int:
 
 @dataclass(frozen=True)
 class Coding:
-    """The form in which images of ``spec`` are kept: numbers of levels up to 256 levels, else as they are."""
+    """The form in which images of ``spec`` are kept: numbers of levels up to 256 levels, else as
+    they are.
+    """
 
     spec: ImageSpec
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.uint8 if self.spec.levels is not None and self.spec.levels <= 256 else torch.float32
+        return (
+            torch.uint8
+            if self.spec.levels is not None and self.spec.levels <= 256
+            else torch.float32
+        )
 
     def encode(self, images_BCHW: Tensor) -> Tensor:
         """Images within the bounds, float32, as they are kept."""
@@ -182,7 +205,9 @@ class Coding:
 
 
 class MemoryStore:
-    """The last ``capacity`` items; item n lies at place n modulo the capacity, made at the first batch."""
+    """The last ``capacity`` items; item n lies at place n modulo the capacity, made at the first
+    batch.
+    """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
@@ -190,10 +215,14 @@ class MemoryStore:
         self._kept: list[Tensor] = []  # the images and the answers
 
     def write(self, first: int, coded_BCHW: Tensor, answers: Tensor) -> None:
-        """Items ``first`` and on, at most ``capacity`` of them; they take the place of the oldest."""
+        """Items ``first`` and on, at most ``capacity`` of them; they take the place of the
+        oldest.
+        """
         start = first % self._capacity
         head = min(len(coded_BCHW), self._capacity - start)
-        for kept, new in zip(self._reserved(coded_BCHW, answers), (coded_BCHW, answers), strict=True):
+        for kept, new in zip(
+            self._reserved(coded_BCHW, answers), (coded_BCHW, answers), strict=True
+        ):
             kept[start : start + head] = new[:head]
             kept[: len(new) - head] = new[head:]
 
@@ -230,7 +259,8 @@ class MemoryStore:
 
 
 class Replay:
-    """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s device.
+    """The last ``capacity`` items, first in, first out; drawn from with replacement, on ``rng``'s
+    device.
 
     ``folder``: where the items lie on disk; without one they lie on ``rng``'s device.
     """
@@ -245,7 +275,9 @@ class Replay:
         self._device = rng.device
         self.on_disk = folder is not None
         self._store: MemoryStore | DiskStore = (
-            MemoryStore(capacity, rng.device) if folder is None else DiskStore(folder, capacity, self._coding)
+            MemoryStore(capacity, rng.device)
+            if folder is None
+            else DiskStore(folder, capacity, self._coding)
         )
         self.added = 0  # items that were ever kept; the number of the next
 
@@ -259,7 +291,9 @@ class Replay:
         return count * (image + answer + CRC_BYTES * self.on_disk)
 
     def add(self, images_BCHW: Tensor, answers: Tensor) -> None:
-        """Store a batch of paid images and answers, dropping the oldest. RunError for disk errors."""
+        """Store a batch of paid images and answers, dropping the oldest. RunError for disk
+        errors.
+        """
         images_BCHW = images_BCHW[-self.capacity :]
         answers = answers[-self.capacity :]
         self._store.write(self.added, self._coding.encode(images_BCHW), answers)
@@ -283,7 +317,9 @@ class Replay:
         return {"added": self.added, "held": len(self), "items": items}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave. RunError for a file on disk that is missing or cut short."""
+        """Take up what ``state_dict`` gave. RunError for a file on disk that is missing or cut
+        short.
+        """
         self.added = state["added"]
         self._store.load_state_dict(state["items"], self._oldest, self.added)
 

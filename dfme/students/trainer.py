@@ -29,7 +29,8 @@ from dfme.students.replay import Replay
 class MovingAverage(AveragedModel):
     """A net's parameters and buffers, averaged with weight ``decay`` on the past; begins as a copy.
 
-    The numbers are those of torch's own update, whose counter makes a GPU wait for the host every time.
+    The numbers are those of torch's own update, whose counter makes a GPU wait for the host every
+    time.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -51,15 +52,18 @@ class MovingAverage(AveragedModel):
 
 
 Metrics = dict[str, Tensor | float | Callable[[], Tensor]]
-"""Metrics of a step by name (``report.metrics.METRICS``). A function is called when its value is read."""
+"""Metrics of a step by name (``report.metrics.METRICS``). A function is called when its value is
+read.
+"""
 
 
 class StudentTrainer:
     """Trains one or more students: optimiser, replay and, if configured, an EMA of their weights.
 
-    Several students learn from the same batches, each by its own loss; one optimiser minimises the sum.
-    ``share`` gives the share of the budget spent: learning rate and number of steps are functions of it.
-    ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of a number to begin with.
+    Several students learn from the same batches, each by its own loss; one optimiser minimises the
+    sum. ``share`` gives the share of the budget spent: learning rate and number of steps are
+    functions of it. ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of
+    a number to begin with.
     """
 
     def __init__(
@@ -81,7 +85,9 @@ class StudentTrainer:
         self._epochs = 0  # that follow the budget, where nothing else is planned
         self.plan = self._plan(config.images)
         self._budget = 0
-        self._stretch: Stretch | None = None  # of the batch that is learnt from, if it is a long one
+        self._stretch: Stretch | None = (
+            None  # of the batch that is learnt from, if it is a long one
+        )
         self._passed = (
             0  # images learnt from since the last kept batch, whose replay steps stand for them too
         )
@@ -99,7 +105,9 @@ class StudentTrainer:
         self._update: Callable[..., tuple[Tensor, ...]] = self._kernels
 
     def use_graphs(self) -> None:
-        """Replay forward passes without a gradient from now on, and of a lone student the whole step."""
+        """Replay forward passes without a gradient from now on, and of a lone student the whole
+        step.
+        """
         for net in self.nets:
             GraphedForward(net, "a student")
         if len(self.nets) > 1:
@@ -120,7 +128,9 @@ class StudentTrainer:
             self.plan = self._plan(images)
 
     def steps_due_under(self, budget: int, spent: int) -> int:
-        """Steps due under the present budget; under a larger one rounds, or passes, follow those due."""
+        """Steps due under the present budget; under a larger one rounds, or passes, follow those
+        due.
+        """
         if self._grows and self._budget not in (0, budget):
             self.plan = self.plan.goes_on(self._plan(budget), spent / self._budget, spent / budget)
         self._budget = budget
@@ -161,7 +171,8 @@ class StudentTrainer:
         return self.plan.steps_due(self._share(), self.steps) if self._held else 0
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
-        """Take the steps due for a fresh batch, the first on the batch itself, others on replayed ones.
+        """Take the steps due for a fresh batch, the first on the batch itself, others on replayed
+        ones.
 
         Without ``keep`` the batch does not enter the replay, and no replay steps follow.
         """
@@ -195,7 +206,9 @@ class StudentTrainer:
         return metrics | self._taken(before)
 
     def stood_still(self) -> str | None:
-        """What to say, once, where a round or the run has ended whose steps were all at a rate of 0."""
+        """What to say, once, where a round or the run has ended whose steps were all at a rate of
+        0.
+        """
         if self.config.rounds:
             ended = self.steps in self.plan.edges[1:]
         else:
@@ -205,8 +218,10 @@ class StudentTrainer:
         self._warned_at = self.steps
         of = "the round" if self.config.rounds else "the run"
         return (
-            f"the student's learning rate was {self._greatest_lr:g} in every step of {of} that ended after "
-            f"{self.steps:,} steps, so it learnt nothing there; give another --student.lr or --schedule.kind"
+            f"the student's learning rate was {self._greatest_lr:g} in every step of {of} that "
+            "ended after "
+            f"{self.steps:,} steps, so it learnt nothing there; give another --student.lr or "
+            "--schedule.kind"
         )
 
     @property
@@ -217,7 +232,9 @@ class StudentTrainer:
     def _plan(self, images: int) -> StepPlan:
         if self._epochs:
             return StepPlan(0, (self._epochs * math.ceil(images / self.config.batch(images)),))
-        return StepPlan.of(self.config, images, None if self.replay is None else self.replay.capacity)
+        return StepPlan.of(
+            self.config, images, None if self.replay is None else self.replay.capacity
+        )
 
     @property
     def _held(self) -> int:
@@ -235,14 +252,18 @@ class StudentTrainer:
         return {"student_grad_norm": partial(gradient_norm, self._whole)}
 
     def _taken(self, before: int) -> Metrics:
-        """Metrics of the steps since there were ``before``; without any there is no rate to tell."""
+        """Metrics of the steps since there were ``before``; without any there is no rate to
+        tell.
+        """
         taken: Metrics = {"student_steps": self.steps}
         if self.steps > before:
             taken |= {"student_lr": self._optimizer.rate, "student_lr_greatest": self._greatest_lr}
         return taken
 
     def _begin_round(self, number: int) -> None:
-        """Shrink and perturb the students and restart optimiser and average; not in the first round."""
+        """Shrink and perturb the students and restart optimiser and average; not in the first
+        round.
+        """
         if number < 1:
             return
         self._greatest_lr = 0.0
@@ -274,7 +295,9 @@ class StudentTrainer:
         self._greatest_lr = max(self._greatest_lr, self._optimizer.rate)  # which NaN is not
         average = self._average if (self.steps + 1) % self.config.average_every == 0 else None
         averaged = -1 if average is None else int(average.n_averaged)
-        losses_B, *grads = self._update(images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay)
+        losses_B, *grads = self._update(
+            images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay
+        )
         for parameter, grad in zip(self._optimizer.learning, grads, strict=True):
             parameter.grad = grad  # of several graphs, those of the one that was replayed
         if average is not None:
@@ -282,8 +305,12 @@ class StudentTrainer:
         self.steps += 1
         return losses_B[: len(images_BCHW)] / len(self.nets)
 
-    def _kernels(self, images_BCHW: Tensor, answers: Tensor, averaged: int, _: float) -> tuple[Tensor, ...]:
-        """Compute losses and gradients of a step. ``averaged``: 1 if before, 0 if first, else -1."""
+    def _kernels(
+        self, images_BCHW: Tensor, answers: Tensor, averaged: int, _: float
+    ) -> tuple[Tensor, ...]:
+        """Compute losses and gradients of a step. ``averaged``: 1 if before, 0 if first, else
+        -1.
+        """
         targets = self.distance.target(answers)
         # batch normalisation refuses a lone value per channel; doubled, its mean is the same
         if len(images_BCHW) == 1:
@@ -291,7 +318,9 @@ class StudentTrainer:
             targets = torch.cat([targets] * 2)
         self._optimizer.zero_grad()
         # around the forward pass alone: the loss, and every estimate, is computed in fp32
-        with torch.autocast(images_BCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with torch.autocast(
+            images_BCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"
+        ):
             scores = self._whole(images_BCHW)
         if len(self.nets) == 1:
             losses_B = self.distance.between(scores.float(), targets)
@@ -328,7 +357,9 @@ class StudentTrainer:
             self.replay.load_state_dict(state["replay"])
         self.steps = state["steps"]
         self._greatest_lr = state["greatest_lr"]
-        self.precision = "bf16" if state["precision"] == "bf16" else "fp32"  # the run's, on any machine
+        self.precision = (
+            "bf16" if state["precision"] == "bf16" else "fp32"
+        )  # the run's, on any machine
         if self._grows:
             rounds = state["rounds"]
             if (ends := [0, *rounds["ends"]]) != sorted(map(int, ends)):
@@ -339,11 +370,12 @@ class StudentTrainer:
 
 
 def shrink_and_perturb(net: nn.Module, fresh: nn.Module, kept: float) -> None:
-    """Every parameter becomes ``kept`` (0 to 1) times itself plus 1 - ``kept`` times that of ``fresh``.
+    """Every parameter becomes ``kept`` (0 to 1) times itself plus 1 - ``kept`` times that of
+    ``fresh``.
 
-    Source: Ash & Adams 2020 (arXiv 1910.08475). The paper adds fresh weights of a scale of its own (0.01);
-    here the two make up a whole, so 0 is a fresh net and 1 the old one. Buffers stay: batch normalisation's
-    averages follow within a few dozen steps.
+    Source: Ash & Adams 2020 (arXiv 1910.08475). The paper adds fresh weights of a scale of its own
+    (0.01); here the two make up a whole, so 0 is a fresh net and 1 the old one. Buffers stay: batch
+    normalisation's averages follow within a few dozen steps.
     """
     with torch.no_grad():
         for own, new in zip(net.parameters(), fresh.parameters(), strict=True):
@@ -367,7 +399,9 @@ class Ensemble(nn.Module):
 
 
 class Vote(nn.Module):
-    """The soft vote of several nets, as scores: the logarithm of the mean of their class probabilities."""
+    """The soft vote of several nets, as scores: the logarithm of the mean of their class
+    probabilities.
+    """
 
     def __init__(self, nets: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -62,7 +62,9 @@ def draw(tasks: dict[str, Ends]) -> None:
         axes.set_title(task, loc="left", fontsize=10)
     panels[0].set_ylabel("agreement with the teacher")
     entries = legend_entries(panels)
-    figure.legend(entries.values(), entries, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(
+        entries.values(), entries, loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
     save_figure(figure, HERE / "generators.png")
 
 
@@ -77,6 +79,9 @@ def each_seed(ends: Ends) -> str:
 
 
 if __name__ == "__main__":
-    found = {task: ends_of(folders) for task, _, folders in (word.partition("=") for word in sys.argv[1:])}
+    found = {
+        task: ends_of(folders)
+        for task, _, folders in (word.partition("=") for word in sys.argv[1:])
+    }
     draw(found)
     print("\n\n".join(f"### {task}\n\n{each_seed(ends)}" for task, ends in found.items()))

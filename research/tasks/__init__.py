@@ -1,1 +1,3 @@
-"""Tasks of the size of real ones, to measure extraction on: data files that are made, never committed."""
+"""Tasks of the size of real ones, to measure extraction on: data files that are made, never
+committed.
+"""

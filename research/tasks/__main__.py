@@ -18,7 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m research.tasks", description=__doc__)
     parser.add_argument("name", choices=("digits28", "plates", "photos"))
     parser.add_argument("out", type=Path, help="the file written")
-    parser.add_argument("--package", type=Path, default="package", help="the npm package of digits28")
+    parser.add_argument(
+        "--package", type=Path, default="package", help="the npm package of digits28"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     given = parser.parse_args()
     try:
@@ -31,7 +33,11 @@ def main() -> None:
         parser.error(str(error))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
-        given.out, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1]
+        given.out,
+        train_images=train[0],
+        train_labels=train[1],
+        test_images=test[0],
+        test_labels=test[1],
     )
 
 

@@ -1,4 +1,6 @@
-"""`photos`: which of ten photographs a patch of 32x32 is from; left halves to train, right halves to test."""
+"""`photos`: which of ten photographs a patch of 32x32 is from; left halves to train, right halves
+to test.
+"""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,8 +15,16 @@ from research.tasks.parts import Parts, Pixels, drawn
 SIDE = 32
 LARGEST = 96  # pixels of a photograph that become the 32 of a patch, at most
 PHOTOGRAPHS = (
-    *("skimage/data/astronaut.png", "skimage/data/chelsea.png", "sklearn/datasets/images/china.jpg"),
-    *("skimage/data/coffee.png", "sklearn/datasets/images/flower.jpg", "skimage/data/hubble_deep_field.jpg"),
+    *(
+        "skimage/data/astronaut.png",
+        "skimage/data/chelsea.png",
+        "sklearn/datasets/images/china.jpg",
+    ),
+    *(
+        "skimage/data/coffee.png",
+        "sklearn/datasets/images/flower.jpg",
+        "skimage/data/hubble_deep_field.jpg",
+    ),
     *("skimage/data/ihc.png", "skimage/data/motorcycle_left.png", "skimage/data/retina.jpg"),
     "skimage/data/rocket.jpg",
 )
@@ -23,7 +33,9 @@ PHOTOGRAPHS = (
 def photos(photographs: Sequence[Image.Image], train: int, test: int, seed: int) -> Parts:
     """So many patches of each part, as many of each photograph, drawn by the seed."""
     left = [each.crop((0, 0, each.width // 2, each.height)) for each in photographs]
-    right = [each.crop((each.width // 2, 0, each.width // 2 * 2, each.height)) for each in photographs]
+    right = [
+        each.crop((each.width // 2, 0, each.width // 2 * 2, each.height)) for each in photographs
+    ]
     return (
         drawn(train, (seed, 0), lambda random, label: patch(random, left[label])),
         drawn(test, (seed, 1), lambda random, label: patch(random, right[label])),
@@ -44,7 +56,9 @@ def photographs() -> list[Image.Image]:
 
 
 def patch(random: np.random.Generator, photograph: Image.Image) -> Pixels:
-    """A square (32, 32, 3) of 32 to 96 pixels of the photograph, made smaller, mirrored half the time."""
+    """A square (32, 32, 3) of 32 to 96 pixels of the photograph, made smaller, mirrored half the
+    time.
+    """
     side = int(random.integers(SIDE, LARGEST + 1))
     left = int(random.integers(0, photograph.width - side + 1))
     top = int(random.integers(0, photograph.height - side + 1))

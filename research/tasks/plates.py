@@ -1,4 +1,6 @@
-"""`plates`: printed digits in colour, in many fonts, on gradients and on patches of photographs, 32x32."""
+"""`plates`: printed digits in colour, in many fonts, on gradients and on patches of photographs,
+32x32.
+"""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -51,7 +53,9 @@ def _gradient(random: np.random.Generator) -> NDArray[np.float64]:
     """From one colour to another, in a random direction (H, W, 3)."""
     angle = random.uniform(0, 2 * np.pi)
     y, x = np.mgrid[:SIDE, :SIDE] / (SIDE - 1) - 0.5
-    way: NDArray[np.float64] = (0.5 + (x * np.cos(angle) + y * np.sin(angle)) / np.sqrt(2))[..., None]
+    way: NDArray[np.float64] = (0.5 + (x * np.cos(angle) + y * np.sin(angle)) / np.sqrt(2))[
+        ..., None
+    ]
     return way * random.random(3) + (1 - way) * random.random(3)
 
 
@@ -61,7 +65,9 @@ def _glyph(random: np.random.Generator, digit: int) -> NDArray[np.float64]:
     image = Image.new("L", (FINE, FINE))
     ImageDraw.Draw(image).text((FINE / 2, FINE / 2), str(digit), fill=255, font=font, anchor="mm")
     right, down = random.integers(-FINE // 8, FINE // 8 + 1, 2).tolist()
-    turned = image.rotate(random.uniform(-TURN, TURN), Image.Resampling.BILINEAR, translate=(right, down))
+    turned = image.rotate(
+        random.uniform(-TURN, TURN), Image.Resampling.BILINEAR, translate=(right, down)
+    )
     return np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX)) / 255
 
 

@@ -24,18 +24,21 @@ from dfme.teachers.defences import key_of
 from dfme.teachers.own_state import own_state, require_form
 
 RIDGE = 1e-3  # of the identity, in a covariance of features
-MAX_TRAIN = 5_000  # images of a train part that means and covariance of features are taken from (heuristic)
+MAX_TRAIN = (
+    5_000  # images of a train part that means and covariance of features are taken from (heuristic)
+)
 MIN_OF_CLASS = 20  # of each class, whatever that comes to
 TIED = 1 + 1e-4  # ratio of distances taken for equal
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
 
 class Defence(ABC):
-    """One defence with its options, in front of ``teacher``: float64 on the CPU, no input or output.
+    """One defence with its options, in front of ``teacher``: float64 on the CPU, no input or
+    output.
 
-    ``STATE``, what it remembers at first: numbers, and of tensors (N, C), float64, their C; 0: one per class.
-    What its key draws is the same for ever and for no other defence. An untrained network is drawn by it, or
-    by no secret.
+    ``STATE``, what it remembers at first: numbers, and of tensors (N, C), float64, their C; 0: one
+    per class. What its key draws is the same for ever and for no other defence. An untrained
+    network is drawn by it, or by no secret.
     """
 
     STATE: ClassVar[dict[str, Any]] = {}
@@ -45,7 +48,9 @@ class Defence(ABC):
         self.name = options.name
         self.classes = teacher.num_classes
         self.state = {
-            name: torch.empty(0, each[0] or self.classes).double() if isinstance(each, tuple) else each
+            name: torch.empty(0, each[0] or self.classes).double()
+            if isinstance(each, tuple)
+            else each
             for name, each in self.STATE.items()
         }
         self._eight_bits = replace(teacher.spec, levels=256)
@@ -55,7 +60,9 @@ class Defence(ABC):
         self.net = _untrained_net(teacher.spec, self.classes, self.draw(b"net")) if net else None
 
     def admit(self, images: int) -> None:
-        """Called before the model is asked for so many images; Refused where they are not to be answered."""
+        """Called before the model is asked for so many images; Refused where they are not to be
+        answered.
+        """
         return
 
     @abstractmethod
@@ -93,14 +100,18 @@ class MapDefence(Defence):
 
 
 class MisinformDefence(Defence):
-    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is at home."""
+    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is
+    at home.
+    """
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
         if options.gate == "mahalanobis":
             what = "--teacher.defences: misinform: gate=mahalanobis with data"
             self._distances = Mahalanobis(teacher, options.data, what)
-            honest = load_dataset(options.data, "test", shape=teacher.spec.shape).batch(slice(0, None, 2))
+            honest = load_dataset(options.data, "test", shape=teacher.spec.shape).batch(
+                slice(0, None, 2)
+            )
             self._honest_N = self._distances(taken(honest, teacher)).sort().values * TIED
 
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
@@ -127,9 +138,9 @@ class MisinformDefence(Defence):
 class Mahalanobis:
     """Squared distances of images' features to those of their nearest class.
 
-    Features are what the last linear layer reads. Classes have their means, and share a covariance, of the
-    data's train part, of which each class gives at most its share of ``MAX_TRAIN`` images, drawn by seed 0.
-    UserError, which begins with ``what``, for data and networks that do not fit.
+    Features are what the last linear layer reads. Classes have their means, and share a covariance,
+    of the data's train part, of which each class gives at most its share of ``MAX_TRAIN`` images,
+    drawn by seed 0. UserError, which begins with ``what``, for data and networks that do not fit.
     """
 
     def __init__(self, teacher: Teacher, data: str, what: str) -> None:
@@ -139,7 +150,9 @@ class Mahalanobis:
         labels_N = train.required_labels
         classes = range(teacher.num_classes)
         if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = f"expected images of all {len(classes)} classes, and a network with a linear layer"
+            expected = (
+                f"expected images of all {len(classes)} classes, and a network with a linear layer"
+            )
             raise UserError(f"{what} {data}: {expected}")
         self._teacher = teacher
         self._last = layers[-1]
@@ -152,10 +165,13 @@ class Mahalanobis:
         features_NF = self._rows(self._listened(taken(train.batch(few_N), teacher)))
         self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
         cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
-        # multiplied by this, features have the unit matrix as their covariance: one product for all classes
+        # multiplied by this, features have the unit matrix as their covariance: one product for all
+        # classes
         factor_FF = torch.linalg.cholesky(cov_FF + RIDGE * torch.eye(len(cov_FF)).double())
         unit_FF = torch.eye(len(factor_FF)).double()
-        self._white_FF = torch.linalg.solve_triangular(factor_FF, unit_FF, upper=False).T.contiguous()
+        self._white_FF = torch.linalg.solve_triangular(
+            factor_FF, unit_FF, upper=False
+        ).T.contiguous()
         self._centres_KF = self._means_KF @ self._white_FF
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
@@ -166,13 +182,17 @@ class Mahalanobis:
     def listening(self) -> Iterator[list[Tensor]]:
         """Features of what the teacher is asked meanwhile, call by call, for ``distances``."""
         kept = list[Tensor]()
-        with self._last.register_forward_hook(lambda layer, given, out: kept.append(given[0].detach())):
+        with self._last.register_forward_hook(
+            lambda layer, given, out: kept.append(given[0].detach())
+        ):
             yield kept
 
     def distances(self, kept: list[Tensor]) -> Tensor:
         """One image at a time, so that batches change no bit."""
         white_B1F = (row_1F @ self._white_FF for row_1F in self._rows(kept).split(1))
-        return torch.stack([(row_1F - self._centres_KF).square().sum(1).amin() for row_1F in white_B1F])
+        return torch.stack(
+            [(row_1F - self._centres_KF).square().sum(1).amin() for row_1F in white_B1F]
+        )
 
     def _listened(self, images_BCHW: Tensor) -> list[Tensor]:
         with self.listening() as kept:
@@ -191,7 +211,9 @@ def taken(x_BCHW: Tensor, teacher: Teacher) -> Tensor:
 
 
 class AdaptedDefence(Defence):
-    """An object of the user's own, once another has been tried; its ``state``, if any, is what is kept."""
+    """An object of the user's own, once another has been tried; its ``state``, if any, is what is
+    kept.
+    """
 
     def __init__(self, options: Any, teacher: Teacher) -> None:
         self.name = options.name
@@ -202,7 +224,9 @@ class AdaptedDefence(Defence):
             tried = options.make()
             self._form = copied(own_state(tried, self._subject, UserError))
             read_own(tried.answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
-        require_form(self._form, own_state(tried, self._subject, UserError), self._subject, UserError)
+        require_form(
+            self._form, own_state(tried, self._subject, UserError), self._subject, UserError
+        )
 
     @contextmanager
     def _theirs(self, error: type[DfmeError]) -> Iterator[None]:
@@ -257,7 +281,9 @@ class CentroidDefence(Defence):
 
 
 class NoiseDefence(Defence):
-    """Noise whose row is drawn by the key from the number of the image answered, or from the image itself."""
+    """Noise whose row is drawn by the key from the number of the image answered, or from the image
+    itself.
+    """
 
     STATE: ClassVar = {"answered": 0}
 
@@ -281,7 +307,9 @@ class WatermarkDefence(Defence):
         for row, draw in enumerate(self.draws(images_BCHW)):
             if float(torch.rand((), generator=draw)) < self.options.rate:
                 top = int(p_BK[row].argmax())
-                other = (top + int(torch.randint(1, self.classes, (), generator=draw))) % self.classes
+                other = (
+                    top + int(torch.randint(1, self.classes, (), generator=draw))
+                ) % self.classes
                 y_BK[row, [top, other]] = p_BK[row, [other, top]]
                 self.state["marked"] += 1
         return y_BK
@@ -297,7 +325,9 @@ class QuotaDefence(Defence):
         window = self.options.window
         had = self.state["images"]
         now = time.time()
-        had_N2 = self.state["window"] = self.state["window"][self.state["window"][:, 0] > now - window]
+        had_N2 = self.state["window"] = self.state["window"][
+            self.state["window"][:, 0] > now - window
+        ]
         if window:
             had = int(had_N2[:, 1].sum())
         if had + images <= most:
@@ -328,14 +358,20 @@ class WorkDefence(Defence):
         for p_K in p_BK:
             extra = self.state["nats"] - self.options.usual * self.state["images"]
             power = extra * math.log(self.options.base)
-            self.state["seconds_of_work"] += max(math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0])
+            self.state["seconds_of_work"] += max(
+                math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0]
+            )
             self.state["nats"] += float(torch.special.entr(p_K).sum())
             self.state["images"] += 1
         return p_BK
 
 
-def _untrained_net(spec: ImageSpec, classes: int, draw: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """The probabilities of a small network. Images are asked one by one, so that batches change no bit."""
+def _untrained_net(
+    spec: ImageSpec, classes: int, draw: torch.Generator
+) -> Callable[[Tensor], Tensor]:
+    """The probabilities of a small network. Images are asked one by one, so that batches change no
+    bit.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(draw.initial_seed())
         net = build_net("cnn_small", spec.shape, classes).eval()

@@ -1,4 +1,6 @@
-"""A teacher with its watch and its defences: the outermost wrapper, which the label mode is cut by."""
+"""A teacher with its watch and its defences: the outermost wrapper, which the label mode is cut
+by.
+"""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -23,12 +25,14 @@ TOLERANCE = 1e-4  # by which answers may differ that were computed on another ma
 
 
 class Defended(Wrapper):
-    """A teacher whose answers pass ``defences``, one after the other, and are then cut to ``label_mode``.
+    """A teacher whose answers pass ``defences``, one after the other, and are then cut to
+    ``label_mode``.
 
-    They work on unrounded probabilities in float64; an image that they leave as it is, is answered as without
-    them, bit by bit. ``undefended`` is the same teacher without them. Images count in the order in which they
-    are asked, by one thread at a time. ``watching`` makes what looks at them first, before any defence, but
-    not at evaluation images nor in ``preview``. UserError for a teacher whose own answers do not do.
+    They work on unrounded probabilities in float64; an image that they leave as it is, is answered
+    as without them, bit by bit. ``undefended`` is the same teacher without them. Images count in
+    the order in which they are asked, by one thread at a time. ``watching`` makes what looks at
+    them first, before any defence, but not at evaluation images nor in ``preview``. UserError for a
+    teacher whose own answers do not do.
     """
 
     def __init__(
@@ -39,16 +43,22 @@ class Defended(Wrapper):
         watching: Callable[[Teacher], Watch] | None = None,
     ) -> None:
         needing = ", ".join(each.name for each in defences if each.name != "quota")
-        option, verb = ("--teacher.defences", "defended") if defences else ("--teacher.watch", "watched")
+        option, verb = (
+            ("--teacher.defences", "defended") if defences else ("--teacher.watch", "watched")
+        )
         if teacher.info.remote:
             raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
         if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
             who = needing or "the watch"
-            raise UserError(f"{option}: {who}: expected a teacher with unrounded scores, got {given}")
+            raise UserError(
+                f"{option}: {who}: expected a teacher with unrounded scores, got {given}"
+            )
         super().__init__(teacher)
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
-            raise UserError("--teacher.on-alarm label: expected a --teacher.label-mode other than logits")
+            raise UserError(
+                "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
+            )
         self.undefended = restrict(teacher, label_mode)
         self.label_mode = label_mode
         self.info = replace(
@@ -59,7 +69,9 @@ class Defended(Wrapper):
             preview=self.preview,
             watch=self.watch,
         )
-        self._stack: list[Defence] = [find_target(DEFENCES.get(it.name, OWN))(it, teacher) for it in defences]
+        self._stack: list[Defence] = [
+            find_target(DEFENCES.get(it.name, OWN))(it, teacher) for it in defences
+        ]
         self._fresh = {each.name: each.state_dict() for each in self._stack}
 
     def __call__(self, images: Tensor, /) -> Tensor:
@@ -75,7 +87,9 @@ class Defended(Wrapper):
             each.admit(images)
 
     def around(self, teacher: Teacher) -> "Defended":
-        """The same defences and watch, with the same state, around another teacher in place of their own."""
+        """The same defences and watch, with the same state, around another teacher in place of
+        their own.
+        """
         other = copy(self)
         other._teacher = teacher
         return other
@@ -92,11 +106,17 @@ class Defended(Wrapper):
             self.watch = watch
 
     def replay_answer(self, images: Tensor, answers: Tensor) -> None:
-        """Count answers from a record as if they were given now. ValueError where others would be given."""
-        own, found = (each.cpu().double().nan_to_num(nan=-1.0) for each in (self._defended(images), answers))
+        """Count answers from a record as if they were given now. ValueError where others would be
+        given.
+        """
+        own, found = (
+            each.cpu().double().nan_to_num(nan=-1.0) for each in (self._defended(images), answers)
+        )
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
-            expected = "other answers than on record; expected the same key, files and arithmetic as then"
+            expected = (
+                "other answers than on record; expected the same key, files and arithmetic as then"
+            )
             raise ValueError(f"{'+'.join(self.info.defences) or 'watch'}: {expected}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,7 +124,9 @@ class Defended(Wrapper):
 
     @property
     def _stateful(self) -> dict[str, Defence | Watch]:
-        return {each.name: each for each in self._stack} | ({"watch": self.watch} if self.watch else {})
+        return {each.name: each for each in self._stack} | (
+            {"watch": self.watch} if self.watch else {}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. ValueError for a state of another form."""
@@ -130,7 +152,9 @@ class Defended(Wrapper):
         for each in self._stack:
             y_BK = each.answer(y_BK, images)
         if cut_B is not None and cut_B.any():
-            y_BK = torch.where(cut_B[:, None], one_hot(y_BK.argmax(1), self.num_classes).double(), y_BK)
+            y_BK = torch.where(
+                cut_B[:, None], one_hot(y_BK.argmax(1), self.num_classes).double(), y_BK
+            )
         if y_BK is p_BK:
             return plain
         short_BK = y_BK.float()

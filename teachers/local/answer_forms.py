@@ -17,7 +17,9 @@ End = Literal["sigmoid", "log-sigmoid", "unbounded"]
 """The kind of a program's last operation: ``unbounded`` ones, as a linear map, give any number."""
 
 CHECK_IMAGES = 16
-SUM_TOLERANCE = 2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
+SUM_TOLERANCE = (
+    2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
+)
 SATURATED = 1e-7  # nearer to 0 or 1 than this, a sigmoid in float32 tells nothing more
 
 
@@ -75,12 +77,16 @@ def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None)
         if len(told) == 1:
             return _form(scores_NK, told[0])
         choices = " or ".join(told)
-        raise UserError(f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}")
+        raise UserError(
+            f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}"
+        )
     if given == "logits" and end == "sigmoid" and given not in told:
         raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {told[0]}")
     fitting = _fitting(scores_NK, None)
     if given not in fitting:
-        raise UserError(f"{source}: {values} are no {given}; say --teacher.answers {' or '.join(fitting)}")
+        raise UserError(
+            f"{source}: {values} are no {given}; say --teacher.answers {' or '.join(fitting)}"
+        )
     return _form(scores_NK, given)
 
 

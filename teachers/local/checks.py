@@ -1,4 +1,6 @@
-"""Shared by loaders: what is given and found must agree; folders of a model, of which nothing is run."""
+"""Shared by loaders: what is given and found must agree; folders of a model, of which nothing is
+run.
+"""
 
 import importlib
 import json
@@ -27,18 +29,22 @@ Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 """Per-channel mean and deviation."""
 
 
-def agreed(what: str, flag: str, given: Value | None, found: Value | None, says: str, origin: str) -> Value:
+def agreed(
+    what: str, flag: str, given: Value | None, found: Value | None, says: str, origin: str
+) -> Value:
     """The one value of what is given by a flag, found in a file, or both.
 
-    UserError where both are known and differ, naming both, or where neither is. ``says`` stands before the
-    value found (``the weights are for``); ``origin`` is what it was looked for in.
+    UserError where both are known and differ, naming both, or where neither is. ``says`` stands
+    before the value found (``the weights are for``); ``origin`` is what it was looked for in.
     """
     if given is not None and found is not None and given != found:
         raise UserError(f"{flag}: got {as_text(given)}, but {says} {as_text(found)}")
     value = found if given is None else given
     if value is None:
         if what == "image shape":
-            raise ShapeUnknown(f"{flag}: the {what} cannot be told from {origin}; give --teacher.shape C,H,W")
+            raise ShapeUnknown(
+                f"{flag}: the {what} cannot be told from {origin}; give --teacher.shape C,H,W"
+            )
         raise UserError(f"{flag}: the {what} cannot be told from {origin}; give it")
     return value
 
@@ -50,7 +56,9 @@ def agreed_classes(given: int | None, outputs: int | None, says: str, origin: st
 
 
 def as_text(value: object) -> str:
-    """A shape as it is written on the command line, sizes that may be any as ?; anything else as it is."""
+    """A shape as it is written on the command line, sizes that may be any as ?; anything else as it
+    is.
+    """
     if isinstance(value, tuple):
         return ",".join("?" if size is None else str(size) for size in value)
     return str(value)
@@ -73,9 +81,15 @@ def import_extra(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         problem = "is not installed" if error.name == package else f"lacks {error.name}"
-    except (ImportError, RuntimeError, OSError) as error:  # for another torch, or a library of it is missing
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+    ) as error:  # for another torch, or a library of it is missing
         problem = f"cannot be imported ({type(error).__name__}: {first_line(error)})"
-    raise UserError(f"{package}, which this kind of teacher needs, {problem}; pip install {package}")
+    raise UserError(
+        f"{package}, which this kind of teacher needs, {problem}; pip install {package}"
+    )
 
 
 def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
@@ -88,7 +102,9 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
             raise ValueError(f"it is longer than {MAX_CONFIG_BYTES:,} bytes")
         value = json.loads(text, parse_int=_integer if name != INDEX else int)
     except OSError as error:
-        raise UserError(f"{path}: expected a model folder with {name}: {error.strerror or error}") from error
+        raise UserError(
+            f"{path}: expected a model folder with {name}: {error.strerror or error}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected the JSON of a model, but {first_line(error)}") from error
     if not isinstance(value, dict):
@@ -99,33 +115,45 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
 def _integer(text: str) -> int:
     """A whole number of a model's description, which may be a size or a count of anything."""
     if len(text) > 1 + len(str(MAX_SIZE)) or abs(int(text)) > MAX_SIZE:
-        raise ValueError(f"{text[:20]} is too large for anything in a model; the largest is {MAX_SIZE:,}")
+        raise ValueError(
+            f"{text[:20]} is too large for anything in a model; the largest is {MAX_SIZE:,}"
+        )
     return int(text)
 
 
 def require_weights(folder: Path) -> None:
-    """UserError unless the folder holds safetensors, in one file or in parts that all lie inside it."""
+    """UserError unless the folder holds safetensors, in one file or in parts that all lie inside
+    it.
+    """
     if (folder / WEIGHTS).is_file():
         return
     if not (folder / INDEX).is_file():
         pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
         if pickled:
             raise UserError(
-                f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can run any "
-                "code; where you trust them, load them elsewhere and save the model again as safetensors"
+                f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can "
+                "run any "
+                "code; where you trust them, load them elsewhere and save the model again as "
+                "safetensors"
             )
         raise UserError(f"{folder}: expected {WEIGHTS}, found no weights")
     parts = read_config(folder, INDEX).get("weight_map")
     if not isinstance(parts, dict) or not parts:
-        raise UserError(f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map")
+        raise UserError(
+            f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map"
+        )
     # a link in the place of one is its owner's choice
     for name in sorted({str(part) for part in parts.values()}):
         posix = PurePosixPath(name)
         windows = PureWindowsPath(name)
         if posix.is_absolute() or windows.anchor or ".." in (*posix.parts, *windows.parts):
-            raise UserError(f"{folder / INDEX}: names a file of weights outside the folder: {name!r}")
+            raise UserError(
+                f"{folder / INDEX}: names a file of weights outside the folder: {name!r}"
+            )
         if posix.suffix != ".safetensors" or not (folder / name).is_file():
-            raise UserError(f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none")
+            raise UserError(
+                f"{folder / INDEX}: expected safetensors files beside it, but {name!r} is none"
+            )
 
 
 def given_scale(config: TeacherConfig) -> Scale | None:
@@ -135,11 +163,17 @@ def given_scale(config: TeacherConfig) -> Scale | None:
 
 def unknown_scale(lacking: str) -> UserError:
     """The error of a folder that does not say how to normalise."""
-    return UserError(f"{lacking} to normalise by; give --teacher.mean and --teacher.std (0 and 1 for none)")
+    return UserError(
+        f"{lacking} to normalise by; give --teacher.mean and --teacher.std (0 and 1 for none)"
+    )
 
 
-def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]) -> Scale:
-    """The mean and deviation for pixels within ``bounds`` that are those of pixels within 0 and 1."""
+def scaled(
+    bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Scale:
+    """The mean and deviation for pixels within ``bounds`` that are those of pixels within 0 and
+    1.
+    """
     low, high = bounds or (0.0, 1.0)
     return tuple(low + m * (high - low) for m in mean), tuple(s * (high - low) for s in std)
 
@@ -147,15 +181,21 @@ def scaled(bounds: tuple[float, float] | None, mean: tuple[float, ...], std: tup
 def numbers(value: Any, what: str) -> tuple[float, ...]:
     """One number, or a list of them, out of a configuration. UserError for anything else."""
     values = value if isinstance(value, list) else [value]
-    if values and all(isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values):
+    if values and all(
+        isinstance(each, int | float) and -LARGEST <= each <= LARGEST for each in values
+    ):
         return tuple(map(float, values))
     raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
 
 
 def image_shape(given: Shape | None, channels: int | None, size: tuple[int, int] | None) -> Shape:
-    """C, H, W as given, else as found. UserError where they differ in channels, or neither tells it."""
+    """C, H, W as given, else as found. UserError where they differ in channels, or neither tells
+    it.
+    """
     says = f"the channels of {CONFIG} are"
-    channels = agreed("number of channels", "--teacher.shape", given and given[0], channels, says, CONFIG)
+    channels = agreed(
+        "number of channels", "--teacher.shape", given and given[0], channels, says, CONFIG
+    )
     if given is not None:
         return given
     if size is None:

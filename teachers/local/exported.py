@@ -28,7 +28,9 @@ ARCHIVES = {
     "constants.pkl": "a TorchScript archive; say --teacher torchscript",
     "data.pkl": "a file of weights; say --teacher.checkpoint",
 }
-"""What a zip archive is, by the name of a file that only such archives hold; the most specific first."""
+"""What a zip archive is, by the name of a file that only such archives hold; the most specific
+first.
+"""
 
 MAX_CODE = 100_000_000  # bytes to which the compressed code of a program may unpack
 
@@ -36,11 +38,12 @@ UNLIMITED = 2**31  # a batch limit of as many images is none
 
 
 def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
-    """The teacher in a .pt2 file, answering logits, or probabilities where ``options.answers`` says so.
+    """The teacher in a .pt2 file, answering logits, or probabilities where ``options.answers`` says
+    so.
 
-    Loading unpickles whatever the file holds, which can run any code: UserError without ``options.trust``.
-    UserError also where the configuration contradicts the program, and for one that was exported in training
-    mode.
+    Loading unpickles whatever the file holds, which can run any code: UserError without
+    ``options.trust``. UserError also where the configuration contradicts the program, and for one
+    that was exported in training mode.
     """
     require_trust(config, vars(options))
     path = _archive(options.program, "pt2")
@@ -65,19 +68,24 @@ def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -
     return make_program_teacher(program, options.answers, options.output, config)
 
 
-def load_torchscript(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
+def load_torchscript(
+    options: Pt2Options, config: TeacherConfig, device: torch.device
+) -> ProgramTeacher:
     """Teacher in a TorchScript archive: logits, or probabilities if ``options.answers`` says so.
 
-    An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can write any
-    file (``torch.from_file``): UserError without ``options.trust``. It names no image shape, so the
-    configuration must.
+    An archive is a program, whose ``__setstate__`` methods run when it is loaded, and which can
+    write any file (``torch.from_file``): UserError without ``options.trust``. It names no image
+    shape, so the configuration must.
     """
     require_trust(config, vars(options))
     path = _archive(options.program, "torchscript")
-    LOGGER.warning("teacher: PyTorch has deprecated TorchScript; save %s by torch.export (.pt2)", path.name)
+    LOGGER.warning(
+        "teacher: PyTorch has deprecated TorchScript; save %s by torch.export (.pt2)", path.name
+    )
     failing = blaming(f"{path}: cannot be read as TorchScript", UserError, first_line)
     with failing, warnings.catch_warnings(action="ignore"):  # the line above says it already
-        module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251 (the user says to trust it)
+        # the user says to trust it
+        module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251
     floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
 
     def run(x_BCHW: Tensor, wanted: str | None) -> object:
@@ -98,7 +106,9 @@ def load_torchscript(options: Pt2Options, config: TeacherConfig, device: torch.d
 
 
 def _archive(name: str, kind: str) -> Path:
-    """The path of an archive of this kind. UserError for any other file, saying what it seems to be."""
+    """The path of an archive of this kind. UserError for any other file, saying what it seems to
+    be.
+    """
     path = Path(name).expanduser()
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a program for --teacher {kind}")
@@ -108,7 +118,9 @@ def _archive(name: str, kind: str) -> Path:
         inside = {entry.rpartition("/")[2] for entry in entries}
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: is no archive, or is cut short: {first_line(error)}") from error
-    found = next((what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind")
+    found = next(
+        (what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind"
+    )
     if not found.endswith(f"--teacher {kind}"):
         raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
     return path
@@ -136,9 +148,13 @@ def _silent(*names: str) -> Iterator[None]:
 
 
 def _image(exported: ExportedProgram, path: Path) -> Tensor:
-    """The program's input, without its values. UserError for anything but one tensor (B, C, H, W)."""
+    """The program's input, without its values. UserError for anything but one tensor (B, C, H,
+    W).
+    """
     names = exported.graph_signature.user_inputs
-    inputs = (node for node in exported.graph.nodes if node.op == "placeholder" and node.name in names)
+    inputs = (
+        node for node in exported.graph.nodes if node.op == "placeholder" and node.name in names
+    )
     values = [node.meta["val"] for node in inputs]
     if len(values) == 1 and isinstance(values[0], Tensor) and values[0].ndim == 4:
         return values[0]
@@ -148,7 +164,9 @@ def _image(exported: ExportedProgram, path: Path) -> Tensor:
 
 
 def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
-    """The least and most images in one call, None for no most; a batch size that was fixed is both."""
+    """The least and most images in one call, None for no most; a batch size that was fixed is
+    both.
+    """
     if isinstance(batch, int):
         return batch, batch
     limits = exported.range_constraints.get(batch.node.expr)
@@ -158,8 +176,12 @@ def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
 
 
 def _trains(node: fx.Node) -> bool:
-    """True if an operation, of dropout or batch normalisation, was recorded as it is in training."""
+    """True if an operation, of dropout or batch normalisation, was recorded as it is in
+    training.
+    """
     schema = getattr(node.target, "_schema", None)
     arguments = schema.arguments if schema is not None else ()
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(
+        node.kwargs
+    )
     return given.get("train") is True or given.get("training") is True

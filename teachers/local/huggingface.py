@@ -1,4 +1,6 @@
-"""A teacher that is an image-classification folder of Hugging Face's transformers, from local files alone."""
+"""A teacher that is an image-classification folder of Hugging Face's transformers, from local files
+alone.
+"""
 
 import math
 import re
@@ -40,7 +42,9 @@ COLOURS = 3  # channels of a model whose configuration names no number of them
 
 NOTHING = re.compile("(?!)")
 ATTENTION = re.compile("eager|sdpa")
-FETCHING = dict.fromkeys(("auto_map", "quantization_config", "backbone", "experts_implementation"), NOTHING)
+FETCHING = dict.fromkeys(
+    ("auto_map", "quantization_config", "backbone", "experts_implementation"), NOTHING
+)
 FETCHING |= dict.fromkeys(("attn_implementation", "_attn_implementation"), ATTENTION)
 FETCHING["model_type"] = re.compile("(?!timm).*")
 """What can make transformers import, fetch or open something else, and the values that do not."""
@@ -65,7 +69,8 @@ class _Logits(nn.Module):
 def load_huggingface(
     options: HuggingFaceOptions, config: TeacherConfig, device: torch.device
 ) -> TorchTeacher:
-    """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering logits.
+    """The teacher in a folder with config.json, safetensors and preprocessor_config.json, answering
+    logits.
 
     No network, no code and no pickle of the folder's is used: UserError where it asks for any. The
     pixels are treated as by transformers' own image processor, but ``mean`` and ``std`` of the
@@ -84,10 +89,14 @@ def load_huggingface(
         scale = checks.scaled(config.bounds, settled.pixels.mean, settled.pixels.std)
     shape = settled.shape
     outputs = model.config.num_labels
-    classes = checks.agreed_classes(config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG)
+    classes = checks.agreed_classes(
+        config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG
+    )
     network = _Logits(model, settled.pixels.order)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(network, spec, classes, *scale, device, config.max_batch, options.precision)
+    teacher = TorchTeacher(
+        network, spec, classes, *scale, device, config.max_batch, options.precision
+    )
     first_look(str(folder), teacher, spec)
     labels = model.config.id2label or {}
     if len(labels) == classes:
@@ -103,13 +112,23 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
         if isinstance(part, dict | list):
             inside.extend(part.values() if isinstance(part, dict) else part)
         for name, harmless in FETCHING.items() if isinstance(part, dict) else ():
-            if name in part and not (isinstance(part[name], str) and harmless.fullmatch(part[name])):
-                raise UserError(f"{folder / CONFIG}: asks for code or weights of others, never done: {name}")
+            if name in part and not (
+                isinstance(part[name], str) and harmless.fullmatch(part[name])
+            ):
+                raise UserError(
+                    f"{folder / CONFIG}: asks for code or weights of others, never done: {name}"
+                )
     if "model_type" not in model_config:
-        hint = "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
-        raise UserError(f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}")
+        hint = (
+            "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
+        )
+        raise UserError(
+            f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}"
+        )
     if (folder / "adapter_config.json").exists():
-        raise UserError(f"{folder}: holds an adapter to another model; save the two as one whole model")
+        raise UserError(
+            f"{folder}: holds an adapter to another model; save the two as one whole model"
+        )
 
 
 def _load(folder: Path) -> Any:
@@ -133,7 +152,9 @@ def _load(folder: Path) -> Any:
         )
     missing = sorted(loaded["missing_keys"])
     if missing:
-        raise UserError(f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}")
+        raise UserError(
+            f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}"
+        )
     return model.float()
 
 
@@ -143,7 +164,9 @@ def _require_room(folder: Path, auto: Any) -> None:
     longest = max((max(shape, default=0) for shape in shapes if math.prod(shape)), default=0)
     labels = read_config(folder).get("num_labels")
     if isinstance(labels, int) and labels > longest:
-        raise UserError(f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long")
+        raise UserError(
+            f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long"
+        )
     config = import_extra("transformers.models.auto.configuration_auto").AutoConfig
     failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
     with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
@@ -164,7 +187,9 @@ def _require_room(folder: Path, auto: Any) -> None:
 
 @contextmanager
 def _plain_metadata(folder: Path) -> Iterator[Path]:
-    """The folder, or a copy of it if its weights have metadata that the safetensors library refuses."""
+    """The folder, or a copy of it if its weights have metadata that the safetensors library
+    refuses.
+    """
     if not has_odd_metadata(folder / WEIGHTS):
         yield folder
         return
@@ -177,7 +202,9 @@ def _plain_metadata(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """transformers without its bars, log lines and warnings; the settings are as they were on exit."""
+    """transformers without its bars, log lines and warnings; the settings are as they were on
+    exit.
+    """
     log = import_extra("transformers.utils.logging")
     level = log.get_verbosity()
     bars = log.is_progress_bar_enabled()
@@ -234,7 +261,9 @@ def _processed(folder: Path, model_config: dict[str, Any], config: TeacherConfig
     return _Settled(shape, made or Pixels(tuple(range(shape[0])), (0.0,), (1.0,)))
 
 
-def _require_one_class_an_image(folder: Path, model_config: dict[str, Any], config: TeacherConfig) -> None:
+def _require_one_class_an_image(
+    folder: Path, model_config: dict[str, Any], config: TeacherConfig
+) -> None:
     """UserError for a head that gives several labels an image, or a quantity.
 
     transformers takes one output for a regression. With --teacher.num-classes 2, the user says that
@@ -247,9 +276,12 @@ def _require_one_class_an_image(folder: Path, model_config: dict[str, Any], conf
     if kind == "regression":
         raise UserError(f"{where}: expected a classifier, got a regression, which gives quantities")
     if kind == "multi_label_classification" and outputs != 1:
-        raise UserError(f"{where}: expected a classifier with one class an image, got one of several labels")
+        raise UserError(
+            f"{where}: expected a classifier with one class an image, got one of several labels"
+        )
     if outputs == 1 and config.num_classes != 2:
         raise UserError(
-            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the logit "
+            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the "
+            "logit "
             "of class 1, say --teacher.num-classes 2"
         )

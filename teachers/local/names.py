@@ -2,8 +2,8 @@
 
 Training wraps a network again and again (DataParallel, torch.compile, FSDP, a LightningModule, a
 moving average), and each wrapper puts a word before the names of the weights. What all weights
-have, and what only a wrapper writes, is taken off here. Nothing that could change an answer is dropped
-without a word: what is left over is named, and the user says which part to take.
+have, and what only a wrapper writes, is taken off here. Nothing that could change an answer is
+dropped without a word: what is left over is named, and the user says which part to take.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ def which_was_taken(taken: str, others: str) -> str:
 def select(state: State, entry: str) -> State | None:
     """The weights whose names begin with ``entry``, without it; None where there are none."""
     prefix = f"{entry}."
-    inside = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    inside = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
     return inside or None
 
 

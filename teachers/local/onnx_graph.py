@@ -68,7 +68,9 @@ class _Graph:
 
     def is_constant(self, name: str) -> bool:
         """True if a value is the same for every image."""
-        return name in self.constants or (name in self.nodes and self.nodes[name].kind == "Constant")
+        return name in self.constants or (
+            name in self.nodes and self.nodes[name].kind == "Constant"
+        )
 
 
 def ends_of(path: Path) -> dict[str, End | None]:
@@ -122,7 +124,9 @@ def _read(model: memoryview) -> _Graph:
             elif inner == OUTPUT:
                 graph.outputs += [_text(name) for key, name in _fields(value) if key == NAME]
             elif inner == INITIALIZER:
-                graph.constants.update(_text(name) for key, name in _fields(value) if key == TENSOR_NAME)
+                graph.constants.update(
+                    _text(name) for key, name in _fields(value) if key == TENSOR_NAME
+                )
             if len(graph.nodes) > MAX_NODES:
                 raise ValueError("a graph of too many nodes")
     return graph

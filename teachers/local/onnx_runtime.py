@@ -28,7 +28,10 @@ DTYPES = {
     "tensor(uint8)": torch.uint8,
 }
 
-OLDEST = (1, 24)  # before it, onnxruntime reads a model's weights from any file that the model names
+OLDEST = (
+    1,
+    24,
+)  # before it, onnxruntime reads a model's weights from any file that the model names
 CHANNELS = ((1, 3), (2, 4))  # by which the order of the axes is recognised, the most usual first
 CUDA = "CUDAExecutionProvider"
 
@@ -42,10 +45,12 @@ RANGES = {
 
 
 def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
-    """The teacher in an .onnx file, answering logits, or probabilities where ``options.answers`` says so.
+    """The teacher in an .onnx file, answering logits, or probabilities where ``options.answers``
+    says so.
 
-    UserError where the configuration contradicts the model, naming both. A batch size that the model fixes is
-    its ``max_batch``. Images lie on the CPU; on a CUDA ``device`` the model runs there where onnxruntime can.
+    UserError where the configuration contradicts the model, naming both. A batch size that the
+    model fixes is its ``max_batch``. Images lie on the CPU; on a CUDA ``device`` the model runs
+    there where onnxruntime can.
     """
     runtime = import_extra("onnxruntime")
     path = Path(options.model).expanduser()
@@ -53,7 +58,9 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     image = _named("input", options.input, session.get_inputs(), path)
     others = (each for each in session.get_inputs() if each.name != image.name)
     if needed := ", ".join(each.name for each in others if not each.type.startswith("optional")):
-        raise UserError(f"{path}: beside {image.name} it needs {needed}; export it with those as constants")
+        raise UserError(
+            f"{path}: beside {image.name} it needs {needed}; export it with those as constants"
+        )
     outputs = {output.name: output.type for output in session.get_outputs()}
     _require_scores(outputs, options.output, path)
     batch, axes = _batch_and_axes(image, path)
@@ -65,10 +72,16 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     def run(x_BCHW: Tensor, wanted: str | None) -> dict[str, object]:
         x_BCHW = x_BCHW.flip(1) if flipped else x_BCHW
         x = x_BCHW if nchw else x_BCHW.permute(0, 2, 3, 1)
-        names = [wanted] if wanted else [name for name in outputs if outputs[name].startswith("tensor(")]
+        names = (
+            [wanted]
+            if wanted
+            else [name for name in outputs if outputs[name].startswith("tensor(")]
+        )
         arrays = session.run(names, {image.name: x.contiguous().numpy()})
         answers = {name: _as_tensor(array) for name, array in zip(names, arrays, strict=True)}
-        others = {} if wanted else {name: kind for name, kind in outputs.items() if name not in answers}
+        others = (
+            {} if wanted else {name: kind for name, kind in outputs.items() if name not in answers}
+        )
         return answers | others
 
     chw = axes if nchw else (axes[2], axes[0], axes[1])
@@ -92,7 +105,9 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
 def _scaled(
     config: TeacherConfig, metadata: Mapping[str, str], dtype: torch.dtype
 ) -> tuple[TeacherConfig, list[str]]:
-    """The configuration with the scale of pixels that the metadata name, unless it has one; a line."""
+    """The configuration with the scale of pixels that the metadata name, unless it has one; a
+    line.
+    """
     named = RANGES.get(metadata.get("Image.NominalPixelRange", ""))
     if named is None or config.mean is not None or config.std is not None or dtype == torch.uint8:
         return config, []
@@ -100,7 +115,10 @@ def _scaled(
     if named == (low, high):
         return config, []
     std = (high - low) / (named[1] - named[0])
-    line = f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say (--teacher.mean, --teacher.std)"
+    line = (
+        f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say (--teacher.mean, "
+        "--teacher.std)"
+    )
     return replace(config, mean=(low - named[0] * std,), std=(std,)), [line]
 
 
@@ -109,7 +127,9 @@ def _require_scores(outputs: Mapping[str, str], wanted: str | None, path: Path) 
     scores = [name for name, kind in outputs.items() if kind in DTYPES]
     there = ", ".join(scores) or "none of that kind"
     if wanted is not None and wanted in outputs and wanted not in scores:
-        raise UserError(f"{path}: output {wanted} holds no scores but {outputs[wanted]}; there is {there}")
+        raise UserError(
+            f"{path}: output {wanted} holds no scores but {outputs[wanted]}; there is {there}"
+        )
     if not scores:
         kinds = ", ".join(f"{name} {kind}" for name, kind in outputs.items())
         zipped = "; convert it with zipmap off" if "map(" in kinds else ""
@@ -129,11 +149,15 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
     version = tuple(int(part) for part in re.findall(r"\d+", runtime.__version__)[:2])
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise UserError(f"--teacher onnx: expected onnxruntime {oldest} or later; pip install -U onnxruntime")
+        raise UserError(
+            f"--teacher onnx: expected onnxruntime {oldest} or later; pip install -U onnxruntime"
+        )
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected an .onnx model")
     try:
-        return runtime.InferenceSession(str(path), _settings(runtime), providers=_providers(runtime, device))
+        return runtime.InferenceSession(
+            str(path), _settings(runtime), providers=_providers(runtime, device)
+        )
     except Exception as error:  # its exceptions share no base of their own
         raise UserError(f"{path}: {_reason(error, runtime.__version__)}") from error
 
@@ -150,11 +174,15 @@ def _settings(runtime: ModuleType) -> Any:
 
 
 def _providers(runtime: ModuleType, device: torch.device) -> list[Any]:
-    """Where the model may run, best first; on CUDA in IEEE fp32, by algorithms that no timing picks."""
+    """Where the model may run, best first; on CUDA in IEEE fp32, by algorithms that no timing
+    picks.
+    """
     if device.type != "cuda":
         return ["CPUExecutionProvider"]
     if CUDA not in runtime.get_available_providers():
-        LOGGER.warning("teacher: onnxruntime has no CUDA and takes the CPU; pip install onnxruntime-gpu")
+        LOGGER.warning(
+            "teacher: onnxruntime has no CUDA and takes the CPU; pip install onnxruntime-gpu"
+        )
         return ["CPUExecutionProvider"]
     exact = {"device_id": device.index or 0, "use_tf32": 0, "cudnn_conv_algo_search": "HEURISTIC"}
     return [(CUDA, exact), "CPUExecutionProvider"]
@@ -180,7 +208,8 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
 
 
 def _batch_and_axes(image: Any, path: Path) -> tuple[int | None, Axes]:
-    """The batch, and the three sizes of an image in the model's own order, None for those that are free.
+    """The batch, and the three sizes of an image in the model's own order, None for those that are
+    free.
 
     UserError for an input that is no image.
     """
@@ -199,7 +228,9 @@ def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> boo
     last = (axes[2], axes[0], axes[1])
     if given is not None:
         return _fits(given, first) or not _fits(given, last)
-    return next((first[0] in usual for usual in CHANNELS if first[0] in usual or last[0] in usual), True)
+    return next(
+        (first[0] in usual for usual in CHANNELS if first[0] in usual or last[0] in usual), True
+    )
 
 
 def _fits(given: tuple[int, int, int], order: Axes) -> bool:

@@ -43,7 +43,9 @@ def choose_output(
     if wanted is not None:
         if wanted not in outputs:
             hint = did_you_mean(wanted, outputs)
-            raise UserError(f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}")
+            raise UserError(
+                f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}"
+            )
         return wanted
     names = list(outputs)
     if len(names) == 1:
@@ -55,14 +57,19 @@ def choose_output(
     fitting = [name for name in floats if classes is not None and widths[name] in _fitting(classes)]
     if len(fitting) == 1:
         return fitting[0]
-    shown = ", ".join(f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20])
+    shown = ", ".join(
+        f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
+    )
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: --teacher.output NAME"
+        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: "
+        "--teacher.output NAME"
     )
 
 
 def rows(source: str, answer: object, batch: int) -> Tensor:
-    """Scores (B, K) of an answer to ``batch`` images, without axes of size one. UserError if none."""
+    """Scores (B, K) of an answer to ``batch`` images, without axes of size one. UserError if
+    none.
+    """
     if isinstance(answer, Tensor):
         width = _width(answer, batch)
         if width:
@@ -97,7 +104,9 @@ def _width(value: object, batch: int) -> int | None:
 
 
 def _described(value: object, batch: int) -> str:
-    """Shape of an output, with B for the batch, and its type if that is no floating-point number."""
+    """Shape of an output, with B for the batch, and its type if that is no floating-point
+    number.
+    """
     if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != batch:
         return _shown(value)
     shape = ", ".join(["B", *map(str, value.shape[1:])])

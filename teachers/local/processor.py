@@ -156,7 +156,9 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
             "positive rescale_factor and image_std"
         )
     if any(made.shape != (channels, EDGE, EDGE) for made in (black_CHW, noise_CHW, *lit_CHW)):
-        raise UserError(f"{expected}, but it makes {tuple(noise_CHW.shape)} of {channels} channels; {remedy}")
+        raise UserError(
+            f"{expected}, but it makes {tuple(noise_CHW.shape)} of {channels} channels; {remedy}"
+        )
     low_C = black_CHW[:, 0, 0]
     gain_CC = torch.stack([made[:, 0, 0] - low_C for made in lit_CHW], 1)
     order_C = gain_CC.abs().argmax(1)

@@ -34,10 +34,10 @@ LARGEST_BATCH = 250_000_000  # numbers in the images that a program takes at onc
 class Program:
     """Facts that a program's file tells before it is asked anything.
 
-    ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of them, and
-    the name of the wanted output, None for all. ``axes`` are C, H and W, None where any size goes.
-    ``source`` names it in messages. ``precision``: what PyTorch runs it in, if PyTorch does. ``ends``: the
-    kind of the last operation of each output, up to where it is known.
+    ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of
+    them, and the name of the wanted output, None for all. ``axes`` are C, H and W, None where any
+    size goes. ``source`` names it in messages. ``precision``: what PyTorch runs it in, if PyTorch
+    does. ``ends``: the kind of the last operation of each output, up to where it is known.
     """
 
     source: str
@@ -54,9 +54,9 @@ class Program:
 class ProgramTeacher:
     """A program behind the same call as every teacher, answering logits or probabilities.
 
-    A batch that is too small for the program is filled up with copies of its last image, whose answers are
-    dropped. Pixels of a program that takes bytes are the levels of ``spec``, from 0 at its lower bound to
-    255.
+    A batch that is too small for the program is filled up with copies of its last image, whose
+    answers are dropped. Pixels of a program that takes bytes are the levels of ``spec``, from 0 at
+    its lower bound to 255.
     """
 
     def __init__(self, asked: Asked, num_classes: int, form: ScoreForm) -> None:
@@ -68,7 +68,9 @@ class ProgramTeacher:
         self._form = form
 
     def __call__(self, images: Tensor, /) -> Tensor:
-        return as_classes(self._form.read(self._asked.scores(images)), self.num_classes, self.label_mode)
+        return as_classes(
+            self._form.read(self._asked.scores(images)), self.num_classes, self.label_mode
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,9 @@ class Asked:
         as_bytes = program.dtype == torch.uint8
         x_BCHW = self.spec.encode(x_BCHW) if as_bytes else self.normalise(x_BCHW).to(program.dtype)
         lacking = program.least - len(x_BCHW)
-        return torch.cat([x_BCHW, x_BCHW[-1:].expand(lacking, -1, -1, -1)]) if lacking > 0 else x_BCHW
+        return (
+            torch.cat([x_BCHW, x_BCHW[-1:].expand(lacking, -1, -1, -1)]) if lacking > 0 else x_BCHW
+        )
 
     def _run(self, x_BCHW: Tensor, output: str | None) -> object:
         with torch.no_grad(), arithmetic(self.program.precision, self.program.device):
@@ -109,12 +113,14 @@ def make_program_teacher(
 ) -> ProgramTeacher:
     """The teacher that a program is; its classes are counted in its answers to check images.
 
-    UserError where the configuration contradicts the program, naming both, where nothing tells the image's
-    shape, and where its output or the form of its answers can be read in two ways.
+    UserError where the configuration contradicts the program, naming both, where nothing tells the
+    image's shape, and where its output or the form of its answers can be read in two ways.
     """
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
-        raise UserError(f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised")
+        raise UserError(
+            f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised"
+        )
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
     _require_room(program, spec)
@@ -179,16 +185,24 @@ def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) ->
     differently.
     """
     low, high = spec.bounds
-    image_BCHW = torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
-    with blaming(f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line):
+    image_BCHW = (
+        torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    )
+    with blaming(
+        f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line
+    ):
         first_BK = ask(spec.quantise(image_BCHW))
         second_BK = ask(spec.quantise(image_BCHW))
     if not first_BK.is_floating_point():
-        raise UserError(f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}")
+        raise UserError(
+            f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}"
+        )
     if not first_BK.isfinite().all():
         raise UserError(f"{source}: answers NaN or infinite values to a random image")
     if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(f"{source}: answers the same image differently each time; save it after eval()")
+        raise UserError(
+            f"{source}: answers the same image differently each time; save it after eval()"
+        )
     return first_BK
 
 
@@ -203,7 +217,9 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three")
+        raise UserError(
+            f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three"
+        )
     return channels, height, width
 
 

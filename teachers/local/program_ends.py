@@ -68,7 +68,8 @@ def ends_of_script(module: Any) -> list[End | None]:
         if node is not None and node.kind() in ("prim::TupleConstruct", "prim::ListConstruct"):
             outputs = list(node.inputs())
         return [
-            _end(value.node(), _script_kind, lambda node: next(node.inputs()).node()) for value in outputs
+            _end(value.node(), _script_kind, lambda node: next(node.inputs()).node())
+            for value in outputs
         ]
     except (RuntimeError, AttributeError):
         return []

@@ -30,9 +30,11 @@ ORIGIN = "the weights"
 
 
 class Normalise:
-    """(x - mean) / std, with one number per channel or one for all; images as they are without either.
+    """(x - mean) / std, with one number per channel or one for all; images as they are without
+    either.
 
-    UserError for any other count, for a deviation that is not positive, and for one given without the other.
+    UserError for any other count, for a deviation that is not positive, and for one given without
+    the other.
     """
 
     def __init__(
@@ -48,10 +50,14 @@ class Normalise:
         if mean is None or std is None:
             return
         if not {len(mean), len(std)} <= {1, channels}:
-            raise UserError(f"mean and std: expected {channels} numbers each, got mean={mean}, std={std}")
+            raise UserError(
+                f"mean and std: expected {channels} numbers each, got mean={mean}, std={std}"
+            )
         if min(std) <= 0:
             raise UserError(f"std: expected positive numbers, got {std}")
-        mean_C11, std_C11 = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
+        mean_C11, std_C11 = (
+            torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std)
+        )
         self._constants = (mean_C11, std_C11)
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
@@ -64,9 +70,10 @@ class Normalise:
 class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
-    It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers lie there,
-    without autograd, in fp32. ``precision`` is what they are computed in, whoever asks (``LocalOptions``). A
-    network with one output is a binary classifier that gives the logit of class 1.
+    It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers
+    lie there, without autograd, in fp32. ``precision`` is what they are computed in, whoever asks
+    (``LocalOptions``). A network with one output is a binary classifier that gives the logit of
+    class 1.
     """
 
     def __init__(
@@ -86,7 +93,9 @@ class TorchTeacher:
         self.device = torch.device(device)
         self.precision = precision
         self.network = module.to(self.device).eval()
-        if self.device.type == "cuda":  # of weights only those of convolutions have the four axes it is about
+        if (
+            self.device.type == "cuda"
+        ):  # of weights only those of convolutions have the four axes it is about
             self.network.to(memory_format=torch.channels_last)
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
         self.info = TeacherInfo(str(self.device), max_batch, network=self.network)
@@ -100,16 +109,18 @@ class TorchTeacher:
         """The network's scores (B, K) with normalisation and autograd: for the owner, on no API."""
         if self.network.training:
             self.network.eval()
-        return as_classes(self.network(self._normalise(x_BCHW.to(self.device))), self.num_classes, LOGITS)
+        return as_classes(
+            self.network(self._normalise(x_BCHW.to(self.device))), self.num_classes, LOGITS
+        )
 
 
 def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
     """The teacher in a weights file, answering logits.
 
-    Architecture, image shape and classes come from the configuration, the file's metadata or the weights
-    themselves; UserError where two of them disagree, naming both, or where none says. ``mean``, ``std`` and
-    ``bounds`` of the configuration replace the file's; without any, nothing is normalised and pixels lie
-    within 0 and 1.
+    Architecture, image shape and classes come from the configuration, the file's metadata or the
+    weights themselves; UserError where two of them disagree, naming both, or where none says.
+    ``mean``, ``std`` and ``bounds`` of the configuration replace the file's; without any, nothing
+    is normalised and pixels lie within 0 and 1.
     """
     if options.arch is not None:
         check_net(options.arch)
@@ -137,7 +148,9 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         module.transform_input = options.transform_input  # type: ignore[assignment]
     mean, std = given_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, num_classes, mean, std, device, config.max_batch, options.precision)
+    teacher = TorchTeacher(
+        module, spec, num_classes, mean, std, device, config.max_batch, options.precision
+    )
     if note := weights.note or which or part:
         LOGGER.warning("teacher: %s", note)
     inferred = tuple(_inferred(teacher, arch, options, config, card))
@@ -152,7 +165,9 @@ def _loaded(
     guess: Guess | None,
     state: State,
 ) -> tuple[nn.Module, str]:
-    """The first of several networks that the weights fit, with them, and which part of the file it is."""
+    """The first of several networks that the weights fit, with them, and which part of the file it
+    is.
+    """
     # no memory for a network of the size that a file claims, before it is known to fit
     outlines = [(on_meta_device(build) or build()).state_dict() for build in builds]
     which = ""
@@ -180,11 +195,16 @@ def _inferred(
     if not (config.shape or card.shape):
         yield f"images {'x'.join(map(str, teacher.spec.shape))} (--teacher.shape)"
     if card.arch is None and config.mean is None:
-        yield "no normalisation: the network gets the pixels as they are (--teacher.mean, --teacher.std)"
+        yield (
+            "no normalisation: the network gets the pixels as they are (--teacher.mean, "
+            "--teacher.std)"
+        )
 
 
 def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:
-    """The network in a file, as its weights tell it (of ``arch``, if given), and which part it is."""
+    """The network in a file, as its weights tell it (of ``arch``, if given), and which part it
+    is.
+    """
 
     def is_it(part: State) -> bool:
         guess = infer_net(part)
@@ -197,7 +217,9 @@ def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | 
     return part, infer_net(part), which
 
 
-def _fitting(path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]) -> tuple[State, str]:
+def _fitting(
+    path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]
+) -> tuple[State, str]:
     """The part of a file that fits the network, and which it is; all of it where none does."""
 
     def fits(part: State) -> bool:
@@ -222,10 +244,13 @@ def _require_transform(arch: str, transform_input: bool | None, known: bool) -> 
     """UserError where it is unknown what a network does to its input, or said of another one."""
     flag = "--teacher.transform-input"
     if arch not in TRANSFORMING and transform_input is not None:
-        raise UserError(f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}")
+        raise UserError(
+            f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
+        )
     if arch in TRANSFORMING and transform_input is None and not known:
         raise UserError(
-            f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if it "
+            f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if "
+            "it "
             "was made from torchvision's weights (weights=...), false if with weights=None"
         )
 
@@ -237,7 +262,9 @@ def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Modul
         return builder(arch)(shape, outputs)
 
 
-def _shape(arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State) -> Shape:
+def _shape(
+    arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
+) -> Shape:
     """The image's C, H, W, from what is given and what is found."""
     given = config.shape
     found = card.shape

@@ -102,7 +102,9 @@ def _readable(path: Path) -> Iterator[IO[bytes]]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200] or "its header is nested too deep"
-        raise UserError(f"{path}: cannot be read as safetensors, perhaps cut short: {problem}") from error
+        raise UserError(
+            f"{path}: cannot be read as safetensors, perhaps cut short: {problem}"
+        ) from error
 
 
 def _header(file: IO[bytes]) -> tuple[dict[str, Any], int]:
@@ -140,11 +142,15 @@ def _texts(metadata: object) -> dict[str, str]:
 
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
     """The tensors in the order in which they lie, without a gap, an overlap, or bytes left over."""
-    entries = sorted((_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:])
+    entries = sorted(
+        (_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:]
+    )
     place = 0
     for entry in entries:
         if entry.begin != place:
-            raise ValueError(f"{entry.name[:80]!r} begins at byte {entry.begin:,}, expected {place:,}")
+            raise ValueError(
+                f"{entry.name[:80]!r} begins at byte {entry.begin:,}, expected {place:,}"
+            )
         place = entry.end
     if place != size:
         raise ValueError(f"its tensors take {place:,} bytes, and the file has {size:,} for them")

@@ -1,4 +1,6 @@
-"""A teacher that is a folder of timm's, with config.json and model.safetensors, from local files alone."""
+"""A teacher that is a folder of timm's, with config.json and model.safetensors, from local files
+alone.
+"""
 
 import inspect
 from dataclasses import replace
@@ -17,7 +19,15 @@ from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
 from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
-from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, numbers, read_config, whole
+from dfme.teachers.local.checks import (
+    CONFIG,
+    WEIGHTS,
+    first_line,
+    import_extra,
+    numbers,
+    read_config,
+    whole,
+)
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import load_into, read_weights, require_fit
@@ -27,8 +37,8 @@ from dfme.teachers.options import TimmOptions
 def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device) -> TorchTeacher:
     """The teacher in a folder as timm's ``save_for_hf`` writes it, answering logits.
 
-    The architecture is timm's own, by its name; no network, no code and no pickle of the folder's is used.
-    Mean and deviation are the pretrained_cfg's, unless the configuration gives them.
+    The architecture is timm's own, by its name; no network, no code and no pickle of the folder's
+    is used. Mean and deviation are the pretrained_cfg's, unless the configuration gives them.
     """
     folder = Path(options.folder).expanduser()
     model_config = read_config(folder)
@@ -39,7 +49,9 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     source = source if isinstance(source, dict) else model_config  # the older layout has one level
     found = (where.get("num_classes") for where in (model_config, source, arguments))
     outputs = next(filter(None, map(whole, found)), config.num_classes)
-    classes = checks.agreed_classes(config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG)
+    classes = checks.agreed_classes(
+        config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG
+    )
     shape = _shape(source, arguments, config.shape)
     scale = checks.given_scale(config) or _scale(folder, source, config)
     arguments = _as_saved(source, arguments) | {"num_classes": outputs, "in_chans": shape[0]}
@@ -57,7 +69,9 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     module = build()
     load_into(module, state, source=source_name)
     spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(module, spec, classes, *scale, device, config.max_batch, options.precision)
+    teacher = TorchTeacher(
+        module, spec, classes, *scale, device, config.max_batch, options.precision
+    )
     first_look(str(folder), teacher, spec)
     names = model_config.get("label_names") or source.get("label_names")
     if isinstance(names, list) and len(names) == classes:
@@ -66,14 +80,20 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
 
 
 def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> dict[str, Any]:
-    """The network's own arguments. UserError for any with which timm would read weights from elsewhere."""
+    """The network's own arguments. UserError for any with which timm would read weights from
+    elsewhere.
+    """
     arguments = model_config.get("model_args") or {}
     if not isinstance(arguments, dict):
-        raise UserError(f"{folder / CONFIG}: model_args: expected an object, got {type(arguments).__name__}")
+        raise UserError(
+            f"{folder / CONFIG}: model_args: expected an object, got {type(arguments).__name__}"
+        )
     reserved = inspect.signature(timm.create_model).parameters
     foreign = [name for name in arguments if name in reserved or name.startswith("pretrained")]
     if foreign:
-        raise UserError(f"{folder / CONFIG}: model_args may not say where weights are, but has {foreign[0]}")
+        raise UserError(
+            f"{folder / CONFIG}: model_args may not say where weights are, but has {foreign[0]}"
+        )
     return arguments
 
 
@@ -112,10 +132,18 @@ def _build(timm: ModuleType, folder: Path, name: str, arguments: dict[str, Any])
 
 
 def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> str:
-    """The architecture's name without its tag, one that timm knows: a name with a scheme would be fetched."""
+    """The architecture's name without its tag, one that timm knows: a name with a scheme would be
+    fetched.
+    """
     if "architecture" not in model_config:
-        hint = "; it looks like transformers': say --teacher hf" if "model_type" in model_config else ""
-        raise UserError(f"{folder / CONFIG}: expected the name of a timm architecture, found none{hint}")
+        hint = (
+            "; it looks like transformers': say --teacher hf"
+            if "model_type" in model_config
+            else ""
+        )
+        raise UserError(
+            f"{folder / CONFIG}: expected the name of a timm architecture, found none{hint}"
+        )
     name = str(model_config["architecture"]).partition(".")[0]
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
@@ -126,7 +154,9 @@ def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) 
 def _shape(source: dict[str, Any], arguments: dict[str, Any], given: Shape | None) -> Shape:
     """The image's C, H, W: the size as given, else as the network was built for."""
     size = source.get("input_size")
-    depth, *built = map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
+    depth, *built = (
+        map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
+    )
     edge = arguments.get("img_size")
     asked = list(map(whole, edge)) if isinstance(edge, list) else [whole(edge)] * 2
     sizes = (pair for pair in (asked, built) if len(pair) == 2)

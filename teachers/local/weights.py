@@ -39,9 +39,9 @@ TEXTS = ("arch", "dataset")  # stored as they are
 class Card:
     """Facts that a weights file states, in the safetensors metadata; None where it states nothing.
 
-    Texts are stored as they are, everything else as JSON. ``shape`` is C, H, W; ``bounds`` the pixel range
-    the API takes; ``mean`` and ``std`` are per channel, within those bounds; ``accuracy`` a share of 1.
-    Anybody can have written it, so each type is checked.
+    Texts are stored as they are, everything else as JSON. ``shape`` is C, H, W; ``bounds`` the
+    pixel range the API takes; ``mean`` and ``std`` are per channel, within those bounds;
+    ``accuracy`` a share of 1. Anybody can have written it, so each type is checked.
     """
 
     arch: str | None = None
@@ -59,7 +59,10 @@ class Card:
     def to_metadata(self) -> dict[str, str]:
         """The fields that are known, as the strings safetensors stores."""
         known = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in known.items()}
+        return {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in known.items()
+        }
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Card:
@@ -120,7 +123,9 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
         value, inner = _at(_read_pickle(path), inner)
         state, note = _unwrap(value, path)
     else:
-        raise UserError(f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth")
+        raise UserError(
+            f"{path}: {_looks_like(head, path)}; expected .safetensors or weights in .pt/.pth"
+        )
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
     plain = plain_state(state)
@@ -142,7 +147,9 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
 
 
 def sizes_on_disk(folder: Path) -> list[tuple[int, ...]]:
-    """The shapes of all tensors in a folder's safetensors files, by their headers. UserError for others."""
+    """The shapes of all tensors in a folder's safetensors files, by their headers. UserError for
+    others.
+    """
     paths = sorted(folder.glob("*.safetensors"))
     return [shape for path in paths for shape in shapes_of(path)]
 
@@ -150,20 +157,24 @@ def sizes_on_disk(folder: Path) -> list[tuple[int, ...]]:
 def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, source: str) -> None:
     """UserError where a network would take memory for numbers that its files do not hold.
 
-    ``outline`` has names and shapes alone. A part that lacks weights is named when they are loaded, so the
-    network may be twice as large as they are. What it computes for itself may be ``MAX_TABLES``.
+    ``outline`` has names and shapes alone. A part that lacks weights is named when they are loaded,
+    so the network may be twice as large as they are. What it computes for itself may be
+    ``MAX_TABLES``.
     """
     held = sum(map(math.prod, shapes))
     described = sum(parameter.numel() for parameter in outline.parameters())
     tables = sum(buffer.numel() for buffer in outline.buffers())
     if described > 2 * held + SMALL_NETWORK or tables > max(held, MAX_TABLES):
         raise UserError(
-            f"{source}: describes a network of {described + tables:,} numbers, but the weights hold {held:,}"
+            f"{source}: describes a network of {described + tables:,} numbers, but the weights "
+            f"hold {held:,}"
         )
 
 
 def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:
-    """UserError with the count and the first of what does not fit the module, by names and shapes."""
+    """UserError with the count and the first of what does not fit the module, by names and
+    shapes.
+    """
     problems = state_dict_problems(module, state)
     if problems:
         raise UserError(f"{source} do not fit the network: {problems}")
@@ -172,13 +183,16 @@ def require_fit(module: nn.Module, state: State, *, source: str = "the weights")
 def load_into(module: nn.Module, state: State, *, source: str = "the weights") -> None:
     """Copy a state dict into a module. UserError with the count and the first of what does not fit.
 
-    Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch versions.
+    Batch counters (``num_batches_tracked``) may be missing, as in checkpoints of old PyTorch
+    versions.
     """
     require_fit(module, state, source=source)
     floats = {name: value for name, value in state.items() if value.is_floating_point()}
     broken = [name for name, value in floats.items() if not value.isfinite().all()]
     if broken:
-        raise UserError(f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}")
+        raise UserError(
+            f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}"
+        )
     # some networks refuse weights that do not say by which version of their code they were written
     versioned = OrderedDict(state)
     versioned._metadata = module.state_dict()._metadata  # type: ignore[attr-defined]
@@ -190,7 +204,9 @@ def _head(path: Path) -> bytes:
     if not path.exists():
         raise UserError(f"{path}: no such file; expected weights as .safetensors, .pt or .pth")
     if not path.is_file():
-        raise UserError(f"{path}: is a directory, a pipe or a device; expected .safetensors, .pt or .pth")
+        raise UserError(
+            f"{path}: is a directory, a pipe or a device; expected .safetensors, .pt or .pth"
+        )
     try:
         with path.open("rb") as file:
             return file.read(64)
@@ -222,11 +238,15 @@ def _read_pickle(path: Path) -> object:
     except NotPlainError as error:
         names = error.imports
         if not names:
-            raise UserError(f"{path}: cannot be read as weights, perhaps cut short: {error}") from error
+            raise UserError(
+                f"{path}: cannot be read as weights, perhaps cut short: {error}"
+            ) from error
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
         raise UserError(
-            f"{path}: not loaded, since it holds Python objects beside tensors, and loading them can run "
-            f"any code: {shown}; where you trust it, save model.state_dict() alone and give that file"
+            f"{path}: not loaded, since it holds Python objects beside tensors, and loading them "
+            "can run "
+            f"any code: {shown}; where you trust it, save model.state_dict() alone and give that "
+            "file"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -247,7 +267,9 @@ def _at(value: object, entry: str) -> tuple[object, str]:
 def _unwrap(value: object, path: Path, depth: int = 0) -> tuple[State, str]:
     """The state dict in what a training script saved, and which one, where there are several."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{path}: holds a {type(value).__name__}; expected a state dict (name -> tensor)")
+        raise UserError(
+            f"{path}: holds a {type(value).__name__}; expected a state dict (name -> tensor)"
+        )
     tensors = {str(name): entry for name, entry in value.items() if isinstance(entry, Tensor)}
     nested = {str(name): entry for name, entry in value.items() if _holds_weights(entry, depth)}
     known = next((name for name in WRAPPINGS if name in nested), None)

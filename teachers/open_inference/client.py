@@ -1,6 +1,7 @@
 """A teacher behind the Open Inference Protocol v2: KServe, Triton, MLServer, ``run.py serve``.
 
-Source: https://github.com/kserve/open-inference-protocol, with the extension for binary tensor data.
+Source: https://github.com/kserve/open-inference-protocol, with the extension for binary tensor
+data.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot 
 def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
     """The model behind ``options``, after questions for its metadata, which serve no image.
 
-    UserError where it is not ready, and where flags and metadata leave something open or contradict each
-    other.
+    UserError where it is not ready, and where flags and metadata leave something open or contradict
+    each other.
     """
     secrets = read_secrets(vars(options), options.url)
     endpoint = Endpoint(options, options.url, secrets)
@@ -48,23 +49,33 @@ def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) 
 
 
 class V2Teacher(RemoteTeacher):
-    """A v2 model. It starts with binary tensors where the server announces them, or the user insists.
+    """A v2 model. It starts with binary tensors where the server announces them, or the user
+    insists.
 
     A server that announces them, and then cannot read the first, is asked in JSON from there on.
     UserError for a normalisation of bytes.
     """
 
-    def __init__(self, endpoint: Endpoint, model: V2Model, options: V2Options, config: TeacherConfig) -> None:
+    def __init__(
+        self, endpoint: Endpoint, model: V2Model, options: V2Options, config: TeacherConfig
+    ) -> None:
         if config.mean is not None and model.input.datatype == "UINT8":
             raise UserError(
-                f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave them out"
+                f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave "
+                "them out"
             )
         binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
         self._v2 = V2Adapter(model, Normalise(config.mean, config.std, model.spec.shape[0]), binary)
         limits = narrowed(RequestPolicy, options)
         super().__init__(
-            endpoint, self._v2, model.spec, model.num_classes, model.label_mode, model.max_batch, limits
+            endpoint,
+            self._v2,
+            model.spec,
+            model.num_classes,
+            model.label_mode,
+            model.max_batch,
+            limits,
         )
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
@@ -77,7 +88,9 @@ class V2Teacher(RemoteTeacher):
         except Refused as refused:
             if self._v2.model.layout.batch_axis == "open" and refused.reason in UNREADABLE_STATUSES:
                 raise self._without_axis(refused, len(images_BCHW)) from None
-            if not (adapter.binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES):
+            if not (
+                adapter.binary and self._may_fall_back and refused.reason in UNREADABLE_STATUSES
+            ):
                 raise
             self._v2 = replace(self._v2, binary=False)
             raise Refused(
@@ -90,7 +103,9 @@ class V2Teacher(RemoteTeacher):
         return answers
 
     def _without_axis(self, refused: Refused, batch: int) -> Refused:
-        """Send images without a batch axis from here on, one by one; how the refused ones are sent again."""
+        """Send images without a batch axis from here on, one by one; how the refused ones are sent
+        again.
+        """
         self._v2 = self._v2.with_batch_axis("no")
         text = f"{refused}; from here on one by one, without an axis for the batch"
         return BatchTooLarge(text, 1) if batch > 1 else Refused(text, refused.reason, retry=True)
@@ -131,7 +146,11 @@ class V2Adapter:
         if model.input.datatype == "UINT8":
             array: Array = model.spec.encode(images_BCHW).numpy()
         else:
-            array = self.normalise(images_BCHW).numpy().astype(DATATYPES[model.input.datatype], copy=False)
+            array = (
+                self.normalise(images_BCHW)
+                .numpy()
+                .astype(DATATYPES[model.input.datatype], copy=False)
+            )
         if model.layout.order == "nhwc":
             array = array.transpose(0, 2, 3, 1)
         axis = () if model.layout.batch_axis == "no" else (len(array),)
@@ -144,7 +163,11 @@ class V2Adapter:
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
         model = self.model
-        for name, asked in (("model_name", model.name), ("model_version", model.version), ("id", self.key)):
+        for name, asked in (
+            ("model_name", model.name),
+            ("model_version", model.version),
+            ("id", self.key),
+        ):
             came = header.get(name)
             if asked and came not in (None, "", asked):
                 raise Unusable(
@@ -195,7 +218,8 @@ TOO_LARGE = re.compile(
 
 
 def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) -> Tensor:
-    """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything else.
+    """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything
+    else.
 
     Sizes of 1 count for nothing; a lone score is that of the second of two classes.
     """
@@ -216,7 +240,9 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
             raise Unusable(f"output {short(tensor.name)}: {error}", error.reason) from None
         return torch.from_numpy(as_float32(scores))
     if (images, sizes) != ((batch,), (classes,)) or kind not in "iuf":
-        hint = "; if these are labels, say so with --teacher.label-mode label" if kind in "iu" else ""
+        hint = (
+            "; if these are labels, say so with --teacher.label-mode label" if kind in "iu" else ""
+        )
         if sizes == () and kind == "f":
             hint = "; a binary model's one score wants --teacher.num-classes 2"
         raise _unusable(tensor, f"scores [{batch}, {classes}]", hint)
@@ -225,4 +251,6 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:
     got = f"{datatype_of(tensor.array)} {list(tensor.array.shape)}"
-    return Unusable(f"output {short(tensor.name)}: expected {expected}, got {got}{hint}", "wrong shape")
+    return Unusable(
+        f"output {short(tensor.name)}: expected {expected}, got {got}{hint}", "wrong shape"
+    )

@@ -1,8 +1,9 @@
 """Bodies of the Open Inference Protocol v2: JSON with tensors as JSON or trailing raw bytes.
 
-Binary tensor data extension: the JSON object comes first, the HTTP header ``HEADER_LENGTH`` says how long it
-is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in the tensors' order.
-Source: https://github.com/kserve/open-inference-protocol and its binary tensor data extension.
+Binary tensor data extension: the JSON object comes first, the HTTP header ``HEADER_LENGTH`` says
+how long it is, and the raw bytes of each tensor with the parameter ``binary_data_size`` follow in
+the tensors' order. Source: https://github.com/kserve/open-inference-protocol and its binary tensor
+data extension.
 """
 
 import json
@@ -47,13 +48,16 @@ def pack(
 def unpack(
     body: bytes, header_length: int | None, key: TensorList, most_elements: int
 ) -> tuple[dict[str, Any], list[NamedTensor]]:
-    """The JSON object without its tensors, and the tensors under ``key``, whose memory may be ``body``'s own.
+    """The JSON object without its tensors, and the tensors under ``key``, whose memory may be
+    ``body``'s own.
 
-    ``header_length`` is None where all is JSON. ValueError in words for everything that is malformed, of
-    other names than once each, or of more than ``most_elements`` elements in all.
+    ``header_length`` is None where all is JSON. ValueError in words for everything that is
+    malformed, of other names than once each, or of more than ``most_elements`` elements in all.
     """
     if header_length is not None and not 0 < header_length <= len(body):
-        raise ValueError(f"expected a JSON header of 1 to {len(body)} bytes, got the length {header_length}")
+        raise ValueError(
+            f"expected a JSON header of 1 to {len(body)} bytes, got the length {header_length}"
+        )
     text = body if header_length is None else body[:header_length]
     if key == "inputs":  # of a stranger
         require_numbers(text)
@@ -143,5 +147,7 @@ def _binary_size(entry: dict[str, Any]) -> int | None:
     if size is None:
         return None
     if type(size) is not int or size < 0 or "data" in entry:
-        raise ValueError(f"expected either data or a binary_data_size of 0 or more, got {short(size)}")
+        raise ValueError(
+            f"expected either data or a binary_data_size of 0 or more, got {short(size)}"
+        )
     return size

@@ -1,6 +1,7 @@
 """Plan of a v2 model from metadata and flags, which fill gaps; UserError for conflicts.
 
-A batch limit comes from Triton's model configuration; ``run.py serve`` announces more under ``parameters``.
+A batch limit comes from Triton's model configuration; ``run.py serve`` announces more under
+``parameters``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class TensorMetadata:
 
     def __str__(self) -> str:
         shape = "of unknown shape" if self.shape is None else short(list(self.shape))
-        return f"{short(self.name)} {short(self.datatype)} {shape}" if self.name else f"unnamed {shape}"
+        return (
+            f"{short(self.name)} {short(self.datatype)} {shape}"
+            if self.name
+            else f"unnamed {shape}"
+        )
 
     def numbers(self, batch_axis: bool) -> int | None:
         """Numbers per image, sizes of 1 left out; None where the metadata do not say.
@@ -53,7 +58,8 @@ class TensorMetadata:
         sizes = [size for size in self.shape[batch_axis:] if size != 1]
         if len(sizes) > 1:
             raise UserError(
-                f"--teacher.output: expected a row of scores per image, or one label, got the output {self}"
+                "--teacher.output: expected a row of scores per image, or one label, got the "
+                f"output {self}"
             )
         return (sizes[0] if sizes[0] > 0 else None) if sizes else 1
 
@@ -82,8 +88,8 @@ class V2Model:
 def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) -> V2Model:
     """Ask the server for everything that is known about a model; no image is sent.
 
-    UserError where the server or the model is not ready, and, naming the flag, for what is missing or
-    contradictory.
+    UserError where the server or the model is not ready, and, naming the flag, for what is missing
+    or contradictory.
     """
     path = f"/v2/models/{quote(options.model, safe='')}"
     path += f"/versions/{quote(options.version, safe='')}" if options.version is not None else ""
@@ -129,7 +135,8 @@ def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
         return read_object(reply.body)
     except ValueError:
         raise UserError(
-            f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of something "
+            f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of "
+            "something "
             "else; is --teacher.url that of a server of the Open Inference Protocol v2?"
         ) from None
 
@@ -150,7 +157,9 @@ def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
             )
         shape: Any = described.get("shape")
         known = isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape)
-        found.append(TensorMetadata(name, datatype, tuple(max(n, -1) for n in shape) if known else None))
+        found.append(
+            TensorMetadata(name, datatype, tuple(max(n, -1) for n in shape) if known else None)
+        )
     return found
 
 
@@ -159,7 +168,8 @@ def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> Tens
     if not tensors:
         if given is None and what == "input":
             raise UserError(
-                "--teacher.input: the model's metadata name no inputs; give the name of the one for images"
+                "--teacher.input: the model's metadata name no inputs; give the name of the one "
+                "for images"
             )
         return TensorMetadata(given, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
@@ -176,7 +186,9 @@ def _spec(
     image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, parameters: Mapping[str, Any]
 ) -> ImageSpec:
     if image.datatype not in IMAGE_DATATYPES:
-        raise UserError(f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}")
+        raise UserError(
+            f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}"
+        )
     announced = parameters.get("levels")
     levels = config.levels or (announced if type(announced) is int else None)
     if image.datatype == "UINT8":
@@ -188,7 +200,8 @@ def _spec(
     spec = ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
     if spec.numel > MAX_NUMBERS:
         raise UserError(
-            f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input {image}"
+            f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input "
+            f"{image}"
         )
     return spec
 
@@ -206,7 +219,8 @@ def _require_numbers(output: TensorMetadata) -> None:
     """UserError for an output of texts: which class is which is for an adapter to say."""
     if output.datatype == "BYTES":
         raise UserError(
-            f"--teacher.output: expected numbers, got the output {output} of texts; name an output of "
+            f"--teacher.output: expected numbers, got the output {output} of texts; name an output "
+            "of "
             "scores, or take --teacher json with an adapter: request.json as the protocol has it, "
             "answer.path outputs[0].data[*], form: name, and answer.classes"
         )
@@ -215,14 +229,19 @@ def _require_numbers(output: TensorMetadata) -> None:
 def _has_batch_axis(output: TensorMetadata, layout: ImageLayout) -> bool:
     """Whether the output's first size is the number of images.
 
-    A lone size that is not the batch's is the number of classes: ``[10]`` is ten classes of one image.
+    A lone size that is not the batch's is the number of classes: ``[10]`` is ten classes of one
+    image.
     """
     if layout.batch_axis != "yes":
         return output.shape is None or (len(output.shape) > 1 and output.shape[0] == -1)
-    return output.shape is None or len(output.shape) != 1 or output.shape[0] in (-1, 1, layout.batch)
+    return (
+        output.shape is None or len(output.shape) != 1 or output.shape[0] in (-1, 1, layout.batch)
+    )
 
 
-def _classes(output: TensorMetadata, axis: bool, given: int | None, parameters: Mapping[str, Any]) -> int:
+def _classes(
+    output: TensorMetadata, axis: bool, given: int | None, parameters: Mapping[str, Any]
+) -> int:
     """Number of classes: the user's, the metadata's or the announced one; a lone score is two.
 
     UserError where two of them disagree, or where nothing tells.
@@ -233,12 +252,15 @@ def _classes(output: TensorMetadata, axis: bool, given: int | None, parameters: 
     known = found or (announced if type(announced) is int and announced > 1 else None)
     classes = given or known
     if classes is None:
-        raise UserError(f"--teacher.num-classes: give it, since the metadata do not tell (output {output})")
+        raise UserError(
+            f"--teacher.num-classes: give it, since the metadata do not tell (output {output})"
+        )
     if known not in (None, classes):
         raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
     if classes > MAX_CLASSES:
         raise UserError(
-            f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output {output})"
+            f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output "
+            f"{output})"
         )
     return classes
 
@@ -268,9 +290,9 @@ CHANNELS = (1, 3, 4)  # sizes of an axis that is taken for the channels where th
 class ImageLayout:
     """Images ``shape`` (C, H, W) travel with their axes in ``order``, each in the shape ``sent``.
 
-    ``batch``: most images in one request if the metadata fix it, else None. ``batch_axis``: whether requests
-    have an axis for it; ``open`` where the metadata leave it out, as servers do that add one and such that
-    take one image.
+    ``batch``: most images in one request if the metadata fix it, else None. ``batch_axis``: whether
+    requests have an axis for it; ``open`` where the metadata leave it out, as servers do that add
+    one and such that take one image.
     """
 
     shape: Image
@@ -285,9 +307,10 @@ def find_layout(
 ) -> ImageLayout:
     """Layout that fits the metadata's shape (-1: any size), the user's (C, H, W) and an order.
 
-    Four axes are a batch of images, three that begin with -1 grey images without channels, two flattened
-    images; other three are one image, its batch left out. ``literal``: the server adds no axis to them, as
-    Triton with max_batch_size 0. UserError that names the flag where nothing or more than one fits.
+    Four axes are a batch of images, three that begin with -1 grey images without channels, two
+    flattened images; other three are one image, its batch left out. ``literal``: the server adds no
+    axis to them, as Triton with max_batch_size 0. UserError that names the flag where nothing or
+    more than one fits.
     """
     known: AxisOrder | None = next((word for word in ORDERS if word == order), None)
     if metadata is None:
@@ -298,7 +321,9 @@ def find_layout(
         return ImageLayout(shape, known or "nchw", metadata, 1, "no")
     batch, sizes = (-1, metadata) if whole else (metadata[0] if metadata else -1, metadata[1:])
     if len(sizes) not in (1, 2, 3):
-        raise UserError(f"the model's input: expected a batch of images, got the shape {list(metadata)}")
+        raise UserError(
+            f"the model's input: expected a batch of images, got the shape {list(metadata)}"
+        )
     limit = batch if batch > 0 else None
     if len(sizes) < 3:
         shape = _flat_shape(sizes, given)
@@ -318,7 +343,9 @@ def in_order(shape: Image, order: AxisOrder) -> Image:
     return shape if order == "nchw" else (height, width, channels)
 
 
-def _ordered(sizes: tuple[int, ...], given: Image | None, known: AxisOrder | None) -> tuple[Image, AxisOrder]:
+def _ordered(
+    sizes: tuple[int, ...], given: Image | None, known: AxisOrder | None
+) -> tuple[Image, AxisOrder]:
     """Shape and order of images with three axes."""
     orders = (known,) if known else ORDERS
     if given is not None:
@@ -330,7 +357,9 @@ def _ordered(sizes: tuple[int, ...], given: Image | None, known: AxisOrder | Non
     else:
         one, two, three = sizes
         images: dict[AxisOrder, Image] = {"nchw": (one, two, three), "nhwc": (three, one, two)}
-        fitting = [(images[order], order) for order in orders if known or images[order][0] in CHANNELS]
+        fitting = [
+            (images[order], order) for order in orders if known or images[order][0] in CHANNELS
+        ]
     if len(fitting) == 1:
         return fitting[0]
     if given is not None and not fitting:
@@ -352,7 +381,8 @@ def _flat_shape(sizes: tuple[int, ...], given: Image | None) -> Image:
         return (1, *sizes)
     if given is None:
         raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input is one of {list(sizes)} per image"
+            f"--teacher.shape: give C,H,W, since the model's input is one of {list(sizes)} per "
+            "image"
         )
     wanted = given[1:] if len(sizes) == 2 else (math.prod(given),)
     if not _fits(sizes, wanted) or (len(sizes) == 2 and given[0] != 1):

@@ -1,7 +1,7 @@
 """Server half of the Open Inference Protocol v2: requests to images, answers to bytes.
 
-Source: https://github.com/kserve/open-inference-protocol. One input, ``image``; one output, ``scores``, or
-``label`` where that is the label mode.
+Source: https://github.com/kserve/open-inference-protocol. One input, ``image``; one output,
+``scores``, or ``label`` where that is the label mode.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,9 @@ class Service:
 
 @dataclass(frozen=True)
 class Question:
-    """One inference request: float32 images (B, C, H, W) within the bounds, and the form of the answer."""
+    """One inference request: float32 images (B, C, H, W) within the bounds, and the form of the
+    answer.
+    """
 
     images: Array
     id: str | None = None
@@ -93,9 +95,15 @@ def model_metadata(service: Service) -> dict[str, Any]:
 
 
 def model_config(service: Service) -> dict[str, Any]:
-    """The model's configuration as Triton has it: with a batch limit, ``dims`` are those of one image."""
+    """The model's configuration as Triton has it: with a batch limit, ``dims`` are those of one
+    image.
+    """
     batch = [] if service.max_batch else [-1]
-    output = ("TYPE_INT64", [] if batch else [1]) if service.labels else ("TYPE_FP32", [service.num_classes])
+    output = (
+        ("TYPE_INT64", [] if batch else [1])
+        if service.labels
+        else ("TYPE_FP32", [service.num_classes])
+    )
     image = {"name": INPUT, "data_type": f"TYPE_{service.datatypes[0]}", "format": "FORMAT_NCHW"}
     return {
         "name": service.name,
@@ -111,7 +119,9 @@ def read_question(service: Service, body: bytes, header_length: int | None) -> Q
     """Parse a request. ValueError if malformed; BatchTooLargeError for too many images."""
     header, tensors = unpack(body, header_length, "inputs", most_elements=service.most_bytes)
     if len(tensors) != 1 or tensors[0].name != INPUT:
-        raise ValueError(f"expected one input {INPUT!r}, got {short([tensor.name for tensor in tensors])}")
+        raise ValueError(
+            f"expected one input {INPUT!r}, got {short([tensor.name for tensor in tensors])}"
+        )
     request_id = header.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise ValueError(f"expected an id as text, got {short(request_id)}")
@@ -140,11 +150,17 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
     shape = service.spec.shape
     datatype = datatype_of(array)
     if datatype not in service.datatypes:
-        raise ValueError(f"input {INPUT!r}: expected {' or '.join(service.datatypes)}, got {datatype}")
+        raise ValueError(
+            f"input {INPUT!r}: expected {' or '.join(service.datatypes)}, got {datatype}"
+        )
     if array.shape[1:] != shape or not len(array):
-        raise ValueError(f"input {INPUT!r}: expected a shape {[-1, *shape]}, got {list(array.shape)}")
+        raise ValueError(
+            f"input {INPUT!r}: expected a shape {[-1, *shape]}, got {list(array.shape)}"
+        )
     if service.max_batch and len(array) > service.max_batch:
-        raise BatchTooLargeError(f"batch of {len(array)} images: expected at most {service.max_batch} images")
+        raise BatchTooLargeError(
+            f"batch of {len(array)} images: expected at most {service.max_batch} images"
+        )
     low, high = map(np.float32, service.spec.bounds)
     if array.dtype == np.uint8:
         return pixels_of(array, service.spec)
@@ -153,7 +169,8 @@ def _images(service: Service, tensor: NamedTensor) -> Array:
     most = images.max()
     if not (low <= least and most <= high):  # NaN is neither
         raise ValueError(
-            f"input {INPUT!r}: expected pixels within {low:g} and {high:g}, got {least:g} to {most:g}"
+            f"input {INPUT!r}: expected pixels within {low:g} and {high:g}, got {least:g} to "
+            f"{most:g}"
         )
     return images
 
@@ -167,10 +184,14 @@ def _wants_binary(service: Service, header: Mapping[str, Any]) -> bool:
     if not isinstance(outputs, list) or len(outputs) != 1 or not isinstance(outputs[0], dict):
         raise ValueError(f"expected outputs as a list of one object, got {short(outputs)}")
     if outputs[0].get("name") != service.output:
-        raise ValueError(f"expected the output {service.output!r}, got {short(outputs[0].get('name'))}")
+        raise ValueError(
+            f"expected the output {service.output!r}, got {short(outputs[0].get('name'))}"
+        )
     parameters = parameters_of(outputs[0])
     if parameters.get("classification"):
-        raise ValueError("parameter classification: expected none, since this server has no such extension")
+        raise ValueError(
+            "parameter classification: expected none, since this server has no such extension"
+        )
     return _flag(parameters, "binary_data", binary)
 
 

@@ -1,7 +1,8 @@
 """Tensors of the Open Inference Protocol v2 as raw bytes and as JSON lists, with numpy alone.
 
-Raw bytes are little endian and row major without padding; an element of ``BYTES`` has its length in front, as
-four bytes. JSON has lists, nested as the shape says or flat; ``null`` is NaN, which JSON cannot write.
+Raw bytes are little endian and row major without padding; an element of ``BYTES`` has its length in
+front, as four bytes. JSON has lists, nested as the shape says or flat; ``null`` is NaN, which JSON
+cannot write.
 """
 
 import itertools
@@ -59,8 +60,12 @@ def checked_shape(shape: object, most_elements: int) -> tuple[int, ...]:
     """A shape from JSON; ValueError unless sizes are at least 0 and the tensor small enough."""
     if isinstance(shape, list | tuple) and len(shape) > _MAX_AXES:
         raise ValueError(f"expected a shape of at most {_MAX_AXES} axes, got {len(shape)}")
-    if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}")
+    if not isinstance(shape, list | tuple) or not all(
+        type(size) is int and size >= 0 for size in shape
+    ):
+        raise ValueError(
+            f"expected a shape as a list of whole numbers of 0 or more, got {short(shape)}"
+        )
     most = min(most_elements, _MAX_ELEMENTS)
     # an empty tensor may still have axes too long for numpy
     if math.prod(size or 1 for size in shape) > most:
@@ -69,7 +74,9 @@ def checked_shape(shape: object, most_elements: int) -> tuple[int, ...]:
 
 
 def to_bytes(array: Array) -> bytes | memoryview:
-    """The raw bytes of an array; a view of the array itself where its memory is in order already."""
+    """The raw bytes of an array; a view of the array itself where its memory is in order
+    already.
+    """
     if datatype_of(array) == "BYTES":
         return b"".join(part for item in array.flat for part in (_LENGTH.pack(len(item)), item))
     ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -77,7 +84,9 @@ def to_bytes(array: Array) -> bytes | memoryview:
 
 
 def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
-    """Array of these raw bytes in a checked shape, not copied (BYTES: copied). ValueError unless fitting."""
+    """Array of these raw bytes in a checked shape, not copied (BYTES: copied). ValueError unless
+    fitting.
+    """
     if datatype == "BYTES":
         return _texts(raw, math.prod(shape)).reshape(shape)
     dtype = _dtype(datatype)
@@ -102,7 +111,9 @@ def to_list(array: Array) -> list[Any]:
 
 
 def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
-    """Array of a JSON list, nested by a checked shape or flat. ValueError unless all elements fit."""
+    """Array of a JSON list, nested by a checked shape or flat. ValueError unless all elements
+    fit.
+    """
     flat = _flattened(data, shape)
     dtype = np.dtype(object) if datatype == "BYTES" else _dtype(datatype)
     array = np.empty(len(flat), dtype)
@@ -113,7 +124,9 @@ def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
 
 
 def short(value: Any, most: int = 80) -> str:
-    """A value for a message, cut to a readable length; of a large one only the beginning is looked at."""
+    """A value for a message, cut to a readable length; of a large one only the beginning is looked
+    at.
+    """
     long = isinstance(value, list | str | bytes) and len(value) > most
     text = repr(_beginning(value[:20] if long else value, [most]))
     return text if len(text) <= most else text[: most - 3] + "..."
@@ -125,7 +138,9 @@ def _beginning(value: object, left: list[int]) -> object:
     if isinstance(value, str | bytes):
         return value[:_MAX_SHOWN]
     if isinstance(value, list):
-        return [_beginning(part, left) for part in itertools.takewhile(lambda _: left[0] > 0, value)]
+        return [
+            _beginning(part, left) for part in itertools.takewhile(lambda _: left[0] > 0, value)
+        ]
     if isinstance(value, dict):
         pairs = itertools.takewhile(lambda _: left[0] > 0, value.items())
         return {_beginning(name, left): _beginning(part, left) for name, part in pairs}
@@ -164,7 +179,9 @@ def _elements(items: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
 def _dtype(datatype: str) -> np.dtype[Any]:
     """The numpy type of a datatype other than BYTES. ValueError for an unknown word."""
     if datatype not in DATATYPES:
-        raise ValueError(f"expected a datatype ({', '.join(DATATYPES)}, BYTES), got {short(datatype)}")
+        raise ValueError(
+            f"expected a datatype ({', '.join(DATATYPES)}, BYTES), got {short(datatype)}"
+        )
     return DATATYPES[datatype]
 
 
@@ -176,10 +193,14 @@ def _flattened(data: object, shape: Sequence[int]) -> list[Any]:
     items = data
     for size, inner in itertools.pairwise(shape) if nested else ():
         if any(type(item) is not list or len(item) != inner for item in items):
-            raise ValueError(f"expected lists nested as {list(shape)}, got others (at the axis of {size})")
+            raise ValueError(
+                f"expected lists nested as {list(shape)}, got others (at the axis of {size})"
+            )
         items = list(itertools.chain.from_iterable(items))
     if len(items) != math.prod(shape) or (nested and len(data) != shape[0]):
-        raise ValueError(f"expected {math.prod(shape)} elements for {list(shape)}, got {len(items)}")
+        raise ValueError(
+            f"expected {math.prod(shape)} elements for {list(shape)}, got {len(items)}"
+        )
     return items
 
 
@@ -196,7 +217,9 @@ def _texts(raw: memoryview, count: int) -> Array:
             raise ValueError(f"expected {count} elements of BYTES, got bytes that end within one")
         items.append(bytes(raw[start:at]))
     if at != len(raw):
-        raise ValueError(f"expected {count} elements of BYTES, got {len(raw) - at} bytes after them")
+        raise ValueError(
+            f"expected {count} elements of BYTES, got {len(raw) - at} bytes after them"
+        )
     return _objects(items)
 
 

@@ -1,1 +1,3 @@
-"""Teachers that are services: one attempt at a request. Charging, retries and pace are the oracle's."""
+"""Teachers that are services: one attempt at a request. Charging, retries and pace are the
+oracle's.
+"""

@@ -1,4 +1,6 @@
-"""The classes of a service that answers with names: which of them is the student's class 0, 1, 2."""
+"""The classes of a service that answers with names: which of them is the student's class 0, 1,
+2.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,16 +45,21 @@ class ClassNames:
         return number
 
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
-        """The scores of one image by class, NaN where there is none; Unusable for odd names and scores."""
+        """The scores of one image by class, NaN where there is none; Unusable for odd names and
+        scores.
+        """
         scores: dict[int, float] = {}
         for name, given in pairs:
             score = as_number(given)
             number = self.index(name)
             if number in scores:
-                raise Unusable(f"expected each class once, got {shown(name)} twice", "a class twice")
+                raise Unusable(
+                    f"expected each class once, got {shown(name)} twice", "a class twice"
+                )
             if not isinstance(score, int | float) or isinstance(score, bool):
                 raise Unusable(
-                    f"expected a number as the score of {shown(name)}, got {shown(score)}", "no numbers"
+                    f"expected a number as the score of {shown(name)}, got {shown(score)}",
+                    "no numbers",
                 )
             try:
                 scores[number] = float(score)

@@ -18,16 +18,20 @@ HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
 
 
 def require_consent(url: str, authorised_by: str | None) -> None:
-    """UserError unless the URL's host is this machine, or ``authorised_by`` says who allowed the queries.
+    """UserError unless the URL's host is this machine, or ``authorised_by`` says who allowed the
+    queries.
 
-    Also for what is no plain http or https URL. Nothing is sent, and no name is looked up: a name counts as
-    this machine only if it is ``localhost`` or the machine's own.
+    Also for what is no plain http or https URL. Nothing is sent, and no name is looked up: a name
+    counts as this machine only if it is ``localhost`` or the machine's own.
     """
     host = host_of(url)
-    if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(host):
+    if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(
+        host
+    ):
         raise UserError(
             f"--teacher.url: {host} is not this machine; expected your own --teacher.authorised-by "
-            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does not count; '
+            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does not '
+            "count; "
             "nothing was sent"
         )
 
@@ -36,17 +40,23 @@ def require_free(header: str) -> None:
     """UserError for a header that HTTP itself needs, or by which a service tells who asks."""
     name = header.strip().lower().replace("_", "-")  # some servers take one for the other
     if name in RESERVED or name.startswith("proxy-"):
-        raise UserError(f"expected another header than {header}, which dfme sets itself or never sends")
+        raise UserError(
+            f"expected another header than {header}, which dfme sets itself or never sends"
+        )
 
 
 def host_of(url: str) -> str:
-    """The host in an http or https URL, in lower case and without brackets; UserError for any other URL.
+    """The host in an http or https URL, in lower case and without brackets; UserError for any other
+    URL.
 
-    A URL that two programs could read in two ways (white space, backslashes, a user before the host) is none.
+    A URL that two programs could read in two ways (white space, backslashes, a user before the
+    host) is none.
     """
     expected = "--teacher.url: expected a URL such as http://127.0.0.1:8080"
     if not url.isprintable() or " " in url or "\\" in url:
-        raise UserError(f"{expected}, got one with blanks, backslashes or characters that cannot be seen")
+        raise UserError(
+            f"{expected}, got one with blanks, backslashes or characters that cannot be seen"
+        )
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -55,14 +65,16 @@ def host_of(url: str) -> str:
         raise UserError(f"{expected}, got one whose host or port is none") from None
     if "@" in parts.netloc:
         raise UserError(
-            "--teacher.url: expected no user or password in the URL; name a key with --teacher.api-key-env"
+            "--teacher.url: expected no user or password in the URL; name a key with "
+            "--teacher.api-key-env"
         )
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
         raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
     if "${" in parts.netloc:
         raise UserError(
-            f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up would learn"
+            f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up "
+            "would learn"
         )
     if not host or port == 0 or not HOST_AND_PORT.fullmatch(parts.netloc):
         raise UserError(f"{expected}, got one whose host or port is none")
@@ -81,7 +93,9 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """True if this machine has the address: only then would it send from there to there. Nothing is sent."""
+    """True if this machine has the address: only then would it send from there to there. Nothing is
+    sent.
+    """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,8 @@
-"""One service over HTTP: a request is attempted once, and its outcome is an answer or one of our exceptions.
+"""One service over HTTP: a request is attempted once, and its outcome is an answer or one of our
+exceptions.
 
-Nothing here retries, waits or counts. Messages have every secret hidden, and no exception of ours is chained
-to one of the client's, which hold what was sent.
+Nothing here retries, waits or counts. Messages have every secret hidden, and no exception of ours
+is chained to one of the client's, which hold what was sent.
 """
 
 from __future__ import annotations
@@ -48,13 +49,18 @@ class Reply:
 class Endpoint:
     """One service at ``url``, for several threads at once; connections are kept alive.
 
-    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url`` has them
-    hidden. UserError for a URL that is none, a host that nobody consented to (``require_consent``: no teacher
-    is asked but through here), a header that cannot be sent, and a ``ca_file`` without certificates.
+    ``url`` and ``headers`` may hold ``${NAME}`` placeholders of ``secrets``; the attribute ``url``
+    has them hidden. UserError for a URL that is none, a host that nobody consented to
+    (``require_consent``: no teacher is asked but through here), a header that cannot be sent, and a
+    ``ca_file`` without certificates.
     """
 
     def __init__(
-        self, options: ServiceOptions, url: str, secrets: Secrets, headers: Mapping[str, str] | None = None
+        self,
+        options: ServiceOptions,
+        url: str,
+        secrets: Secrets,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._timeout = options.timeout
         self.secrets = secrets
@@ -68,11 +74,15 @@ class Endpoint:
         self._connections = connections(base, options.in_flight, options.ca_file)
 
     def get(self, path: str, most: int = 1_000_000) -> Reply:
-        """Answer to a request before the run; UserError, with the cause and remedy, if none comes."""
+        """Answer to a request before the run; UserError, with the cause and remedy, if none
+        comes.
+        """
         try:
             return self._ask("GET", path, b"", {}, most)
         except (Refused, Unanswered) as error:
-            remedy = "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
+            remedy = (
+                "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
+            )
             problem = f"{error}{remedy}"
         raise UserError(problem)
 
@@ -80,11 +90,12 @@ class Endpoint:
         """One attempt; the answer if its status is 2xx and its body has at most ``most`` bytes.
 
         Raises:
-            Refused: nothing was served; for an answer with another status, ``body`` is the start of its body.
-                After a redirect that may be followed, the next attempt goes to where it leads: each send is
-                one attempt.
-            Unanswered: it may have been served: the time is up, the connection broke, the server failed.
-            Unusable: the answer's body is too long or compressed.
+            Refused: nothing was served; for an answer with another status, ``body`` is the start of
+            its body.
+                After a redirect that may be followed, the next attempt goes to where it leads: each
+                send is one attempt.
+            Unanswered: it may have been served: the time is up, the connection broke, the server
+            failed. Unusable: the answer's body is too long or compressed.
         """
         return self._ask("POST", path, body, headers, most)
 
@@ -97,11 +108,15 @@ class Endpoint:
         if route is None:
             if path and ("?" in self._base or "#" in self._base):
                 raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
-            route = (address_of(self._base.rstrip("/") + path if path else self._base, self.secrets),)
+            route = (
+                address_of(self._base.rstrip("/") + path if path else self._base, self.secrets),
+            )
             self._routes[path] = route
         return route
 
-    def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:
+    def _ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], most: int
+    ) -> Reply:
         """One request before the deadline; a GET follows its redirects."""
         route = self._route(path)
         where = f"{method} {self._shown(route[-1])}"
@@ -114,18 +129,23 @@ class Endpoint:
             reply = self._attempt(request, route[-1], deadline, where, most)
             while not isinstance(reply, Reply):
                 if len(route) > MAX_REDIRECTS or reply.raw_path in [url.raw_path for url in route]:
-                    raise refused(where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect")
+                    raise refused(
+                        where, f"redirects in a circle, or more than {MAX_REDIRECTS}", "redirect"
+                    )
                 route = *route, reply
                 self._routes[path] = route
                 if method != "GET":
                     to = quoted(self._shown(reply), self.secrets)
-                    raise refused(where, f"the service answered with a redirect{to}", "redirect", retry=True)
+                    raise refused(
+                        where, f"the service answered with a redirect{to}", "redirect", retry=True
+                    )
                 reply = self._attempt(request, route[-1], deadline, where, most)
         except CONNECTION_ERRORS as error:
             failure: Refused | Unanswered = failed_connection(where, error, self.secrets)
         except Refused as refusal:
             if not refusal.retry:
-                # Where a redirect led may be good for a while only; others may have been led there meanwhile.
+                # Where a redirect led may be good for a while only; others may have been led there
+                # meanwhile.
                 if len(route) == 1 and self._routes.get(path, route)[-1] == route[-1]:
                     self._routes.pop(path, None)
                 refusal.retry = self._route(path)[-1] != route[-1]
@@ -158,12 +178,16 @@ class Endpoint:
         finally:
             response.close()
 
-    def _body(self, response: httpcore2.Response, headers: Mapping[str, str], where: str, most: int) -> bytes:
+    def _body(
+        self, response: httpcore2.Response, headers: Mapping[str, str], where: str, most: int
+    ) -> bytes:
         """The body of a success, if it has at most so many bytes and is as it was written."""
         encoding = headers.get("content-encoding", "identity").lower()
         if encoding not in ("", "identity"):
             coded = quoted(encoding, self.secrets)
-            raise Unusable(f"{where}: expected a plain body, got a compressed one{coded}", "compressed")
+            raise Unusable(
+                f"{where}: expected a plain body, got a compressed one{coded}", "compressed"
+            )
         announced = int(headers.get("content-length", "0"))  # h11 lets nothing but digits pass
         body = bytearray()
         if announced <= most:
@@ -229,7 +253,9 @@ def address_of(text: str, secrets: Secrets) -> httpx2.URL:
     except httpx2.InvalidURL:
         raise UserError(f"--teacher.url: expected a URL, got {secrets.hide(text)}") from None
     if url.host != host:
-        raise UserError(f"--teacher.url: expected a host in plain letters, got {secrets.hide(text)}")
+        raise UserError(
+            f"--teacher.url: expected a host in plain letters, got {secrets.hide(text)}"
+        )
     return url
 
 

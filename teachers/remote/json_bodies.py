@@ -1,4 +1,6 @@
-"""JSON between a client and a service. Whatever a body holds, reading it raises nothing but ``Unusable``."""
+"""JSON between a client and a service. Whatever a body holds, reading it raises nothing but
+``Unusable``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _LONGEST_KEY = 30
 
 
 def numbers(array: Array) -> list[Any]:
-    """An array as nested lists for ``json.dumps``; a float32 in the fewest digits that give it back."""
+    """An array as nested lists for ``json.dumps``; a float32 in the fewest digits that give it
+    back.
+    """
     return list((array.astype(str).astype(float) if array.dtype == np.float32 else array).tolist())
 
 
@@ -58,11 +62,16 @@ def shown(value: object) -> str:
 
 
 def outline(value: object, depth: int = 0) -> str:
-    """Keys, types and lengths of a document, never a value; of what is large or deep the beginning."""
+    """Keys, types and lengths of a document, never a value; of what is large or deep the
+    beginning.
+    """
     if isinstance(value, dict | list) and value and depth == _DEPTH:
         return "{...}" if isinstance(value, dict) else f"[{len(value)} x ...]"
     if isinstance(value, dict):
-        each = [f"{dumped(key)}: {outline(item, depth + 1)}" for key, item in islice(value.items(), _ENTRIES)]
+        each = [
+            f"{dumped(key)}: {outline(item, depth + 1)}"
+            for key, item in islice(value.items(), _ENTRIES)
+        ]
         more = [f"{len(value) - _ENTRIES} more"] if len(value) > _ENTRIES else []
         return "{" + ", ".join(each + more) + "}"
     if isinstance(value, list):
@@ -88,14 +97,21 @@ def table(rows: list[object], classes: int) -> Array:
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
             lone = type(row) in (int, float) or (isinstance(row, list) and len(row) == 1)
-            cure = "; a binary model's one score wants --teacher.num-classes 2, a class number form: number"
+            cure = (
+                "; a binary model's one score wants --teacher.num-classes 2, a class "
+                "number form: number"
+            )
             hint = cure if lone else ""
-            raise Unusable(f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape")
+            raise Unusable(
+                f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape"
+            )
         numbered.append(_numbers(row))
     try:
         return np.array(numbered, np.float64).reshape(len(rows), classes)
     except OverflowError:
-        raise Unusable("expected numbers as scores, got one too large for any float", "no numbers") from None
+        raise Unusable(
+            "expected numbers as scores, got one too large for any float", "no numbers"
+        ) from None
 
 
 def _numbers(row: list[object]) -> list[object]:
@@ -120,7 +136,8 @@ def lone_scores(rows: list[object], classes: int) -> Array | None:
 
 
 def two_columns(lone_B: Array, logits: bool, scale: float = 1.0) -> Array:
-    """A binary model's lone scores, of class 1, as those of two classes; ``two_classes`` for arrays.
+    """A binary model's lone scores, of class 1, as those of two classes; ``two_classes`` for
+    arrays.
 
     Unusable for what is no probability, where it should be one.
     """
@@ -132,7 +149,8 @@ def two_columns(lone_B: Array, logits: bool, scale: float = 1.0) -> Array:
     if odd.any():
         raise Unusable(
             f"expected one probability of class 1 for each image, from 0 to {scale:g}, got "
-            f"{lone_B[odd][0]:g}; if these are logits, start a new run with --teacher.label-mode logits",
+            f"{lone_B[odd][0]:g}; if these are logits, start a new run with --teacher.label-mode "
+            "logits",
             "no probability",
         )
     return np.stack([scale - lone_B, lone_B], axis=1)
@@ -144,7 +162,9 @@ def read_label(value: object, classes: int) -> int:
         return value
     cure = ""
     if type(value) is int and value == classes:
-        cure = f": a service that counts from 1 wants form: name, with classes: ['1', ... '{classes}']"
+        cure = (
+            f": a service that counts from 1 wants form: name, with classes: ['1', ... '{classes}']"
+        )
     elif isinstance(value, str):
         cure = ": what is a text wants form: name, with the texts as classes"
     what = f"expected a class number from 0 to {classes - 1}, got {shown(value)}{cure}"
@@ -156,7 +176,8 @@ def read_label(value: object, classes: int) -> int:
 def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     """Scores, NaN where not revealed, float32 (B, K), or for ``mode`` label int64 (B,).
 
-    Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a label.
+    Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a
+    label.
     """
     import torch
 
@@ -166,10 +187,13 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
     known = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
     if known < needed:
-        remedy = f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}"
+        remedy = (
+            f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}"
+        )
         hint = remedy if known and mode.kind != "logits" else ""
         raise Unusable(
-            f"expected scores of {needed} classes for each image, got {known}{hint}", "too few scores"
+            f"expected scores of {needed} classes for each image, got {known}{hint}",
+            "too few scores",
         )
     scores = torch.from_numpy(as_float32(scores_BK))
     return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores

@@ -17,18 +17,20 @@ class ServiceOptions:
     url: Basic[str]
     """where the service is, such as http://127.0.0.1:8080"""
     authorised_by: Basic[str | None] = None
-    """who allowed these queries and why; needed for a host that is not this machine, and kept in the run's
-    records; counts as a flag or as the environment variable DFME_AUTHORISED_BY, not from a file"""
+    """who allowed these queries and why; needed for a host that is not this machine, and kept in
+    the run's records; counts as a flag or as the environment variable DFME_AUTHORISED_BY, not from
+    a file"""
     api_key_env: Basic[str | None] = None
-    """name of the environment variable that holds the key, which is written nowhere; one that a file names is
-    read only if allow_env has it"""
+    """name of the environment variable that holds the key, which is written nowhere; one that a
+    file names is read only if allow_env has it"""
     allow_env: Basic[tuple[str, ...] | None] = None
-    """names of the environment variables that files may have sent to the service, as api_key_env or as
-    ${NAME} in an adapter; counts as a flag, not from a file"""
+    """names of the environment variables that files may have sent to the service, as api_key_env or
+    as ${NAME} in an adapter; counts as a flag, not from a file"""
     api_key_header: Annotated[str, accepted_by(require_free)] = "Authorization"
     """header that carries the key; with Authorization it is sent as a Bearer token"""
     ca_file: str | None = None
-    """certificates (PEM) to trust besides the system's, for a service with an authority of its own"""
+    """certificates (PEM) to trust besides the system's, for a service with an authority of its own
+    """
     in_flight: Annotated[int, Field(ge=1, le=64)] = 4
     """requests at once"""
     timeout: Positive = 30.0
@@ -70,19 +72,23 @@ class JsonOptions(ServiceOptions):
     url: Basic[str] = ""
     """in place of the file's url"""
     classes: Basic[tuple[str, ...] | str | None] = None
-    """in place of the file's answer.classes: the labels in the order of the student's classes, or a text file
-    with one label a line"""
+    """in place of the file's answer.classes: the labels in the order of the student's classes, or a
+    text file with one label a line"""
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class TfServingOptions(JsonOptions):
-    """A model behind TensorFlow Serving's REST predict: kind json with an adapter that ships with dfme."""
+    """A model behind TensorFlow Serving's REST predict: kind json with an adapter that ships with
+    dfme.
+    """
 
     adapter: str = "configs/adapters/tf_serving.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class HfApiOptions(JsonOptions):
-    """A service like Hugging Face's image classification: kind json with an adapter that ships with dfme."""
+    """A service like Hugging Face's image classification: kind json with an adapter that ships with
+    dfme.
+    """
 
     adapter: str = "configs/adapters/hf_api.yaml"

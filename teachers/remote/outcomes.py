@@ -45,10 +45,11 @@ def refused(where: str, what: str, reason: str, retry: bool = False) -> Refused:
 def failed_status(
     where: str, status: int, headers: Mapping[str, str], body: bytes, secrets: Secrets
 ) -> Refused | Unanswered:
-    """The outcome of an answer with a status other than 2xx; names of ``headers`` are in lower case.
+    """The outcome of an answer with a status other than 2xx; names of ``headers`` are in lower
+    case.
 
-    A server error may come after the work was done. Everything else says that nothing was served, and so does
-    503.
+    A server error may come after the work was done. Everything else says that nothing was served,
+    and so does 503.
     """
     readable = b"" if "content-encoding" in headers else body
     text = quoted(readable.decode(errors="replace"), secrets)
@@ -56,7 +57,9 @@ def failed_status(
     message = f"{where}: the service answered {status}{text}{advice(reason)}"
     if status >= 500 and status != 503:
         return Unanswered(message, str(status))
-    outcome = Refused(message, str(status), retry=status in RETRY_STATUSES, retry_after=retry_after(headers))
+    outcome = Refused(
+        message, str(status), retry=status in RETRY_STATUSES, retry_after=retry_after(headers)
+    )
     outcome.body = readable
     return outcome
 
@@ -76,10 +79,11 @@ def advice(reason: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a service asks to wait, at most a day; none where it asks for nothing that can be done.
+    """Seconds that a service asks to wait, at most a day; none where it asks for nothing that can
+    be done.
 
-    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3), which is compared with the service's clock if
-    known.
+    ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3), which is compared with the service's
+    clock if known.
     """
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
@@ -93,7 +97,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def quoted(text: str, secrets: Secrets) -> str:
-    """The start of what a service says, in brackets and on one line, without secrets; nothing for nothing."""
+    """The start of what a service says, in brackets and on one line, without secrets; nothing for
+    nothing.
+    """
     plain = "".join(c if c.isprintable() else " " * c.isspace() for c in secrets.hide(text))
     # a second time: one may have been written with characters between
     words = secrets.hide(" ".join(plain.split()))
@@ -110,7 +116,9 @@ def _reason(error: Exception) -> str:
         return "timeout"
     if isinstance(error, httpcore2.LocalProtocolError | httpcore2.UnsupportedProtocol):
         return "no HTTP request"
-    if isinstance(error, httpcore2.ConnectError | httpcore2.TimeoutException | httpcore2.ProxyError):
+    if isinstance(
+        error, httpcore2.ConnectError | httpcore2.TimeoutException | httpcore2.ProxyError
+    ):
         return "no connection"
     return "reset"
 

@@ -1,4 +1,6 @@
-"""Keys and tokens: taken from the environment by name, put in where they are sent, hidden everywhere else."""
+"""Keys and tokens: taken from the environment by name, put in where they are sent, hidden
+everywhere else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from dfme.teachers.remote.consent import host_of, require_consent
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 HIDDEN = "***"
 
-MIN_BASE64 = 8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
+MIN_BASE64 = (
+    8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
+)
 
 
 class Secrets:
@@ -39,7 +43,8 @@ class Secrets:
             value = os.environ.get(name, "").strip()
             if not (value and value.isascii() and value.isprintable()):
                 raise UserError(
-                    f"the environment variable {name} should hold a key, printable ASCII on one line: "
+                    f"the environment variable {name} should hold a key, printable ASCII on one "
+                    "line: "
                     f"export {name}=..."
                 )
             values[name] = value
@@ -59,21 +64,26 @@ class Secrets:
         return PLACEHOLDER.sub(lambda match: quote(self._value(match[1]), safe=""), url)
 
     def hide(self, text: str) -> str:
-        """The text with *** for every secret: as it is, and as URLs, JSON, HTML and base64 write it."""
+        """The text with *** for every secret: as it is, and as URLs, JSON, HTML and base64 write
+        it.
+        """
         return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
 
     def _value(self, name: str) -> str:
         if name not in self._values:
             known = ", ".join(self._values) or "none"
-            raise UserError(f"${{{name}}}: expected the name of a secret read from the environment ({known})")
+            raise UserError(
+                f"${{{name}}}: expected the name of a secret read from the environment ({known})"
+            )
         return self._values[name]
 
 
 def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
     """Values that go to ``url``: of the options' key, and of what a file has ``asked`` for.
 
-    UserError for a variable that is not in ``allow_env``, besides those of ``Secrets.from_environment``.
-    Options without ``allow_env`` are those of a program, which allows its key.
+    UserError for a variable that is not in ``allow_env``, besides those of
+    ``Secrets.from_environment``. Options without ``allow_env`` are those of a program, which allows
+    its key.
     """
     key = options.get("api_key_env")
     allowed = options.get("allow_env")
@@ -82,21 +92,29 @@ def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
     for name in names:
         if name not in (keys if allowed is None else allowed):
             raise UserError(
-                f"the environment variable {name} would be sent to {host_of(url)}, because a file asks for "
-                f"it; where you want that, allow it with --teacher.allow-env {name}; nothing was sent"
+                f"the environment variable {name} would be sent to {host_of(url)}, because a file "
+                "asks for "
+                f"it; where you want that, allow it with --teacher.allow-env {name}; nothing was "
+                "sent"
             )
     return Secrets.from_environment(names)
 
 
-def check_service(config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()) -> str:
+def check_service(
+    config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()
+) -> str:
     """First line of a command: which environment variables go to which host; empty if none do.
 
-    UserError for a host without consent, a URL that is none, or a key, or another variable that a file has
-    ``asked`` for, that the environment does not hold or that nobody allowed to be sent.
+    UserError for a host without consent, a URL that is none, or a key, or another variable that a
+    file has ``asked`` for, that the environment does not hold or that nobody allowed to be sent.
     """
     require_consent(options["url"], options.get("authorised_by"))
     names = read_secrets(options, options["url"], *asked).names
-    return f"sent to {host_of(options['url'])} from the environment: {', '.join(names)}" if names else ""
+    return (
+        f"sent to {host_of(options['url'])} from the environment: {', '.join(names)}"
+        if names
+        else ""
+    )
 
 
 def _forms(value: str) -> Iterator[str]:
@@ -106,7 +124,8 @@ def _forms(value: str) -> Iterator[str]:
         yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
     yield from (value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value))
     raw = value.encode()
-    # base64 of the value alone, and the part of it that is the same wherever it stands in a longer text
+    # base64 of the value alone, and the part of it that is the same wherever it stands in a longer
+    # text
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         whole = encode(raw).decode()
         yield from (whole, whole.rstrip("="))

@@ -29,13 +29,17 @@ class Query:
 
 
 class Adapter(Protocol):
-    """Writes requests to a service and reads its answers. It keeps no state: several threads ask at once."""
+    """Writes requests to a service and reads its answers. It keeps no state: several threads ask at
+    once.
+    """
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU, within the teacher's bounds."""
 
     def decode(self, reply: Reply, batch: int) -> Tensor | PartialAnswers:
-        """Scores (B, K) float32, NaN where not revealed, or labels (B,) int64; Unusable for anything else."""
+        """Scores (B, K) float32, NaN where not revealed, or labels (B,) int64; Unusable for
+        anything else.
+        """
 
     def refused(self, reason: str, batch: int) -> PartialAnswers | None:
         """The answer that a refusal for this reason stands for; None where it is a refusal."""
@@ -106,7 +110,9 @@ class RemoteTeacher:
             return answers
         except Unusable as error:
             unusable = error
-        raise _judged(unusable, reply, self._endpoint.secrets)  # out here, where nothing is chained to it
+        raise _judged(
+            unusable, reply, self._endpoint.secrets
+        )  # out here, where nothing is chained to it
 
     def __call__(self, images: Tensor, /) -> Any:
         return self.ask(images, uuid4().hex)

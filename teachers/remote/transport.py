@@ -1,7 +1,7 @@
 """Connections to one service, under a deadline that no server can stretch.
 
-The time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket gets what
-is left until then. Only looking a host's name up takes as long as the system lets it.
+The time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket
+gets what is left until then. Only looking a host's name up takes as long as the system lets it.
 """
 
 import os
@@ -72,7 +72,9 @@ class _Network(httpcore2.NetworkBackend):
         for tried, (*_, (address, *_)) in enumerate(found):
             share = _left(timeout, httpcore2.ConnectTimeout) / (len(found) - tried)
             try:
-                stream = self._sockets.connect_tcp(str(address), port, share, local_address, socket_options)
+                stream = self._sockets.connect_tcp(
+                    str(address), port, share, local_address, socket_options
+                )
                 return _Stream(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
@@ -110,7 +112,10 @@ class _Stream(httpcore2.NetworkStream):
         self._stream.close()
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore2.NetworkStream:
         try:
             left = _left(timeout, httpcore2.ConnectTimeout)
@@ -130,8 +135,8 @@ class _Stream(httpcore2.NetworkStream):
 class _Answer:
     """Bytes of an answer that have come on a connection, and that should: head and announced body.
 
-    What a server sends beyond that would be read as the answer to the next request, so such a connection is
-    not used again, nor one on which nothing was announced (chunks).
+    What a server sends beyond that would be read as the answer to the next request, so such a
+    connection is not used again, nor one on which nothing was announced (chunks).
     """
 
     LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
@@ -153,7 +158,9 @@ class _Answer:
 
     @property
     def exact(self) -> bool:
-        """True if no byte is missing and none is too many; so is a connection on which nothing came yet."""
+        """True if no byte is missing and none is too many; so is a connection on which nothing came
+        yet.
+        """
         return self.received == (self._expected or 0)
 
 
@@ -168,7 +175,9 @@ def _left(moment: float | None, late: type[Exception]) -> float:
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
     """Verify by the system's authorities and those of ``ca_file``; UserError if it has none."""
-    source = "the environment variables SSL_CERT_FILE and SSLKEYLOGFILE: expected files that can be used"
+    source = (
+        "the environment variables SSL_CERT_FILE and SSLKEYLOGFILE: expected files that can be used"
+    )
     try:
         context = httpx2.create_ssl_context()
         if ca_file is not None:
@@ -187,16 +196,26 @@ def _proxy(url: httpx2.URL) -> httpcore2.Proxy | None:
     proxies = getproxies()
     kind = url.scheme if proxies.get(url.scheme) else "all"
     address = proxies.get(kind)
-    if not address or proxy_bypass(f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"):
+    if not address or proxy_bypass(
+        f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
+    ):
         return None
     wrong = "one whose host or port is none"
     try:
         proxy = httpx2.Proxy(address if "://" in address else f"http://{address}")
-        if proxy.url.scheme == "http" and proxy.url.port != 0 and PROXY_HOST.fullmatch(proxy.url.raw_host):
+        if (
+            proxy.url.scheme == "http"
+            and proxy.url.port != 0
+            and PROXY_HOST.fullmatch(proxy.url.raw_host)
+        ):
             return httpcore2.Proxy(str(proxy.url), auth=proxy.raw_auth)
         if proxy.url.scheme != "http":
             wrong = f"{proxy.url.scheme}://..."
     except (ValueError, httpx2.InvalidURL):  # their words may hold a part of a password
         pass
-    named = max((name for name in os.environ if name.lower() == f"{kind}_proxy"), default=f"{kind}_proxy")
-    raise UserError(f"{named}: expected a proxy such as http://HOST:PORT, got {wrong}; nothing was sent")
+    named = max(
+        (name for name in os.environ if name.lower() == f"{kind}_proxy"), default=f"{kind}_proxy"
+    )
+    raise UserError(
+        f"{named}: expected a proxy such as http://HOST:PORT, got {wrong}; nothing was sent"
+    )

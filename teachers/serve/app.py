@@ -1,4 +1,6 @@
-"""The web application around a model: routes, keys, messages of refusals, connections, and its guard."""
+"""The web application around a model: routes, keys, messages of refusals, connections, and its
+guard.
+"""
 
 import asyncio
 import hmac
@@ -28,8 +30,12 @@ from dfme.teachers.serve.forms import HttpBody, V2Form
 from dfme.teachers.serve.guard import ASKED, FAILED, PROMETHEUS, Guard
 from dfme.teachers.serve.model import Meter, Model, Rejected, refuse, rejected
 
-REQUEST_SECONDS = 60.0  # a client may take to send a request's head, to send its body, and to read the answer
-MAX_CONNECTIONS = 128  # for each one more, the one that has waited for its client for the longest is closed
+REQUEST_SECONDS = (
+    60.0  # a client may take to send a request's head, to send its body, and to read the answer
+)
+MAX_CONNECTIONS = (
+    128  # for each one more, the one that has waited for its client for the longest is closed
+)
 KEY_HEADERS = ("authorization", "x-api-key")
 PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 
@@ -65,7 +71,9 @@ class Endpoints:
         ]
 
     async def infer(self, request: Request) -> Response:
-        """One batch that passed the gate, which reads these scores and sees to what is made of them."""
+        """One batch that passed the gate, which reads these scores and sees to what is made of
+        them.
+        """
         self._require(request)
         if ASKED not in request.scope:  # the router took another spelling for this path
             raise Rejected(
@@ -111,7 +119,9 @@ class Endpoints:
         version = request.path_params.get("version", protocol.VERSION)
         expected = f"unknown model {short(model)}: expected {self._service.name!r}"
         if model == self._service.name:
-            expected = f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
+            expected = (
+                f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
+            )
         if (model, version) != (self._service.name, protocol.VERSION):
             raise Rejected(404, expected, "not found")
 
@@ -166,11 +176,15 @@ class Keys:
             await self._app({**scope, "account": known[0]} if known else scope, receive, send)
             return
         self._meter.refused["unauthorised"] += 1
-        response = _error(401, "expected the API key of this service", {"WWW-Authenticate": "Bearer"})
+        response = _error(
+            401, "expected the API key of this service", {"WWW-Authenticate": "Bearer"}
+        )
         await response(scope, receive, send)
 
     def _accounts(self, headers: Mapping[bytes, bytes]) -> list[str]:
-        """The account whose key is sent, if it is one's; all are compared, so that the time tells nothing."""
+        """The account whose key is sent, if it is one's; all are compared, so that the time tells
+        nothing.
+        """
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         return [name for name, key in self._keys.items() if hmac.compare_digest(given.strip(), key)]
@@ -190,7 +204,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.watch()
         if len(self.connections) > MAX_CONNECTIONS:
-            waiting = [each for each in self.connections if isinstance(each, Connection) and each.look()]
+            waiting = [
+                each for each in self.connections if isinstance(each, Connection) and each.look()
+            ]
             min(waiting, key=lambda each: each.since).transport.abort()
 
     def watch(self) -> None:
@@ -218,7 +234,9 @@ class Connection(H11Protocol):
 
 
 def make_app(service: protocol.Service, model: Model, teacher: Teacher, **options: Any) -> Guard:
-    """The bare application, which asks ``model``, behind a guard that makes its answers the teacher's."""
+    """The bare application, which asks ``model``, behind a guard that makes its answers the
+    teacher's.
+    """
     endpoints = Endpoints(service, model, options["meter"])
     handlers: Any = {Rejected: endpoints.refuse, HTTPException: endpoints.refuse}
     app = Starlette(routes=endpoints.routes(), exception_handlers=handlers)
@@ -233,7 +251,10 @@ def make_app(service: protocol.Service, model: Model, teacher: Teacher, **option
         paths=lambda scope: scope["method"] == "POST" and scope["path"] in paths,
         account=lambda scope: scope.get("account", ""),
         errors=bytes,  # those of the app above, which have no scores
-        limit=(most, f"{service.max_batch} images ({most} bytes)" if service.max_batch else f"{most} bytes"),
+        limit=(
+            most,
+            f"{service.max_batch} images ({most} bytes)" if service.max_batch else f"{most} bytes",
+        ),
         seconds=REQUEST_SECONDS,
         in_turn=True,
         **options,

@@ -1,4 +1,6 @@
-"""Where images are in the body of a request, and scores in that of an answer: protocol v2, JSON adapters."""
+"""Where images are in the body of a request, and scores in that of an answer: protocol v2, JSON
+adapters.
+"""
 
 import base64
 import io
@@ -55,11 +57,16 @@ class HttpBody(bytes):
 
 
 def form_of(form: Any, own: SimpleNamespace, teacher: Teacher) -> Any:
-    """Where things are: by ``v2``, by an adapter's file, by an object with three callables or by ``own``."""
+    """Where things are: by ``v2``, by an adapter's file, by an object with three callables or by
+    ``own``.
+    """
     file = isinstance(form, str) and form.endswith((".yaml", ".yml"))
     unknown = isinstance(form, str) and form != "v2" and not file
     if unknown or (form is None) == (None in vars(own).values()):
-        either = "Guard: expected either form, v2, an adapter's YAML file or an object of yours, or all of"
+        either = (
+            "Guard: expected either form, v2, an adapter's YAML file or an object of "
+            "yours, or all of"
+        )
         raise UserError(f"{either} {', '.join(vars(own))}; got form={form!r}")
     if file:
         return AdapterForm(form, teacher)
@@ -67,7 +74,9 @@ def form_of(form: Any, own: SimpleNamespace, teacher: Teacher) -> Any:
 
 
 class V2Form:
-    """One image tensor and one score tensor of the inference protocol v2, JSON or binary, under any names."""
+    """One image tensor and one score tensor of the inference protocol v2, JSON or binary, under any
+    names.
+    """
 
     def __init__(self, spec: ImageSpec, classes: int) -> None:
         self._spec = spec
@@ -84,18 +93,26 @@ class V2Form:
     def replace(self, body: HttpBody, answers: Array) -> HttpBody:
         """The answer with these scores alone; a label is a score of 1."""
         header, (tensor,) = _read(body, "outputs")
-        header = {name: header[name] for name in ("model_name", "model_version", "id") if name in header}
+        header = {
+            name: header[name] for name in ("model_name", "model_version", "id") if name in header
+        }
         told = [NamedTensor(tensor.name, _scores(answers, self._classes))]
-        content, length = pack(header, told, "outputs", read_header_length(body.headers) is not None)
+        content, length = pack(
+            header, told, "outputs", read_header_length(body.headers) is not None
+        )
         return HttpBody.of(content, Headers({} if length is None else {HEADER_LENGTH: str(length)}))
 
 
 class AdapterForm:
-    """An API that an adapter file describes (docs/adapters.md), for any number of images in a request."""
+    """An API that an adapter file describes (docs/adapters.md), for any number of images in a
+    request.
+    """
 
     def __init__(self, path: str, teacher: Teacher) -> None:
         api = load_adapter(path)
-        model = model_spec(api, TeacherConfig(shape=teacher.spec.shape, num_classes=teacher.num_classes))
+        model = model_spec(
+            api, TeacherConfig(shape=teacher.spec.shape, num_classes=teacher.num_classes)
+        )
         self._spec = teacher.spec
         self._image = api.description.image
         self._request = api.description.request
@@ -107,9 +124,13 @@ class AdapterForm:
         self.answers = model.mode.kind
         self._as_logits = self.answers == "logits" and teacher.label_mode.kind != "logits"
         if self._request.multipart is not None:
-            raise UserError(f"{path}: request.multipart: expected json or bytes, where images can be found")
+            raise UserError(
+                f"{path}: request.multipart: expected json or bytes, where images can be found"
+            )
         if self.answers not in ("probabilities", "logits"):
-            raise UserError(f"{path}: teacher.label_mode: expected scores of all classes, got {model.mode}")
+            raise UserError(
+                f"{path}: teacher.label_mode: expected scores of all classes, got {model.mode}"
+            )
 
     def images(self, body: HttpBody) -> Array:
         template = self._request.json
@@ -123,7 +144,9 @@ class AdapterForm:
         answers = self._adapter.decode(Reply(body.status, body.headers, bytes(body)), len(values))
         lone = self._answer.form == "scores" and lone_scores(values, len(self._names)) is not None
         if isinstance(answers, PartialAnswers) or lone:
-            raise Unusable("expected scores of every class for each image, got fewer", "too few scores")
+            raise Unusable(
+                "expected scores of every class for each image, got fewer", "too few scores"
+            )
         return answers.numpy()
 
     def replace(self, body: HttpBody, answers: Array) -> bytes:
@@ -161,7 +184,9 @@ class AdapterForm:
         array = array.reshape(1, *((height, width, channels) if last else self._spec.shape))
         if form.scale is not None:
             low, high = self._spec.bounds
-            start, end = np.array(form.scale, np.float32).astype(float)  # so that both ends stay in bounds
+            start, end = np.array(form.scale, np.float32).astype(
+                float
+            )  # so that both ends stay in bounds
             array = low + (array.astype(float) - start) / (end - start) * (high - low)
         return _pixels(array, self._spec, last)
 

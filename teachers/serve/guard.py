@@ -1,4 +1,6 @@
-"""Defences, watch, limits, alarms and counts before any ASGI app that answers images with scores."""
+"""Defences, watch, limits, alarms and counts before any ASGI app that answers images with
+scores.
+"""
 
 import asyncio
 import logging
@@ -37,7 +39,11 @@ from dfme.teachers.serve.record import account_tag
 
 ASKED = "dfme.asked"  # where an app finds, in its scope, the body that was read
 FAILED = "the model failed on this request; it has been counted"
-OF_PART = ("accept-encoding", "range", "if-range")  # not passed on: an answer is to be whole and readable
+OF_PART = (
+    "accept-encoding",
+    "range",
+    "if-range",
+)  # not passed on: an answer is to be whole and readable
 PROMETHEUS = "text/plain; version=0.0.4"
 CONTENT_FREE = ("HEAD", "OPTIONS")  # methods whose answers are headers alone
 
@@ -47,22 +53,23 @@ logger = logging.getLogger("dfme")
 class Guard:
     """ASGI middleware: the scores of ``app`` go out defended and watched, or a 500 does.
 
-    ``teacher``, which calibrates the watch, is the model of the app: a callable images -> scores, or the
-    path of a checkpoint. ``options`` are those of a teacher: ``defences``, ``watch``, ``benign``,
-    ``on_alarm``, ``label_mode``, and ``shape``, ``num_classes``... where it does not say them. Without
-    options a ``Teacher`` stays as it is. ``form``: ``v2``, the YAML file of an adapter, or what has the three
-    callables. Those are called with bodies: ``images`` gives those of a request, (B, C, H, W) within the
-    bounds; ``scores`` those of an answer, (B, K), or labels; either fails where there are none; ``replace``
-    gives the answer with others, which tells nothing of its own. ``paths``, written as the app's routes are,
-    answer scores; None: whatever a request with a body asks. They get an answer only if its scores were read
-    and defended, or if it is an error without scores, whose body is left out unless it is a framework's own
-    phrase; ``errors`` gives another in its place, of an answer's body. ``answers``: ``logits`` or
-    ``probabilities``, where those of the app are other than the teacher's; a checkpoint's are taken for
-    probabilities. ``account``: the name of the header that says who asks, or of a scope the text whose digest
-    is the account. ``metrics``: the path of the counts. Alarms are lines of JSON in ``alarm_file``, or in the
-    log; ``tell`` hears of each detector's first. ``fail_open``: where the guard fails, the app's answer goes
-    out. A body takes ``seconds``, and ``limit`` bytes, maybe with the words for it. ``in_turn``: one request
-    after the other. UserError for what cannot work.
+    ``teacher``, which calibrates the watch, is the model of the app: a callable images -> scores,
+    or the path of a checkpoint. ``options`` are those of a teacher: ``defences``, ``watch``,
+    ``benign``, ``on_alarm``, ``label_mode``, and ``shape``, ``num_classes``... where it does not
+    say them. Without options a ``Teacher`` stays as it is. ``form``: ``v2``, the YAML file of an
+    adapter, or what has the three callables. Those are called with bodies: ``images`` gives those
+    of a request, (B, C, H, W) within the bounds; ``scores`` those of an answer, (B, K), or labels;
+    either fails where there are none; ``replace`` gives the answer with others, which tells nothing
+    of its own. ``paths``, written as the app's routes are, answer scores; None: whatever a request
+    with a body asks. They get an answer only if its scores were read and defended, or if it is an
+    error without scores, whose body is left out unless it is a framework's own phrase; ``errors``
+    gives another in its place, of an answer's body. ``answers``: ``logits`` or ``probabilities``,
+    where those of the app are other than the teacher's; a checkpoint's are taken for probabilities.
+    ``account``: the name of the header that says who asks, or of a scope the text whose digest is
+    the account. ``metrics``: the path of the counts. Alarms are lines of JSON in ``alarm_file``, or
+    in the log; ``tell`` hears of each detector's first. ``fail_open``: where the guard fails, the
+    app's answer goes out. A body takes ``seconds``, and ``limit`` bytes, maybe with the words for
+    it. ``in_turn``: one request after the other. UserError for what cannot work.
     """
 
     def __init__(
@@ -163,7 +170,9 @@ class Guard:
         return self._chosen is None or self._chosen(scope)
 
     def _checked(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """``send`` of a request that is not guarded, unless the app's router takes it for one that is."""
+        """``send`` of a request that is not guarded, unless the app's router takes it for one that
+        is.
+        """
         if self._paths is None:
             return send
         paths = self._paths
@@ -173,7 +182,9 @@ class Guard:
             nonlocal stopped
             if message["type"] == "http.response.start" and paths.slipped(scope):
                 stopped = True
-                logger.error("the app answers scores at a path that is not guarded: %r", scope["path"])
+                logger.error(
+                    "the app answers scores at a path that is not guarded: %r", scope["path"]
+                )
                 response = refuse(self.meter, Rejected(500, FAILED, "failed"))
                 await response(scope, receive, send)
             elif not stopped:
@@ -184,7 +195,9 @@ class Guard:
     async def _response(
         self, scope: Scope, receive: Receive, body: HttpBody, rest: list[asyncio.Future[None]]
     ) -> Response:
-        """What goes out: the app's answer, defended, or fit to go out as it is. Rejected for all else."""
+        """What goes out: the app's answer, defended, or fit to go out as it is. Rejected for all
+        else.
+        """
         account = self._account_of(scope)
         free = scope["method"] in CONTENT_FREE
         images = None if free else await self._readers.read_request(body, self._images, body)
@@ -219,7 +232,9 @@ class Guard:
             raise Rejected(500, FAILED, "failed") from error
 
     async def _enter(self, turn: ExitStack, account: str, images: int) -> list[Tensor] | None:
-        """Wait for a turn; what a watch hears in it. Rejected or Refused where none is to be had."""
+        """Wait for a turn; what a watch hears in it. Rejected or Refused where none is to be
+        had.
+        """
         if not images:
             return None
         if seconds := self.meter.admit(images):
@@ -236,7 +251,9 @@ class Guard:
     async def _answer(
         self, scope: Scope, receive: Receive, body: HttpBody, rest: list[asyncio.Future[None]]
     ) -> HttpBody:
-        """The app's whole answer; what it does after it goes to ``rest``. ValueError for half an answer."""
+        """The app's whole answer; what it does after it goes to ``rest``. ValueError for half an
+        answer.
+        """
         content = bytearray()
         starts: list[Message] = []
         whole = asyncio.get_running_loop().create_future()
@@ -254,7 +271,9 @@ class Guard:
             if not message.get("more_body", False):
                 whole.set_result(None)
 
-        headers = [each for each in scope["headers"] if each[0].decode("latin-1").lower() not in OF_PART]
+        headers = [
+            each for each in scope["headers"] if each[0].decode("latin-1").lower() not in OF_PART
+        ]
         inner = {**scope, "headers": headers, "extensions": {}, ASKED: body}
         task = asyncio.ensure_future(self._app(inner, receive_again(body, receive), hold))
         await asyncio.wait({task, whole}, return_when=asyncio.FIRST_COMPLETED)
@@ -276,7 +295,9 @@ class Guard:
             self.meter.failed += answer.status >= 500
             return self._error(answer)
         if images is None or scores is None or answer.status >= 300:
-            raise ValueError(f"expected images and scores that can be read, got status {answer.status}")
+            raise ValueError(
+                f"expected images and scores that can be read, got status {answer.status}"
+            )
         answers = await self._work(self._defend, account, images, scores, heard)
         new = await self._readers.read(answer, self._form.replace, answer, answers)
         response = respond(answer, bytes(new))
@@ -285,7 +306,9 @@ class Guard:
         return response
 
     def _error(self, answer: HttpBody) -> Response:
-        """An error or a redirect without any part that might be scores under another name, or in words."""
+        """An error or a redirect without any part that might be scores under another name, or in
+        words.
+        """
         if self._errors is not None:
             return respond(answer, bytes(self._errors(answer)))
         if is_phrase(answer):
@@ -300,7 +323,9 @@ class Guard:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call, *given)
 
     def _admit(self, account: str, images: int) -> None:
-        """Refused where alarm or defence say so before the app is asked; nobody unknown has an alarm."""
+        """Refused where alarm or defence say so before the app is asked; nobody unknown has an
+        alarm.
+        """
         if self._watch is not None:
             self._watch.account = account
             if self._watch.knows:
@@ -308,7 +333,9 @@ class Guard:
         if self._defended is not None:
             self._defended.admit(images)
 
-    def _defend(self, account: str, images: Array, scores: Array, heard: list[Tensor] | None) -> Array:
+    def _defend(
+        self, account: str, images: Array, scores: Array, heard: list[Tensor] | None
+    ) -> Array:
         """Answers in place of the scores. Refused where alarm or defence say so now."""
         try:
             if self._defended is None:
@@ -331,7 +358,9 @@ class Guard:
                 self._tell(f"ALARM: {line['alarm']}, account {self._watch.account}, {number}")
 
     def _images(self, body: HttpBody) -> Array | None:
-        """The images in a request's body, float32; None for what is none, or meant for another API."""
+        """The images in a request's body, float32; None for what is none, or meant for another
+        API.
+        """
         spec = self._teacher.spec
         try:
             images = np.array(self._form.images(body), np.float32)

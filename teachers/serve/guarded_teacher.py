@@ -43,15 +43,21 @@ class Given(Wrapper):
 
 
 def make_guarded(teacher: Any, options: dict[str, Any], alarm_file: str | None) -> Teacher:
-    """The teacher behind defences and a watch, which has maybe no detectors, so that its label mode holds."""
+    """The teacher behind defences and a watch, which has maybe no detectors, so that its label mode
+    holds.
+    """
     if isinstance(getattr(teacher, "info", None), TeacherInfo) and not options:
         return cast(Teacher, teacher)
     of_file = isinstance(teacher, str)
-    config = from_mapping(TeacherConfig, {"kind": "torch" if of_file else name_of(teacher), **options})
+    config = from_mapping(
+        TeacherConfig, {"kind": "torch" if of_file else name_of(teacher), **options}
+    )
     file = {"checkpoint": teacher} if of_file else {}
     bare = not (config.defences or config.watch)
     made = make_teacher(config, file, choose_device("auto"), bare, own=None if of_file else teacher)
     if made.info.watch:
         to_file = AlarmFile(Path(alarm_file), logger.warning) if alarm_file else None
-        made.info.watch.alarmed = to_file or (lambda alarm: logger.warning("ALARM %s", json.dumps(alarm)))
+        made.info.watch.alarmed = to_file or (
+            lambda alarm: logger.warning("ALARM %s", json.dumps(alarm))
+        )
     return made

@@ -1,4 +1,6 @@
-"""The teacher behind a server: one call at a time, in its own thread, answers checked; and the meter."""
+"""The teacher behind a server: one call at a time, in its own thread, answers checked; and the
+meter.
+"""
 
 import asyncio
 import math
@@ -26,7 +28,9 @@ ROUNDING = 1e-6  # seconds that rounding makes of a wait that is over
 class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
     """A request without an answer of the model: status, text, reason on the meter."""
 
-    def __init__(self, status: int, text: str, reason: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, text: str, reason: str, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.reason = reason
@@ -36,8 +40,8 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not an error of ours)
 class ServedRate:
     """At most ``rate`` units per second over any length of time, besides the first second's worth.
 
-    A request of more units than that passes once a second's worth is there; the next ones wait until it is
-    paid off.
+    A request of more units than that passes once a second's worth is there; the next ones wait
+    until it is paid off.
     """
 
     def __init__(self, rate: float, clock: Clock = time.monotonic) -> None:
@@ -59,7 +63,9 @@ class ServedRate:
 
 
 class Meter:
-    """Counts of one service. ``images`` counts what the model was asked for; a refused request adds none."""
+    """Counts of one service. ``images`` counts what the model was asked for; a refused request adds
+    none.
+    """
 
     def __init__(
         self,
@@ -79,8 +85,12 @@ class Meter:
         self._requests = ServedRate(requests_per_second, clock) if requests_per_second else None
 
     def admit(self, images: int) -> int:
-        """Let a request of so many images pass, with 0, or say in how many whole seconds to come again."""
-        limits = [(rate, units) for rate, units in ((self._images, images), (self._requests, 1)) if rate]
+        """Let a request of so many images pass, with 0, or say in how many whole seconds to come
+        again.
+        """
+        limits = [
+            (rate, units) for rate, units in ((self._images, images), (self._requests, 1)) if rate
+        ]
         seconds = max((rate.wait(units) for rate, units in limits), default=0.0)
         if seconds > ROUNDING:
             return math.ceil(seconds - ROUNDING)
@@ -110,7 +120,9 @@ class Meter:
         if self.failed:
             lines.append(f"{self.failed:,} of them failed")
         if self.refused:
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.refused.items()))
+            reasons = ", ".join(
+                f"{reason} {count:,}" for reason, count in sorted(self.refused.items())
+            )
             lines.append(f"refused {self.refused.total():,} requests ({reasons})")
         lines += [f"{count:,} alarms of {name}" for name, count in self.alarms.items()]
         return "; ".join(lines)
@@ -124,17 +136,28 @@ class Meter:
         for name, text, values in (
             ("images_served_total", "Images the model was asked for.", {"": self.images}),
             ("requests_served_total", "Requests the model was asked for.", {"": self.requests}),
-            ("requests_answered_total", "Requests with an answer of the model.", {"": self.answered}),
+            (
+                "requests_answered_total",
+                "Requests with an answer of the model.",
+                {"": self.answered},
+            ),
             ("requests_failed_total", "Requests on which the model failed.", {"": self.failed}),
             ("model_seconds_total", "Seconds that the model took.", {"": self.seconds}),
-            ("requests_refused_total", "Requests refused before the model was asked, by reason.", reasons),
+            (
+                "requests_refused_total",
+                "Requests refused before the model was asked, by reason.",
+                reasons,
+            ),
             ("watch_alarms_total", "Alarms of a detector, of all accounts.", alarms),
             ("watch_first_alarm", "Fewest images (evaluation too) at an alarm.", first),
         ):
             kind = "counter" if name.endswith("_total") else "gauge"
             if values or not name.startswith("watch"):
                 lines += [f"# HELP dfme_{name} {text}", f"# TYPE dfme_{name} {kind}"]
-            lines += [f'dfme_{name}{{model="{model}"{label}}} {value!r}' for label, value in values.items()]
+            lines += [
+                f'dfme_{name}{{model="{model}"{label}}} {value!r}'
+                for label, value in values.items()
+            ]
         return "\n".join([*lines, ""])
 
 
@@ -156,8 +179,8 @@ def rejected(refused: Refused) -> Rejected:
 def asked(teacher: Teacher, images_BCHW: Array) -> Array:
     """Answers to float32 images, scores (B, K) float32 or labels (B,) int64.
 
-    Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out: such
-    answers might tell more than it allows.
+    Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out:
+    such answers might tell more than it allows.
     """
     images = torch.from_numpy(images_BCHW)
     if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points

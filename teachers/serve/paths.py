@@ -69,7 +69,9 @@ class GuardedPaths:
         others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
         self._guarded = guarded
         self._taken = {
-            key: _only([getattr(leaf, key) for leaf in guarded], [getattr(leaf, key) for leaf in others])
+            key: _only(
+                [getattr(leaf, key) for leaf in guarded], [getattr(leaf, key) for leaf in others]
+            )
             for key in ("route", "endpoint")
         }
         templates = [leaf.template for leaf in guarded]

@@ -1,16 +1,18 @@
-"""The log that ``run.py serve --record FOLDER`` writes of every image it looks at, and the reader of it.
+"""The log that ``run.py serve --record FOLDER`` writes of every image it looks at, and the reader
+of it.
 
 ``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, as they came::
 
     {"at": "2026-11-23T02:50:00.123Z", "account": "16 hex", "number": n, "digest": "16 hex",
      "fingerprint": "16 hex", "top": k, "score": s, "distance": d | null, "image": place | null}
 
-``account``: ``account_tag`` of the key; ``number``: of the image among the account's, from 1, since the
-server started; ``digest``: BLAKE2b of its 8-bit pixels; ``fingerprint``: of the image in grey, averaged to
-8x8, a bit for each place that is brighter than their mean. Before any defence: the ``top`` class, its
-probability (``score``), and the squared ``distance`` from the nearest class (Mahalanobis), if known.
-``image``: the place of its pixels in ``images-DAY-ACCOUNT-CxHxW.u8``, C * H * W bytes for each; null where it
-is not kept. All of it is personal data: only its owner may read it (0600), and after some days it is deleted.
+``account``: ``account_tag`` of the key; ``number``: of the image among the account's, from 1, since
+the server started; ``digest``: BLAKE2b of its 8-bit pixels; ``fingerprint``: of the image in grey,
+averaged to 8x8, a bit for each place that is brighter than their mean. Before any defence: the
+``top`` class, its probability (``score``), and the squared ``distance`` from the nearest class
+(Mahalanobis), if known. ``image``: the place of its pixels in ``images-DAY-ACCOUNT-CxHxW.u8``, C *
+H * W bytes for each; null where it is not kept. All of it is personal data: only its owner may read
+it (0600), and after some days it is deleted.
 """
 
 import hashlib
@@ -54,11 +56,13 @@ def account_tag(key: str) -> str:
 class Recording:
     """Append to the log in a folder of its own; nothing stays there beyond ``days``.
 
-    ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and when the
-    disk takes no more: the record ends then, the service and the deletion go on.
+    ``image_bytes``: of all images that are kept there. ``tell`` hears when they are used up, and
+    when the disk takes no more: the record ends then, the service and the deletion go on.
     """
 
-    def __init__(self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, days: int, image_bytes: int, tell: Callable[[str], None]
+    ) -> None:
         make_folder(folder)
         self._folder = folder
         self._days = days
@@ -69,7 +73,9 @@ class Recording:
         try:
             self.expire()
             if (today := folder / f"log-{datetime.now(UTC).date()}.jsonl").is_file():
-                AppendFile(today, sum(map(len, whole_lines(today)))).close()  # without a torn last line
+                AppendFile(
+                    today, sum(map(len, whole_lines(today)))
+                ).close()  # without a torn last line
         except OSError as error:
             raise disk_error("read", folder, error) from error
         threading.Thread(target=self._sweep, daemon=True).start()
@@ -103,13 +109,23 @@ class Recording:
             self._tell(f"the images recorded reach {most}: no more are kept, only lines about them")
         if not self._full:
             shape = "x".join(map(str, pixels_BCHW.shape[1:]))
-            first = self._append(f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0]))
+            first = self._append(
+                f"images-{at[:10]}-{account}-{shape}.u8", b"".join(raw), len(raw[0])
+            )
             self._kept = self._kept + pixels_BCHW.nbytes
             places = [*range(first, first + len(seen))]
         score_B, top_B = (each.tolist() for each in seen.p_BK.max(1))
         distance_B = [None] * len(seen) if seen.distance_B is None else seen.distance_B.tolist()
         numbers = range(number, number + len(seen))
-        columns = (numbers, fingerprints(pixels_BCHW), places, digests(raw), top_B, score_B, distance_B)
+        columns = (
+            numbers,
+            fingerprints(pixels_BCHW),
+            places,
+            digests(raw),
+            top_B,
+            score_B,
+            distance_B,
+        )
         names = ("number", "fingerprint", "image", "digest", "top", "score", "distance")
         rows = (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
         lines = (json.dumps({"at": at, "account": account, **row}) + "\n" for row in rows)
@@ -129,13 +145,17 @@ class Recording:
             try:
                 self.expire()
             except (OSError, RunError) as error:
-                self._tell(f"WARNING: what was recorded {self._days} days ago is not deleted: {error}")
+                self._tell(
+                    f"WARNING: what was recorded {self._days} days ago is not deleted: {error}"
+                )
 
 
 class AlarmFile:
-    """Appends each alarm to a file, as JSON with its time; ``tell`` hears of one that the disk refuses.
+    """Appends each alarm to a file, as JSON with its time; ``tell`` hears of one that the disk
+    refuses.
 
-    A last line that a crash tore is left as evidence, and ended: the next alarm has a line of its own.
+    A last line that a crash tore is left as evidence, and ended: the next alarm has a line of its
+    own.
     """
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
@@ -182,25 +202,33 @@ def fingerprints(pixels_BCHW: Tensor) -> list[str]:
 def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
     """A log of images (C, H, W) in batches of lines, each of one account (its tag), in their order.
 
-    ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64; ``score``,
-    ``distance`` (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or None where one of
-    them is not kept. A last line that a kill tore is left out. UserError for a folder without a log, RunError
-    for a line that is none of ours, and for images of another shape, which are not read.
+    ``account``; ``at``, texts; ``number``, ``top``, int64; ``digest``, ``fingerprint``, uint64;
+    ``score``, ``distance`` (NaN where it is not known), float64; ``images`` (N, C, H, W), uint8, or
+    None where one of them is not kept. A last line that a kill tore is left out. UserError for a
+    folder without a log, RunError for a line that is none of ours, and for images of another shape,
+    which are not read.
     """
-    if not (logs := sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))):
-        raise UserError(f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl")
+    if not (
+        logs := sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))
+    ):
+        raise UserError(
+            f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl"
+        )
     for path in logs:
         lines = whole_lines(path)
         while some := [line for _, line in zip(range(LINES_AT_ONCE), lines, strict=False)]:
             try:
                 yield from _batches(path, [json.loads(line) for line in some], shape)
             except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-                said = f"{path}: expected lines that run.py serve --record wrote; remove it to go on"
+                said = (
+                    f"{path}: expected lines that run.py serve --record wrote; remove it to go on"
+                )
                 raise RunError(said) from error
 
 
 def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet:
-    """Images that a log kept, each once. ``account``: the tag of the one whose images count; None: of all.
+    """Images that a log kept, each once. ``account``: the tag of the one whose images count; None:
+    of all.
 
     UserError where none is kept.
     """
@@ -209,7 +237,9 @@ def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet
         if batch["images"] is not None and account in (None, batch["account"]):
             found |= dict.fromkeys(x.tobytes() for x in batch["images"])
     if not found:
-        raise UserError(f"{folder}: expected images (--record-images true), found none of the account")
+        raise UserError(
+            f"{folder}: expected images (--record-images true), found none of the account"
+        )
     pixels_NCHW = np.frombuffer(b"".join(found), np.uint8).reshape(-1, *shape)
     return ImageSet(str(folder), torch.from_numpy(pixels_NCHW.copy()))
 
@@ -217,7 +247,9 @@ def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet
 def _batches(path: Path, entries: list[dict[str, Any]], shape: Shape) -> Iterator[dict[str, Any]]:
     """Some lines of a log, those of each account together."""
     for tag in dict.fromkeys(entry["account"] for entry in entries):
-        columns = {name: [each[name] for each in entries if each["account"] == tag] for name in NAMES}
+        columns = {
+            name: [each[name] for each in entries if each["account"] == tag] for name in NAMES
+        }
         batch = {name: np.array(columns[name], kind) for name, kind in NUMBERS.items()}
         for name in ("digest", "fingerprint"):
             batch[name] = np.array([int(code, 16) for code in columns[name]], np.uint64)
@@ -226,16 +258,22 @@ def _batches(path: Path, entries: list[dict[str, Any]], shape: Shape) -> Iterato
 
 
 def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> Array | None:
-    """The images at these places; None where one is not kept. RunError for a file of another shape."""
+    """The images at these places; None where one is not kept. RunError for a file of another
+    shape.
+    """
     sizes = "x".join(map(str, shape))
     numel = math.prod(shape)
     path = folder / f"{name}-{sizes}.u8"
     known = [place for place in places if place is not None]
     if others := [other for other in folder.glob(f"{name}-*.u8") if other != path]:
         wanted = f"expected the log of this teacher, of images of {sizes}"
-        raise RunError(f"{others[0]}: {wanted}; give the teacher that was recorded, or remove the file")
+        raise RunError(
+            f"{others[0]}: {wanted}; give the teacher that was recorded, or remove the file"
+        )
     if len(known) < len(places) or not path.is_file():
         return None
     with open_file(path) as file:
         raw = b"".join(file.read(numel) for place in known if file.seek(place * numel) >= 0)
-    return np.frombuffer(raw, np.uint8).reshape(-1, *shape) if len(raw) == len(known) * numel else None
+    return (
+        np.frombuffer(raw, np.uint8).reshape(-1, *shape) if len(raw) == len(known) * numel else None
+    )

@@ -28,11 +28,12 @@ SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is t
 
 
 class Serving:
-    """A teacher at a host and port, bound at once: ``with Serving(teacher) as service: service.url``.
+    """A teacher at a host and port, bound at once: ``with Serving(teacher) as service:
+    service.url``.
 
-    Port 0 is a free one. ``max_batch`` only lowers the teacher's own. Clients must send ``key``, or one of
-    several. ``threads`` are those of the arithmetic. ``tell`` hears of alarms. UserError if the address
-    cannot be had.
+    Port 0 is a free one. ``max_batch`` only lowers the teacher's own. Clients must send ``key``, or
+    one of several. ``threads`` are those of the arithmetic. ``tell`` hears of alarms. UserError if
+    the address cannot be had.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Serving:
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
         )
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), daemon=True
+        )
 
     def __enter__(self) -> Serving:
         """Serve in a thread of its own; requests may come at once."""
@@ -90,11 +93,18 @@ class Serving:
         self._close()
 
     def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM, from the main thread; requests under way are answered first."""
+        """Serve until Ctrl-C or SIGTERM, from the main thread; requests under way are answered
+        first.
+        """
         with contextlib.ExitStack() as undo:
             undo.callback(self._close)
-            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end, harmlessly
-                undo.callback(signal.signal, number, signal.signal(number, self._server.handle_exit))
+            for number in (
+                signal.SIGINT,
+                signal.SIGTERM,
+            ):  # uvicorn raises them again at its end, harmlessly
+                undo.callback(
+                    signal.signal, number, signal.signal(number, self._server.handle_exit)
+                )
             self._server.run(sockets=[self._socket])
 
     def _close(self) -> None:
@@ -107,7 +117,9 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     """Serve a teacher until Ctrl-C or SIGTERM; return its counts. ``tell`` gets the address."""
 
     def say(line: str) -> None:
-        with contextlib.suppress(OSError):  # where the disk is full, the output may lie on it as well
+        with contextlib.suppress(
+            OSError
+        ):  # where the disk is full, the output may lie on it as well
             tell(line)
 
     watch = teacher.info.watch
@@ -119,7 +131,9 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     keys = {name: os.environ[name].strip() for name in config.key_names}
     rates = config.images_per_second, config.requests_per_second
     limits = ([*keys.values()], *rates, config.threads, say)
-    serving = Serving(teacher, str(config.model), config.host, config.port, config.max_batch, *limits)
+    serving = Serving(
+        teacher, str(config.model), config.host, config.port, config.max_batch, *limits
+    )
     tell(_opening(serving, config))
     if watch and watch.names:
         tell(f"watched by {', '.join(watch.names)}; on an alarm: {watch.on_alarm}")
@@ -129,17 +143,25 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
         images = "images, " * config.record_images
         tell(f"recording {images}digests and scores, deleted after {config.retain_days} days")
     if defences := teacher.info.defences:
-        tell(f"behind {'+'.join(defences)}, of which no client is told; their state ends with this process")
+        tell(
+            f"behind {'+'.join(defences)}, of which no client is told; their state ends with this "
+            "process"
+        )
     if not serving.loopback:
         beyond = f"{serving.url} is open beyond this machine"
         if config.api_key_env:
             tell(f"{beyond}: whoever reaches it and has the key can query it, unencrypted")
         else:
-            tell(f"WARNING: {beyond}, and WHOEVER REACHES IT CAN QUERY IT: give --api-key-env, or no --host")
+            tell(
+                f"WARNING: {beyond}, and WHOEVER REACHES IT CAN QUERY IT: give --api-key-env, or "
+                "no --host"
+            )
     with ieee_fp32():  # as a local teacher is asked where its answers' last bits matter
         serving.run()
     report = teacher.info.stateful.report() if teacher.info.stateful else {}
-    return "; ".join([serving.meter.summary(), *(f"{name} {counts}" for name, counts in report.items())])
+    return "; ".join(
+        [serving.meter.summary(), *(f"{name} {counts}" for name, counts in report.items())]
+    )
 
 
 def _opening(serving: Serving, config: ServeConfig) -> str:
@@ -148,19 +170,26 @@ def _opening(serving: Serving, config: ServeConfig) -> str:
     shape = "x".join(map(str, service.spec.shape))
     batch = f", at most {service.max_batch} a request" if service.max_batch else ""
     levels = f" of {service.spec.levels} levels" if service.spec.levels else ""
-    words = ["python run.py --teacher v2", f"--teacher.url {serving.url}", f"--teacher.model {service.name}"]
+    words = [
+        "python run.py --teacher v2",
+        f"--teacher.url {serving.url}",
+        f"--teacher.model {service.name}",
+    ]
     if config.api_key_env:
         words.append(f"--teacher.api-key-env {config.key_names[0]}")
     if not serving.loopback:
         words.append('--teacher.authorised-by "WHO AND WHY"')
     return (
-        f"{service.name} at {serving.url}: {shape} images{levels}{batch}; {service.num_classes} classes; "
+        f"{service.name} at {serving.url}: {shape} images{levels}{batch}; {service.num_classes} "
+        "classes; "
         f"label mode {service.label_mode}; extract: {' '.join(words)}"
     )
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Its protocol is named, else asyncio would not turn Nagle's algorithm off on it."""
+    """A listening socket. Its protocol is named, else asyncio would not turn Nagle's algorithm off
+    on it.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE

@@ -1,4 +1,6 @@
-"""Train a teacher on labelled images: what the audited service would have done, with its own data."""
+"""Train a teacher on labelled images: what the audited service would have done, with its own
+data.
+"""
 
 import contextlib
 import dataclasses
@@ -43,13 +45,17 @@ class TrainedTeacher:
     seconds: float
 
 
-def train_teacher(config: TrainTeacherConfig, progress: EpochCallback | None = None) -> TrainedTeacher:
-    """Train, score on the test part, and save. The last weights are kept: the test part chooses nothing.
+def train_teacher(
+    config: TrainTeacherConfig, progress: EpochCallback | None = None
+) -> TrainedTeacher:
+    """Train, score on the test part, and save. The last weights are kept: the test part chooses
+    nothing.
 
-    The same configuration, machine and thread count give the same file, byte for byte, on the CPU. After
-    every epoch ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and test_accuracy
-    where it was scored; in a long epoch epoch, epochs, step, steps and seconds now and then. UserError for
-    settings, data or a device that cannot work, and for a loss that diverges.
+    The same configuration, machine and thread count give the same file, byte for byte, on the CPU.
+    After every epoch ``progress`` receives epoch, epochs, loss, train_accuracy, lr, seconds, and
+    test_accuracy where it was scored; in a long epoch epoch, epochs, step, steps and seconds now
+    and then. UserError for settings, data or a device that cannot work, and for a loss that
+    diverges.
     """
     check_training(config)
     device = choose_device(config.device)
@@ -83,7 +89,9 @@ def _task(config: TrainTeacherConfig) -> _Task:
     """Load the data, and settle what the configuration leaves to it."""
     data = config.data
     flag = "--data.download true"
-    load = partial(load_dataset, data.name, shape=data.shape, root=data.root, download=data.download)
+    load = partial(
+        load_dataset, data.name, shape=data.shape, root=data.root, download=data.download
+    )
     train = load("train", download_flag=flag)
     test = load("test", download_flag=flag)
     for part, images in (("training", train), ("test", test)):
@@ -100,7 +108,9 @@ def _task(config: TrainTeacherConfig) -> _Task:
 class _Training:
     """One network, its data and its optimiser, for ``config.epochs`` epochs."""
 
-    def __init__(self, config: TrainTeacherConfig, task: _Task, net: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, config: TrainTeacherConfig, task: _Task, net: nn.Module, device: torch.device
+    ) -> None:
         self.config = config
         self.train = task.train
         self.test = task.test
@@ -142,7 +152,9 @@ class _Training:
         return accuracy
 
     def _epoch(self, say: Callable[..., None]) -> dict[str, float]:
-        """One pass over the training images in a new order; those that fill no batch wait for the next."""
+        """One pass over the training images in a new order; those that fill no batch wait for the
+        next.
+        """
         self.net.train()
         order = torch.randperm(len(self.train), generator=self.order)
         loss_sum = torch.zeros((), device=self.device)
@@ -164,7 +176,9 @@ class _Training:
             flip = self.config.augmentation == "crop_flip"
             x_BCHW = shift(x_BCHW, self.config.padding, flip, self.augmentation)
         self.net.zero_grad()  # the optimiser's own imports torch's compiler, which takes seconds
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
+        ):
             logits_BK = self.net(self.normalise(x_BCHW))
         smoothing = self.config.label_smoothing
         loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=smoothing)
@@ -185,7 +199,8 @@ class _Training:
 
 
 def shift(x_BCHW: Tensor, padding: int, flip: bool, rng: torch.Generator) -> Tensor:
-    """Each image moved by up to ``padding`` pixels either way, on black, and mirrored by chance if ``flip``.
+    """Each image moved by up to ``padding`` pixels either way, on black, and mirrored by chance if
+    ``flip``.
 
     ``rng`` lives on the CPU, so that the draws are the same on every device.
     """
@@ -204,7 +219,9 @@ def shift(x_BCHW: Tensor, padding: int, flip: bool, rng: torch.Generator) -> Ten
 
 
 def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel over a data set, to four decimals; a deviation is at least 0.01."""
+    """Mean and deviation of each channel over a data set, to four decimals; a deviation is at least
+    0.01.
+    """
     total_C, squares_C = torch.zeros(2, data.images.shape[1], dtype=torch.float64)
     for start in range(0, len(data), 2000):
         x_BCHW = data.batch(slice(start, start + 2000)).double()
@@ -218,7 +235,11 @@ def channel_statistics(data: ImageSet) -> tuple[tuple[float, ...], tuple[float, 
 
 def _card(config: TrainTeacherConfig, task: _Task, accuracy: float) -> Card:
     """Facts that the file states of itself."""
-    recipe = {name: value for name, value in dataclasses.asdict(config).items() if name not in NOT_IN_RECIPE}
+    recipe = {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name not in NOT_IN_RECIPE
+    }
     dataset = Path(config.data.name).name
     recipe["data"] = {"name": dataset, "shape": config.data.shape}
     return Card(
@@ -247,7 +268,9 @@ def _optimizer(config: TrainTeacherConfig, net: nn.Module) -> torch.optim.Optimi
 
 @contextlib.contextmanager
 def _repeatable(config: TrainTeacherConfig, device: torch.device) -> Iterator[None]:
-    """Seeded random states, deterministic convolutions and the threads asked for; all put back after."""
+    """Seeded random states, deterministic convolutions and the threads asked for; all put back
+    after.
+    """
     threads = torch.get_num_threads()
     cudnn = torch.backends.cudnn
     previous = (cudnn.deterministic, cudnn.benchmark)
@@ -269,6 +292,8 @@ def _check_writable(path: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {path}: its folder cannot be made: {error.strerror or error}") from error
+        raise UserError(
+            f"--out {path}: its folder cannot be made: {error.strerror or error}"
+        ) from error
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise UserError(f"--out {path}: cannot be written there")

@@ -23,7 +23,9 @@ SESSIONS = 20  # of each stream
 ROW = ("stream", "detector", "sessions", "units", "sessions_with_alarm", "queries", "alarms")
 THINNED = (1, 2, 4, 8, 16, 32, 64)  # of so many images of an account in a log one
 ACCOUNTS = 16  # of a log that are looked at: those with the most images
-MAX_COUNTED = 100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
+MAX_COUNTED = (
+    100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
+)
 Tell = Callable[[str], None]
 
 
@@ -40,18 +42,23 @@ def detect(
 
     ``sessions``: so many honest accounts of each stream, in place of ``SESSIONS``.
 
-    ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of each
-    session. Alarms are counted per image, but honest images are no more independent than ``units``, those
-    that all are drawn from. UserError for images that do not do and a log that is not the teacher's.
+    ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of
+    each session. Alarms are counted per image, but honest images are no more independent than
+    ``units``, those that all are drawn from. UserError for images that do not do and a log that is
+    not the teacher's.
     """
     watch: Watch = teacher.watch
     written = None if log is None else Log(log, teacher.spec, teacher.num_classes)
     left_out = written.unfed(watch.names) if written else {}
     if written:
-        watch.recalibrate_for_log(written.as_written, [name for name in watch.names if name not in left_out])
+        watch.recalibrate_for_log(
+            written.as_written, [name for name in watch.names if name not in left_out]
+        )
     keys = ("statistic", "threshold", "memory_mb")
     told = watch.report()["detectors"].items()
-    found = {"detectors": [{"name": name, **{key: each[key] for key in keys}} for name, each in told]}
+    found = {
+        "detectors": [{"name": name, **{key: each[key] for key in keys}} for name, each in told]
+    }
     found |= _benign(teacher, data, other, seed, tell, sessions or SESSIONS)
     return found | {"left_out": left_out} | (written.seen_by(watch) if written else {})
 
@@ -61,7 +68,11 @@ def _benign(
 ) -> dict[str, Any]:
     """Facts of honest accounts; a stream that the images do not allow is left out."""
     images, calibration_N, places_N = held_out(data, teacher.spec)
-    sizes = {"session": SESSION, "calibration_images": len(calibration_N), "measuring_images": len(places_N)}
+    sizes = {
+        "session": SESSION,
+        "calibration_images": len(calibration_N),
+        "measuring_images": len(places_N),
+    }
     rows = list[dict[str, Any]]()
     largest = {name: dict[str, list[float]]() for name in teacher.watch.names}
     cannot = ("skewed" if images.labels is None else "", "other data" if other is None else "")
@@ -75,7 +86,9 @@ def _benign(
             teacher.watch.load_state_dict({})  # nobody has asked yet
             rng = torch.Generator().manual_seed(seed * SESSIONS + number)
             for x_BCHW in session(stream, images, places_N, rng):
-                for part_BCHW in taken(x_BCHW, teacher).split(teacher.info.max_batch or len(x_BCHW)):
+                for part_BCHW in taken(x_BCHW, teacher).split(
+                    teacher.info.max_batch or len(x_BCHW)
+                ):
                     teacher(part_BCHW)
             accounts.append(teacher.watch.report()["detectors"])
             seldom(f"watched {number + 1} of {sessions} honest accounts: {stream}")
@@ -83,7 +96,13 @@ def _benign(
         for name in largest:
             alarms = [each[name]["alarms"] for each in accounts]
             largest[name][stream] = [each[name]["largest"] for each in accounts]
-            counts = (sessions, len(places_N), sum(map(bool, alarms)), sessions * SESSION, sum(alarms))
+            counts = (
+                sessions,
+                len(places_N),
+                sum(map(bool, alarms)),
+                sessions * SESSION,
+                sum(alarms),
+            )
             rows.append(dict(zip(ROW, (stream, name, *counts), strict=True)))
         tell(f"watched {sessions} honest accounts: {stream}")
     return {**sizes, "benign": rows, "benign_largest": largest}
@@ -105,7 +124,9 @@ class Log:
             known = 0 <= batch["top"].min() <= batch["top"].max() < classes
             if not known or len(self._accounts) > MAX_COUNTED:
                 expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"
-                raise UserError(f"{folder}: expected the log of this teacher, of {expected}; got another one")
+                raise UserError(
+                    f"{folder}: expected the log of this teacher, of {expected}; got another one"
+                )
         if not self._accounts:
             raise UserError(f"{folder}: expected a log with images, got none")
 
@@ -125,9 +146,14 @@ class Log:
         score_B, top_B = seen.p_BK.max(1)
         raw = (each.tobytes() for each in pixels_BCHW.numpy())
         codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
-        told = {name: np.array([int(each, 16) for each in own], np.uint64) for name, own in codes.items()}
+        told = {
+            name: np.array([int(each, 16) for each in own], np.uint64)
+            for name, own in codes.items()
+        }
         told |= {"images": pixels_BCHW.numpy(), "score": score_B.numpy(), "top": top_B.numpy()}
-        return self._seen(told | {"distance": None if seen.distance_B is None else seen.distance_B.numpy()})
+        return self._seen(
+            told | {"distance": None if seen.distance_B is None else seen.distance_B.numpy()}
+        )
 
     def seen_by(self, watch: Watch) -> dict[str, Any]:
         """Figures of the largest accounts, on their streams and on thinned ones."""
@@ -152,14 +178,18 @@ class Log:
             for every in THINNED:
                 watch.account = f"{tag} {every}"
                 thinned[every] = watch.report()["detectors"]
-            accounts.append({"account": tag, "images": images, "repeats": repeats[tag], "thinned": thinned})
+            accounts.append(
+                {"account": tag, "images": images, "repeats": repeats[tag], "thinned": thinned}
+            )
         return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
 
     def _batches(self) -> Iterator[dict[str, Any]]:
         try:
             yield from read_log(self._folder, self._shape)
         except OSError as error:
-            raise RunError(f"{self._folder}: expected a log that can be read: {error.strerror}") from error
+            raise RunError(
+                f"{self._folder}: expected a log that can be read: {error.strerror}"
+            ) from error
 
     def _seen(self, batch: Mapping[str, Any]) -> Observation:
         """Missing scores are equal; missing images are fingerprints, with digests below 8 bits."""

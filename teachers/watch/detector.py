@@ -25,10 +25,12 @@ DIGEST = 8  # bytes
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """Images of one account, in the order in which they came, as the owner's side sees them; all on the CPU.
+    """Images of one account, in the order in which they came, as the owner's side sees them; all on
+    the CPU.
 
-    ``images_BCHW``: float32 within 0 and 1, without the spec's bounds. ``p_BK``: before any defence, float64.
-    ``distance_B``: squared, of features to the nearest class (Mahalanobis), float64, of a network.
+    ``images_BCHW``: float32 within 0 and 1, without the spec's bounds. ``p_BK``: before any
+    defence, float64. ``distance_B``: squared, of features to the nearest class (Mahalanobis),
+    float64, of a network.
     """
 
     images_BCHW: Tensor
@@ -61,9 +63,11 @@ class Reading(NamedTuple):
 
 
 class Benign:
-    """Honest images, never of the training set: ``plain`` as they are, in random order, and ``corrupted``.
+    """Honest images, never of the training set: ``plain`` as they are, in random order, and
+    ``corrupted``.
 
-    Made once for all detectors of all accounts. UserError where images are too few, or all the same.
+    Made once for all detectors of all accounts. UserError where images are too few, or all the
+    same.
     """
 
     def __init__(self, plain: Observation, corrupted: Observation, classes: int) -> None:
@@ -76,11 +80,15 @@ class Benign:
 
     @cached_property
     def nearest(self) -> float:
-        """Distance within which .1 % of 2,048 images come to one of the 1,024 before, without repeats."""
+        """Distance within which .1 % of 2,048 images come to one of the 1,024 before, without
+        repeats.
+        """
         some_NR = self.plain.rows_BR[:2_048]
         near_N = nearest_before(some_NR, some_NR[:0], 1_024)[0][1:]
         if not (near_N > 0).any():
-            raise UserError("--teacher.benign: expected images that differ, got the same one many times")
+            raise UserError(
+                "--teacher.benign: expected images that differ, got the same one many times"
+            )
         return float(near_N[near_N > 0].quantile(0.001))
 
     @cached_property
@@ -91,16 +99,18 @@ class Benign:
     @cached_property
     def log_distance(self) -> tuple[float, float]:
         """Mean and standard deviation of log distances, of images plain and corrupted together."""
-        logs_N = torch.tensor(self.plain.log_distances + self.corrupted.log_distances, dtype=torch.float64)
+        logs_N = torch.tensor(
+            self.plain.log_distances + self.corrupted.log_distances, dtype=torch.float64
+        )
         return float(logs_N.mean()), max(float(logs_N.std(correction=0)), 1e-9)
 
 
 class Detector(ABC):
     """Detector of one account's stream; results do not depend on the stream's batches.
 
-    An alarm is raised as the statistic rises above ``threshold``, and again only once it was not. ``state``:
-    numbers, and tensors; ``rows``: of those that grow, how many rows they have at most. ``statistic``: in
-    words, for a report.
+    An alarm is raised as the statistic rises above ``threshold``, and again only once it was not.
+    ``state``: numbers, and tensors; ``rows``: of those that grow, how many rows they have at most.
+    ``statistic``: in words, for a report.
     """
 
     name: str
@@ -115,7 +125,9 @@ class Detector(ABC):
     @property
     def memory_mb(self) -> float:
         """Upper limit of the state's size, MB."""
-        tensors = ((self.rows.get(k, len(v)), v) for k, v in self.state.items() if isinstance(v, Tensor))
+        tensors = (
+            (self.rows.get(k, len(v)), v) for k, v in self.state.items() if isinstance(v, Tensor)
+        )
         size = sum(most * v.shape[1:].numel() * v.element_size() for most, v in tensors)
         return math.ceil(size / 100) / 1e4
 
@@ -127,14 +139,18 @@ class Detector(ABC):
             return Reading(*map(torch.cat, zip(*readings, strict=True)))
         statistic_B = torch.as_tensor(self.measure(seen, float(self.state["last"]))).double()
         if statistic_B.shape != (len(seen),) or not bool(statistic_B.isfinite().all()):
-            raise ValueError(f"expected {len(seen)} finite numbers, one per image, got {statistic_B!s:.60}")
+            raise ValueError(
+                f"expected {len(seen)} finite numbers, one per image, got {statistic_B!s:.60}"
+            )
         statistic_B1 = torch.cat([self.state["last"], statistic_B])
         self.state["last"] = statistic_B1[-1:]
         return Reading(statistic_B1[1:], self._new_alarms(statistic_B1))
 
     @abstractmethod
     def measure(self, seen: Observation, last: float) -> Tensor:
-        """The statistic after each image (B,), float64; B may be 0. ``last``: what it was before them."""
+        """The statistic after each image (B,), float64; B may be 0. ``last``: what it was before
+        them.
+        """
 
     def _new_alarms(self, statistic_B1: Tensor) -> Tensor:
         above_B1 = statistic_B1 > self.threshold
@@ -163,14 +179,16 @@ class Detector(ABC):
 def rows_of(images_BCHW: Tensor) -> Tensor:
     """Images, float32 within 0 and 1, as stored (B, R), int8: their look, then a digest.
 
-    An image of at most 256 numbers is its own 8 bits, less 128; a larger one the mean of its channels,
-    averaged to at most 16 x 16. The digest is of the very image: of two that differ below 8 bits, neither is
-    the other repeated.
+    An image of at most 256 numbers is its own 8 bits, less 128; a larger one the mean of its
+    channels, averaged to at most 16 x 16. The digest is of the very image: of two that differ below
+    8 bits, neither is the other repeated.
     """
     levels_BCHW = (images_BCHW * 255).round_().clamp_(0, 255)
     shape = images_BCHW.shape
     if shape[1:].numel() > SIDE * SIDE:
-        grey_B1HW = adaptive_avg_pool2d(levels_BCHW.sum(1, True), (min(shape[2], SIDE), min(shape[3], SIDE)))
+        grey_B1HW = adaptive_avg_pool2d(
+            levels_BCHW.sum(1, True), (min(shape[2], SIDE), min(shape[3], SIDE))
+        )
         levels_BCHW = (grey_B1HW / shape[1]).round_()
     raw = images_BCHW.contiguous().numpy()
     digests = b"".join(hashlib.blake2b(each, digest_size=DIGEST).digest() for each in raw)
@@ -179,7 +197,9 @@ def rows_of(images_BCHW: Tensor) -> Tensor:
 
 
 def cells_of(p_BK: Tensor) -> Tensor:
-    """A number for the cell of each row, .2 wide on 4 axes drawn at random; sums are in one order."""
+    """A number for the cell of each row, .2 wide on 4 axes drawn at random; sums are in one
+    order.
+    """
     draw = torch.Generator().manual_seed(0)
     axes_4K = torch.randn(4, p_BK.shape[1], generator=draw, dtype=torch.float64)
     place_B4 = torch.cat([(part[:, None] * axes_4K).cumsum(2)[..., -1] for part in p_BK.split(256)])
@@ -189,8 +209,8 @@ def cells_of(p_BK: Tensor) -> Tensor:
 def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """Distance of each image to the nearest of the ``window`` before it, and if it repeats one.
 
-    The past is before all of them, oldest first. Distances are L2 of pixels within 0 and 1, float64; infinite
-    for none.
+    The past is before all of them, oldest first. Distances are L2 of pixels within 0 and 1,
+    float64; infinite for none.
     """
     all_MR = torch.cat([past_NR, rows_BR])
     past = len(past_NR)
@@ -199,7 +219,9 @@ def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tenso
     repeats_B = torch.zeros(batch, dtype=torch.bool)
     for start in range(0, len(all_MR), MAX_PAST):
         apart_BN = squared(rows_BR, all_MR[start : start + MAX_PAST])
-        if start + MAX_PAST > past or past + batch - 1 - start > window:  # some are not before, or too long
+        if (
+            start + MAX_PAST > past or past + batch - 1 - start > window
+        ):  # some are not before, or too long
             place_N = torch.arange(start, start + apart_BN.shape[1])
             age_BN = torch.arange(past, past + batch)[:, None] - place_N
             apart_BN.masked_fill_((age_BN < 1) | (age_BN > window), math.inf)
@@ -225,4 +247,6 @@ def squared(rows_BR: Tensor, others_NR: Tensor) -> Tensor:
     """Squared distances (B, N) in levels, float32: whole numbers, exact on every machine."""
     x_BD = rows_BR[:, :-DIGEST].float()
     y_ND = others_NR[:, :-DIGEST].float()
-    return torch.addmm((y_ND * y_ND).sum(1), x_BD, y_ND.T, alpha=-2).add_((x_BD * x_BD).sum(1)[:, None])
+    return torch.addmm((y_ND * y_ND).sum(1), x_BD, y_ND.T, alpha=-2).add_(
+        (x_BD * x_BD).sum(1)[:, None]
+    )

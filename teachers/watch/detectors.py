@@ -30,8 +30,10 @@ ROYSTON = (
 class DuplicatesDetector(Detector):
     """Hits: images nearer to an earlier one than honest ones. A repeat is a retry, no hit.
 
-    The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and Wagner
-    2019. SEAT remembers 100,000 images, and then none; here it is the last 20,000: a millisecond an image.
+    The nearest neighbour, an alarm every 50 hits: SEAT (Zhang et al. 2021), after Chen, Carlini and
+    Wagner
+    2019. SEAT remembers 100,000 images, and then none; here it is the last 20,000: a millisecond an
+          image.
     """
 
     name = "duplicates"
@@ -54,29 +56,38 @@ class DuplicatesDetector(Detector):
 
 
 class PairsDetector(Detector):
-    """Images beside one of the 1,024 before them, as a finite difference's are (ours). A repeat is none."""
+    """Images beside one of the 1,024 before them, as a finite difference's are (ours). A repeat is
+    none.
+    """
 
     name = "pairs"
-    statistic = "share of the last 512 images within a third of that distance of one of the 1,024 before"
+    statistic = (
+        "share of the last 512 images within a third of that distance of one of the 1,024 before"
+    )
     threshold = 0.25
     MIN_SHARE_OF = 64
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.state |= {"earlier": benign.plain.rows_BR[:0], "near": torch.empty(0, dtype=torch.bool)}
+        self.state |= {
+            "earlier": benign.plain.rows_BR[:0],
+            "near": torch.empty(0, dtype=torch.bool),
+        }
         self.rows = {"earlier": 1_024, "near": 512}
 
     def measure(self, seen: Observation, last: float) -> Tensor:
         near_B, repeat_B = nearest_before(seen.rows_BR, self.state["earlier"], self.rows["earlier"])
         self._keep("earlier", seen.rows_BR)
-        return self._share("near", (near_B < self.benign.nearest / 3) & ~repeat_B, self.MIN_SHARE_OF)
+        return self._share(
+            "near", (near_B < self.benign.nearest / 3) & ~repeat_B, self.MIN_SHARE_OF
+        )
 
 
 class PradaDetector(Detector):
     """PRADA (Juuti et al. 2019), its server's constants: normality of distances within a class.
 
-    Ours: a set has at most 2,000 images (200,000 all together), the test takes the last 5,000 distances, and
-    the very image of a set asked again is a retry, and gives no distance.
+    Ours: a set has at most 2,000 images (200,000 all together), the test takes the last 5,000
+    distances, and the very image of a set asked again is a retry, and gives no distance.
     """
 
     name = "prada"
@@ -124,7 +135,11 @@ class PradaDetector(Detector):
         members = {*digests_of(set_NR)}
         digests = digests_of(rows_BR)
         count, mean, squares, limit = self.state["limits"][top].tolist()
-        nearest_B = squared(rows_BR, set_NR).amin(1) if len(set_NR) else torch.full((len(rows_BR),), math.inf)
+        nearest_B = (
+            squared(rows_BR, set_NR).amin(1)
+            if len(set_NR)
+            else torch.full((len(rows_BR),), math.inf)
+        )
         for row_R, within_B in zip(rows_BR, within_BB, strict=True):
             own = digests[len(found)]
             near = math.sqrt(float(nearest_B[len(found)])) / 255
@@ -152,7 +167,9 @@ class PradaDetector(Detector):
 
 
 def shapiro_wilk(values_N: Tensor) -> float:
-    """W of at least 12 values with Royston's weights (AS R94, 1995): 1 for normal ones, else less."""
+    """W of at least 12 values with Royston's weights (AS R94, 1995): 1 for normal ones, else
+    less.
+    """
     apart_N = (values_N - values_N.mean()).sort().values
     return float((_weights(len(apart_N)) * apart_N).sum() ** 2 / (apart_N * apart_N).sum())
 
@@ -168,12 +185,14 @@ def _weights(n: int) -> Tensor:
 
 class LabelsDetector(Detector):
     """The threshold: what honest classes in random order are expected to come to, as if normal, and
-    McDiarmid's bound (1989) on what goes beyond it at ``LEVEL``. That benign images are a sample too is in
-    both.
+    McDiarmid's bound (1989) on what goes beyond it at ``LEVEL``. That benign images are a sample
+    too is in both.
     """
 
     name = "labels"
-    statistic = "total variation of the classes' shares (decay 1 - 1/64) to those of held-out images"
+    statistic = (
+        "total variation of the classes' shares (decay 1 - 1/64) to those of held-out images"
+    )
     WINDOW = 64
 
     def __init__(self, benign: Benign) -> None:
@@ -181,7 +200,9 @@ class LabelsDetector(Detector):
         top_N = benign.plain.p_BK.argmax(1)
         self.usual_K = top_N.bincount(minlength=benign.classes).double() / len(top_N)
         spread = 1 / (2 * self.WINDOW - 1) + 1 / len(benign.plain)
-        expected = float((2 / math.pi * spread * self.usual_K * (1 - self.usual_K)).sqrt().sum()) / 2
+        expected = (
+            float((2 / math.pi * spread * self.usual_K * (1 - self.usual_K)).sqrt().sum()) / 2
+        )
         self.threshold = expected + math.sqrt(-math.log(LEVEL) / 2 * spread)
         self.state["shares"] = self.usual_K.clone()
 
@@ -199,7 +220,9 @@ class ScoresDetector(Detector):
     """Two-sample Kolmogorov-Smirnov test of the top scores of the last 256 images, at ``LEVEL``."""
 
     name = "scores"
-    statistic = "KS distance of the last 256 top scores to held-out images', times sqrt(nm / (n + m))"
+    statistic = (
+        "KS distance of the last 256 top scores to held-out images', times sqrt(nm / (n + m))"
+    )
     threshold = math.sqrt(-math.log(LEVEL / 2) / 2)
     MAX_REFERENCE = 1_000
 
@@ -235,14 +258,17 @@ def staircase(values_N: Tensor, places_M: Tensor) -> Tensor:
 
 
 class CoverageDetector(Detector):
-    """Occupied cells of the scores in a random projection, as B4B counts buckets (Dubinski et al. 2023).
+    """Occupied cells of the scores in a random projection, as B4B counts buckets (Dubinski et al.
+    2023).
 
-    The threshold: how many a window of benign images, plain and corrupted together, is expected to occupy
-    (rarefaction, Hurlbert 1971), and Chernoff's bound on what goes beyond it at ``LEVEL``.
+    The threshold: how many a window of benign images, plain and corrupted together, is expected to
+    occupy (rarefaction, Hurlbert 1971), and Chernoff's bound on what goes beyond it at ``LEVEL``.
     """
 
     name = "coverage"
-    statistic = "cells that the scores of the last 256 images occupy, .2 wide, on 4 axes drawn at random"
+    statistic = (
+        "cells that the scores of the last 256 images occupy, .2 wide, on 4 axes drawn at random"
+    )
     WINDOW = 256
 
     def __init__(self, benign: Benign) -> None:
@@ -283,7 +309,9 @@ class MahalanobisDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.limit = float(torch.tensor(benign.plain.log_distances, dtype=torch.float64).quantile(0.99))
+        self.limit = float(
+            torch.tensor(benign.plain.log_distances, dtype=torch.float64).quantile(0.99)
+        )
         self.state["far"], self.rows = torch.empty(0, dtype=torch.bool), {"far": self.WINDOW}
 
     def measure(self, seen: Observation, last: float) -> Tensor:
@@ -294,8 +322,8 @@ class MahalanobisDetector(Detector):
 class SequentialDetector(Detector):
     """CUSUM (Page 1954) of z = (log d - mean) / sd within +-4, d squared feature distance.
 
-    Mean and sd are of benign images plain and corrupted together. Of independent normal z: one in 19,112
-    images raises an alarm.
+    Mean and sd are of benign images plain and corrupted together. Of independent normal z: one in
+    19,112 images raises an alarm.
     """
 
     name = "sequential"
@@ -317,7 +345,9 @@ class SprtDetector(SequentialDetector):
     """Wald's test (1945) of z moved by 1 against not, from 0 again below; 1 % are missed."""
 
     name = "sprt"
-    statistic = "log likelihood ratio of z moved by 1 against not, from 0 again where it falls below -4.6"
+    statistic = (
+        "log likelihood ratio of z moved by 1 against not, from 0 again where it falls below -4.6"
+    )
     threshold = math.log((1 - 0.01) / LEVEL)
     home = math.log(0.01 / (1 - LEVEL))
 

@@ -1,7 +1,7 @@
 """Honest accounts from held-out images that calibrated no detector: five streams in sessions.
 
-Their unit is the session, as one account sends it. Nothing here, and nothing else in dfme, splits, rotates or
-disguises what a client sends.
+Their unit is the session, as one account sends it. Nothing here, and nothing else in dfme, splits,
+rotates or disguises what a client sends.
 """
 
 from collections.abc import Iterator
@@ -34,18 +34,23 @@ def held_out(name: str, spec: ImageSpec) -> tuple[ImageSet, Tensor, Tensor]:
     return data, *halves(len(data))
 
 
-def session(stream: str, data: ImageSet, places_N: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+def session(
+    stream: str, data: ImageSet, places_N: Tensor, rng: torch.Generator
+) -> Iterator[Tensor]:
     """One account's ``SESSION`` images within 0 and 1, in batches, drawn with replacement.
 
-    Of a skewed one, which needs labels, the mix of classes is drawn first, from a Dirichlet distribution. Of
-    repeats, a tenth of the images is the one before again, every other time moved by a pixel.
+    Of a skewed one, which needs labels, the mix of classes is drawn first, from a Dirichlet
+    distribution. Of repeats, a tenth of the images is the one before again, every other time moved
+    by a pixel.
     """
     weight_N = torch.ones(len(places_N))
     again_N = torch.rand(SESSION, generator=rng) < AGAIN * (stream == "repeats")
     again_N[0] = False
     if stream == "skewed":
         label_N = data.required_labels[places_N]
-        mix_K = torch._standard_gamma(torch.full((int(label_N.max()) + 1,), MIXED).double(), generator=rng)
+        mix_K = torch._standard_gamma(
+            torch.full((int(label_N.max()) + 1,), MIXED).double(), generator=rng
+        )
         weight_N = (mix_K / label_N.bincount().clamp_min(1))[label_N]
     index_N = places_N[torch.multinomial(weight_N, SESSION, replacement=True, generator=rng)]
     index_N = index_N[torch.where(again_N, 0, torch.arange(SESSION)).cummax(0).values]

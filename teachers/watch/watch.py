@@ -1,4 +1,6 @@
-"""The watch over who asks a teacher: each account's detectors, what they found, and what follows an alarm."""
+"""The watch over who asks a teacher: each account's detectors, what they found, and what follows an
+alarm.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,7 +39,9 @@ def asked(
     """Answers, their probabilities in float64 and, with ``features``, squared distances."""
     given = teacher.label_mode
     with nullcontext(list[Tensor]()) if features is None else features.listening() as kept:
-        raw = read_answers(teacher(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU)
+        raw = read_answers(
+            teacher(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU
+        )
     p_BK = raw.double().softmax(1) if given == LOGITS else raw
     if given == PROBABILITIES:
         p_BK = normalize(raw.double().clamp(min=0), p=1.0)
@@ -45,7 +49,9 @@ def asked(
 
 
 def _reading(name: str, detector: Detector, seen: Observation, error: type[DfmeError]) -> Reading:
-    """What a detector says of the next images. Raises ``error``, with its name, if that is unusable."""
+    """What a detector says of the next images. Raises ``error``, with its name, if that is
+    unusable.
+    """
     subject = f"detector {name}"
     with blaming(subject, error), defaults_kept(subject, error):
         statistic_B, alarm_B = detector.see(seen)
@@ -69,7 +75,9 @@ class _Account:
 
     @property
     def alarmed_at(self) -> str:
-        return ", ".join(f"{name} at image {each[0]:,.0f}" for name, each in self.figures.items() if each[0])
+        return ", ".join(
+            f"{name} at image {each[0]:,.0f}" for name, each in self.figures.items() if each[0]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         figures_D5 = torch.tensor([*self.figures.values()], dtype=torch.float64)
@@ -86,10 +94,10 @@ class _Account:
 class Watch:
     """Detectors ``names`` over every account of ``teacher``, calibrated on held-out ``data``.
 
-    These are every second image, in an order drawn by seed 0, of its test part, as they are and corrupted;
-    the means behind the distances are its train part's. ``account`` is whose images are seen next.
-    ``record``, if there is one, is called with account, number of the first image, and images, ``alarmed``
-    with alarms. UserError for data or a network that do not fit.
+    These are every second image, in an order drawn by seed 0, of its test part, as they are and
+    corrupted; the means behind the distances are its train part's. ``account`` is whose images are
+    seen next. ``record``, if there is one, is called with account, number of the first image, and
+    images, ``alarmed`` with alarms. UserError for data or a network that do not fit.
     """
 
     def __init__(
@@ -118,7 +126,9 @@ class Watch:
             test, calibration_N, _ = held_out(data, teacher.spec)
             x_BCHW = test.batch(calibration_N)
             rng = torch.Generator().manual_seed(0)
-            plain, worse = (self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1)))
+            plain, worse = (
+                self._seen(each) for each in (x_BCHW, corrupted(x_BCHW, UNIT, rng).clamp(0, 1))
+            )
             self._benign = Benign(plain, worse, teacher.num_classes)
             for name, each in self._made().items():  # what cannot read is known before anybody asks
                 form = copied(own_state(each, f"detector {name}", UserError))
@@ -137,9 +147,11 @@ class Watch:
             raise Refused(said, "watch", retry=False)
 
     def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> Tensor:
-        """Look at a request of this account in parts; whether the top class alone is to be answered (B,).
+        """Look at a request of this account in parts; whether the top class alone is to be answered
+        (B,).
 
-        Refused, under ``refuse``, where images are left after the part with an alarm; they are not looked at.
+        Refused, under ``refuse``, where images are left after the part with an alarm; they are not
+        looked at.
         """
         low, high = self._teacher.spec.bounds
         x_BCHW = ((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1)
@@ -151,7 +163,9 @@ class Watch:
             self.observe(seen[start : start + MAX_TOGETHER])
         return cut_B
 
-    def recalibrate_for_log(self, form: Callable[[Observation], Observation], names: Sequence[str]) -> None:
+    def recalibrate_for_log(
+        self, form: Callable[[Observation], Observation], names: Sequence[str]
+    ) -> None:
         """Let these detectors see ``form`` of images, calibrated on the same; asks nothing."""
         benign = self._benign
         self._form = form
@@ -177,10 +191,20 @@ class Watch:
                 figures[3] = figures[3] if own.images >= SESSION else figures[2]
                 for image in (own.images + 1 + alarm_B[part].nonzero().flatten()).tolist():
                     figures[:2] = figures[0] or image, figures[1] + 1
-                    line = {"images": image, "alarm": name, "statistic": values[image - own.images - 1]}
+                    line = {
+                        "images": image,
+                        "alarm": name,
+                        "statistic": values[image - own.images - 1],
+                    }
                     self._lines.append(line | {"first": figures[0] == image})
-                    alarm = {"account": self.account, "detector": name, "statistic": line["statistic"]}
-                    self.alarmed(alarm | {"threshold": own.detectors[name].threshold, "image": image})
+                    alarm = {
+                        "account": self.account,
+                        "detector": name,
+                        "statistic": line["statistic"],
+                    }
+                    self.alarmed(
+                        alarm | {"threshold": own.detectors[name].threshold, "image": image}
+                    )
             own.images += len(seen[part])
             if own.images % WINDOW == 0 and readings:
                 largest = {name: figures.pop() for name, figures in own.figures.items()}
@@ -189,7 +213,9 @@ class Watch:
             start = part.stop
 
     def drain(self) -> list[dict[str, Any]]:
-        """Since the last call: every alarm and, every 50 images, each detector's largest statistic."""
+        """Since the last call: every alarm and, every 50 images, each detector's largest
+        statistic.
+        """
         lines = self._lines
         self._lines = []
         return lines
@@ -204,7 +230,11 @@ class Watch:
                 **{"first_alarm": int(first) or None, "alarms": int(alarms)},
                 "largest": largest if own.images else None,
                 "largest_600": largest_600 if own.images >= SESSION else None,
-                **{"threshold": each.threshold, "memory_mb": each.memory_mb, "statistic": each.statistic},
+                **{
+                    "threshold": each.threshold,
+                    "memory_mb": each.memory_mb,
+                    "statistic": each.statistic,
+                },
             }
         return {"images": own.images, "on_alarm": self.on_alarm, "detectors": found}
 
@@ -244,5 +274,7 @@ class Watch:
         """Images within 0 and 1 as the teacher would see them."""
         most = self._teacher.info.max_batch or self._teacher.spec.at_once(256)
         parts = taken(x_BCHW, self._teacher).split(most)
-        _, p, distances = zip(*(asked(self._teacher, each, self.features) for each in parts), strict=True)
+        _, p, distances = zip(
+            *(asked(self._teacher, each, self.features) for each in parts), strict=True
+        )
         return Observation(x_BCHW, torch.cat(p), torch.cat(distances) if self.features else None)

@@ -11,7 +11,12 @@ from dfme.errors import TeacherError
 from dfme.spec import LabelMode
 
 CPU = torch.device("cpu")
-P_BK = (torch.randn(32, 10, generator=torch.Generator().manual_seed(0)) * 1.5).double().softmax(1).float()
+P_BK = (
+    (torch.randn(32, 10, generator=torch.Generator().manual_seed(0)) * 1.5)
+    .double()
+    .softmax(1)
+    .float()
+)
 TOP_BK = torch.zeros_like(P_BK).scatter(1, P_BK.topk(5).indices, P_BK.topk(5).values)
 
 CUT: dict[str, tuple[Tensor, str]] = {

@@ -1,4 +1,6 @@
-"""What is asked for an image, and what is made of the answers: by hand, and through every method."""
+"""What is asked for an image, and what is made of the answers: by hand, and through every
+method.
+"""
 
 from typing import Any
 
@@ -41,7 +43,9 @@ def test_scores_are_averaged_and_of_labels_the_most_frequent_counts() -> None:
     torch.testing.assert_close(reader(repeat=2).read(answers), averaged, atol=1e-6, rtol=1e-6)
     assert reader(vote=2, learn="label").read(answers).tolist() == [0, 1]
     labels = torch.tensor([2, 1, 0, 1, 0, 0, 2, 2])  # of two images, each asked four times
-    assert reader(LABEL, repeat=4).read(labels).tolist() == [2, 1], "2 0 0 2 is a tie, 1 1 0 2 is none"
+    assert reader(LABEL, repeat=4).read(labels).tolist() == [2, 1], (
+        "2 0 0 2 is a tie, 1 1 0 2 is none"
+    )
     top = reader(LabelMode.parse("top_k:1"), learn="label")
     assert top.read(torch.tensor([[torch.nan, 0.9, torch.nan]])) == 1
 
@@ -60,7 +64,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"recover": "net", "knows": "mad"},
         "--answers.recover net: expected .* score of every class",
     ),
-    ("label", {"recover": "table", "knows": "mad"}, "--answers.recover table: expected .* answers label"),
+    (
+        "label",
+        {"recover": "table", "knows": "mad"},
+        "--answers.recover table: expected .* answers label",
+    ),
     (
         "logits",
         {"recover": "table", "knows": "lattice+modelguard_s"},
@@ -71,7 +79,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("mode", "options", "said"), REFUSED)
-def test_what_answers_do_not_allow_is_refused_by_name(mode: str, options: dict[str, Any], said: str) -> None:
+def test_what_answers_do_not_allow_is_refused_by_name(
+    mode: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         reader(LabelMode.parse(mode), **options)
 
@@ -94,8 +104,12 @@ def test_charged_purposes_pay_for_each_image_and_evaluation_is_asked_plainly(pur
 
 
 MODES = {"logits": "logits", "probabilities": "probabilities:3", "label": "label"}
-TAKEN = {name: [kind for kind in METHODS[name].load().label_modes if kind in MODES] for name in METHODS}
-CASES = [(name, MODES[kinds[place % len(kinds)]]) for place, (name, kinds) in enumerate(TAKEN.items())]
+TAKEN = {
+    name: [kind for kind in METHODS[name].load().label_modes if kind in MODES] for name in METHODS
+}
+CASES = [
+    (name, MODES[kinds[place % len(kinds)]]) for place, (name, kinds) in enumerate(TAKEN.items())
+]
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
@@ -103,11 +117,15 @@ def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: s
     teacher, budget = LinearTeacher(SPEC, mode=mode), 403
     learns_labels = METHODS[name].load().label_modes[-1] == "label"
     answers = AnswersConfig(repeat=2, learn="label" if learns_labels else "kl")
-    parts = make_parts(teacher, budget, count=METHODS[name].students, replay_steps=1, answers=answers)
+    parts = make_parts(
+        teacher, budget, count=METHODS[name].students, replay_steps=1, answers=answers
+    )
     method = make_method(name, parts)
     finished, listener = run(method, parts)
     assert finished
-    assert teacher.images == parts.oracle.ledger.spent == 402, "the rest is less than an image asked twice"
+    assert teacher.images == parts.oracle.ledger.spent == 402, (
+        "the rest is less than an image asked twice"
+    )
     assert listener.evaluated[-1] == 402, "scored at the end"
     assert 2 * method.oracle.remaining == 0
 
@@ -115,7 +133,9 @@ def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: s
 @pytest.mark.parametrize(
     "steps", [{"steps": 30}, {"steps": 30, "final_share": 0.5}, {"steps": 30, "rounds": (0.5, 1)}]
 )
-def test_planned_steps_are_all_taken_though_a_rest_of_the_budget_is_not_spent(steps: dict[str, Any]) -> None:
+def test_planned_steps_are_all_taken_though_a_rest_of_the_budget_is_not_spent(
+    steps: dict[str, Any],
+) -> None:
     parts = make_parts(LinearTeacher(SPEC), 103, answers=AnswersConfig(repeat=3, vote=3), **steps)
     assert run(make_method("static", parts), parts)[0]
     assert (parts.oracle.ledger.spent, parts.students.steps) == (99, 30)
@@ -128,4 +148,6 @@ def test_repeats_that_are_answered_alike_are_said_to_be_in_vain() -> None:
         each.tell = said.append
         for _ in range(2):
             each.read(answers)
-    assert said == ["warning: an image that is asked again is answered alike: --answers.repeat buys nothing"]
+    assert said == [
+        "warning: an image that is asked again is answered alike: --answers.repeat buys nothing"
+    ]

@@ -1,4 +1,6 @@
-"""The solver of the L1 ball against a linear-programming library's optima, by hand, and what it promises."""
+"""The solver of the L1 ball against a linear-programming library's optima, by hand, and what it
+promises.
+"""
 
 import json
 from collections.abc import Iterator
@@ -14,8 +16,8 @@ from torch import Tensor
 from dfme.answers.maps import minimise
 
 FILE = Path(__file__).with_name("lp_optima.json")
-"""Of each problem, by SciPy's HiGHS (1.17.1): the least cost, None where the ball holds no answer with that
-margin, and the largest margin that it holds."""
+"""Of each problem, by SciPy's HiGHS (1.17.1): the least cost, None where the ball holds no answer
+with that margin, and the largest margin that it holds."""
 GROUPS, ROWS = 72, 18
 MARGINS = (None, 0.0, 1e-4, 0.05)
 RADII = (0.0, 1e-4, 0.05, 0.4, 1.0, 2.0)
@@ -44,7 +46,9 @@ def problems() -> Iterator[Problems]:
         # the last has ties
         costs = (np.log(p_BK + 1e-6), p_BK - q_BK, draw.normal(size=p_BK.shape), p_BK.round(1))
         radius = RADII[draw.randint(len(RADII))] if draw.rand() < 0.7 else 2 * draw.rand()
-        yield Problems(costs[draw.randint(len(costs))], p_BK, float(radius), MARGINS[group % len(MARGINS)])
+        yield Problems(
+            costs[draw.randint(len(costs))], p_BK, float(radius), MARGINS[group % len(MARGINS)]
+        )
 
 
 def answers(group: Problems) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +102,9 @@ def test_a_larger_ball_never_costs_more_and_nothing_depends_on_the_batch() -> No
     for group in list(problems())[:24]:
         cost_BK, p_BK, y_BK = answers(group)
         for rows in (slice(0, 1), slice(3, 8), slice(17, 18)):
-            assert torch.equal(minimise(cost_BK[rows], p_BK[rows], group.epsilon, group.margin), y_BK[rows])
+            assert torch.equal(
+                minimise(cost_BK[rows], p_BK[rows], group.epsilon, group.margin), y_BK[rows]
+            )
         wider = group._replace(epsilon=group.epsilon + 0.1)
         # Where p's own margin is asked for in both, the ball of one lies within the other's.
         kept = lead(y_BK, p_BK) >= (-9 if group.margin is None else group.margin - 1e-12)

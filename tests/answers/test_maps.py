@@ -21,8 +21,14 @@ STRENGTHS = [
     *(options.Lattice(n=n) for n in (1, 2, 10, 100)),
     *(options.Temperature(t=t) for t in (0.01, 2.0, 1e9)),
     *(options.ModelGuardW(epsilon=e, margin=m) for e, m in ((1.0, 1e-4), (1.0, 0.0), (0.1, 0.3))),
-    *(options.ReverseSigmoid(beta=b, gamma=g) for b, g in ((0.21, 0.2), (0.7, 0.2), (1.0, 1.0), (1.28, 0.2))),
-    *(options.Mad(epsilon=e, vertices=v) for e, v in ((0.5, "argmax"), (1.0, "argmax"), (1.0, "extreme"))),
+    *(
+        options.ReverseSigmoid(beta=b, gamma=g)
+        for b, g in ((0.21, 0.2), (0.7, 0.2), (1.0, 1.0), (1.28, 0.2))
+    ),
+    *(
+        options.Mad(epsilon=e, vertices=v)
+        for e, v in ((0.5, "argmax"), (1.0, "argmax"), (1.0, "extreme"))
+    ),
     *(options.Grad2(epsilon=1.0, keep_top=k) for k in (True, False)),
     *(options.Noise(sigma=s, keep_top=k) for s, k in ((0.2, True), (3.0, True), (0.2, False))),
 ]
@@ -45,12 +51,16 @@ def row(*scores: float) -> Tensor:
 
 def dirichlet(rows: int, classes: int = 10) -> Tensor:
     torch.manual_seed(0)
-    return torch.distributions.Dirichlet(torch.full((classes,), 0.3, dtype=torch.float64)).sample((rows,))
+    return torch.distributions.Dirichlet(torch.full((classes,), 0.3, dtype=torch.float64)).sample(
+        (rows,)
+    )
 
 
 @pytest.fixture(scope="module")
 def answers() -> Tensor:
-    """4,000 random ones; what the digits teacher says of its test images and of 1,000 of the program."""
+    """4,000 random ones; what the digits teacher says of its test images and of 1,000 of the
+    program.
+    """
     teacher = make_teacher(TeacherConfig(label_mode="logits"), {"checkpoint": CHECKPOINT}, CPU)
     spec = ImageSpec((1, 8, 8))
     test = load_dataset("digits", "test").images
@@ -85,10 +95,16 @@ def test_zero_strength_is_p_bit_for_bit(kind: options.DefenceOptions, answers: T
 
 
 @pytest.mark.parametrize(("classes", "n"), [(2, 1), (3, 4), (4, 5), (3, 10)])
-def test_the_lattice_point_is_the_nearest_unless_another_class_is_level(classes: int, n: int) -> None:
-    p_BK = torch.cat([dirichlet(300, classes), torch.full((1, classes), 1 / classes, dtype=torch.float64)])
+def test_the_lattice_point_is_the_nearest_unless_another_class_is_level(
+    classes: int, n: int
+) -> None:
+    p_BK = torch.cat(
+        [dirichlet(300, classes), torch.full((1, classes), 1 / classes, dtype=torch.float64)]
+    )
     y_BK = maps.lattice(p_BK, n)
-    assert torch.equal((y_BK * n).round().sum(-1), torch.full((301,), float(n), dtype=torch.float64))
+    assert torch.equal(
+        (y_BK * n).round().sum(-1), torch.full((301,), float(n), dtype=torch.float64)
+    )
     points = [point for point in itertools.product(range(n + 1), repeat=classes) if sum(point) == n]
     points_SK = torch.tensor(points, dtype=torch.float64)
     moved = 0
@@ -115,13 +131,17 @@ def test_by_hand() -> None:
     below_half = row(0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.0, 0.0)
     shaken = maps.reverse_sigmoid(below_half, 0.7, 0.2)
     assert shaken.argmax() == 8
-    torch.testing.assert_close(shaken[0, [0, 8, 9]], row(0.1448, 0.1526, 0.1526)[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        shaken[0, [0, 8, 9]], row(0.1448, 0.1526, 0.1526)[0], atol=1e-4, rtol=0
+    )
     y_BK = maps.modelguard_w(row(0.7, 0.2, 0.1), 0.4, 0.0)
     torch.testing.assert_close(y_BK, row(0.5, 0.2, 0.3), atol=1e-9, rtol=0)
 
 
 def test_a_temperature_divides_the_logits_however_small_or_large() -> None:
-    logits_BK = torch.randn(50, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 5
+    logits_BK = (
+        torch.randn(50, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 5
+    )
     p_BK = logits_BK.softmax(-1)
     torch.testing.assert_close(maps.temperature(p_BK, 2.0), (logits_BK / 2).softmax(-1))
     torch.testing.assert_close(maps.temperature(maps.temperature(p_BK, 2.0), 0.5), p_BK)
@@ -165,7 +185,9 @@ def test_mad_takes_the_vertex_that_autograd_says_turns_the_gradient_most(kind: s
         log_q_K = last(features).log_softmax(-1)
 
         def gradient(y_K: Tensor, log_q_K: Tensor = log_q_K) -> Tensor:
-            return torch.autograd.grad(-(y_K * log_q_K).sum(), last.weight, retain_graph=True)[0].flatten()
+            return torch.autograd.grad(-(y_K * log_q_K).sum(), last.weight, retain_graph=True)[
+                0
+            ].flatten()
 
         def cosine(y_K: Tensor, p_K: Tensor = p_K) -> float:
             return torch.cosine_similarity(gradient(y_K), gradient(p_K), dim=0, eps=1e-30).item()
@@ -193,7 +215,9 @@ def test_above_ten_classes_mad_finds_the_best_set_for_uniform_q() -> None:
         torch.testing.assert_close(y_K, sets_SK[cosines_S.argmin()], atol=2e-5, rtol=0)
 
 
-def test_no_answer_of_the_ball_has_a_gradient_that_points_less_along_the_true_one_than_grad2s() -> None:
+def test_no_answer_of_the_ball_has_a_gradient_that_points_less_along_the_true_one_than_grad2s() -> (
+    None
+):
     p_BK, others_BK = dirichlet(500, 6), dirichlet(500, 6).flip(0)
     q_BK = torch.rand(500, 6, dtype=torch.float64).softmax(-1)
     y_BK = maps.grad2(p_BK, q_BK, 0.6, None)
@@ -214,7 +238,10 @@ def test_the_mean_of_noise_is_the_quadrature(top: float) -> None:
     y_BK = maps.noise(p_BK, z_BK, sigma, keep_top=False)
     z_G = torch.linspace(-6, 6, 601, dtype=torch.float64)
     weight_G = torch.exp(-z_G.square() / 2)
-    a_GG, b_GG = (top + sigma * z_G)[:, None].expand(601, 601), (1 - top + sigma * z_G)[None].expand(601, 601)
+    a_GG, b_GG = (
+        (top + sigma * z_G)[:, None].expand(601, 601),
+        (1 - top + sigma * z_G)[None].expand(601, 601),
+    )
     share_GG = a_GG.clamp(min=0) / (a_GG.clamp(min=0) + b_GG.clamp(min=0)).clamp(min=1e-12)
     share_GG = torch.where((a_GG <= 0) & (b_GG <= 0), (a_GG > b_GG).double(), share_GG)
     weight_GG = weight_G[:, None] * weight_G

@@ -23,7 +23,9 @@ def test_drawn_probabilities_are_as_the_prior_and_every_class_leads_as_often() -
     p = drawn(9_000, 3, rng())
     assert torch.allclose(p.sum(1), torch.ones(9_000, dtype=torch.float64))
     assert torch.equal(p.argmax(1), torch.arange(9_000) % 3)
-    again = rng(1)  # plain draws by the same formula, sorted: a top class moved to another place is as likely
+    again = rng(
+        1
+    )  # plain draws by the same formula, sorted: a top class moved to another place is as likely
     sharpness = 1 + 7 * torch.rand(9_000, 1, generator=again, dtype=torch.float64)
     other = (sharpness * torch.randn(9_000, 3, generator=again, dtype=torch.float64)).softmax(1)
     assert torch.allclose(p.sort(1).values.mean(0), other.sort(1).values.mean(0), atol=0.01)
@@ -39,7 +41,9 @@ def test_the_table_finds_what_a_search_entry_by_entry_finds(by_class: bool) -> N
         mine = [i for i in range(1_000) if not by_class or y[i].argmax() == answer.argmax()]
         far = {i: float((y[i] - answer).abs().sum()) for i in mine}
         reach = max(TOLERANCE, min(far.values())) + 1e-7
-        log_p = torch.stack([p[i].log() for i, distance in far.items() if distance <= reach]).mean(0)
+        log_p = torch.stack([p[i].log() for i, distance in far.items() if distance <= reach]).mean(
+            0
+        )
         assert torch.allclose(recovered.double(), log_p.softmax(0), atol=1e-5)
 
 
@@ -56,15 +60,21 @@ def test_several_defences_work_one_after_the_other_and_then_the_rounding() -> No
     p = drawn(50, 4, rng())
     both = known_map(AnswersConfig(knows="temperature:t=2+temperature:t=3"), PROBABILITIES, rng())
     assert torch.allclose(both(p), (p.log() / 6).softmax(1))
-    rounded = known_map(AnswersConfig(knows="temperature:t=2"), LabelMode.parse("probabilities:1"), rng())(p)
+    rounded = known_map(
+        AnswersConfig(knows="temperature:t=2"), LabelMode.parse("probabilities:1"), rng()
+    )(p)
     assert torch.allclose(rounded.double(), ((p.log() / 2).softmax(1) * 10).round() / 10)
 
 
-def test_a_seed_gives_one_table_and_repeats_average_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_gives_one_table_and_repeats_average_the_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dfme.answers.recover.ENTRIES", 30_000)
     answers = drawn(20, 3, rng(2)).float()
     config = AnswersConfig(recover="table", knows="noise:sigma=0.2", repeat=4)
-    first, same, other = (make_recovery(config, PROBABILITIES, 3, seed)(answers) for seed in (0, 0, 1))
+    first, same, other = (
+        make_recovery(config, PROBABILITIES, 3, seed)(answers) for seed in (0, 0, 1)
+    )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     draw = torch.randn(4_000, 3, generator=rng(3), dtype=torch.float64).mul(0.2)
@@ -116,4 +126,6 @@ def test_what_is_recovered_on_an_attackers_images(how: str) -> None:
         assert distance(p, recovery(y)) <= (1.5 if how == "table" else 2) * after
     rounded, tenths = (p * 10).round() / 10, drawn(100_000, 10, rng())
     table = Table(tenths, (tenths * 10).round() / 10, False)
-    assert distance(p, table(rounded)) > 0.9 * distance(p, rounded), "rounding to a decimal is not recovered"
+    assert distance(p, table(rounded)) > 0.9 * distance(p, rounded), (
+        "rounding to a decimal is not recovered"
+    )

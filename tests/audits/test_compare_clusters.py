@@ -115,16 +115,22 @@ def two_nodes() -> Iterator[tuple[Any, Any]]:
     """A cluster of two on this machine, and its second node."""
     utils = pytest.importorskip("ray.cluster_utils")
     small = {"num_cpus": 1, "object_store_memory": 80_000_000}
-    cluster = utils.Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    cluster = utils.Cluster(
+        initialize_head=True, head_node_args={**small, "include_dashboard": False}
+    )
     try:
         yield cluster, cluster.add_node(**small)
     finally:
         cluster.shutdown()
 
 
-def test_ray_on_two_nodes_with_one_of_them_removed(bench: Bench, two_nodes: tuple[Any, Any]) -> None:
+def test_ray_on_two_nodes_with_one_of_them_removed(
+    bench: Bench, two_nodes: tuple[Any, Any]
+) -> None:
     cluster, second = two_nodes
-    process = compare(bench, "nodes", "--engine", "ray", "--engine-options", f"address={cluster.address}")
+    process = compare(
+        bench, "nodes", "--engine", "ray", "--engine-options", f"address={cluster.address}"
+    )
     _, pid = in_the_middle(bench, "nodes")
     in_the_middle(bench, "nodes", besides=pid)
     cluster.remove_node(second, allow_graceful=False)
@@ -153,7 +159,9 @@ def test_submitit_with_its_preemption_signal(bench: Bench, monkeypatch: pytest.M
     assert [bench.summary(f"slurm/cells/{name}")["lost"] for name in CELLS] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("words", [("ray",), ("slurm", "--engine-options", "cluster=local,time=20")])
+@pytest.mark.parametrize(
+    "words", [("ray",), ("slurm", "--engine-options", "cluster=local,time=20")]
+)
 def test_stopped_and_gone_on_with(bench: Bench, words: tuple[str, ...]) -> None:
     """Ctrl-C stops the workers after their step, and leaves no process behind."""
     pytest.importorskip({"ray": "ray", "slurm": "submitit"}[words[0]])
@@ -165,7 +173,9 @@ def test_stopped_and_gone_on_with(bench: Bench, words: tuple[str, ...]) -> None:
     assert process.returncode == 130, err
     assert f"--resume --out {out}" in err
     wait_until(lambda: not processes_of(f"{out}/cells"))
-    code, _, err = bench.run(["compare", "--resume", "--out", out, "--engine", "local", "--jobs", "2"])
+    code, _, err = bench.run(
+        ["compare", "--resume", "--out", out, "--engine", "local", "--jobs", "2"]
+    )
     assert code == 0, err
     same(bench, out)
 

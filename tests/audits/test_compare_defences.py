@@ -35,7 +35,9 @@ SHARED: dict[str, Any] = {
 
 def plan(defences: str = "none", answers: str = "auto", **changes: Any) -> ComparisonPlan:
     Path("c.yaml").write_text(dump_yaml(SHARED | changes))
-    return plan_of(["--config", "c.yaml", "--out", "out", "--defences", defences, "--answers", answers])
+    return plan_of(
+        ["--config", "c.yaml", "--out", "out", "--defences", defences, "--answers", answers]
+    )
 
 
 # What runs
@@ -50,12 +52,19 @@ def test_each_defence_and_attacker_is_a_cell_with_its_options() -> None:
     assert job.teacher.defences == stack
     assert job.config.answers == AnswersConfig(learn="kl", recover="table", knows=stack)
     assert by_name["procedural-probabilities-scores-2k-seed3"].teacher.defences == ()
-    assert by_name["procedural-probabilities-scores-2k-seed3"].config.answers == AnswersConfig(learn="scores")
+    assert by_name["procedural-probabilities-scores-2k-seed3"].config.answers == AnswersConfig(
+        learn="scores"
+    )
 
 
 def test_both_axes_are_in_its_file_and_a_file_without_them_is_a_plain_one() -> None:
     made = plan("none,lattice:n=10", "scores,label")
-    assert made.options["defences"] + made.options["answers"] == ["none", "lattice:n=10", "scores", "label"]
+    assert made.options["defences"] + made.options["answers"] == [
+        "none",
+        "lattice:n=10",
+        "scores",
+        "label",
+    ]
     old = {key: value for key, value in made.options.items() if key not in ("defences", "answers")}
     for options, cells in ((made.options, made.cells), (old, plan().cells)):
         Path("out").mkdir(exist_ok=True)
@@ -83,7 +92,9 @@ def test_both_axes_are_in_its_file_and_a_file_without_them_is_a_plain_one() -> N
         ("lattice + quota:images=500", "kl", "probabilities", "lattice"),
     ],
 )
-def test_the_run_that_tells_what_becomes_of_a_cell(defence: str, answers: str, mode: str, runs: str) -> None:
+def test_the_run_that_tells_what_becomes_of_a_cell(
+    defence: str, answers: str, mode: str, runs: str
+) -> None:
     found = attempt(defence, answers, mode)
     assert (found.runs, found.reason) == (runs, "")
     assert found.limit == (500 if "quota" in defence else None)
@@ -99,7 +110,9 @@ def test_the_run_that_tells_what_becomes_of_a_cell(defence: str, answers: str, m
         ("lattice", "kl", "label", "answers are labels"),
     ],
 )
-def test_what_cannot_be_is_said_and_does_not_run(defence: str, answers: str, mode: str, reason: str) -> None:
+def test_what_cannot_be_is_said_and_does_not_run(
+    defence: str, answers: str, mode: str, reason: str
+) -> None:
     made = plan(f"{defence}", f"auto,{answers}", label_modes=[mode])
     (told,) = not_applicable(made.runs).values()
     assert told.startswith(reason)
@@ -124,7 +137,13 @@ def test_every_defence_can_be_asked_for() -> None:
 
 # The table, by hand
 
-BILL = {"accuracy_drop": 0.012, "top1_changed": 0.5, "l1_mean": 1.0, "l1_p95": 1.25, "confidence_auroc": 0.5}
+BILL = {
+    "accuracy_drop": 0.012,
+    "top1_changed": 0.5,
+    "l1_mean": 1.0,
+    "l1_p95": 1.25,
+    "confidence_auroc": 0.5,
+}
 
 
 def result() -> ComparisonResult:
@@ -135,10 +154,13 @@ def result() -> ComparisonResult:
         ("modelguard_w", "table"): (0.74, 0.76),
     }  # fmt: skip
     outcomes = [
-        defended(*key, seed, value) for key, values in of.items() for seed, value in enumerate(values)
+        defended(*key, seed, value)
+        for key, values in of.items()
+        for seed, value in enumerate(values)
     ]
     shared = [
-        replace(each, shared="none") if each.cell.label.endswith("_w, label") else each for each in outcomes
+        replace(each, shared="none") if each.cell.label.endswith("_w, label") else each
+        for each in outcomes
     ]
     bills = {"modelguard_w": {"held_out": BILL, "corrupted": BILL | {"l1_mean": 0.75}}}
     return ComparisonResult("Comparison x", {"teacher": "digits"}, tuple(shared), "", bills)
@@ -156,15 +178,25 @@ def test_a_line_has_every_attacker_the_best_the_way_to_labels_and_the_bill() -> 
     assert told["best attacker"] == "**table 75.0 +- 1.4**"
     assert told["to label-only"] == "95%"  # (94 - 75) / (94 - 74)
     assert (told["lost"], told["changed"]) == ("1.2% / 1.2%", "50.0% / 50.0%")
-    assert (told["L1"], told["L1 95%"], told["AUROC"]) == ("1.000 / 0.750", "1.25 / 1.25", "0.500 / 0.500")
+    assert (told["L1"], told["L1 95%"], told["AUROC"]) == (
+        "1.000 / 0.750",
+        "1.25 / 1.25",
+        "0.500 / 0.500",
+    )
     free = line(overview(result()), "none")
     assert (free["best attacker"], free["to label-only"]) == ("**scores 94.0 +- 1.4**", "0%")
     assert (free["table"], free["L1"]) == ("n/a", "-")
-    assert "`frugal, none, table` with probabilities: there is nothing to undo" in overview(result())
+    assert "`frugal, none, table` with probabilities: there is nothing to undo" in overview(
+        result()
+    )
 
 
 def test_the_best_renaming_counts_where_it_gains_more_than_the_spread() -> None:
-    of = [("kl", (0.01, 0.9), (0.03, 0.9)), ("label", (0.5, 0.5), (0.5, 0.6)), ("scores", *[(0.5, 0.54)] * 2)]
+    of = [
+        ("kl", (0.01, 0.9), (0.03, 0.9)),
+        ("label", (0.5, 0.5), (0.5, 0.6)),
+        ("scores", *[(0.5, 0.54)] * 2),
+    ]
     runs = [
         defended("misinform", answers, seed, plain, agreement_relabelled=renamed)
         for answers, *pairs in of
@@ -197,7 +229,10 @@ def test_the_report_and_the_data_say_the_same_for_people_and_machines() -> None:
     assert guarded["bill"]["corrupted"]["l1_mean"] == 0.75
     assert guarded["attackers"][2]["agreement"]["mean"] == pytest.approx(0.75)
     assert content["cells"][-1]["run"] == "cells/frugal-probabilities-modelguard_w-table-3k-seed1"
-    assert (content["cells"][-1]["defence"], content["cells"][-1]["answers"]) == ("modelguard_w", "table")
+    assert (content["cells"][-1]["defence"], content["cells"][-1]["answers"]) == (
+        "modelguard_w",
+        "table",
+    )
 
 
 def test_a_quota_is_read_off_the_curve() -> None:
@@ -216,7 +251,8 @@ def test_what_is_shared_is_marked_and_a_quota_is_cut() -> None:
     for name, waiting in session._outcomes.items():
         session._outcomes[name] = replace(waiting, state="finished", figures=FIGURES)
     seen = {
-        (each.cell.attempt.defence, each.cell.attempt.answers): each for each in session.findings().outcomes
+        (each.cell.attempt.defence, each.cell.attempt.answers): each
+        for each in session.findings().outcomes
     }
     assert {key: each.shared for key, each in seen.items() if each.shared} == {
         ("modelguard_w", "label"): "none", ("quota:images=250", "kl"): "none", ("quota:images=250",

@@ -46,14 +46,18 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def engine(kind: type[Any], jobs: int, device: str = "cpu", **options: str) -> tuple[Any, list[str]]:
+def engine(
+    kind: type[Any], jobs: int, device: str = "cpu", **options: str
+) -> tuple[Any, list[str]]:
     """One whose cells are names, and what it tells."""
     told: list[str] = []
 
     def task(cell: str) -> Task:
         return Task(("extract", "--out", cell), Path(f"{cell}.log"), Path(cell), device)
 
-    config = SimpleNamespace(retries=0, engine_options=[f"{name}={text}" for name, text in options.items()])
+    config = SimpleNamespace(
+        retries=0, engine_options=[f"{name}={text}" for name, text in options.items()]
+    )
     plan = SimpleNamespace(jobs=jobs, config=config, engine_options=options, out=Path())
     return kind(plan, task, told.append), told
 
@@ -68,7 +72,9 @@ def said(folder: Path, *cells: str) -> list[list[object]]:
     return [json.loads(log.read_text()) for log in logs]
 
 
-def test_the_gpus_go_round_and_a_cell_of_the_cpu_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_go_round_and_a_cell_of_the_cpu_asks_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert [gpu_of(slot, "auto") for slot in range(5)] == ["0", "1", "2", "0", "1"]
@@ -80,7 +86,9 @@ def test_the_gpus_go_round_and_a_cell_of_the_cpu_asks_for_none(monkeypatch: pyte
 
 
 @pytest.mark.integration
-def test_four_cells_at_once_have_a_gpu_each(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_cells_at_once_have_a_gpu_each(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     local, _ = engine(Local, 4, "auto")
@@ -116,23 +124,35 @@ def test_a_line_of_the_list_runs_anywhere_and_that_of_an_array_in_the_place_of_i
     assert second.wait(20) == -signal.SIGTERM
     (stand_in / "go").touch()
     assert first.wait(20) == 0
-    again = shlex.split(next(line for line in told[0].splitlines() if "xargs" in line).partition("<")[0])
+    again = shlex.split(
+        next(line for line in told[0].splitlines() if "xargs" in line).partition("<")[0]
+    )
     with (stand_in / "commands.txt").open() as lines:
         assert subprocess.run(again, stdin=lines, cwd="/", timeout=60).returncode == 0
     assert subprocess.run(["sh", str(stand_in / "commands.txt")], timeout=60).returncode == 0
     assert len((stand_in / "c.log").read_text().splitlines()) == 3, "a shell runs all of the file"
 
 
-def test_the_array_asks_for_what_a_cell_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_array_asks_for_what_a_cell_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
     def header(device: str, **options: str) -> set[str]:
-        engine(Commands, 1, device, **options)[0].run(["a", "b"], lambda cell, code: False, lambda: False)
+        engine(Commands, 1, device, **options)[0].run(
+            ["a", "b"], lambda cell, code: False, lambda: False
+        )
         lines = (tmp_path / "array.sh").read_text().splitlines()
         return {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
 
-    always = {"--requeue", "--signal=B:TERM@120", "--cpus-per-task=3", "--output=/dev/null", "--array=1-2"}
+    always = {
+        "--requeue",
+        "--signal=B:TERM@120",
+        "--cpus-per-task=3",
+        "--output=/dev/null",
+        "--array=1-2",
+    }
     assert header("cpu") == always
     assert header("auto") == always | {"--gres=gpu:1"}
     typed = header("cuda", partition="a100", time="4:00:00", **{"gpus-per-task": "2"})
@@ -154,8 +174,12 @@ def test_what_an_engine_cannot_be_told_is_said_in_a_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_does_not_say_which_host_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be a stranger's; a comparison's own record may name the engine, and never where that is."""
+def test_a_file_does_not_say_which_host_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a stranger's; a comparison's own record may name the engine, and never where that
+    is.
+    """
     monkeypatch.chdir(tmp_path)
     content = "rows: {static: {method: {name: static}}}\n"
     content += "teacher: {checkpoint: teachers/checkpoints/digits.safetensors}\n"
@@ -172,5 +196,7 @@ def test_a_file_does_not_say_which_host_runs_it(tmp_path: Path, monkeypatch: pyt
     Path("out/comparison.yaml").write_text(sealed(content + "engine: commands\n"))
     plan = plan_of(["--resume", "--out", "out"])
     assert (plan.config.engine, plan.config.retries, plan.jobs) == ("commands", 3, 1)
-    Path("out/comparison.yaml").write_text(sealed(content + "engine_options: [address=evil:6379]\n"))
+    Path("out/comparison.yaml").write_text(
+        sealed(content + "engine_options: [address=evil:6379]\n")
+    )
     assert "say --engine-options" in refused("", ["--resume", "--out", "out"])

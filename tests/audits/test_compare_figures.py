@@ -1,4 +1,6 @@
-"""What a comparison makes of its runs' numbers, against numbers worked out by hand. No torch, no process."""
+"""What a comparison makes of its runs' numbers, against numbers worked out by hand. No torch, no
+process.
+"""
 
 import json
 import math
@@ -78,7 +80,9 @@ def test_the_mean_curve_interpolates_where_all_curves_are() -> None:
 
 def write_run(folder: Path, *agreements: float, accuracy: float = 0.9, **more: Any) -> Path:
     """A finished run of 400 queries with an evaluation every 100."""
-    records = [{"queries": 100 * (n + 1), "agreement": a, "accuracy": a} for n, a in enumerate(agreements)]
+    records = [
+        {"queries": 100 * (n + 1), "agreement": a, "accuracy": a} for n, a in enumerate(agreements)
+    ]
     records.insert(1, {"queries": 150, "student_loss": 1.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     summary = {
@@ -91,7 +95,9 @@ def write_run(folder: Path, *agreements: float, accuracy: float = 0.9, **more: A
 
 
 def test_the_figures_of_a_run(tmp_path: Path) -> None:
-    figures = read_figures(write_run(tmp_path, 0.3, 0.81, 0.79, 0.93, vote_agreement=0.95, students=2))
+    figures = read_figures(
+        write_run(tmp_path, 0.3, 0.81, 0.79, 0.93, vote_agreement=0.95, students=2)
+    )
     assert figures.queries_to == {0.5: 200, 0.8: 200, 0.9: 400, 0.95: None}
     assert figures.queries_to_teacher == 400  # .9 of a teacher that is always right
     assert figures.curve == [(100, 0.3), (200, 0.81), (300, 0.79), (400, 0.93)]
@@ -117,9 +123,13 @@ def test_a_run_without_a_whole_summary_is_refused(tmp_path: Path) -> None:
 # All of them together
 
 
-def outcome(row: str, seed: int, state: str = "finished", mode: str = "label", **changes: Any) -> Outcome:
+def outcome(
+    row: str, seed: int, state: str = "finished", mode: str = "label", **changes: Any
+) -> Outcome:
     figures = replace(FIGURES, **changes) if state == "finished" else None
-    reason = "no such file" if state == "failed" else "needs scores" if state == "not applicable" else ""
+    reason = (
+        "no such file" if state == "failed" else "needs scores" if state == "not applicable" else ""
+    )
     return Outcome(cell_of(row, mode, 30_000, seed), state, reason, figures)
 
 
@@ -135,7 +145,11 @@ def cells(text: str, row: str) -> dict[str, str]:
 
 
 def test_a_row_is_the_mean_over_its_seeds() -> None:
-    two = {"accuracy": 0.94, "queries_to": FIGURES.queries_to | {0.9: 500, 0.95: 900}, "collapsed": True}
+    two = {
+        "accuracy": 0.94,
+        "queries_to": FIGURES.queries_to | {0.9: 500, 0.95: 900},
+        "collapsed": True,
+    }
     seeds = outcome("static", 0), outcome("static", 1, **two), outcome("static", 2, "waiting")
     text = overview(findings(*seeds))
     row = cells(text, "static")
@@ -147,7 +161,11 @@ def test_a_row_is_the_mean_over_its_seeds() -> None:
     assert row["collapsed"] == "1 of 2"
     assert (row["vote accuracy %"], row["steps"], row["KL"]) == ("-", "3,000", "0.2500 +- 0.0000")
     row = cells(overview(findings(outcome("duo", 0, vote_accuracy=0.95, students=2))), "duo")
-    assert (row["accuracy %"], row["vote accuracy %"], row["steps"]) == ("90.00", "95.00", "2 x 3,000")
+    assert (row["accuracy %"], row["vote accuracy %"], row["steps"]) == (
+        "90.00",
+        "95.00",
+        "2 x 3,000",
+    )
 
 
 def test_cells_without_figures_are_listed_with_their_reason() -> None:
@@ -172,12 +190,16 @@ def test_a_column_that_no_row_has_a_figure_in_is_left_out() -> None:
     shown = [[name.strip() for name in line if "KL" in name or "vote" in name] for line in heads]
     assert shown == [["vote agreement %"], ["KL"]] * 2  # over all seeds, then each seed
     hard, soft = (table["rows"] for table in json.loads(as_json(made))["tables"])
-    assert all(row.keys() & {"kl", "vote_accuracy", "vote_agreement"} == {"vote_agreement"} for row in hard)
+    assert all(
+        row.keys() & {"kl", "vote_accuracy", "vote_agreement"} == {"vote_agreement"} for row in hard
+    )
     assert soft[0]["kl"]["mean"] == 0.25
 
 
 def test_the_report_has_a_table_per_mode_and_every_seed() -> None:
-    made = findings(outcome("a", 0), outcome("a", 1, collapsed=True), outcome("a", 0, mode="top_k:3"))
+    made = findings(
+        outcome("a", 0), outcome("a", 1, collapsed=True), outcome("a", 0, mode="top_k:3")
+    )
     text = markdown(made)
     heads = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
     assert heads == ["label, 30k queries", "top_k:3, 30k queries"] * 2
@@ -202,8 +224,12 @@ def test_the_data_have_every_figure() -> None:
 
 
 @pytest.mark.parametrize("across", [60, 80, 100, 200])
-def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named(across: int) -> None:
-    made = findings(outcome("a", 0), outcome("dual_students", 1), outcome("dual_students", 2, collapsed=True))
+def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named(
+    across: int,
+) -> None:
+    made = findings(
+        outcome("a", 0), outcome("dual_students", 1), outcome("dual_students", 2, collapsed=True)
+    )
     whole, text = overview(made), overview(made, across)
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert max(map(len, whole.splitlines())) > 120
@@ -217,7 +243,9 @@ def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named
     for row in ("a", "dual_students"):
         assert all(cells(text, row)[head] == cells(whole, row)[head] for head in heads)
     assert "Rows differ" not in text
-    assert "\n\nRows differ in lr 1 (b: 8)." in overview(replace(made, unequal="lr 1 (b: 8)"), across)
+    assert "\n\nRows differ in lr 1 (b: 8)." in overview(
+        replace(made, unequal="lr 1 (b: 8)"), across
+    )
 
 
 def test_the_picture(tmp_path: Path) -> None:
@@ -246,7 +274,9 @@ def test_a_table_has_a_constant_answer_and_balanced_figures_where_it_is_large() 
     row, constant = cells(text, "a"), cells(text, "(constant answer)")
     assert (row["agreement %"], row["balanced agreement %"]) == ("65.00 +- 0.00", "36.55 +- 4.88")
     assert (constant["agreement %"], constant["balanced agreement %"]) == ("66.00", "10.00")
-    assert "A constant answer agrees on 66.0%, more than half of the images, without a query" in text
+    assert (
+        "A constant answer agrees on 66.0%, more than half of the images, without a query" in text
+    )
     assert "A constant answer has 10.0% of that." in text
     (table,) = json.loads(as_json(findings(outcome("a", 0, **LARGE))))["tables"]
     means = {name: table["rows"][0][name]["mean"] for name in LARGE if name != "images"}
@@ -271,8 +301,12 @@ def test_a_run_reaches_a_level_above_a_constant_answer_alone(tmp_path: Path) -> 
     low = read_figures(write_run(tmp_path, 0.92, 0.92, 0.93, 0.92, accuracy=0.9, **more))
     assert set(low.queries_to.values()) == {None}, "no level, not even one half"
     assert low.queries_to_teacher is None
-    assert low.collapsed, "55 % of two classes that count alike is within ten points of a constant answer"
-    high = read_figures(write_run(tmp_path, 0.92, 0.92, 0.96, 0.97, **more | {"agreement_balanced": 0.9}))
+    assert low.collapsed, (
+        "55 % of two classes that count alike is within ten points of a constant answer"
+    )
+    high = read_figures(
+        write_run(tmp_path, 0.92, 0.92, 0.96, 0.97, **more | {"agreement_balanced": 0.9})
+    )
     assert high.queries_to == {0.5: 300, 0.8: 300, 0.9: 300, 0.95: 300}
     assert high.queries_to_teacher == 300
     assert high.collapsed is False

@@ -1,4 +1,6 @@
-"""What a killed comparison leaves: cells that stop by themselves, and that the next one waits for."""
+"""What a killed comparison leaves: cells that stop by themselves, and that the next one waits
+for.
+"""
 
 import os
 import signal

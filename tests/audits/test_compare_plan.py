@@ -68,7 +68,11 @@ def test_cells_share_student_steps_teacher_and_evaluation() -> None:
     made = plan("--student-steps 77 --student.arch cnn_medium --evaluation.points 9")
     for each in made.cells:
         config = each.job.config
-        assert (config.student.steps, config.student.arch, config.student.lr) == (77, "cnn_medium", 0.05)
+        assert (config.student.steps, config.student.arch, config.student.lr) == (
+            77,
+            "cnn_medium",
+            0.05,
+        )
         assert (config.evaluation.points, config.evaluation.dataset) == (9, "digits")
         assert config.out == str(made.out / "cells" / each.name)
 
@@ -78,7 +82,9 @@ def test_a_single_value_is_a_list_of_one_and_a_flag_beats_the_file_in_every_row(
     assert [each.name for each in made.cells] == ["static-label-3k-seed5"]
     rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
     made = plan("--methods wild,static --seeds 1,2 --student.lr .3", rows=rows)
-    assert [(each.seed, each.job.config.student.lr) for each in made.cells] == [(1, 0.3)] * 2 + [(2, 0.3)] * 2
+    assert [(each.seed, each.job.config.student.lr) for each in made.cells] == [(1, 0.3)] * 2 + [
+        (2, 0.3)
+    ] * 2
 
 
 def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
@@ -87,23 +93,50 @@ def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
     rows |= {"unused": {"method": "static"}}
     made = plan(methods=["soft", "dfme", "static"], rows=rows, estimator={"step": 0.01})
     soft, dfme, static = (cell(made, row).job for row in ("soft", "dfme", "static"))
-    assert (soft.method, soft.method_config.generator_lr, soft.estimator.directions) == ("dfme", 1e-3, 4)
+    assert (soft.method, soft.method_config.generator_lr, soft.estimator.directions) == (
+        "dfme",
+        1e-3,
+        4,
+    )
     assert (soft.config.student.momentum, soft.config.student.lr) == (0.5, 0.05)
     assert (dfme.method, dfme.method_config.reuse) == ("dfme", True)
-    assert {job.estimator.step for job in (soft, dfme)} == {0.01}, "shared, by the rows that estimate"
+    assert {job.estimator.step for job in (soft, dfme)} == {0.01}, (
+        "shared, by the rows that estimate"
+    )
     assert (static.method, static.config.student.momentum) == ("static", 0.9)
 
 
 def test_a_row_of_a_file_has_that_file_s_method_student_and_schedule_alone() -> None:
-    recipe = {"teacher": {"checkpoint": "elsewhere.pt"}, "evaluation": {"dataset": "none"}, "budget": "9M"}
-    recipe |= {"seed": 8, "schedule": {"kind": "cosine"}, "method": {"name": "static", "batch_size": 32}}
+    recipe = {
+        "teacher": {"checkpoint": "elsewhere.pt"},
+        "evaluation": {"dataset": "none"},
+        "budget": "9M",
+    }
+    recipe |= {
+        "seed": 8,
+        "schedule": {"kind": "cosine"},
+        "method": {"name": "static", "batch_size": 32},
+    }
     recipe |= {"student": {"arch": "wrn16_1", "steps": 5, "momentum": 0.7}}
     Path("own.yaml").write_text(dump_yaml(recipe))
     job = cell(plan(methods="ours", rows={"ours": "own.yaml"}), "ours").job
-    assert (job.method, job.method_config.batch_size, job.config.schedule.kind) == ("static", 32, "cosine")
+    assert (job.method, job.method_config.batch_size, job.config.schedule.kind) == (
+        "static",
+        32,
+        "cosine",
+    )
     student = job.config.student
-    assert (student.arch, student.steps, student.momentum, student.lr) == ("cnn_small", 40, 0.7, 0.1)
-    assert (job.config.budget, job.config.seed, job.config.evaluation.dataset) == (2000, 3, "digits")
+    assert (student.arch, student.steps, student.momentum, student.lr) == (
+        "cnn_small",
+        40,
+        0.7,
+        0.1,
+    )
+    assert (job.config.budget, job.config.seed, job.config.evaluation.dataset) == (
+        2000,
+        3,
+        "digits",
+    )
     assert job.teacher_options["checkpoint"].endswith("digits.safetensors")
 
 
@@ -119,7 +152,10 @@ def test_a_row_departs_from_the_recipe_that_it_names() -> None:
 
 def test_a_flag_of_a_section_is_for_the_rows_that_heed_it_and_wandb_groups_the_cells() -> None:
     made = plan("--wandb.mode offline --out first --estimator.directions 3")
-    assert {each.row: each.job.estimator.directions for each in made.cells} == {"static": 1, "dfme": 3}
+    assert {each.row: each.job.estimator.directions for each in made.cells} == {
+        "static": 1,
+        "dfme": 3,
+    }
     assert all(
         (each.job.config.wandb.group, each.job.config.wandb.name) == ("first", each.name)
         for each in made.cells
@@ -171,7 +207,9 @@ def test_mistakes_are_named(flags: str, changes: Mapping[str, Any], message: str
 def test_what_is_wrong_with_all_rows_is_said_once_and_everything_is_said() -> None:
     said = refusal("--student.lr 0", evaluation={"dataset": "digits", "pionts": 4})
     assert said.count("--student.lr: expected a positive number, got 0") == 1
-    assert said.count("c.yaml: evaluation.pionts: unknown key; did you mean evaluation.points?") == 1
+    assert (
+        said.count("c.yaml: evaluation.pionts: unknown key; did you mean evaluation.points?") == 1
+    )
     rows = {"static": {"method": {"batch_size": 0}}, "dfme": {"schedule": {"kind": "none"}}}
     said = refusal(rows=rows)
     assert "static: c.yaml: method.batch_size: expected at least 1, got 0" in said
@@ -209,7 +247,9 @@ def test_a_directory_with_something_in_it_is_left_alone(here: Path) -> None:
 
 def test_the_comparison_s_own_file_gives_it_again_with_its_flags() -> None:
     rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
-    made = plan("--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3", rows=rows)
+    made = plan(
+        "--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3", rows=rows
+    )
     made.out.mkdir()
     (made.out / "comparison.yaml").write_text(sealed(dump_yaml(made.options)))
     again = plan_of(["--resume", "--out", "out"])
@@ -234,7 +274,9 @@ def test_a_cell_that_was_run_with_other_values_is_refused() -> None:
 # The recipes and the command
 
 
-@pytest.mark.parametrize("name", ["compare_digits", "compare_shapes", "compare_small", "compare_generators"])
+@pytest.mark.parametrize(
+    "name", ["compare_digits", "compare_shapes", "compare_small", "compare_generators"]
+)
 def test_our_comparisons_name_the_baselines(name: str) -> None:
     content = load_yaml(PROJECT / "configs" / f"{name}.yaml")
     assert {"static", "procedural"} <= set(content["methods"])
@@ -244,7 +286,9 @@ def test_our_comparisons_name_the_baselines(name: str) -> None:
 @pytest.mark.integration
 def test_reading_and_adding_up_a_comparison_needs_no_torch() -> None:
     rooms = {path.stem for path in (PROJECT / "dfme/audits/compare").glob("*.py")}
-    modules = [f"dfme.audits.compare.{stem}" for stem in rooms - {"__init__", "rehearsal", "session"}]
+    modules = [
+        f"dfme.audits.compare.{stem}" for stem in rooms - {"__init__", "rehearsal", "session"}
+    ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert len(modules) > 5
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=False).returncode == 0

@@ -1,4 +1,6 @@
-"""The processes of a comparison: so many at once, each with its share of the cores, and none left behind."""
+"""The processes of a comparison: so many at once, each with its share of the cores, and none left
+behind.
+"""
 
 import subprocess
 import sys
@@ -39,7 +41,9 @@ def test_no_more_than_so_many_run_at_once() -> None:
     ended: list[tuple[float, int]] = []
     seen: set[float] = set()
     watch = lambda: seen.update(pool.running)  # noqa: E731
-    pool.run([1, 2, 3, 4, 5], lambda task, code: bool(ended.append((task, code))), lambda: False, watch)
+    pool.run(
+        [1, 2, 3, 4, 5], lambda task, code: bool(ended.append((task, code))), lambda: False, watch
+    )
     assert seen == {1, 2, 3, 4, 5}
     assert sorted(ended) == [(task, 0) for task in (1, 2, 3, 4, 5)]
     assert max(most) == 1, "one was running when the second began, and never two when another did"

@@ -58,7 +58,9 @@ summary |= {"version": "1", "torch": "2", "config_hash": identity, "teacher": {"
 (out / "summary.json").write_text(json.dumps(summary))
 '''
 
-RUNNING = '(out / "metrics.jsonl").write_text(json.dumps({"queries": 1000}) + "\\n")\ntime.sleep(1)\n'
+RUNNING = (
+    '(out / "metrics.jsonl").write_text(json.dumps({"queries": 1000}) + "\\n")\ntime.sleep(1)\n'
+)
 """What a run does that is half done for a second."""
 
 FINE, FAILS, WAITS, IS_KILLED = 4, 5, 6, 7
@@ -72,7 +74,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[s
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     started: list[Sequence[str]] = []
 
-    def start(words: Sequence[str], log: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
+    def start(
+        words: Sequence[str], log: Path, threads: int, gpu: str | None
+    ) -> subprocess.Popen[bytes]:
         started.append(words)
         job = parse_extract([*words[1:]])
         told = [str(job.method_config.batch_size), config_hash(job), str(job.config.budget)]
@@ -141,7 +145,9 @@ def test_what_takes_more_than_twenty_minutes_says_what_shortens_it(
     assert session.compare(plan("--seeds 0", good=FINE), StatusLine(told), lambda text: None) == 0
     (line,) = (line for line in told.getvalue().splitlines() if line.startswith("about "))
     shorter = "; shorter with smaller --budgets, fewer --student-steps, --methods or --seeds"
-    assert line == f"about {said} on this machine for 1 cells of 2,000 images" + shorter * (seconds > 1200)
+    assert line == f"about {said} on this machine for 1 cells of 2,000 images" + shorter * (
+        seconds > 1200
+    )
 
 
 def test_a_dry_run_says_images_and_time_and_begins_nothing(stand_in: list[Sequence[str]]) -> None:
@@ -163,7 +169,9 @@ def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[st
     said = "killed by signal 9 (the system does that when memory runs out)"
     _, told, _ = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))
     assert f"{said}; what was paid is kept; under way" in told[0]
-    _, told, _ = compare(plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS))
+    _, told, _ = compare(
+        plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS)
+    )
     assert told[1] == f"then-probabilities-2k-seed0: {said}, and is gone on with (retry 1)"
     rows = [Path(words[4]).name.partition("-")[0] for words in stand_in]
     assert rows == "first first then then bad".split()
@@ -173,7 +181,10 @@ def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[st
 def test_a_cell_that_says_nothing_at_all_has_a_reason(stand_in: list[Sequence[str]]) -> None:
     """As on a full disk, which takes no log either; 0.5.0 gave an empty one."""
     Path("stand_in.py").write_text("raise SystemExit(3)")
-    assert "FAILED: exit code 3, and nothing said (out/cells/" in compare(plan("--seeds 0", a=FINE))[1][0]
+    assert (
+        "FAILED: exit code 3, and nothing said (out/cells/"
+        in compare(plan("--seeds 0", a=FINE))[1][0]
+    )
 
 
 def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Sequence[str]]) -> None:
@@ -190,9 +201,13 @@ def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Seque
     assert len(stand_in) == 4, "seeds and rows are added to what there is"
 
 
-def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(stand_in: list[Sequence[str]]) -> None:
+def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(
+    stand_in: list[Sequence[str]],
+) -> None:
     made, handler = plan("--jobs 2", slow=WAITS, good=FINE), signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=interrupt_after, args=["good-probabilities-2k-seed0"], daemon=True)
+    thread = threading.Thread(
+        target=interrupt_after, args=["good-probabilities-2k-seed0"], daemon=True
+    )
     thread.start()
     code, told, _ = compare(made)
     assert code == 130
@@ -206,7 +221,10 @@ def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(stand_in: li
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--teacher.checkpoint wrong.safetensors", "its images are 1x8x8, but 3x12x12 was asked for"),
+        (
+            "--teacher.checkpoint wrong.safetensors",
+            "its images are 1x8x8, but 3x12x12 was asked for",
+        ),
         ("--teacher broken:Mine --teacher.shape 1,8,8 --teacher.num-classes 10", "no luck"),
     ],
 )
@@ -215,7 +233,9 @@ def test_a_teacher_that_cannot_work_is_said_once_and_no_cell_is_started(
 ) -> None:
     shapes = PACKAGE / "teachers/checkpoints/shapes.safetensors"
     Path("wrong.safetensors").write_bytes(shapes.read_bytes())
-    Path("broken.py").write_text("class Mine:\n def __call__(self, x): raise RuntimeError('no luck')\n")
+    Path("broken.py").write_text(
+        "class Mine:\n def __call__(self, x): raise RuntimeError('no luck')\n"
+    )
     monkeypatch.syspath_prepend(".")
     with pytest.raises((UserError, TeacherError), match=said) as caught:
         compare(plan(flags, a=FINE, b=FINE))
@@ -228,7 +248,9 @@ def test_the_teacher_of_a_finished_comparison_is_not_asked_again(
     stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, asked = plan("--seeds 0", a=FINE), list[str]()
-    monkeypatch.setattr(rehearsal, "Oracle", lambda *_, **__: lambda images, purpose: asked.append(purpose))
+    monkeypatch.setattr(
+        rehearsal, "Oracle", lambda *_, **__: lambda images, purpose: asked.append(purpose)
+    )
     assert compare(made)[0] == 0
     assert asked == ["check"]
     assert compare(plan_of(["--resume", "--out", "out"]))[0] == 0
@@ -245,7 +267,10 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
     script = STAND_IN.replace("evaluations =", RUNNING + "evaluations =")
     Path("stand_in.py").write_text(script)
     stream, shown = Terminal(), list[str]()
-    assert session.compare(plan("--seeds 0", a=FINE, b=FINE), StatusLine(stream), shown.append, 80) == 0
+    assert (
+        session.compare(plan("--seeds 0", a=FINE, b=FINE), StatusLine(stream), shown.append, 80)
+        == 0
+    )
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     drawn = [line.rstrip() for line in re.split(r"[\r\n]", plain) if line.startswith("━")]
     assert all(len(line) <= 80 for line in drawn)
@@ -261,17 +286,23 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
 
 
 @pytest.mark.usefixtures("here")
-def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_end_at_nothing() -> None:
+def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_end_at_nothing() -> (
+    None
+):
     made = plan("--seeds 0", a=FINE, b=FINE)
     told = session.Session(made, {}, StatusLine(io.StringIO()))
-    seconds: dict[tuple[str, int], float | None] = {(cell.row, cell.budget): 10.0 for cell in made.cells}
+    seconds: dict[tuple[str, int], float | None] = {
+        (cell.row, cell.budget): 10.0 for cell in made.cells
+    }
     told.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds, [])
     told._due = {cell.name: cell for cell in made.cells}
     assert told._left(0.0) == pytest.approx(20.0)
     first = made.cells[0].name
     told._begun[first] = (0.0, 0.0)
     assert told._left(4.0) == pytest.approx(16.0), "no record so far, and four seconds less"
-    assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), "nor where it should have ended"
+    assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), (
+        "nor where it should have ended"
+    )
     told._done[first] = (1_000, 0.5)  # after three times as long as the whole of it was to take
     assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))
 

@@ -26,13 +26,34 @@ Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 pytestmark = pytest.mark.integration
 
 
-WORDS = ["compare", "--methods", "static", "--seeds", "0", "--budgets", "40,60", "--student-steps", "4"]
-TEACHER = ["--teacher", "v2", "--teacher.model", "m", *STUDENT, *EVALUATION, "--label-modes", "label"]
+WORDS = [
+    "compare",
+    "--methods",
+    "static",
+    "--seeds",
+    "0",
+    "--budgets",
+    "40,60",
+    "--student-steps",
+    "4",
+]
+TEACHER = [
+    "--teacher",
+    "v2",
+    "--teacher.model",
+    "m",
+    *STUDENT,
+    *EVALUATION,
+    "--label-modes",
+    "label",
+]
 TEACHER += ["--teacher.requests-per-second", "1000"]
 
 
 def served() -> Any:
-    return Serving(LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST)
+    return Serving(
+        LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits"), "m", max_batch=MOST
+    )
 
 
 def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> None:
@@ -41,7 +62,11 @@ def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> N
         ended = command([*WORDS, *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
         assert ended.code == 0, ended.err
         ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]
-        assert serving.meter.images == sum(each.spent + each.evaluation_queries for each in ledgers) == 100
+        assert (
+            serving.meter.images
+            == sum(each.spent + each.evaluation_queries for each in ledgers)
+            == 100
+        )
     assert "a service, not asked before the cells" in ended.err
 
 
@@ -54,7 +79,9 @@ class Taking(WorkerPool):
         self.taken.extend(map(self._task, cells))
 
 
-def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_service_was_paid_survives_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is on the disk before it is used where nodes come and go."""
     for name in ENGINES:
         monkeypatch.setitem(ENGINES, name, f"{__name__}:Taking")
@@ -64,6 +91,8 @@ def test_what_a_service_was_paid_survives_a_node(tmp_path: Path, monkeypatch: py
             plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
             named = replace(plan, config=SimpleNamespace(**vars(plan.config) | {"engine": name}))
             session.compare(named, StatusLine(io.StringIO()), lambda text: None)
-            recipes = [load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken]
+            recipes = [
+                load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken
+            ]
             assert [recipe["fsync"] for recipe in recipes] == [name != "local"] * 2
             Taking.taken.clear()

@@ -9,7 +9,12 @@ from dfme.cli.main import main
 pytestmark = pytest.mark.integration
 
 WORDS = (
-    *("--method.name", "procedural", "--teacher.checkpoint", "teachers/checkpoints/digits.safetensors"),
+    *(
+        "--method.name",
+        "procedural",
+        "--teacher.checkpoint",
+        "teachers/checkpoints/digits.safetensors",
+    ),
     *"--budget 300 --method.batch-size 50 --student.arch cnn_small --answers.learn label".split(),
     *("--queries.evolve", "0.5", "--queries.pool", "2", "--evaluation.dataset", "none"),
 )

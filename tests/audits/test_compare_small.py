@@ -1,4 +1,6 @@
-"""Half of the small comparison, of its first seed: the ordering that docs/results/comparison.md claims."""
+"""Half of the small comparison, of its first seed: the ordering that docs/results/comparison.md
+claims.
+"""
 
 import json
 from pathlib import Path
@@ -16,11 +18,15 @@ BUDGET = 4_000
 def by_mode(out: Path) -> dict[str, dict[str, Any]]:
     """The rows of each label mode's table."""
     found = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
-    return {table["label_mode"]: {row["row"]: row for row in table["rows"]} for table in found["tables"]}
+    return {
+        table["label_mode"]: {row["row"]: row for row in table["rows"]} for table in found["tables"]
+    }
 
 
 def price(row: dict[str, Any]) -> float:
-    """Queries to 90 % of the teacher's accuracy; where it was not reached, the budget, which is less."""
+    """Queries to 90 % of the teacher's accuracy; where it was not reached, the budget, which is
+    less.
+    """
     to = row["queries_to"]["teacher"]
     return float(to["spread"]["mean"]) if to["reached"] else BUDGET
 
@@ -33,10 +39,11 @@ def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path)
         assert main([*words.split(), str(tmp_path / "small")]) == 0
     rows = by_mode(tmp_path / "small")
     soft, hard = rows["probabilities"], rows["label"]
-    # Scores: a program's images are worth more than those of a generator that is trained from nothing.
+    # Scores: a program's images are worth more than those of a generator that is trained from
+    # nothing.
     assert price(soft["procedural"]) < price(soft["disguide"])
-    # Ours needs a fraction of DisGUIDE's queries: 867 of 4,885 at 8k, seeds 0 to 2. With half of 8k, here,
-    # DisGUIDE does not get there.
+    # Ours needs a fraction of DisGUIDE's queries: 867 of 4,885 at 8k, seeds 0 to 2. With half of
+    # 8k, here, DisGUIDE does not get there.
     assert price(soft["frugal"]) < price(soft["disguide"]) / 3
     # Labels: children of what was paid for are worth more than both.
     accuracy = {name: row["accuracy"]["mean"] for name, row in hard.items()}

@@ -43,7 +43,11 @@ def test_a_comparison_of_one_cell(bench: Bench) -> None:
     assert "| static " in out
     assert "not applicable: `dfme` with label: dfme needs answers of" in out
     summary = bench.summary("out/cells/static-label-2k-seed0")
-    assert (summary["spent"], summary["student_steps"], summary["label_mode"]) == (2000, 24, "label")
+    assert (summary["spent"], summary["student_steps"], summary["label_mode"]) == (
+        2000,
+        24,
+        "label",
+    )
     assert f"agreement {summary['agreement']:.2%}" in err
     content = json.loads((bench.folder / "out/comparison.json").read_text())
     assert content["tables"][0]["rows"][0]["agreement"]["mean"] == summary["agreement"]

@@ -96,7 +96,10 @@ def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], lis
     own = "teacher owned:Local: 1x8x8, 10 classes, probabilities; "
     assert rehearsed("--teacher owned:Local", ask=False) == (0, f"{own}not asked before the cells")
     assert calls() == []
-    assert rehearsed("--teacher owned:Local") == (0, f"{own}it answers (an image each, charged to no run)")
+    assert rehearsed("--teacher owned:Local") == (
+        0,
+        f"{own}it answers (an image each, charged to no run)",
+    )
     assert calls() == [1]
     assert not Path("out").exists()
 
@@ -116,8 +119,10 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
     calls: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("c.yaml").write_text(
-        "methods: [static, tight, dfme]\nseeds: [0, 1, 2]\nbudgets: [200, 300]\nstudent_steps: 4\nrows:\n  "
-        "tight: {method: {name: dfme}}\nteacher: {kind: 'owned:Local'}\nevaluation: {dataset: none}\n"
+        "methods: [static, tight, dfme]\nseeds: [0, 1, 2]\nbudgets: [200, 300]\nstudent_steps: "
+        "4\nrows:\n  "
+        "tight: {method: {name: dfme}}\nteacher: {kind: 'owned:Local'}\nevaluation: {dataset: "
+        "none}\n"
     )
     plan = plan_of(["--config", "c.yaml", "--estimator.kind", "auto", "--out", "out"])
     with pytest.raises(UserError) as caught:
@@ -128,7 +133,9 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
     assert "300 are left" in second
     assert calls() == []
     said = refusal("--teacher owned:Local --student.arch owned:Broken")
-    assert said.startswith("static, dfme: the student Broken: expected floats (2, 10) for (2, 1, 8, 8)")
+    assert said.startswith(
+        "static, dfme: the student Broken: expected floats (2, 10) for (2, 1, 8, 8)"
+    )
     assert "; static" not in said
     assert not Path("out").exists()
 
@@ -136,7 +143,9 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
 def test_device_and_replay_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refusal(f"{DIGITS} --device cuda:99")
     assert said.startswith("static, dfme: --device cuda:99: this machine has")
-    assert rehearsed(f"{DIGITS} --device cuda:99", engine="slurm")[0] == 0  # whose machines are others
+    assert (
+        rehearsed(f"{DIGITS} --device cuda:99", engine="slurm")[0] == 0
+    )  # whose machines are others
     monkeypatch.setattr("dfme.run.parts.free_memory", lambda device: 1)
     words = f"{DIGITS} --methods static --student.replay-steps 1 --device cpu"
     assert refusal(words).startswith("static: --student.replay-capacity: the full replay takes ")
@@ -146,15 +155,26 @@ def test_device_and_replay_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
 # Services
 
 
-def test_several_cells_at_a_service_without_a_rate_are_refused(calls: Callable[[], list[int]]) -> None:
-    for kind in ("Service", "Silent"):  # the second states a rate in its code, which no option can divide
+def test_several_cells_at_a_service_without_a_rate_are_refused(
+    calls: Callable[[], list[int]],
+) -> None:
+    for kind in (
+        "Service",
+        "Silent",
+    ):  # the second states a rate in its code, which no option can divide
         said = refusal(f"--teacher owned:{kind} --jobs 3")
-        assert said.startswith(f"--jobs: 3 cells would ask owned:{kind} at once, and nobody says how fast")
+        assert said.startswith(
+            f"--jobs: 3 cells would ask owned:{kind} at once, and nobody says how fast"
+        )
         assert "; give --teacher.images-per-second or --teacher.requests-per-second" in said
         assert rehearsed(f"--teacher owned:{kind} --jobs 1")[0] == 1
-    assert rehearsed("--teacher owned:Service --jobs 3 --methods static --seeds 0")[0] == 1  # one cell is one
+    assert (
+        rehearsed("--teacher owned:Service --jobs 3 --methods static --seeds 0")[0] == 1
+    )  # one cell is one
     # any at once
-    assert refusal("--teacher owned:Service --engine commands").startswith("--jobs: 4 cells would ask")
+    assert refusal("--teacher owned:Service --engine commands").startswith(
+        "--jobs: 4 cells would ask"
+    )
     assert calls() == []
 
 
@@ -168,7 +188,10 @@ def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, sh
     assert (f"{line}60 images per second and 6 requests per second" in told) == (share > 1)
     job = planned(words).cells[0].job
     asked = as_asked(job, sharing, away=False)
-    assert asked.teacher_options == {"images_per_second": 60 / share, "requests_per_second": 6 / share}
+    assert asked.teacher_options == {
+        "images_per_second": 60 / share,
+        "requests_per_second": 6 / share,
+    }
     assert not asked.config.fsync
     assert config_hash(asked) == config_hash(job)
     assert differing_keys(asked, job) == differing_keys(job, asked) == []
@@ -185,14 +208,34 @@ def test_on_other_machines_a_service_s_records_wait_for_the_disk_and_no_others_d
 
 
 @pytest.mark.integration
-def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go_on(tmp_path: Path) -> None:
+def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go_on(
+    tmp_path: Path,
+) -> None:
     serving_of = pytest.importorskip("dfme.teachers.serve.server").Serving
     out, rate = tmp_path / "out", 40
-    words = ["compare", "--methods", "static", "--seeds", "0,1", "--budgets", "120", "--student-steps", "4"]
+    words = [
+        "compare",
+        "--methods",
+        "static",
+        "--seeds",
+        "0,1",
+        "--budgets",
+        "120",
+        "--student-steps",
+        "4",
+    ]
     served = LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits")
     with serving_of(served, "m", max_batch=MOST, images_per_second=rate) as serving:
         teacher = ["--teacher", "v2", "--teacher.url", serving.url, "--teacher.model", "m"]
-        words += [*teacher, *STUDENT, *EVALUATION, "--label-modes", "probabilities", "--out", str(out)]
+        words += [
+            *teacher,
+            *STUDENT,
+            *EVALUATION,
+            "--label-modes",
+            "probabilities",
+            "--out",
+            str(out),
+        ]
         ended = command([*words, "--jobs", "2"])
         assert ended.code == 2
         assert "2 cells would ask" in ended.line
@@ -200,7 +243,10 @@ def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go
         ended = command([*words, "--jobs", "2", "--teacher.images-per-second", str(rate)])
         assert ended.code == 0, ended.err
         assert "2 cells ask at once, each at 1/2 of its 40 images per second" in ended.err
-        assert (serving.meter.images, serving.meter.refused.total()) == (240, 0)  # by the server's own clock
+        assert (serving.meter.images, serving.meter.refused.total()) == (
+            240,
+            0,
+        )  # by the server's own clock
         cells = sorted(out.glob("cells/*/config.yaml"))
         assert [load_yaml(path)["teacher"]["images_per_second"] for path in cells] == [20.0, 20.0]
         ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]

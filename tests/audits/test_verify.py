@@ -93,7 +93,9 @@ def test_a_reference_is_judged_on_probes_that_it_did_not_choose() -> None:
     never = [False] * 400
     of = mistakes([[at % 4 == 0 for at in range(400)], never, never, never, never])
     at = choose(of, 100, torch.Generator().manual_seed(0))
-    assert not (of.answers_RN[:, at] == of.expected_N[at]).any(), "chosen where all references differ"
+    assert not (of.answers_RN[:, at] == of.expected_N[at]).any(), (
+        "chosen where all references differ"
+    )
     largest = p_reference(of, 400, torch.Generator())
     assert largest == pytest.approx(100.5 / 401), "(matches + .5) / (probes + 1)"
     first, *others = left_out(of, 400, torch.Generator())
@@ -114,7 +116,9 @@ def teacher(path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """References, an innocent twin of the same data and architecture, a copy, and a fine-tuned one."""
+    """References, an innocent twin of the same data and architecture, a copy, and a fine-tuned
+    one.
+    """
     folder = tmp_path_factory.mktemp("models")
     for name in (*TWINS, INNOCENT, "lenet5-7"):
         (arch, seed) = name.split("-")
@@ -138,7 +142,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 optimizer.zero_grad()
                 functional.cross_entropy(net(x_NCHW[at_B]), told_N[at_B]).backward()
                 optimizer.step()
-        save_student(folder / f"{name}.safetensors", net.eval(), "cnn_small", ImageSpec((1, 8, 8)), 10)
+        save_student(
+            folder / f"{name}.safetensors", net.eval(), "cnn_small", ImageSpec((1, 8, 8)), 10
+        )
     return {path.stem: path for path in folder.iterdir()}
 
 
@@ -190,7 +196,9 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
     monkeypatch.setenv("MARK", "a key of thirty-two characters!!")
     mark = "watermark:key_env=MARK:rate=0.05"
     own, options = teacher(OWN), {"checkpoint": str(OWN)}
-    served = make_teacher(TeacherConfig(defences=mark, label_mode="label"), options, torch.device("cpu"))
+    served = make_teacher(
+        TeacherConfig(defences=mark, label_mode="label"), options, torch.device("cpu")
+    )
     x_NCHW = ProceduralImages(own.spec, ("leaves", "strokes")).draw(1_000, torch.Generator())
     x_NCHW = x_NCHW.mul(255).round().div(255)
     record = Recording(Path("log"), 30, 10**8, print)
@@ -220,14 +228,26 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
     capsys.readouterr()
     for wrong, said in (
         (f"{words} --record log", "--watermark: expected watermark:key_env=NAME, as it was served"),
-        (f"{words} --record log --watermark lattice", "--watermark: expected watermark:key_env=NAME"),
-        (f"{words} --record log --watermark watermark", "--watermark: expected watermark:key_env=NAME"),
+        (
+            f"{words} --record log --watermark lattice",
+            "--watermark: expected watermark:key_env=NAME",
+        ),
+        (
+            f"{words} --record log --watermark watermark",
+            "--watermark: expected watermark:key_env=NAME",
+        ),
         (f"{words} --record log --watermark nonsense", "--watermark: expected a defence (quota, "),
         (f"{words} --watermark {mark}", "beside --record LOG"),
-        (f"{log} --account 0123456789abcdef", "log: expected images (--record-images true), found none"),
+        (
+            f"{log} --account 0123456789abcdef",
+            "log: expected images (--record-images true), found none",
+        ),
         (of_thief.replace("0.05", "0"), "--record: found 0 images to ask, too few"),
         (of_thief.replace("MARK", "GONE"), "the environment variable GONE should hold a key"),
-        (of_thief.replace("record log", "record nowhere"), "expected a folder that run.py serve --record"),
+        (
+            of_thief.replace("record log", "record nowhere"),
+            "expected a folder that run.py serve --record",
+        ),
     ):
         assert run(f"verify {models['copy']} {wrong.replace('found', 'not')}") == 2
         assert said in one_line(capsys), wrong
@@ -235,7 +255,9 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
 
 
 @pytest.mark.integration
-def test_a_reference_that_is_a_copy_is_named(models: dict[str, Path], words: str, capsys: Any) -> None:
+def test_a_reference_that_is_a_copy_is_named(
+    models: dict[str, Path], words: str, capsys: Any
+) -> None:
     words = words.replace(str(models["cnn_small-3"]), str(models["tuned"]))
     assert run(f"verify {models[INNOCENT]} {words}") == 0
     assert f"but {models['tuned']} looks like a copy itself" in capsys.readouterr().out
@@ -256,10 +278,16 @@ def test_a_killed_one_goes_on_and_asks_nothing_twice(words: str, capsys: Any) ->
     suspect = f"verify --teacher meter:Meter --teacher.log log {words}"
     command = [sys.executable, str(PROJECT / "run.py"), *suspect.split()]
     dying = {**os.environ, "DIES_AFTER": "50"}
-    assert subprocess.run(command, capture_output=True, timeout=100, check=False, env=dying).returncode == -9
+    assert (
+        subprocess.run(command, capture_output=True, timeout=100, check=False, env=dying).returncode
+        == -9
+    )
     for _ in range(2):
         assert run("verify --resume --out found") == 0
-    images, told = Path("log").read_text().splitlines(), json.loads(Path("found/verify.json").read_text())
+    images, told = (
+        Path("log").read_text().splitlines(),
+        json.loads(Path("found/verify.json").read_text()),
+    )
     assert len(images) == len({*images}) == told["asked"] == told["ledger"]["spent"] == 300
 
 
@@ -277,7 +305,10 @@ def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_k
         ("--evaluation.limit 500", "evaluation.limit"),
         ("--teacher.levels 256", "teacher.levels"),
         (f"--references {others}", "references"),
-        ("--teacher meter:Meter --teacher.log log", "teacher.kind, teacher.checkpoint, teacher.log"),
+        (
+            "--teacher meter:Meter --teacher.log log",
+            "teacher.kind, teacher.checkpoint, teacher.log",
+        ),
     ):
         assert run(f"verify --resume --out found {change}") == 2, change
         assert "begun with other values of " in (line := one_line(capsys)), line
@@ -310,7 +341,9 @@ def test_an_audit_says_which_of_its_copies_would_be_recognised(words: str, capsy
     assert len(rows) == 4
     for (attacker, mode), row in rows.items():
         (cell,) = row["cells"]
-        on = words.replace("dataset digits", "dataset digits@scored").replace("found", f"{attacker}-{mode}")
+        on = words.replace("dataset digits", "dataset digits@scored").replace(
+            "found", f"{attacker}-{mode}"
+        )
         code = run(f"verify a/cells/{cell}/student.safetensors {on}")
         alone = json.loads(Path(f"{attacker}-{mode}/verify.json").read_text())
         assert (row["e_values"], row["recognised"]) == ([alone["e_value"]], [code == 5])
@@ -340,15 +373,27 @@ def test_nothing_at_all_is_said_to_be_missing(here: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("--references a,b,c,d", "--references: expected the weights of five models or more, got 4; train"),
-        ("--references {copy},{copy},{copy},{copy},{copy}", "expected different models, none of them yours"),
+        (
+            "--references a,b,c,d",
+            "--references: expected the weights of five models or more, got 4; train",
+        ),
+        (
+            "--references {copy},{copy},{copy},{copy},{copy}",
+            "expected different models, none of them yours",
+        ),
         (
             "--references {lenet5-4},{lenet5-7},{cnn_small-1},{cnn_small-2},{cnn_medium-5}",
             "3 or more of your",
         ),
-        ("--model missing.safetensors", "--model: expected a file, but 'missing.safetensors' does not exist"),
+        (
+            "--model missing.safetensors",
+            "--model: expected a file, but 'missing.safetensors' does not exist",
+        ),
         ("--model meter.py", "--model meter.py: expected the weights of a net"),
-        ("--evaluation.limit 3 --budget 3", "found 3 images to ask, too few where an independent model"),
+        (
+            "--evaluation.limit 3 --budget 3",
+            "found 3 images to ask, too few where an independent model",
+        ),
         ("--evaluation.mean 0.5 --evaluation.std 1", "--evaluation.mean: leave it out"),
     ],
 )

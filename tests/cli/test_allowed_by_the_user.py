@@ -43,7 +43,11 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
     if adapter is not None:
         Path("adapter.yaml").write_text(dump_yaml({**described(), "url": url, **adapter}))
         teacher = {"kind": "json", "adapter": "adapter.yaml"}
-    consents = {"authorised_by": "the owner, really", "allow_env": ["STRANGE_KEY", "STRANGE_WORD"], **options}
+    consents = {
+        "authorised_by": "the owner, really",
+        "allow_env": ["STRANGE_KEY", "STRANGE_WORD"],
+        **options,
+    }
     paper = dump_yaml({"teacher": {**teacher, **consents}, "evaluation": {"dataset": "digits"}})
     Path("run").mkdir(exist_ok=True)
     Path("recipe.yaml").write_text(paper)
@@ -89,7 +93,10 @@ def test_a_variable_that_a_file_names_is_not_read(
 PLACES = [
     {"headers": {"X": "a ${STRANGE_WORD}"}},
     {"request": {"json": {"image": "${image}", "b": [{"c": "${STRANGE_WORD}"}]}}},
-    {"request": {"multipart": "f", "fields": {"x": "${STRANGE_WORD}"}}, "image": {"encoding": "png"}},
+    {
+        "request": {"multipart": "f", "fields": {"x": "${STRANGE_WORD}"}},
+        "image": {"encoding": "png"},
+    },
     {"url": f"{NEAR}/x?key=${{STRANGE_WORD}}"},
 ]
 
@@ -128,9 +135,13 @@ def test_the_environment_of_who_runs_it_consents_too_and_a_flag_beats_it(
         asked()
 
 
-def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     strangers(FAR, {"headers": {"X": "${STRANGE_WORD}"}}, api_key_env="STRANGE_KEY")
-    job = parse_extract(["--resume", "--out", "run", ME, "--teacher.allow-env=STRANGE_WORD,STRANGE_KEY"])
+    job = parse_extract(
+        ["--resume", "--out", "run", ME, "--teacher.allow-env=STRANGE_WORD,STRANGE_KEY"]
+    )
     _, _, *words = shlex.split(resume_command(Path("run"), job))
     assert words[:3] == ["--resume", "--out", "run"]
     again = parse_extract(words)
@@ -146,13 +157,20 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
 ) -> None:
     """Flags of the first command are in its file; consent there does not count."""
     strangers(FAR, {"headers": HEADERS})
-    paper = {"teacher": {"kind": "json", "adapter": "adapter.yaml"}, "methods": ["static"], "seeds": [0]}
+    paper = {
+        "teacher": {"kind": "json", "adapter": "adapter.yaml"},
+        "methods": ["static"],
+        "seeds": [0],
+    }
     flags = {"teacher.authorised-by": "the owner", "teacher.allow_env": "STRANGE_WORD"}
     flags["teacher.api-key-env"] = "STRANGE_KEY"
     Path("c.yaml").write_text(dump_yaml({**paper, "overrides": flags}))
     first = ["--config", "c.yaml", "--out", "c"]
     (cell,) = compare.plan_of(first).cells
-    said = {name: cell.job.teacher_options[name] for name in ("authorised_by", "allow_env", "api_key_env")}
+    said = {
+        name: cell.job.teacher_options[name]
+        for name in ("authorised_by", "allow_env", "api_key_env")
+    }
     assert said == {"authorised_by": None, "allow_env": (), "api_key_env": "STRANGE_KEY"}
 
     from dfme.audits.compare import session
@@ -222,10 +240,18 @@ TRUSTED = "--teacher.trust=true"
 
 
 @pytest.mark.parametrize("kind", ["pt2", "torchscript"])
-def test_no_file_trusts_the_maker_of_a_program(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_trusts_the_maker_of_a_program(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("net.pt2").write_bytes(b"a program")
     Path("run").mkdir()
-    teacher = {"kind": kind, "program": "net.pt2", "trust": True, "shape": [1, 8, 8], "num_classes": 10}
+    teacher = {
+        "kind": kind,
+        "program": "net.pt2",
+        "trust": True,
+        "shape": [1, 8, 8],
+        "num_classes": 10,
+    }
     paper = dump_yaml({"teacher": teacher, "evaluation": {"dataset": "digits"}})
     Path("recipe.yaml").write_text(paper)
     Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
@@ -243,7 +269,9 @@ def test_no_file_trusts_the_maker_of_a_program(kind: str, capsys: pytest.Capture
     assert parse_extract(["--resume", "--out", "run"]).teacher_options["trust"] is False
 
 
-def test_a_message_of_many_problems_is_short_and_counts_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_of_many_problems_is_short_and_counts_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     wrong = [f"--student.{'x' * 60}{number}=1" for number in range(30)]
     assert main(["extract", "--budget", "10", *wrong]) == 2
     said = one_line(capsys)

@@ -11,7 +11,16 @@ from dfme.cli.audit import OWN, options, plan_of
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 
-SERVICE = ["--teacher", "v2", "--teacher.url", "http://127.0.0.1:9", "--teacher.model", "m", "--budget", "3k"]
+SERVICE = [
+    "--teacher",
+    "v2",
+    "--teacher.url",
+    "http://127.0.0.1:9",
+    "--teacher.model",
+    "m",
+    "--budget",
+    "3k",
+]
 SERVICE += ["--teacher.shape", "1,8,8", "--teacher.num-classes", "10"]
 
 
@@ -32,7 +41,9 @@ def test_quick_on_the_default_teacher() -> None:
         "knockoff": 6 * 179,
     }
     large = plan_of(["--teacher.shape", "1,28,28"])
-    assert {cell.job.config.student.steps for cell in large.first.cells if cell.row == "frugal"} == {3_000}
+    assert {
+        cell.job.config.student.steps for cell in large.first.cells if cell.row == "frugal"
+    } == {3_000}
     given = plan_of(["--student-steps", "2500"])
     assert {cell.job.config.student.steps for cell in given.first.cells} == {2_500}
     assert plan.job.teacher.price_per_1000 == 1.5
@@ -43,9 +54,14 @@ def test_quick_on_the_default_teacher() -> None:
     assert left_out["why"] == "--profile quick"
     assert unsaid["why"] == "there are no --references"
     runs = plan.second("frugal", plan.config.defences).runs
-    assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {"none", *plan.config.defences}
+    assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {
+        "none",
+        *plan.config.defences,
+    }
     assert plan.first.cells[0].name in [cell.name for cell in runs]  # and is run once
-    (labels,) = [cell for cell in plan.second("frugal", ()).cells if cell.attempt.answers == "label"]
+    (labels,) = [
+        cell for cell in plan.second("frugal", ()).cells if cell.attempt.answers == "label"
+    ]
     assert (labels.name, labels.job) == (plan.first.cells[2].name, plan.first.cells[2].job)
     for shape, kl in (("1,16,16", True), ("1,28,28", False)):  # auto is KL above 16 pixels a side
         cells = plan_of(["--teacher.shape", shape]).second("frugal", ("modelguard_s",)).cells
@@ -61,7 +77,10 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert knockoff.method_config.pool == "procedural"
     assert (standard.halves, knockoff.config.evaluation.dataset) == ({}, "digits")
     beyond, _, missing = standard.not_run
-    assert (beyond["why"], missing["what"]) == ("--profile standard", "defence misinform:key_env=DFME_KEY")
+    assert (beyond["why"], missing["what"]) == (
+        "--profile standard",
+        "defence misinform:key_env=DFME_KEY",
+    )
     assert "set the variable DFME_KEY" in missing["why"]
     assert len(standard.config.defences) == 5
     monkeypatch.setenv("DFME_KEY", os.urandom(8).hex())
@@ -81,9 +100,13 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_label_modes_begin_with_the_teachers_own(stated: str, listed: str, modes: str) -> None:
-    words = [f"--teacher.label-mode={stated}"] * bool(stated) + [f"--label-modes={listed}"] * bool(listed)
+    words = [f"--teacher.label-mode={stated}"] * bool(stated) + [f"--label-modes={listed}"] * bool(
+        listed
+    )
     plan = plan_of([*words, "--defences", "none", "--like-images", "none"])
-    assert list(plan.config.label_modes) == modes.split() == [cell.mode for cell in plan.first.cells]
+    assert (
+        list(plan.config.label_modes) == modes.split() == [cell.mode for cell in plan.first.cells]
+    )
 
 
 def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_refused() -> None:
@@ -108,7 +131,9 @@ def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
 
 
 def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path) -> None:
-    np.savez("few.npz", images=np.random.default_rng(0).random((79, 8, 8)), labels=np.arange(79) % 10)
+    np.savez(
+        "few.npz", images=np.random.default_rng(0).random((79, 8, 8)), labels=np.arange(79) % 10
+    )
     for words, why in {
         "--evaluation.dataset few.npz": "half of the evaluation images are 39, and at least 40 are needed",
         "--evaluation.dataset none": "there are no evaluation images",
@@ -119,19 +144,27 @@ def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path
         plan = plan_of([*words.split(), "--defences", "none"])
         assert [cell.row for cell in plan.first.cells] == ["frugal"] * 3
         assert not plan.first.cells[0].job.config.evaluation.dataset.endswith("@scored")
-        (told,) = [each for each in plan.not_run if each["what"] == "somebody with images like yours"]
+        (told,) = [
+            each for each in plan.not_run if each["what"] == "somebody with images like yours"
+        ]
         assert why in told["why"]
     with pytest.raises(UserError, match=r"--attackers: expected --pool as well.*are 39"):
         plan_of(["--evaluation.dataset", "few.npz", "--attackers", "knockoff"])
     alone = plan_of(["--attackers", "knockoff"])
-    assert {cell.budget for cell in (*alone.first.cells, *alone.second("knockoff", ["mad"]).cells)} == {179}
+    assert {
+        cell.budget for cell in (*alone.first.cells, *alone.second("knockoff", ["mad"]).cells)
+    } == {179}
 
 
 def test_a_detector_that_the_data_cannot_feed_is_left_out(here: Path) -> None:
-    np.savez("own.npz", images=np.random.default_rng(0).random((90, 8, 8)), labels=np.arange(90) % 10)
+    np.savez(
+        "own.npz", images=np.random.default_rng(0).random((90, 8, 8)), labels=np.arange(90) % 10
+    )
     plan = plan_of(["--evaluation.dataset", "own.npz"])
     assert (len(plan.watch), "mahalanobis" in plan.watch) == (6, False)
-    (told,) = [each for each in plan.not_run if each["what"] == "detectors mahalanobis, sequential, sprt"]
+    (told,) = [
+        each for each in plan.not_run if each["what"] == "detectors mahalanobis, sequential, sprt"
+    ]
     assert "train_labels" in told["why"]
     assert (plan.halves["scored"], plan.halves["held_back"]) == (45, 45)
 
@@ -152,17 +185,22 @@ def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
         plan_of(["--out", "a"])
 
 
-@pytest.mark.parametrize("section", ["student: {lr: 0.3, arch: cnn_small}", "schedule: {kind: constant}"])
+@pytest.mark.parametrize(
+    "section", ["student: {lr: 0.3, arch: cnn_small}", "schedule: {kind: constant}"]
+)
 def test_what_a_file_says_of_students_is_refused_where_recipes_would_not_heed_it(
     section: str, here: Path
 ) -> None:
     Path("a.yaml").write_text(f"{section}\nteacher: {{kind: torch}}\n")
     key = "student.lr" if "lr" in section else "schedule.kind"
-    with pytest.raises(UserError, match=rf"^--{key}: expected this flag: attackers that are recipes") as told:
+    with pytest.raises(
+        UserError, match=rf"^--{key}: expected this flag: attackers that are recipes"
+    ) as told:
         plan_of(["--config", "a.yaml"])
     assert "arch" not in str(told.value)
     jobs = [
-        cell.job.config for cell in plan_of(["--student.lr", "0.3", "--student.arch", "lenet5"]).first.cells
+        cell.job.config
+        for cell in plan_of(["--student.lr", "0.3", "--student.arch", "lenet5"]).first.cells
     ]
     assert {(job.student.lr, job.student.arch) for job in jobs} == {(0.3, "lenet5")}
 

@@ -8,7 +8,9 @@ from command_line import run
 
 
 class ToyTeacher:
-    """Softmax of two fixed directions, rounded; with ``drift`` every answer is a little different."""
+    """Softmax of two fixed directions, rounded; with ``drift`` every answer is a little
+    different.
+    """
 
     num_classes = 2
 
@@ -52,7 +54,9 @@ def test_check_says_what_the_answers_are_like() -> None:
     assert teacher.seen == 40 + preflight_images(OPEN, teacher.spec) == 264
     table, recommended = text.partition("\n\n")[2].splitlines()[1:7], text.splitlines()[-1]
     assert [row.split()[0] for row in table] == ["levels", "1", "2", "4", "8", "16"]
-    chosen = "--estimator.kind finite_difference --estimator.objective kl --estimator.space lattice "
+    chosen = (
+        "--estimator.kind finite_difference --estimator.objective kl --estimator.space lattice "
+    )
     assert recommended.startswith(f"recommended: {chosen}")
     drifting = examine(ToyTeacher(drift=1e-4), images=20, seed=0)
     assert "probabilities, not rounded" in drifting
@@ -60,10 +64,14 @@ def test_check_says_what_the_answers_are_like() -> None:
 
 
 def test_a_trained_teacher_can_be_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train-teacher --data.name digits --epochs 1 --threads 1 --out made/t.safetensors") == 0
+    assert (
+        run("train-teacher --data.name digits --epochs 1 --threads 1 --out made/t.safetensors") == 0
+    )
     trained = capsys.readouterr()
     assert trained.out.startswith("made/t.safetensors: accuracy ")
-    assert trained.err.splitlines()[-1].startswith("epoch 1/1  loss ")  # a slow step has a line before it
+    assert trained.err.splitlines()[-1].startswith(
+        "epoch 1/1  loss "
+    )  # a slow step has a line before it
     assert run("check --teacher.checkpoint made/t.safetensors --images 4") == 0
     lines = described(capsys.readouterr().out)
     assert lines["images"].startswith("1x8x8 within 0 and 1")
@@ -80,14 +88,18 @@ def make(student: str):
 """
 
 
-def test_evaluate_scores_a_student_beside_its_teacher(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_scores_a_student_beside_its_teacher(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A student that is its own teacher agrees with it everywhere, and is as accurate."""
     from dfme.nets import build_net
     from dfme.run.student_file import save_student
     from dfme.spec import ImageSpec
 
     for name, shape in (("student.safetensors", (1, 8, 8)), ("other.safetensors", (1, 9, 9))):
-        save_student(here / name, build_net("cnn_small", shape, 10), "cnn_small", ImageSpec(shape), 10)
+        save_student(
+            here / name, build_net("cnn_small", shape, 10), "cnn_small", ImageSpec(shape), 10
+        )
     (here / "own_scored.py").write_text(OWN_SCORED)
     words = "evaluate --teacher own_scored:make --teacher.student student.safetensors"
     words += " --evaluation.dataset digits"
@@ -98,4 +110,6 @@ def test_evaluate_scores_a_student_beside_its_teacher(here: Path, capsys: pytest
     assert lines["accuracy"] == lines["teacher accuracy"]
     assert lines["evaluation queries"] == "50"
     assert run(f"{words} --student other.safetensors") == 2
-    assert "it is for images 1x9x9 within 0 and 1, as floats and 10 classes" in capsys.readouterr().err
+    assert (
+        "it is for images 1x9x9 within 0 and 1, as floats and 10 classes" in capsys.readouterr().err
+    )

@@ -44,7 +44,9 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
     assert [*told["left_out"]] == ["mahalanobis", "sequential", "sprt"]
     assert shown.count("since the log has not all distances of features.") == 3
     assert (told["accounts"][0]["account"], told["accounts"][0]["images"]) == (account_tag("a"), 40)
-    assert all(f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in names)
+    assert all(
+        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in names
+    )
     for each in told["benign"]:
         assert each["per_10000"] == 10_000 * each["alarms"] / 1_200
         assert each["per_10000_upper"] > each["per_10000"]
@@ -72,7 +74,9 @@ def test_what_cannot_be_looked_at_is_refused_in_one_line(
 
 def test_a_service_is_not_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(here / "log")
-    words = "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
+    words = (
+        "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
+    )
     assert run(f"detect log --benign digits {words}") == 2
     assert "a service is watched where it runs" in one_line(capsys)
 
@@ -89,7 +93,9 @@ def test_a_service_is_not_asked(here: Path, capsys: pytest.CaptureFixture[str]) 
         b'"fingerprint": "%s"' % (b"0" * 17 + b"x"),
     ],
 )
-def test_a_damaged_log_is_one_line(here: Path, damage: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_log_is_one_line(
+    here: Path, damage: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = write_log(here / "log")
     lines = log.read_bytes().splitlines(keepends=True)
     if damage.startswith(b'"'):
@@ -106,7 +112,9 @@ def test_a_damaged_log_is_one_line(here: Path, damage: bytes, capsys: pytest.Cap
     assert len(said) < 500
 
 
-def test_a_pipe_in_place_of_a_log_is_not_waited_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = write_log(here / "log")
     log.unlink()
     os.mkfifo(log)
@@ -120,7 +128,9 @@ def test_a_teacher_without_a_network_of_ours_is_watched_by_the_others(
     monkeypatch.setattr(detection, "SESSIONS", 1)
     config = TeacherConfig(kind="own:Linear", label_mode="label", defences=("lattice:n=10",))
     given = {"shape": (1, 8, 8)}
-    found = teacher_side.detection(config, given, DETECTORS, EvaluationConfig(dataset="digits"), "cpu")
+    found = teacher_side.detection(
+        config, given, DETECTORS, EvaluationConfig(dataset="digits"), "cpu"
+    )
     fed = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
     assert [each["name"] for each in found["detectors"]] == fed
     assert [*found["left_out"]] == ["mahalanobis", "sequential", "sprt"]

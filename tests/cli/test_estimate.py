@@ -16,7 +16,10 @@ from dfme.oracle.ledger import audit
 from dfme.run.job import PROJECT
 from dfme.students.trainer import StudentTrainer
 
-DIGITS = f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors --evaluation.dataset digits"
+DIGITS = (
+    f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors "
+    "--evaluation.dataset digits"
+)
 SMALL = (
     "--student.arch cnn_small --student.replay-batch 32 --student.steps 150 --device cpu "
     "--evaluation.points 5"
@@ -29,7 +32,9 @@ def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 
 
 @pytest.mark.integration
-def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, _ = said(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
     assert code == 0
     assert "no estimate: its learning curve has 1 scores" in out
@@ -38,13 +43,17 @@ def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(capsys: pytest.Cap
 
 
 @pytest.mark.integration
-def test_before_the_first_query_the_pilot_is_said_with_its_price(capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_query_the_pilot_is_said_with_its_price(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, _ = said(f"{DIGITS} --dry-run --price-per-1000 2", capsys)
     assert code == 0
     assert "pilot: 1,200 of a budget of 12,000 images would be asked for and charged" in out
     assert "images      1,200 would be charged: student 1,200" in out
     assert "recipe      frugal; method procedural" in out
-    assert "cost        3.12 it would be, at 2 per 1,000 images, evaluation included" in out  # 1,559 images
+    assert (
+        "cost        3.12 it would be, at 2 per 1,000 images, evaluation included" in out
+    )  # 1,559 images
     assert not Path("runs").exists()
 
 
@@ -72,14 +81,20 @@ SCORES = {100: 0.4, 200: 0.5, 300: 0.6, 500: 0.7, 1_200: 0.82}
 def found(
     budget: int = 12_000, scores: dict[int, float] = SCORES, rate: float | None = None
 ) -> dict[str, Any]:
-    """The estimate of a pilot in five rounds of fifty steps in all, a hundredth of a second each."""
-    job = parse(f"{DIGITS} --recipe frugal --student.steps 50 --student.rounds {ROUNDS} --price-per-1000 10")
+    """The estimate of a pilot in five rounds of fifty steps in all, a hundredth of a second
+    each.
+    """
+    job = parse(
+        f"{DIGITS} --recipe frugal --student.steps 50 --student.rounds {ROUNDS} --price-per-1000 10"
+    )
     job = replace(job, teacher_options=job.teacher_options | {"images_per_second": rate})
     records: list[dict[str, float | None]] = []
     for number, (queries, agreement) in enumerate(scores.items(), 1):
         at = [(queries, 10 * number - 10, 0.1), (queries, 10 * number, agreement)]
         names = ("queries", "student_steps", "agreement", "seconds")
-        records += [dict(zip(names, (q, s, a, 0.001 * q + 0.01 * s), strict=True)) for q, s, a in at]
+        records += [
+            dict(zip(names, (q, s, a, 0.001 * q + 0.01 * s), strict=True)) for q, s, a in at
+        ]
     return estimate(job, SUMMARY, records, budget)
 
 
@@ -90,7 +105,11 @@ def test_queries_time_and_money_belong_together() -> None:
     assert (first["reached"], first["queries"]) == (1_200, [None] * 3)
     assert second["reached"] is None
     for asked, queries, seconds, cost in zip(
-        start.queries_to(LAW, 0.9), second["queries"], second["seconds"], second["cost"], strict=True
+        start.queries_to(LAW, 0.9),
+        second["queries"],
+        second["seconds"],
+        second["cost"],
+        strict=True,
     ):
         assert queries is None if asked is None else asked <= queries < asked + 1
         if queries is not None:
@@ -114,10 +133,14 @@ def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() 
     _, expected, high = told["levels"][1]["queries"]
     less = expected - 1
     assert found(less)["recommended_budget"] == less, "no goal is expected within it: all of it"
-    within = [each["queries"] for each in told["levels"] if (each["queries"][1] or 12_001) <= 12_000]
+    within = [
+        each["queries"] for each in told["levels"] if (each["queries"][1] or 12_001) <= 12_000
+    ]
     assert told["recommended_budget"] == min(within[-1][2] or 12_000, 12_000)
     assert found(expected + 1)["recommended_budget"] == min(high or expected + 1, expected + 1)
-    assert found(scores={100: 0.5, 500: 0.9, 1_200: 0.96})["recommended_budget"] is None, "all is reached"
+    assert found(scores={100: 0.5, 500: 0.9, 1_200: 0.96})["recommended_budget"] is None, (
+        "all is reached"
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +149,9 @@ def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() 
 def test_a_curve_without_a_rise_gives_no_estimate(scores: dict[int, float]) -> None:
     told = found(scores=scores)
     assert told["agreement_there"] is told["recommended_budget"] is None
-    assert all(level["queries"] == [None] * 3 for level in told["levels"] if level["reached"] is None)
+    assert all(
+        level["queries"] == [None] * 3 for level in told["levels"] if level["reached"] is None
+    )
 
 
 @pytest.fixture
@@ -158,7 +183,9 @@ def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recomme
     told = json.loads(Path("run", "estimate.json").read_text())
     table = out[out.index("the pilot's agreement") :]
     assert (told["pilot"], told["budget"], told["scores"][-1][0]) == (400, 4_000, 400)
-    assert said("--resume --out run", capsys)[1].endswith(table), "of a finished pilot, without asking"
+    assert said("--resume --out run", capsys)[1].endswith(table), (
+        "of a finished pilot, without asking"
+    )
     command = table.rstrip().splitlines()[-1].split()
     assert command[:5] == ["python", "run.py", "--resume", "--out", "run"]
     assert main(command[2:]) == 0

@@ -1,4 +1,6 @@
-"""Which images a student is scored on: handed over in Python, without labels, in an order of their own."""
+"""Which images a student is scored on: handed over in Python, without labels, in an order of their
+own.
+"""
 
 import json
 from pathlib import Path
@@ -52,7 +54,10 @@ def test_images_alone_tell_agreement_and_no_accuracy(
     written = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert written["accuracy"] is None
     run(f"report {tmp_path / 'a'}")
-    assert "not known: the evaluation images have no labels" in (tmp_path / "a" / "report.html").read_text()
+    assert (
+        "not known: the evaluation images have no labels"
+        in (tmp_path / "a" / "report.html").read_text()
+    )
     capsys.readouterr()
 
 
@@ -70,7 +75,10 @@ def test_a_resume_on_other_images_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("evaluation", "says"),
     [
-        ((torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.long)), "expected 2 labels, whole numbers"),
+        (
+            (torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.long)),
+            "expected 2 labels, whole numbers",
+        ),
         ((torch.zeros(2, 1, 9, 8), None), "its images are 1x9x8, but 1x8x8 was asked for"),
         (torch.full((2, 1, 8, 8), 1.5), "floating-point pixels within 0 and 1"),
         (5, r"evaluation: expected images \(N, H, W\)"),
@@ -99,25 +107,35 @@ class Named(Metered):
     class_names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-def test_a_folder_is_put_in_the_order_that_the_teacher_announces(class_folders: Path, tmp_path: Path) -> None:
+def test_a_folder_is_put_in_the_order_that_the_teacher_announces(
+    class_folders: Path, tmp_path: Path
+) -> None:
     """Its own order made a teacher of 11 % of it, without a word."""
     exact = cloned(tmp_path / "a", DIGITS.images.mul(255).round().byte(), budget=20)
-    right = cloned(tmp_path / "b", (DIGITS.images.mul(255).round().byte(), DIGITS.labels), budget=20)
+    right = cloned(
+        tmp_path / "b", (DIGITS.images.mul(255).round().byte(), DIGITS.labels), budget=20
+    )
     named = clone(tmp_path / "c", Named(), evaluation=str(class_folders), budget=20).summary
     told = {"dataset": str(class_folders), "classes": list(Named.class_names)}
     given = cloned(tmp_path / "d", told, budget=20)
     alone = cloned(tmp_path / "e", str(class_folders), budget=20)
     assert named["teacher_accuracy"] == given["teacher_accuracy"] == right["teacher_accuracy"]
-    assert alone["teacher_accuracy"] != right["teacher_accuracy"]  # as in 0.6.0: nobody told the order
+    assert (
+        alone["teacher_accuracy"] != right["teacher_accuracy"]
+    )  # as in 0.6.0: nobody told the order
     assert named["agreement"] == exact["agreement"]
     (class_folders / "ten").mkdir()
     teacher = Named()
-    with pytest.raises(UserError, match=r"set has 11 classes \(.*\), but the teacher answers 10 \(zero, one"):
+    with pytest.raises(
+        UserError, match=r"set has 11 classes \(.*\), but the teacher answers 10 \(zero, one"
+    ):
         clone(tmp_path / "f", teacher, evaluation=str(class_folders))
     assert teacher.calls == 0
 
 
-def test_a_retrained_student_is_scored_on_the_labels_of_the_run(class_folders: Path, tmp_path: Path) -> None:
+def test_a_retrained_student_is_scored_on_the_labels_of_the_run(
+    class_folders: Path, tmp_path: Path
+) -> None:
     """The teacher's order of classes is in the checkpoint: nobody else announces it there."""
     paid = clone(tmp_path / "a", Named(), evaluation=str(class_folders), budget=40).summary
     assert run(f"retrain --run {tmp_path / 'a'} --out {tmp_path / 'b'} --student.steps 2") == 0
@@ -125,10 +143,14 @@ def test_a_retrained_student_is_scored_on_the_labels_of_the_run(class_folders: P
     assert summary["teacher_accuracy"] == paid["teacher_accuracy"]
 
 
-def test_evaluate_says_what_it_cannot_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_says_what_it_cannot_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloned(tmp_path / "a", "digits", budget=20)
     np.savez(tmp_path / "x.npz", images=DIGITS.images.numpy())
-    weights = Path(__file__).resolve().parents[2] / "teachers" / "checkpoints" / "digits.safetensors"
+    weights = (
+        Path(__file__).resolve().parents[2] / "teachers" / "checkpoints" / "digits.safetensors"
+    )
     words = f"evaluate --student {tmp_path / 'a'} --teacher torch --teacher.checkpoint {weights}"
     assert run(f"{words} --evaluation.dataset {tmp_path / 'x.npz'}") == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())

@@ -1,4 +1,6 @@
-"""run.py export: the file answers as the student does, says what it takes, and is a teacher again."""
+"""run.py export: the file answers as the student does, says what it takes, and is a teacher
+again.
+"""
 
 import importlib
 import json
@@ -37,7 +39,9 @@ def metadata(path: Path) -> dict[str, str]:
         return dict(session.get_modelmeta().custom_metadata_map)
     found = dict.fromkeys(("input", "output", "bounds", "shape", "num_classes"), "")
     torch.export.load(path, extra_files=found)
-    return {name: text.decode() if isinstance(text, bytes) else text for name, text in found.items()}
+    return {
+        name: text.decode() if isinstance(text, bytes) else text for name, text in found.items()
+    }
 
 
 @pytest.mark.integration
@@ -77,7 +81,9 @@ def test_a_program_that_answers_otherwise_is_not_written(
     other = build_net("cnn_small", (1, 8, 8), 7).eval()
     write = exporting._program
     monkeypatch.setattr(exporting, "_program", lambda net, *rest: write(_like(other, net), *rest))
-    with pytest.raises(DfmeError, match=r"the scores differ from the student's by up to .*; not written"):
+    with pytest.raises(
+        DfmeError, match=r"the scores differ from the student's by up to .*; not written"
+    ):
         exporting.export(weights, "pt2", weights.with_name("x.pt2"))
     assert not weights.with_name("x.pt2").exists()
 
@@ -99,5 +105,7 @@ def test_a_missing_package_is_named(
 
     monkeypatch.setattr(exporting.importlib, "import_module", without)
     assert run(f"export --student {weights}") == 2
-    assert "--format onnx: needs the package onnxscript; pip install onnx onnxscript" in one_line(capsys)
+    assert "--format onnx: needs the package onnxscript; pip install onnx onnxscript" in one_line(
+        capsys
+    )
     assert [path.name for path in weights.parent.iterdir()] == ["student.safetensors"]

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 import dfme
-from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig, TeacherConfig
+from dfme.config.settings import (
+    EvaluationConfig,
+    ExtractConfig,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+)
 from dfme.methods.configs import DfmeConfig
 from dfme.run.job import document
 
@@ -20,7 +26,9 @@ def test_wandb_s_variables_hold_for_what_python_leaves_open(
 ) -> None:
     for name in ("PROJECT", "ENTITY", "MODE"):
         monkeypatch.setenv(f"WANDB_{name}", "offline")
-    dfme.extract(plain_teacher, shape=(3, 8, 8), num_classes=10, budget="2k", wandb={"project": "p"})
+    dfme.extract(
+        plain_teacher, shape=(3, 8, 8), num_classes=10, budget="2k", wandb={"project": "p"}
+    )
     wandb = fake_build[0][0].config.wandb
     assert (wandb.project, wandb.entity, wandb.mode) == ("p", "offline", "off")
 
@@ -41,13 +49,17 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
     (job, teacher, resume, console) = fake_build[0]
     assert (teacher, resume, console) == (plain_teacher, False, False)
     kind = f"{__name__}:plain_teacher"
-    assert job.teacher == TeacherConfig(kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0))
+    assert job.teacher == TeacherConfig(
+        kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0)
+    )
     assert job.method_config == DfmeConfig(student_steps=2, batch_size=8, learn_from="all")
     assert job.config == ExtractConfig(
         recipe="dfme (default)",
         budget=2000,
         out="runs/x",
-        student=StudentConfig(lr=0.5, replay_steps=8, replay_batch=64, optimizer="auto", augment="auto"),
+        student=StudentConfig(
+            lr=0.5, replay_steps=8, replay_batch=64, optimizer="auto", augment="auto"
+        ),
         evaluation=EvaluationConfig("digits"),
         schedule=ScheduleConfig(kind="cosine"),
     )

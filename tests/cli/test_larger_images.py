@@ -1,4 +1,6 @@
-"""Above 16 pixels a side a method of no paper trains its students as frugal does; what is given is used."""
+"""Above 16 pixels a side a method of no paper trains its students as frugal does; what is given is
+used.
+"""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +24,9 @@ SCORES = LabelMode("probabilities")
 TEACHER = "--teacher.checkpoint weights.pt"
 
 
-def student(words: str, shape: tuple[int, int, int] = LARGE, mode: LabelMode = SCORES) -> StudentConfig:
+def student(
+    words: str, shape: tuple[int, int, int] = LARGE, mode: LabelMode = SCORES
+) -> StudentConfig:
     """The student's settings of a run of these words on such images, every ``auto`` chosen."""
     return parse(f"{TEACHER} {words}").sized(mode, shape).fitting(mode, shape).config.student
 
@@ -33,7 +37,11 @@ def test_a_baseline_trains_as_frugal_does(method: str, mode: LabelMode) -> None:
     own, frugal = student(f"--method {method}", mode=mode), student("--recipe frugal", mode=mode)
     assert own == replace(frugal, replay_steps=0), "which passes make idle"
     assert (own.optimizer, own.lr, own.weight_decay, own.augment) == ("adamw", 0.002, 1.0, "affine")
-    assert (own.passes, len(own.rounds), own.loss) == (25, 5, "auto" if mode.kind == "label" else "kl")
+    assert (own.passes, len(own.rounds), own.loss) == (
+        25,
+        5,
+        "auto" if mode.kind == "label" else "kl",
+    )
     named = student(f"--recipe {method}", mode=mode)
     assert named == own, "a recipe by its name is the method's own"
 
@@ -70,9 +78,15 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("--student.loss l1", {"loss": "l1", "optimizer": "adamw"}),
     ("--student.augment none", {"augment": "none", "passes": 25}),
     ("--student.steps 800", {"steps": 800, "lr": 0.002}),
-    ("--student.replay-steps 3", {"replay_steps": 3, "rounds": (), "passes": 0, "augment": "affine"}),
+    (
+        "--student.replay-steps 3",
+        {"replay_steps": 3, "rounds": (), "passes": 0, "augment": "affine"},
+    ),
     ("--student.replay-batch 32", {"replay_batch": 32, "passes": 25}),
-    ("--student.steps 90 --student.final-share .5", {"final_share": 0.5, "rounds": (), "steps": 90}),
+    (
+        "--student.steps 90 --student.final-share .5",
+        {"final_share": 0.5, "rounds": (), "steps": 90},
+    ),
     ("--student.steps 3", {"steps": 3, "rounds": ()}),
     ("--student.steps 80 --student.rounds .5,1", {"rounds": (0.5, 1.0), "steps": 80}),
     ("--student.count 2 --student.average .9", {"count": 2, "average": 0.9, "optimizer": "adamw"}),
@@ -120,16 +134,29 @@ def test_config_yaml_has_the_values_that_hold_and_the_run_goes_on_with_them(tmp_
     }
     dfme.extract(dark, budget=64, **settings)
     held = shown(tmp_path / "run")
-    assert (held["optimizer"], held["lr"], held["steps"], held["augment"]) == ("adamw", 0.002, 10, "affine")
+    assert (held["optimizer"], held["lr"], held["steps"], held["augment"]) == (
+        "adamw",
+        0.002,
+        10,
+        "affine",
+    )
     assert (held["rounds"], held["replay_steps"]) == ([0.07, 0.17, 0.4, 0.7, 1.0], 0)
     result = dfme.extract(
         dark, budget=80, out=tmp_path / "run", shape=(1, 17, 17), num_classes=3, resume=True
     )
     assert result.summary["spent"] == 80
     assert shown(tmp_path / "run") == held
-    small = {**settings, "shape": (1, 16, 16), "out": tmp_path / "small", "student": {"arch": "cnn_small"}}
+    small = {
+        **settings,
+        "shape": (1, 16, 16),
+        "out": tmp_path / "small",
+        "student": {"arch": "cnn_small"},
+    }
     dfme.extract(lambda images: images.flatten(1)[:, :3].softmax(1), budget=64, **small)
-    assert (shown(tmp_path / "small")["optimizer"], shown(tmp_path / "small")["replay_steps"]) == ("sgd", 4)
+    assert (shown(tmp_path / "small")["optimizer"], shown(tmp_path / "small")["replay_steps"]) == (
+        "sgd",
+        4,
+    )
 
 
 def test_a_dry_run_says_which_training_it_is(
@@ -140,9 +167,14 @@ def test_a_dry_run_says_which_training_it_is(
     )
     monkeypatch.syspath_prepend(tmp_path)
     words = "--teacher answering:make --teacher.shape 1,20,20 --teacher.num-classes 3 --dry-run"
-    assert main([*words.split(), *"--method static --budget 200 --student.arch lenet5".split()]) == 0
+    assert (
+        main([*words.split(), *"--method static --budget 200 --student.arch lenet5".split()]) == 0
+    )
     said = " ".join(capsys.readouterr().out.split())
-    assert "images above 16 pixels a side: the student trains as frugal's does, in 5 rounds, by adamw" in said
+    assert (
+        "images above 16 pixels a side: the student trains as frugal's does, in 5 rounds, by adamw"
+        in said
+    )
     assert main([*words.split(), *"--method dfme --budget 200 --student.arch lenet5".split()]) == 0
     assert "as frugal's does" not in capsys.readouterr().out
 

@@ -15,7 +15,9 @@ def test_too_little_memory_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.\nmore")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.\nmore"
+        )
 
     monkeypatch.setattr(parts, "build_nets", refuse)
     assert run("--teacher own:Linear --budget 90 --out run --device cpu") == 1
@@ -25,12 +27,18 @@ def test_too_little_memory_is_one_line(
 
 
 def test_of_what_cuda_says_only_the_figures_are_told() -> None:
-    """Its advice is about memory that is reserved and not allocated, where a smaller batch is what helps."""
+    """Its advice is about memory that is reserved and not allocated, where a smaller batch is what
+    helps.
+    """
     said = "CUDA out of memory. Tried to allocate 2 GiB. "
     said += "GPU 0 has a total capacity of 9 GiB of which 1 GiB is free"
     with pytest.raises(DfmeError) as caught, within_memory(torch.device("cuda")):
-        raise RuntimeError(f"{said}. Including non-PyTorch memory, this process has 78 GiB. Try THIS=that")
-    assert str(caught.value).startswith(f"out of memory on cuda: {said}; start a new run with a smaller --")
+        raise RuntimeError(
+            f"{said}. Including non-PyTorch memory, this process has 78 GiB. Try THIS=that"
+        )
+    assert str(caught.value).startswith(
+        f"out of memory on cuda: {said}; start a new run with a smaller --"
+    )
 
 
 DIVERGED = [
@@ -41,7 +49,11 @@ DIVERGED = [
     ),
     ("dfme", "--student.lr 1000", "at --student.lr 1000; start a new run with a lower one"),
     ("disguide", "--student.lr 1000", "at --student.lr 1000; start a new run with a lower one"),
-    ("static", "--student.weight-decay 1e9", "at --student.lr 0.1 and --student.weight-decay 1e+09; start"),
+    (
+        "static",
+        "--student.weight-decay 1e9",
+        "at --student.lr 0.1 and --student.weight-decay 1e+09; start",
+    ),
     (
         "dfme",
         "--method.generator-lr 1e30",

@@ -14,7 +14,9 @@ OURS = re.compile(
     r"[\d,]+ images "
     r"|[\d,]+ / [\d,]+ queries |epoch \d+/|warning: the |teacher .* it answers |(\[1/1\] )?static-\S+: "
 )
-SMALL = "--student.arch cnn_small --method.student-steps 1 --method.batch-size 20 --evaluation.limit 50"
+SMALL = (
+    "--student.arch cnn_small --method.student-steps 1 --method.batch-size 20 --evaluation.limit 50"
+)
 COMPARISON = """\
 methods: [static]
 seeds: [0]

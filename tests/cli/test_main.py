@@ -50,7 +50,9 @@ def test_what_a_file_says_does_not_steer_the_terminal(
     assert len(said) < 11_000
 
 
-def test_help_shows_what_matters_first_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_what_matters_first_and_help_all_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shown: list[set[str]] = []
     for word in ("--help", "--help-all"):
         assert run(f"extract {word}") == 0
@@ -81,14 +83,20 @@ def _cpu_seconds(command: list[str], code: int = 0) -> float:
 
 @pytest.fixture(scope="module")
 def importing_torch() -> float:
-    """CPU seconds of `import torch`: the measure of this machine, on which a second may be long or short."""
+    """CPU seconds of `import torch`: the measure of this machine, on which a second may be long or
+    short.
+    """
     command = [sys.executable, "-c", "import torch"]
     return min(_cpu_seconds(command) for _ in range(2))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("extract --help", 0), ("--student.arch x", 2)])
-def test_answers_in_half_the_time_of_importing_torch(words: str, code: int, importing_torch: float) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"), [("--help", 0), ("extract --help", 0), ("--student.arch x", 2)]
+)
+def test_answers_in_half_the_time_of_importing_torch(
+    words: str, code: int, importing_torch: float
+) -> None:
     command = [sys.executable, str(PROJECT / "run.py"), *words.split()]
     assert min(_cpu_seconds(command, code) for _ in range(2)) < importing_torch / 2
 
@@ -112,7 +120,10 @@ def test_interruption_and_errors_have_their_exit_codes(
 
         return SimpleNamespace(run=run)
 
-    codes: list[tuple[BaseException, int]] = [(TeacherError("it\nfailed"), 3), (KeyboardInterrupt(), 130)]
+    codes: list[tuple[BaseException, int]] = [
+        (TeacherError("it\nfailed"), 3),
+        (KeyboardInterrupt(), 130),
+    ]
     for error, code in codes:
         monkeypatch.setattr(cli, "find", lambda name, error=error: raising(error))
         assert main(["extract"]) == code
@@ -133,7 +144,9 @@ def test_one_of_several_processes_of_torchrun_is_refused(
 @pytest.mark.integration
 def test_a_closed_pipe_is_quiet() -> None:
     words = f"{sys.executable} {PROJECT / 'run.py'} extract --help | head -n 1"
-    done = subprocess.run(words, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        words, shell=True, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout == "usage: run.py extract [FLAGS]\n"
     assert done.stderr == ""
 
@@ -154,10 +167,18 @@ def test_an_output_without_room_is_one_line(unbuffered: str) -> None:
 @pytest.mark.parametrize(
     "words", [["-m", "dfme", "--version"], ["-c", "import dfme; dfme.extract"]], ids=" ".join
 )
-def test_folders_of_the_same_names_where_one_works_are_not_imported(words: list[str], tmp_path: Path) -> None:
+def test_folders_of_the_same_names_where_one_works_are_not_imported(
+    words: list[str], tmp_path: Path
+) -> None:
     for name in ("teachers", "configs"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('somebody else was imported')")
-    how: dict[str, Any] = {"env": {**os.environ, "PYTHONPATH": str(PROJECT)}, "cwd": tmp_path, "text": True}
+        (tmp_path / name / "__init__.py").write_text(
+            "raise SystemExit('somebody else was imported')"
+        )
+    how: dict[str, Any] = {
+        "env": {**os.environ, "PYTHONPATH": str(PROJECT)},
+        "cwd": tmp_path,
+        "text": True,
+    }
     done = subprocess.run([sys.executable, *words], **how, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,6 @@
-"""Recipes by name: they hold for any teacher, and what names none has the same as the embedded run."""
+"""Recipes by name: they hold for any teacher, and what names none has the same as the embedded
+run.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,20 +21,32 @@ from dfme.errors import UserError
 from dfme.methods import METHODS
 from dfme.run.job import PROJECT, config_hash, document
 
-DIGITS = f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors --evaluation.dataset digits"
+DIGITS = (
+    f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors "
+    "--evaluation.dataset digits"
+)
 SERVICE = "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m"
 
 
 def options(job: Job) -> dict[str, Any]:
     """What decides the student, its teacher apart."""
-    apart = ("recipe", "out", "teacher.", "evaluation.", "student.arch")  # auto is cnn_small for the digits
+    apart = (
+        "recipe",
+        "out",
+        "teacher.",
+        "evaluation.",
+        "student.arch",
+    )  # auto is cnn_small for the digits
     return {key: value for key, value in flatten(document(job), ()) if not key.startswith(apart)}
 
 
 @pytest.mark.parametrize("budget", ["2k", "5k", "30k", "300k"])
 def test_naming_the_embedded_teacher_changes_where_the_generator_begins_alone(budget: str) -> None:
     bare, named = parse(f"--budget {budget}"), parse(f"{DIGITS} --budget {budget}")
-    apart: dict[str, Any] = {"queries.base": "none", "queries.procedural": 0.75}  # docs/results/dfme.md
+    apart: dict[str, Any] = {
+        "queries.base": "none",
+        "queries.procedural": 0.75,
+    }  # docs/results/dfme.md
     apart["queries.programs"] = ["leaves", "strokes"]
     assert options(bare) == options(named) | apart
     assert options(named) == options(parse(f"{DIGITS} --recipe dfme --budget {budget}"))
@@ -49,7 +63,9 @@ def test_a_recipe_by_name_is_its_digits_recipe_for_any_teacher(name: str, budget
     assert (job.config.student.arch, job.config.evaluation.dataset) == ("auto", "none")
     loss = {"student.loss": "l1"} if name == "paper" else {}  # what auto is for scores
     assert options(job) == options(on_digits) | loss
-    assert parse(f"--recipe {name}").teacher == on_digits.teacher, "without a teacher the digits are meant"
+    assert parse(f"--recipe {name}").teacher == on_digits.teacher, (
+        "without a teacher the digits are meant"
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,11 +95,15 @@ def test_the_record_says_which_recipe_holds(here: Path, line: str, recipe: str) 
     (here / "base.yaml").write_text("recipe: frugal\nteacher: {checkpoint: weights.pt}\n")
     job = parse(line)
     assert job.config.recipe == document(job)["recipe"] == recipe
-    assert config_hash(job) == config_hash(replace(job, config=replace(job.config, recipe="another")))
+    assert config_hash(job) == config_hash(
+        replace(job, config=replace(job.config, recipe="another"))
+    )
 
 
 def test_a_file_lies_above_the_recipe_and_a_flag_above_both(here: Path) -> None:
-    (here / "mine.yaml").write_text("teacher: {checkpoint: weights.pt}\nstudent: {lr: 0.3, steps: 900}\n")
+    (here / "mine.yaml").write_text(
+        "teacher: {checkpoint: weights.pt}\nstudent: {lr: 0.3, steps: 900}\n"
+    )
     student = parse("--config mine.yaml --recipe frugal --student.steps 700").config.student
     assert (student.lr, student.steps, student.decay_images) == (0.3, 700, 5000)
     mixed = parse("--recipe frugal --method disguide --teacher.checkpoint weights.pt")
@@ -106,10 +126,17 @@ def test_a_resumed_run_keeps_its_recipe_and_its_batch(here: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "batches"),
     [
-        ("--budget 300k", 837),  # of 7 images of an iteration, 5 are the student's: 300,000 * 5 / 7 / 256
+        (
+            "--budget 300k",
+            837,
+        ),  # of 7 images of an iteration, 5 are the student's: 300,000 * 5 / 7 / 256
         ("--budget 1k", 89),  # no smaller than 8
         ("--budget 30k --method.batch-size 256", 84),
-        ("--budget 30k --method.batch-size auto --estimator.form central --estimator.directions 2", 260),
+        (
+            "--budget 30k --method.batch-size auto --estimator.form central "
+            "--estimator.directions 2",
+            260,
+        ),
         ("--budget 30k --method static", 469),
     ],
 )
@@ -125,7 +152,9 @@ def test_a_batch_fits_the_budget(line: str, batches: int) -> None:
 
 @pytest.mark.parametrize("line", ["", "--recipe frugal", "--config configs/digits.yaml"])
 def test_a_service_is_asked_for_as_many_images_as_the_user_says(here: Path, line: str) -> None:
-    with pytest.raises(UserError, match=r"budget: expected how many images .*--teacher\.price-per-1000"):
+    with pytest.raises(
+        UserError, match=r"budget: expected how many images .*--teacher\.price-per-1000"
+    ):
         parse(f"{SERVICE} {line}".replace("--config", "--method dfme --config"))
     assert parse(f"{SERVICE} {line} --budget 10k").config.budget == 10_000
     (here / "mine.yaml").write_text("budget: 4k\n")
@@ -143,7 +172,10 @@ def test_a_comparison_has_rows_by_recipe(capsys: pytest.CaptureFixture[str]) -> 
     cells = plan_of(["--methods", "static,frugal,paper", "--budgets", "5k", "--out", "c"]).cells
     jobs = {cell.row: cell.job for cell in cells}
     assert (jobs["frugal"].method, jobs["frugal"].queries.evolve) == ("procedural", 1)
-    assert (jobs["paper"].config.schedule.kind, jobs["paper"].method_config.batch_size) == ("steps", 256)
+    assert (jobs["paper"].config.schedule.kind, jobs["paper"].method_config.batch_size) == (
+        "steps",
+        256,
+    )
     assert {row: job.config.recipe for row, job in jobs.items()} == {row: row for row in jobs}
     assert run("compare --recipe frugal") == 2
     assert "--recipe: say methods and rows in a comparison" in capsys.readouterr().err
@@ -157,7 +189,9 @@ def ask(images: Any) -> Any:
 
 
 @pytest.mark.parametrize("recipe", [None, "frugal", "paper"])
-def test_python_has_the_same_defaults(fake_build: list[tuple[Any, ...]], recipe: str | None) -> None:
+def test_python_has_the_same_defaults(
+    fake_build: list[tuple[Any, ...]], recipe: str | None
+) -> None:
     dfme.extract(ask, shape=(1, 8, 8), num_classes=10, budget="12k", recipe=recipe)
     flags = f"--recipe {recipe}" if recipe else ""
     line = parse(f"--teacher.checkpoint weights.pt --budget 12k {flags}")
@@ -165,7 +199,9 @@ def test_python_has_the_same_defaults(fake_build: list[tuple[Any, ...]], recipe:
     assert fake_build[0][0].config.recipe == line.config.recipe
 
 
-def test_python_takes_methods_of_a_recipe_and_refuses_unknown_ones(fake_build: list[tuple[Any, ...]]) -> None:
+def test_python_takes_methods_of_a_recipe_and_refuses_unknown_ones(
+    fake_build: list[tuple[Any, ...]],
+) -> None:
     dfme.extract(ask, recipe="frugal", student={"steps": 100})
     job = fake_build.pop()[0]
     assert (job.method, job.config.budget) == ("procedural", 12_000)
@@ -175,8 +211,12 @@ def test_python_takes_methods_of_a_recipe_and_refuses_unknown_ones(fake_build: l
     assert fake_build == []
 
 
-def test_python_resumes_with_what_the_run_has(here: Path, fake_build: list[tuple[Any, ...]]) -> None:
-    dfme.extract(ask, shape=(1, 8, 8), num_classes=10, budget="12k", recipe="frugal", out="runs/x", seed=3)
+def test_python_resumes_with_what_the_run_has(
+    here: Path, fake_build: list[tuple[Any, ...]]
+) -> None:
+    dfme.extract(
+        ask, shape=(1, 8, 8), num_classes=10, budget="12k", recipe="frugal", out="runs/x", seed=3
+    )
     begun = fake_build.pop()[0]
     (here / "runs/x").mkdir(parents=True)
     (here / "runs/x/config.yaml").write_text(sealed(dump_yaml(document(begun))))
@@ -190,11 +230,16 @@ def test_a_file_without_a_teacher_takes_the_digits_as_flags_do() -> None:
     Path("mine.yaml").write_text("evaluation: {points: 7}\n")
     job = parse("--config mine.yaml --budget 5k")
     assert job.config.evaluation.points == 7
-    assert parse("--config mine.yaml --teacher.checkpoint weights.pt").config.evaluation.dataset == "none"
+    assert (
+        parse("--config mine.yaml --teacher.checkpoint weights.pt").config.evaluation.dataset
+        == "none"
+    )
     Path("mine.yaml").write_text("methods: [static]\n")
     cell = plan_of(["--config", "mine.yaml", "--out", "out"]).cells[0].job
     for each in (job, cell):
-        assert each.teacher_options["checkpoint"].endswith("teachers/checkpoints/digits.safetensors")
+        assert each.teacher_options["checkpoint"].endswith(
+            "teachers/checkpoints/digits.safetensors"
+        )
         assert each.config.evaluation.dataset == "digits"
     Path("mine.yaml").write_text("")
     checked = Arguments([Flag("config", "mine.yaml")], CHECK).teacher()[1]
@@ -205,6 +250,9 @@ def test_a_file_without_a_teacher_takes_the_digits_as_flags_do() -> None:
 def test_a_recipe_for_images_of_another_shape_is_warned_of(
     recipe: str, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "recipe cifar10_dfme is made for images of 3x32x32, this teacher's are 1x8x8: its budget (now 20"
+    text = (
+        "recipe cifar10_dfme is made for images of 3x32x32, this teacher's are 1x8x8: "
+        "its budget (now 20"
+    )
     assert run(f"--recipe {recipe} --dry-run") == 0
     assert (text in " ".join(capsys.readouterr().out.split())) is warned

@@ -1,4 +1,6 @@
-"""The page's defence and detector of one's own, by every entrance; what is none, and what fails in use."""
+"""The page's defence and detector of one's own, by every entrance; what is none, and what fails in
+use.
+"""
 
 import hashlib
 import json
@@ -142,7 +144,10 @@ def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_run_keeps_names_digests_and_states(capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"{TEACHER} --teacher.defences mine:Blend:share=0.5+lattice --teacher.watch labels,mine:Contrast"
+    words = (
+        f"{TEACHER} --teacher.defences mine:Blend:share=0.5+lattice --teacher.watch "
+        "labels,mine:Contrast"
+    )
     assert run(f"{words} --teacher.benign digits --budget 80 {SMALL} --out run") == 0
     assert summary()["defences"] == ["mine:Blend:share=0.5", "lattice:n=10"]
     assert summary()["defence_report"]["mine:Blend"] == {"answered": 80}
@@ -160,7 +165,9 @@ def test_a_run_keeps_names_digests_and_states(capsys: pytest.CaptureFixture[str]
 def test_answers_are_those_of_arithmetic_and_a_look_changes_nothing(mine: Any) -> None:
     x_BCHW = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     plain, own = (
-        make_teacher(TeacherConfig(defences=each), {"checkpoint": str(WEIGHTS)}, torch.device("cpu"))
+        make_teacher(
+            TeacherConfig(defences=each), {"checkpoint": str(WEIGHTS)}, torch.device("cpu")
+        )
         for each in ((), [mine.Secret, {"name": "mine:Blend", "share": 0.1}])
     )
     assert torch.allclose(own(x_BCHW), plain(x_BCHW) * 0.9 + 0.01, atol=1e-7)
@@ -170,7 +177,9 @@ def test_answers_are_those_of_arithmetic_and_a_look_changes_nothing(mine: Any) -
 
 def test_yaml_says_the_same_as_flags() -> None:
     teacher = f"{{checkpoint: {WEIGHTS}, watch: [mine:Contrast], benign: digits"
-    Path("r.yaml").write_text(f"teacher: {teacher}, defences: [{{name: mine:Blend, share: 0.5}}, lattice]}}")
+    Path("r.yaml").write_text(
+        f"teacher: {teacher}, defences: [{{name: mine:Blend, share: 0.5}}, lattice]}}"
+    )
     flags = "--teacher.defences mine:Blend:share=.5+lattice --teacher.watch mine:Contrast"
     found = parse(f"{TEACHER} {flags} --teacher.benign digits").teacher
     assert parse("--config r.yaml").teacher == found
@@ -178,9 +187,21 @@ def test_yaml_says_the_same_as_flags() -> None:
 
 
 def test_extract_takes_objects_classes_and_names(mine: Any) -> None:
-    asked: dict[str, Any] = {"budget": 64, "num_classes": 10, "shape": (1, 8, 8), "method": "static"}
-    asked |= {"student": {"arch": "cnn_small", "replay_steps": 0}, "method_options": {"batch_size": 32}}
-    asked |= {"defences": [mine.Blend(0.5), "lattice"], "watch": [mine.Contrast, "pairs"], "benign": "digits"}
+    asked: dict[str, Any] = {
+        "budget": 64,
+        "num_classes": 10,
+        "shape": (1, 8, 8),
+        "method": "static",
+    }
+    asked |= {
+        "student": {"arch": "cnn_small", "replay_steps": 0},
+        "method_options": {"batch_size": 32},
+    }
+    asked |= {
+        "defences": [mine.Blend(0.5), "lattice"],
+        "watch": [mine.Contrast, "pairs"],
+        "benign": "digits",
+    }
     told = dfme.extract(lambda x: x.flatten(1)[:, :10].softmax(1), out="run", **asked).summary
     assert told["defences"] == ["mine:Blend:share=0.5", "lattice:n=10"]
     assert [*told["watch"]["detectors"]] == ["mine:Contrast", "pairs"]
@@ -188,12 +209,16 @@ def test_extract_takes_objects_classes_and_names(mine: Any) -> None:
 
 def test_a_comparison_and_an_audit_measure_it_beside_ours() -> None:
     shared = f"{TEACHER} --evaluation.dataset digits --evaluation.limit 20 --student-steps 20"
-    words = f"{shared} --methods static --label-modes probabilities --seeds 0 --out c --answers table"
+    words = (
+        f"{shared} --methods static --label-modes probabilities --seeds 0 --out c --answers table"
+    )
     made = plan_of(f"{words} --defences mine:Secret,mine:Blend".split())
     reasons = [cell.attempt.reason for cell in made.cells]
     assert reasons[0].startswith("what mine:Secret answers cannot be worked out from probabilities")
     assert not reasons[1]
-    known = known_map(made.cells[1].job.config.answers, LabelMode("probabilities"), torch.Generator())
+    known = known_map(
+        made.cells[1].job.config.answers, LabelMode("probabilities"), torch.Generator()
+    )
     assert torch.allclose(known(torch.eye(10).double()).diagonal(), torch.tensor(0.82).double())
     plan = audit_of(f"{shared} --out a --defences mine:Blend --teacher.watch mine:Contrast".split())
     assert (plan.config.defences, plan.watch) == (("mine:Blend",), ("mine:Contrast",))
@@ -209,7 +234,10 @@ def test_utility_bills_it() -> None:
 
 def test_detect_reads_a_log_with_it(here: Path) -> None:
     write_log(here / "log")
-    assert run(f"detect log --benign digits {TEACHER} --out found --teacher.watch mine:Contrast,pairs") == 0
+    assert (
+        run(f"detect log --benign digits {TEACHER} --out found --teacher.watch mine:Contrast,pairs")
+        == 0
+    )
     told = json.loads(Path("found/detection.json").read_text())
     assert [*told["accounts"][0]["thinned"]["1"]] == ["mine:Contrast", "pairs"]
 
@@ -228,7 +256,9 @@ BENIGN = "none --teacher.benign digits --teacher.watch"
 NONE = {
     "mine:Blent": "mine.py: no 'Blent' in it; did you mean Blend?",
     "nowhere:Blend": "--teacher.defences: defence nowhere:Blend: no module 'nowhere' in",
-    "mine:Contrast": "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one",
+    "mine:Contrast": (
+        "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
+    ),
     "mine:Blend:shar=1": "mine:Blend:shar: unknown option; did you mean share?",
     "mine:Blend:share=x": "mine:Blend:share: expected a number, got 'x'",
     "mine:Faulty:fault=early": "defence mine:Faulty: ValueError: expected probabilities (2, 10), none",
@@ -242,10 +272,18 @@ NONE = {
             "list": ": expected a dict of numbers and tensors by name, got list [1]",
             "entry": ": expected a dict of numbers and tensors by name, got list [1] under 'seen'",
             "gone": ": expected a dict of numbers and tensors by name, got NoneType None",
-            "float": " changes its form, so no run could resume: state.n: expected int 0, got float 0.5",
-            "negative": " changes its form, so no run could resume: state.n: expected int 0, got int -2",
-            "wider": " changes its form, so no run could resume: state.t: expected finite torch.float32",
-            "double": " changes its form, so no run could resume: state.t: expected finite torch.float32",
+            "float": (
+                " changes its form, so no run could resume: state.n: expected int 0, got float 0.5"
+            ),
+            "negative": (
+                " changes its form, so no run could resume: state.n: expected int 0, got int -2"
+            ),
+            "wider": (
+                " changes its form, so no run could resume: state.t: expected finite torch.float32"
+            ),
+            "double": (
+                " changes its form, so no run could resume: state.t: expected finite torch.float32"
+            ),
         }.items()
     },
     "mine:Remembering:how=dtype": "mine:Remembering: it sets PyTorch's default dtype to torch.float64",
@@ -287,5 +325,7 @@ def test_an_object_is_refused_whose_options_are_not_on_record(mine: Any) -> None
     del forgetful.fault
     local = type("Local", (mine.Blend,), {"__qualname__": "f.<locals>.Local"})
     for given in (forgetful, mine.Faulty("a:b"), local, 5):
-        with pytest.raises(UserError, match=r"expected (every option as|NAME:OP|a name, or a cl|a map)"):
+        with pytest.raises(
+            UserError, match=r"expected (every option as|NAME:OP|a name, or a cl|a map)"
+        ):
             parse_defences([given])

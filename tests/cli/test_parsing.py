@@ -8,7 +8,13 @@ import pytest
 from command_line import parse
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig, TeacherConfig
+from dfme.config.settings import (
+    EvaluationConfig,
+    ExtractConfig,
+    ScheduleConfig,
+    StudentConfig,
+    TeacherConfig,
+)
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.methods.configs import DfmeConfig, StaticConfig
 from dfme.run.job import PROJECT, config_hash, document
@@ -17,15 +23,25 @@ from dfme.run.job import PROJECT, config_hash, document
 def test_without_words_the_digits_are_meant_from_any_directory() -> None:
     job = parse("")
     assert job.teacher == TeacherConfig(kind="torch")
-    assert job.teacher_options["checkpoint"] == str(PROJECT / "teachers/checkpoints/digits.safetensors")
-    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (30_000, "digits", "dfme")
+    assert job.teacher_options["checkpoint"] == str(
+        PROJECT / "teachers/checkpoints/digits.safetensors"
+    )
+    assert (job.config.budget, job.config.evaluation.dataset, job.method) == (
+        30_000,
+        "digits",
+        "dfme",
+    )
 
 
 def general(student: StudentConfig | None = None, **changes: Any) -> ExtractConfig:
     """The settings of a run that names a teacher and no recipe."""
     usual = {"recipe": "dfme (default)", "schedule": ScheduleConfig(kind="cosine")}
     student = replace(
-        student or StudentConfig(), replay_steps=8, replay_batch=64, optimizer="auto", augment="auto"
+        student or StudentConfig(),
+        replay_steps=8,
+        replay_batch=64,
+        optimizer="auto",
+        augment="auto",
     )
     return ExtractConfig(**{**usual, **changes, "student": student})
 
@@ -49,10 +65,13 @@ def test_a_teacher_without_a_recipe_has_the_general_one() -> None:
 
 def test_values_come_from_flag_then_file_then_default() -> None:
     job = parse(
-        "--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean .1,.2,.3"
+        "--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean "
+        ".1,.2,.3"
     )
     student = StudentConfig(lr=0.5, weight_decay=1e-4)
-    assert job.config == general(student, recipe="recipe.yaml over dfme (default)", budget=2_000_000)
+    assert job.config == general(
+        student, recipe="recipe.yaml over dfme (default)", budget=2_000_000
+    )
     assert job.method_config == replace(OURS, student_steps=2)
     assert job.estimator == EstimatorConfig(directions=3)
     assert job.teacher == TeacherConfig(shape=(3, 32, 32), mean=(0.1, 0.2, 0.3))
@@ -61,11 +80,23 @@ def test_values_come_from_flag_then_file_then_default() -> None:
 
 def test_wandb_s_variables_stand_between_flag_and_file(monkeypatch: pytest.MonkeyPatch) -> None:
     tracking = {"mode": "online", "project": "of a stranger", "name": "x"}
-    Path("tracked.yaml").write_text(dump_yaml({"teacher": {"checkpoint": "weights.pt"}, "wandb": tracking}))
-    for name, text in {"PROJECT": "mine", "ENTITY": "team", "RUN_GROUP": "g", "TAGS": "a,b"}.items():
+    Path("tracked.yaml").write_text(
+        dump_yaml({"teacher": {"checkpoint": "weights.pt"}, "wandb": tracking})
+    )
+    for name, text in {
+        "PROJECT": "mine",
+        "ENTITY": "team",
+        "RUN_GROUP": "g",
+        "TAGS": "a,b",
+    }.items():
         monkeypatch.setenv(f"WANDB_{name}", text)
     wandb = parse("--config tracked.yaml --wandb.entity other").config.wandb
-    assert (wandb.project, wandb.entity, wandb.group, wandb.tags) == ("mine", "other", "g", ("a", "b"))
+    assert (wandb.project, wandb.entity, wandb.group, wandb.tags) == (
+        "mine",
+        "other",
+        "g",
+        ("a", "b"),
+    )
     assert (wandb.mode, wandb.name) == ("online", "x")
     assert parse("").config.wandb.project == "mine"
 
@@ -120,13 +151,18 @@ def test_flags(line: str, change: dict[str, Any]) -> None:
 
 
 def test_common_keys_of_a_teacher() -> None:
-    line = "--teacher.num-classes 5 --teacher.label_mode top-k:3 --teacher.bounds -1,1 --teacher.levels 256"
+    line = (
+        "--teacher.num-classes 5 --teacher.label_mode top-k:3 --teacher.bounds -1,1 "
+        "--teacher.levels 256"
+    )
     expected = TeacherConfig(num_classes=5, label_mode="top-k:3", bounds=(-1.0, 1.0), levels=256)
     assert parse(f"--teacher.checkpoint weights.pt {line}").teacher == expected
 
 
 def test_another_method_or_kind_sets_the_recipe_s_section_aside(here: Path) -> None:
-    assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig(batch_size=16)
+    assert parse("--config recipe.yaml --method.name static").method_config == StaticConfig(
+        batch_size=16
+    )
     assert parse("--config recipe.yaml --method static").method == "static"
     ours = replace(OURS, student_steps=2, batch_size=8)
     assert parse("--config recipe.yaml --method dfme").method_config == ours
@@ -141,15 +177,25 @@ def test_a_class_of_one_s_own_gives_its_own_options() -> None:
     words = "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.names x,y"
     job = parse(f"{words} --teacher.colour blue --teacher.url http://h --teacher.max-batch 8")
     own = {name: str(value) for name, value in job.teacher_options.items()}
-    expected = {"weights": "a/b", "shape": "(1, 8, 8)", "colour": "Colour.blue", "names": "['x', 'y']"}
+    expected = {
+        "weights": "a/b",
+        "shape": "(1, 8, 8)",
+        "colour": "Colour.blue",
+        "names": "['x', 'y']",
+    }
     assert own == {**expected, "url": "http://h", "retries": "3"}
     assert isinstance(job.teacher_options["weights"], Path)
-    assert job.teacher == TeacherConfig(kind="own_teachers:Classifier", shape=(1, 8, 8), max_batch=8)
+    assert job.teacher == TeacherConfig(
+        kind="own_teachers:Classifier", shape=(1, 8, 8), max_batch=8
+    )
     assert parse(f"{words} --teacher.shape 3,4,5").teacher_options["shape"] == (3, 4, 5)
 
 
 def test_a_function_of_one_s_own_shares_the_common_keys() -> None:
-    job = parse("--teacher own_teachers:make --teacher.scale 2 --teacher.shape 1,4,4 --teacher.num-classes 3")
+    job = parse(
+        "--teacher own_teachers:make --teacher.scale 2 --teacher.shape 1,4,4 --teacher.num-classes "
+        "3"
+    )
     assert job.teacher_options == {"scale": 2.0, "num_classes": 3, "label_mode": "logits"}
     shared = job.teacher.shape, job.teacher.num_classes, job.teacher.label_mode
     assert shared == ((1, 4, 4), 3, "logits")
@@ -160,9 +206,11 @@ def test_a_function_of_one_s_own_shares_the_common_keys() -> None:
     [
         "",
         "--config recipe.yaml --seed 3 --out runs/x",
-        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.mode offline --wandb.tags a,b --method "
+        "--teacher.checkpoint weights.pt --student.lr 1e-5 --wandb.mode offline --wandb.tags a,b "
+        "--method "
         "static",
-        "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.colour blue --teacher.levels 256",
+        "--teacher own_teachers:Classifier --teacher.weights a/b --teacher.colour blue "
+        "--teacher.levels 256",
         "--teacher own_teachers:make --teacher.scale 1e-3 --teacher.bounds -1,1",
     ],
 )

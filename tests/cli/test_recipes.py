@@ -21,7 +21,10 @@ TELLING = ("digits", "digits_frugal", "cifar10_dfme")
 def test_recipes_run_or_say_which_file_they_want(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
-    flags = "--evaluation.dataset none --budget 20 --method.batch-size 4 --student.arch cnn_small --out run"
+    flags = (
+        "--evaluation.dataset none --budget 20 --method.batch-size 4 --student.arch "
+        "cnn_small --out run"
+    )
     path = PROJECT / "configs" / f"{recipe}.yaml"
     content = whole(load_yaml(path), path)
     if content["student"].get("steps"):
@@ -41,7 +44,9 @@ def test_recipes_run_or_say_which_file_they_want(
         assert trained["out"] == checkpoint  # what train-teacher makes is what the recipe looks for
 
 
-def test_a_recipe_of_another_command_is_not_listed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_of_another_command_is_not_listed_line_by_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(f"--config {PROJECT / 'configs/teachers/digits.yaml'}") == 2
     line = one_line(capsys)
     assert line.count("unknown key") <= 8
@@ -50,7 +55,10 @@ def test_a_recipe_of_another_command_is_not_listed_line_by_line(capsys: pytest.C
 
 @pytest.mark.exhaustive
 def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train-teacher --data.name digits --epochs 2 --out teacher.safetensors --device cpu") == 0
+    assert (
+        run("train-teacher --data.name digits --epochs 2 --out teacher.safetensors --device cpu")
+        == 0
+    )
     words = "--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600"
     assert run(f"{words} --out run {SMALL}") == 0
     shown = capsys.readouterr().out
@@ -69,11 +77,15 @@ def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.integration
 def test_the_real_process_from_another_directory(here: Path) -> None:
     """One run in a process of its own: no terminal, no installed package."""
-    words = "--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0"
+    words = (
+        "--config configs/digits.yaml --budget 300 --method.batch-size 32 --student.replay-steps 0"
+    )
     command = [sys.executable, str(PROJECT / "run.py"), *words.split(), "--out", str(here / "out")]
     where = here / "elsewhere"
     where.mkdir()
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(
+        command, cwd=where, capture_output=True, text=True, timeout=100, check=True
+    )
     assert summary("out")["spent"] == 300
     assert "\r" not in done.stderr  # plain lines, no bar
     assert "300 / 300 queries (100%)" in done.stderr

@@ -53,7 +53,9 @@ def test_a_wrong_recipe_is_one_line(
 
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        parse("--bugdet 3 --seed x --student.lr -1 --teacher.checkpoint nowhere.pt --out weights.pt")
+        parse(
+            "--bugdet 3 --seed x --student.lr -1 --teacher.checkpoint nowhere.pt --out weights.pt"
+        )
     problems = str(caught.value).split("; ")
     flags = [problem.partition(":")[0] for problem in problems if problem.startswith("--")]
     assert flags == "--bugdet --seed --student.lr --teacher.checkpoint --out".split()

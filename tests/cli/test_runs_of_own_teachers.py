@@ -10,7 +10,11 @@ from tiers import exhaustive_rows
 @pytest.mark.parametrize(
     ("flags", "mode"),
     [
-        ("own:Linear --teacher.scale 3 --teacher.shape 2,7,5 --teacher.label-mode probabilities:4", None),
+        (
+            "own:Linear --teacher.scale 3 --teacher.shape 2,7,5 --teacher.label-mode "
+            "probabilities:4",
+            None,
+        ),
         ("own:Linear --teacher.levels 256 --teacher.max-batch 3", "probabilities"),
         ("own:Linear --teacher.mean .5 --teacher.std .25 --teacher.bounds 0,255", "probabilities"),
         ("own:Linear --teacher.label-mode top_k:2 --method static", "top_k:2"),

@@ -64,7 +64,9 @@ def test_a_student_of_any_bytes(tmp_path: Path, student_bytes: bytes, data: st.D
         change = changed_header(data.draw, ["shape", "bounds", "levels", "num_classes", "arch"])
         path.write_bytes(with_header(student_bytes, change))
     else:
-        path.write_bytes(data.draw(st.binary(max_size=100) | st.just(mutated(data.draw, student_bytes))))
+        path.write_bytes(
+            data.draw(st.binary(max_size=100) | st.just(mutated(data.draw, student_bytes)))
+        )
     assert isinstance(only_ours(lambda: load_student(path)), UserError | None)
 
 
@@ -78,14 +80,19 @@ def test_weights_of_any_bytes(tmp_path: Path, lenet: nn.Module, data: st.DataObj
         save_weights(path, net, Card("lenet5", (1, 8, 8), 3, (0.5,), (0.5,), (0.0, 1.0)))
         change = changed_header(data.draw, sorted(vars(Card())))
         content = path.read_bytes()
-        path.write_bytes(with_header(content, change) if kind == "metadata" else mutated(data.draw, content))
+        path.write_bytes(
+            with_header(content, change) if kind == "metadata" else mutated(data.draw, content)
+        )
     elif kind == "pickle":
-        path.write_bytes(repacked(saved(net.state_dict(), True), lambda old: mutated(data.draw, old)))
+        path.write_bytes(
+            repacked(saved(net.state_dict(), True), lambda old: mutated(data.draw, old))
+        )
     else:
         path.write_bytes(mutated(data.draw, saved(net.state_dict(), kind == "archive")))
     options = TorchOptions(str(path))
     assert isinstance(
-        only_ours(lambda: load_torch(options, TeacherConfig(), torch.device("cpu"))), UserError | None
+        only_ours(lambda: load_torch(options, TeacherConfig(), torch.device("cpu"))),
+        UserError | None,
     )
 
 
@@ -117,7 +124,11 @@ def test_values_of_any_length_make_a_message_that_can_be_read(tmp_path: Path) ->
     assert " ... " in str(error)
 
 
-@given(st.dictionaries(st.sampled_from(SECTIONS), VALUES | st.dictionaries(st.sampled_from(LEAVES), VALUES)))
+@given(
+    st.dictionaries(
+        st.sampled_from(SECTIONS), VALUES | st.dictionaries(st.sampled_from(LEAVES), VALUES)
+    )
+)
 @fuzz
 def test_a_recipe_of_any_values(tmp_path: Path, recipe: dict[str, Any]) -> None:
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(recipe).replace("&", "").replace("*", ""))
@@ -126,7 +137,9 @@ def test_a_recipe_of_any_values(tmp_path: Path, recipe: dict[str, Any]) -> None:
     )
 
 
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}\n" for n in range(1, 12))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 9}]}}\n" for n in range(1, 12)
+)
 STRANGE_RECIPES = {
     "laughs": (LAUGHS, "line 2: expected no alias such as"),
     "merges": (MERGES, "line 2: expected no alias such as"),

@@ -1,4 +1,6 @@
-"""YAML files, values and ranges: what is written is what is read, and what is wrong is said in words."""
+"""YAML files, values and ranges: what is written is what is read, and what is wrong is said in
+words.
+"""
 
 import re
 from pathlib import Path
@@ -32,7 +34,9 @@ from dfme.teachers import KINDS
             st.integers(),
             st.floats(allow_nan=False),
             st.text(st.characters(codec="ascii", exclude_categories=["Cc"])),
-            st.sampled_from(["off", "no", "1e-3", "2024-01-01", "12:30", "~", "0x10", ".5", "1_000", "<<"]),
+            st.sampled_from(
+                ["off", "no", "1e-3", "2024-01-01", "12:30", "~", "0x10", ".5", "1_000", "<<"]
+            ),
             st.lists(st.sampled_from(["yes", "1e3", "a"])),
         ),
     )
@@ -47,8 +51,19 @@ def test_yaml_written_is_yaml_read_by_ours_and_by_any_other(
 
 def test_yaml_scalars_mean_what_people_write(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text("a: off\nb: 1e-3\nc: .5\nd: 12:30\ne: 1_000\nf: true\ng:\nh: 2M\ni: -3\nj: no\n")
-    expected = {"a": "off", "b": 1e-3, "c": 0.5, "d": "12:30", "e": 1000, "f": True, "g": None, "h": "2M"}
+    path.write_text(
+        "a: off\nb: 1e-3\nc: .5\nd: 12:30\ne: 1_000\nf: true\ng:\nh: 2M\ni: -3\nj: no\n"
+    )
+    expected = {
+        "a": "off",
+        "b": 1e-3,
+        "c": 0.5,
+        "d": "12:30",
+        "e": 1000,
+        "f": True,
+        "g": None,
+        "h": "2M",
+    }
     assert load_yaml(path) == expected | {"i": -3, "j": "no"}
 
 
@@ -75,7 +90,10 @@ def convert(kind: Any, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "given_value", "expected"),
     [
-        *((SHAPE, given, (3, 32, 32)) for given in ("3,32,32", [3, 32, 32], (3, 32, 32), "(3, 32, 32)")),
+        *(
+            (SHAPE, given, (3, 32, 32))
+            for given in ("3,32,32", [3, 32, 32], (3, 32, 32), "(3, 32, 32)")
+        ),
         (SHAPE, "none", None),
         (tuple[float, ...], ".5", (0.5,)),
         (tuple[str, ...], "a, 1", ("a", "1")),
@@ -103,7 +121,11 @@ def test_values_are_converted(kind: Any, given_value: Any, expected: Any) -> Non
         (int, True, "expected a whole number, got True"),
         (float | None, "x", "expected a number or none, got 'x'"),
         (SHAPE, "3,32", "expected 3 whole numbers such as 3,32,32 or none, got '3,32'"),
-        (get_type_hints(StudentConfig)["optimizer"], "sdg", "sgd, adam, adamw, auto, got 'sdg'; did you"),
+        (
+            get_type_hints(StudentConfig)["optimizer"],
+            "sdg",
+            "sgd, adam, adamw, auto, got 'sdg'; did you",
+        ),
     ],
 )
 def test_values_of_a_wrong_type_are_explained(kind: Any, given_value: Any, message: str) -> None:
@@ -117,7 +139,8 @@ def test_none_is_a_value_only_where_it_is_meant() -> None:
         convert(int, None)
     assert convert(int | None, None) is None
 
-    def make(token: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013 (as people write it)
+    # as people write it
+    def make(token: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
         raise AssertionError
 
     (option,) = own_options(make, {})
@@ -138,7 +161,9 @@ class Wide:
     def __init__(*args: float, **rest: float) -> None: ...
 
 
-@pytest.mark.parametrize(("kind", "names"), [(Below, ["width", "other"]), (Named, ["other"]), (Wide, [])])
+@pytest.mark.parametrize(
+    ("kind", "names"), [(Below, ["width", "other"]), (Named, ["other"]), (Wide, [])]
+)
 def test_the_object_itself_is_no_option_whatever_it_is_called(kind: type, names: list[str]) -> None:
     assert [option.name for option in own_options(kind, {})] == names
 
@@ -182,6 +207,10 @@ def test_every_option_has_its_help_and_every_number_a_range() -> None:
     for section, config in SECTIONS.items():
         options += options_of(config, f"{section}.")
     assert [each.key for each in options if not each.help] == []
-    numbers = {each.key: repr(each.type) for each in options if {int, float} & set(members(each.type))}
+    numbers = {
+        each.key: repr(each.type) for each in options if {int, float} & set(members(each.type))
+    }
     assert len(numbers) > 60
-    assert [key for key, kind in numbers.items() if not re.search(r"\b(Ge|Gt)\(|AfterValidator", kind)] == []
+    assert [
+        key for key, kind in numbers.items() if not re.search(r"\b(Ge|Gt)\(|AfterValidator", kind)
+    ] == []

@@ -54,10 +54,12 @@ def test_unknown_names_are_refused(name: str, says: str) -> None:
 def test_names_are_checked_without_torch() -> None:
     """Those of data sets, pools, programs and networks."""
     code = (
-        "import sys; from dfme.data import check_dataset; from dfme.nets import auto_net, check_net\nfrom "
+        "import sys; from dfme.data import check_dataset; from dfme.nets import auto_net, "
+        "check_net\nfrom "
         "dfme.queries.names import check_pool, check_programs\ncheck_dataset('digits'); "
         "check_dataset('cifar10')\ncheck_programs(['leaves']); check_pool('digits'); "
-        "check_pool('procedural'); check_pool('.')\nauto_net((3, 32, 32)); check_net('resnet34_8x')\nfor "
+        "check_pool('procedural'); check_pool('.')\nauto_net((3, 32, 32)); "
+        "check_net('resnet34_8x')\nfor "
         "check, wrong in ((check_net, 'resnet34_8z'), (check_dataset, 'cifar11')):\n    try: "
         "check(wrong)\n    except Exception as error: print(type(error).__name__)\nprint({'torch', "
         "'torchvision', 'numpy'} & set(sys.modules))"
@@ -123,7 +125,9 @@ def test_drawn_tasks_come_in_any_size_from_a_seed(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "shape"), [("shapes", (3, 12, 12)), ("letters", (1, 12, 12))])
-def test_images_to_train_with_are_not_those_held_out(name: str, shape: tuple[int, int, int]) -> None:
+def test_images_to_train_with_are_not_those_held_out(
+    name: str, shape: tuple[int, int, int]
+) -> None:
     train, test = load_dataset(name, "train"), load_dataset(name, "test", shape=shape)
     assert (len(train), len(test)) == (20_000, 2_000)
     seen = {image.numpy().tobytes() for image in train.images}
@@ -133,14 +137,18 @@ def test_images_to_train_with_are_not_those_held_out(name: str, shape: tuple[int
 @pytest.mark.parametrize("name", DRAWN)
 def test_figures_differ_from_their_ground_by_the_contrast(name: str) -> None:
     images = drawn(name, shape=(3, 48, 48), count=300, contrast=0.4, noise=0).batch(slice(None))
-    spread = (images.amax((2, 3)) - images.amin((2, 3))).amax(1)  # of the channel where it is largest
+    spread = (images.amax((2, 3)) - images.amin((2, 3))).amax(
+        1
+    )  # of the channel where it is largest
     assert 0.4 - 1 / 255 <= spread.min() < 0.45
     assert spread.max() > 0.9
 
 
 def test_noise_and_texture_have_the_size_they_say() -> None:
     clean, noisy, wavy = (
-        drawn("shapes", shape=(3, 24, 24), count=200, noise=noise, texture=texture).batch(slice(None))
+        drawn("shapes", shape=(3, 24, 24), count=200, noise=noise, texture=texture).batch(
+            slice(None)
+        )
         for noise, texture in ((0.0, 0.0), (0.05, 0.0), (0.0, 0.1))
     )
     middling = (clean > 0.3) & (clean < 0.7)  # where nothing is clipped
@@ -162,24 +170,37 @@ def test_shapes_that_cannot_be_are_refused(shape: tuple[int, int, int]) -> None:
 
 
 def test_drawn_letters_have_the_holes_of_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters, "HALF_LINES", (0.08, HALF_LINES[0]))  # thick ones may close the top of an A
+    monkeypatch.setattr(
+        letters, "HALF_LINES", (0.08, HALF_LINES[0])
+    )  # thick ones may close the top of an A
     data = drawn("letters", shape=(1, 64, 64), count=26, contrast=1, noise=0, seed=3)
     assert data.class_names == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    ink = torch.stack([(image - image[0, 0]).abs() > 0.5 for image in data.batch(slice(None))[:, 0]])
+    ink = torch.stack(
+        [(image - image[0, 0]).abs() > 0.5 for image in data.batch(slice(None))[:, 0]]
+    )
     for image, label in zip(ink, data.labels.tolist(), strict=True):
         letter = data.class_names[label]
         assert parts(image) == 1, f"{letter} is in one piece"
-        assert parts(~image) - 1 == {"B": 2}.get(letter, int(letter in "ADOPQR")), f"holes of {letter}"
+        assert parts(~image) - 1 == {"B": 2}.get(letter, int(letter in "ADOPQR")), (
+            f"holes of {letter}"
+        )
 
 
 def parts(image_HW: torch.Tensor) -> int:
-    """How many connected parts the pixels that are true make, counted by flooding one after the other."""
+    """How many connected parts the pixels that are true make, counted by flooding one after the
+    other.
+    """
     left, count = {(row, column) for row, column in image_HW.nonzero().tolist()}, 0
     while left:
         count, edge = count + 1, [left.pop()]
         while edge:
             row, column = edge.pop()
-            near = {(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)} & left
+            near = {
+                (row + 1, column),
+                (row - 1, column),
+                (row, column + 1),
+                (row, column - 1),
+            } & left
             left -= near
             edge += near
     return count

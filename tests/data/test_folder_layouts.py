@@ -1,4 +1,6 @@
-"""Folders as people have them: parts by many names, litter, links, and what can be read in two ways."""
+"""Folders as people have them: parts by many names, litter, links, and what can be read in two
+ways.
+"""
 
 import os
 from pathlib import Path
@@ -36,7 +38,8 @@ def seen(data: ImageSet) -> dict[int, str | None]:
     greys = data.images.flatten(1)[:, 0].tolist()
     labels = [None] * len(greys) if data.labels is None else data.labels.tolist()
     return {
-        grey: None if at is None else data.class_names[at] for grey, at in zip(greys, labels, strict=True)
+        grey: None if at is None else data.class_names[at]
+        for grey, at in zip(greys, labels, strict=True)
     }
 
 
@@ -75,7 +78,9 @@ def test_parts_are_no_classes(tmp_path: Path, parts: tuple[str, ...], wanted: st
         assert f"{parts[0]} is read" in pool.notes[0]  # type: ignore[attr-defined]
     else:
         for refuse in (lambda: check_pool(str(tmp_path)), lambda: open_pool(str(tmp_path), GREY)):
-            with pytest.raises(UserError, match="the parts test, valid and no train part; name the one"):
+            with pytest.raises(
+                UserError, match="the parts test, valid and no train part; name the one"
+            ):
                 refuse()
 
 
@@ -84,7 +89,15 @@ def _known(parts: tuple[str, ...]) -> list[str]:
 
 
 def test_an_unlabelled_test_part_gives_way_to_a_labelled_one(tmp_path: Path) -> None:
-    paint(tmp_path, train__cat__1=0, train__dog__1=1, val__cat__1=2, val__dog__1=3, test__1=4, test__2=5)
+    paint(
+        tmp_path,
+        train__cat__1=0,
+        train__dog__1=1,
+        val__cat__1=2,
+        val__dog__1=3,
+        test__1=4,
+        test__2=5,
+    )
     assert seen(read(tmp_path)) == {2: "cat", 3: "dog"}
 
 
@@ -120,7 +133,9 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("greys", CLASSES)
-def test_classes_that_are_called_like_a_part_stay_classes(tmp_path: Path, greys: dict[str, int]) -> None:
+def test_classes_that_are_called_like_a_part_stay_classes(
+    tmp_path: Path, greys: dict[str, int]
+) -> None:
     paint(tmp_path, **greys)
     check_dataset(str(tmp_path))
     assert seen(read(tmp_path)) == {grey: name.partition("__")[0] for name, grey in greys.items()}
@@ -131,7 +146,10 @@ UNCLEAR = [
         {"fold1__a__1": 0, "fold1__b__1": 1, "fold2__a__1": 2, "fold2__b__1": 3},
         "fold1, fold2 each hold .* pieces",
     ),
-    ({"train__1": 0, "test__1": 1, "bus__1": 2}, "test, train can be parts of it, and classes beside bus"),
+    (
+        {"train__1": 0, "test__1": 1, "bus__1": 2},
+        "test, train can be parts of it, and classes beside bus",
+    ),
     (
         {"train__a__1": 0, "train__b__1": 1, "holdout__a__1": 2, "holdout__b__1": 3},
         "train, holdout hold the same",
@@ -140,8 +158,14 @@ UNCLEAR = [
         {"val__a__1": 0, "val__b__1": 1, "valid__a__1": 2, "valid__b__1": 3},
         "val, valid can each be its val part",
     ),
-    ({"train__a__1": 0, "train__b__1": 1}, "the part train and no test or validation part; name that folder"),
-    ({"a__train__1": 0, "a__test__1": 1, "b__train__1": 2, "b__test__1": 3}, "holds the parts test, train"),
+    (
+        {"train__a__1": 0, "train__b__1": 1},
+        "the part train and no test or validation part; name that folder",
+    ),
+    (
+        {"a__train__1": 0, "a__test__1": 1, "b__train__1": 2, "b__test__1": 3},
+        "holds the parts test, train",
+    ),
 ]
 
 
@@ -157,7 +181,13 @@ def test_what_can_be_read_in_two_ways_is_asked_about(
 
 def test_litter_is_skipped_everywhere(tmp_path: Path) -> None:
     paint(tmp_path, cat__1=0, cat__deep__2=10, dog__1=1)
-    for name in ("__MACOSX/cat", "@eaDir/cat", "cat/.thumbnails", "dog/@eaDir", "cat/.ipynb_checkpoints"):
+    for name in (
+        "__MACOSX/cat",
+        "@eaDir/cat",
+        "cat/.thumbnails",
+        "dog/@eaDir",
+        "cat/.ipynb_checkpoints",
+    ):
         write(tmp_path / name / "x.png", 99)
     for name in ("cat/._1.png", "dog/._1.png", ".DS_Store", "cat/Thumbs.db", "dog/desktop.ini"):
         (tmp_path / name).write_bytes(b"\0\5\26\7")
@@ -176,9 +206,13 @@ def test_folders_without_pictures_are_named(tmp_path: Path) -> None:
     (tmp_path / "annotations" / "cat.xml").write_text("<a/>")
     data = read(tmp_path)
     assert data.class_names == ("cat", "cow", "dog")
-    assert any("annotations has files and no picture, so it is no class" in note for note in data.notes)
+    assert any(
+        "annotations has files and no picture, so it is no class" in note for note in data.notes
+    )
     (tmp_path / "cow" / "1.HEIC").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"class folder cow has pictures in \.heic alone, .* convert them"):
+    with pytest.raises(
+        UserError, match=r"class folder cow has pictures in \.heic alone, .* convert them"
+    ):
         read(tmp_path)
     write(tmp_path / "cow" / "2.jpg", 2)
     assert "pictures in .heic are not read and left out: 1" in read(tmp_path).notes
@@ -188,7 +222,8 @@ def test_what_might_not_be_meant_is_said(tmp_path: Path) -> None:
     paint(tmp_path, cat__images__1=0, cat__masks__1=1, dog__images__1=2, dog__masks__1=3, loose=9)
     notes = read(tmp_path).notes
     assert any(
-        "cat, dog each hold the folders images, masks: the former are taken for" in note for note in notes
+        "cat, dog each hold the folders images, masks: the former are taken for" in note
+        for note in notes
     )
     assert "pictures in no class folder are left out: 1, such as loose.png" in notes
     paint(tmp_path / "case", Cat__1=0, cat__1=1)
@@ -253,7 +288,9 @@ def test_halves_are_those_of_the_part_that_is_read(tmp_path: Path) -> None:
     for number in range(8):
         write(tmp_path / "train" / "ab"[number % 2] / f"{number}.png", number)
         write(tmp_path / "val" / "ab"[number % 2] / f"{number}.png", 100 + number)
-    halves = [load_dataset(f"{tmp_path}{half}", "test", shape=(1, 2, 2)) for half in ("@scored", "@like")]
+    halves = [
+        load_dataset(f"{tmp_path}{half}", "test", shape=(1, 2, 2)) for half in ("@scored", "@like")
+    ]
     assert sorted(grey for half in halves for grey in seen(half)) == list(range(100, 108))
     assert open_pool(f"{tmp_path}@like", GREY).size == 4
     assert np.unique(halves[0].required_labels.numpy()).tolist() == [0, 1]

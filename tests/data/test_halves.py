@@ -38,7 +38,13 @@ def test_an_image_that_stands_twice_is_in_one_half(tmp_path: Path) -> None:
     assert not scored & like
     assert (len(scored), len(like)) == (25, 25)
     assert not has_train_part(str(file))
-    np.savez(file, train_images=once, train_labels=np.arange(50), test_images=once, test_labels=np.arange(50))
+    np.savez(
+        file,
+        train_images=once,
+        train_labels=np.arange(50),
+        test_images=once,
+        test_labels=np.arange(50),
+    )
     assert has_train_part(str(file)) and has_train_part("digits")  # noqa: PT018
 
 

@@ -16,8 +16,12 @@ from dfme.queries.pool import open_pool
 from dfme.spec import ImageSpec
 
 
-def _write_png(path: Path, colour: tuple[int, int, int] | int, size: tuple[int, int] = (8, 8)) -> None:
-    image = pytest.importorskip("PIL.Image").new("L" if isinstance(colour, int) else "RGB", size, colour)
+def _write_png(
+    path: Path, colour: tuple[int, int, int] | int, size: tuple[int, int] = (8, 8)
+) -> None:
+    image = pytest.importorskip("PIL.Image").new(
+        "L" if isinstance(colour, int) else "RGB", size, colour
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
 
@@ -38,7 +42,9 @@ def test_a_folder_of_class_folders_is_read_in_order(tmp_path: Path) -> None:
     assert grey.images[2].unique().tolist() == [76]  # ITU-R 601 luma of pure red: 0.299 * 255
     assert load_dataset(str(tmp_path), "test").shape == (1, 8, 8)  # of the first image
     _write_png(tmp_path / "loose.png", 9)
-    assert load_dataset(str(tmp_path), "test").labels.tolist() == [0, 0, 1], "one in no class is left out"
+    assert load_dataset(str(tmp_path), "test").labels.tolist() == [0, 0, 1], (
+        "one in no class is left out"
+    )
     pixels = np.arange(5 * 3, dtype=np.uint8).reshape(5, 3)  # 5 rows, 3 columns
     pytest.importorskip("PIL.Image").fromarray(pixels).save(tmp_path / "ant" / "1.png")
     data = load_dataset(str(tmp_path), "test", shape=(1, 5, 3))
@@ -81,11 +87,15 @@ def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "order"), [((2, 9, 7, 3), (0, 3, 1, 2)), ((2, 3, 9, 7), None), ((2, 9, 7), None)]
 )
-def test_npz_files_are_read(tmp_path: Path, size: tuple[int, ...], order: tuple[int, ...] | None) -> None:
+def test_npz_files_are_read(
+    tmp_path: Path, size: tuple[int, ...], order: tuple[int, ...] | None
+) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     np.savez(tmp_path / "x.npz", images=pixels, labels=np.array([4, 0]))
     data = load_dataset(str(tmp_path / "x.npz"), "test")
-    assert np.array_equal(data.images.numpy().squeeze(), pixels.transpose(order) if order else pixels)
+    assert np.array_equal(
+        data.images.numpy().squeeze(), pixels.transpose(order) if order else pixels
+    )
     assert data.shape == ((3, 9, 7) if len(size) == 4 else (1, 9, 7))
     assert data.labels.tolist() == [4, 0]
     assert (data.num_classes, data.class_names) == (5, ())
@@ -111,7 +121,10 @@ WRONG = [
     ({"images": PIXELS + 2.0, "labels": TWO}, "floating-point pixels within 0 and 1"),
     ({"images": PIXELS + np.nan, "labels": TWO}, "floating-point pixels within 0 and 1"),
     ({"images": np.zeros((2, 64)), "labels": TWO}, r"expected images \(N, H, W\)"),
-    ({"images": np.array([{}, {}]), "labels": TWO}, r"cannot be read as \.npz: images\.npy: holds Python"),
+    (
+        {"images": np.array([{}, {}]), "labels": TWO},
+        r"cannot be read as \.npz: images\.npy: holds Python",
+    ),
 ]
 
 
@@ -134,12 +147,18 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be read as \.npz"):
         load_dataset(str(tmp_path / "one.npz"), "test")
     (tmp_path / "x.txt").write_text("words")
-    with pytest.raises(UserError, match=r"expected a folder of images or an .npz file, got another file"):
+    with pytest.raises(
+        UserError, match=r"expected a folder of images or an .npz file, got another file"
+    ):
         check_dataset(str(tmp_path / "x.txt"))
 
 
-@pytest.mark.parametrize("places", [("2.png", "1.png"), ("all/2.png", "all/1.png"), ("a/b/2.png", "a/1.png")])
-def test_pictures_that_lie_in_no_class_folder_have_no_labels(tmp_path: Path, places: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "places", [("2.png", "1.png"), ("all/2.png", "all/1.png"), ("a/b/2.png", "a/1.png")]
+)
+def test_pictures_that_lie_in_no_class_folder_have_no_labels(
+    tmp_path: Path, places: tuple[str, str]
+) -> None:
     for place in places:
         _write_png(tmp_path / place, int(Path(place).stem))
     _write_png(tmp_path / ".thumbnails" / "3.png", 3)
@@ -160,9 +179,14 @@ def test_an_npz_file_without_labels_has_images_alone(tmp_path: Path, name: str) 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns first
 def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) -> None:
-    """A few bytes that would take gigabytes, labels that no classifier has, and tensors without values."""
+    """A few bytes that would take gigabytes, labels that no classifier has, and tensors without
+    values.
+    """
     pillow = pytest.importorskip("PIL.Image")
-    pixels, labels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8), np.arange(60) % 10
+    pixels, labels = (
+        np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8),
+        np.arange(60) % 10,
+    )
     np.savez_compressed(tmp_path / "blank.npz", images=np.zeros((400_000, 8, 8), np.uint8))
     np.savez(tmp_path / "huge.npz", images=pixels, labels=np.full(60, 2**64 - 1, np.uint64))
     np.savez(tmp_path / "many.npz", images=pixels, labels=np.where(labels == 3, 2**40, labels))
@@ -187,7 +211,10 @@ def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) 
 
     all_hold(holds, ((name,) for name in says))
     assert len(load_dataset(str(tmp_path / "plain.npz"), "test")) == 60
-    for images, own in ((torch.zeros(4, 1, 8, 8, device="meta"), None), (torch.zeros(4, 1, 8, 8), "meta")):
+    for images, own in (
+        (torch.zeros(4, 1, 8, 8, device="meta"), None),
+        (torch.zeros(4, 1, 8, 8), "meta"),
+    ):
         with pytest.raises(UserError, match=r"evaluation: expected tensors or arrays .*meta"):
             handed_over(images, None if own is None else torch.zeros(4, device=own))
 
@@ -203,7 +230,9 @@ SAME_LABELS = {
 
 
 @pytest.mark.parametrize("labels", SAME_LABELS.values(), ids=SAME_LABELS)
-def test_labels_of_other_forms_that_mean_one_thing_are_read(tmp_path: Path, labels: np.ndarray) -> None:
+def test_labels_of_other_forms_that_mean_one_thing_are_read(
+    tmp_path: Path, labels: np.ndarray
+) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((4, 8, 8), np.uint8), labels=labels)
     assert load_dataset(str(tmp_path / "x.npz"), "test").required_labels.tolist() == LABELS
 
@@ -260,13 +289,20 @@ def test_the_shape_that_is_wanted_says_where_the_channels_are(tmp_path: Path) ->
 def test_parts_and_labels_by_other_names_are_said(tmp_path: Path) -> None:
     black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 9, np.uint8)
     np.savez(
-        tmp_path / "x.npz", train_images=black, train_labels=np.arange(3), val_images=grey, val_labels=TWO
+        tmp_path / "x.npz",
+        train_images=black,
+        train_labels=np.arange(3),
+        val_images=grey,
+        val_labels=TWO,
     )
     data = load_dataset(str(tmp_path / "x.npz"), "test")
     assert (len(data), data.images.unique().tolist()) == (2, [9])
     assert data.notes == ["of the arrays train_images, val_images, val_images is read"]
     pool = open_pool(str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
-    assert (pool.size, pool.notes) == (3, ("of the arrays train_images, val_images, train_images is read",))  # type: ignore[attr-defined]
+    assert (pool.size, pool.notes) == (
+        3,
+        ("of the arrays train_images, val_images, train_images is read",),
+    )  # type: ignore[attr-defined]
     np.savez(tmp_path / "y.npz", images=grey, label=TWO)
     (note,) = load_dataset(str(tmp_path / "y.npz"), "test").notes
     assert note == "its images have no labels: these are not read from label, but labels"

@@ -36,7 +36,9 @@ def sixteen_bit_png(values: np.ndarray) -> bytes:
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -47,7 +49,9 @@ def test_sixteen_bits_are_scaled_and_not_cut(tmp_path: Path) -> None:
     kinds: dict[str, Callable[[Path], Any]] = {
         "png": lambda path: (path / "x.png").write_bytes(sixteen_bit_png(deep)),
         "tiff": lambda path: Image.fromarray(deep).save(path / "x.tif"),
-        "pgm": lambda path: (path / "x.pgm").write_bytes(b"P5 3 2 65535\n" + deep.astype(">u2").tobytes()),
+        "pgm": lambda path: (path / "x.pgm").write_bytes(
+            b"P5 3 2 65535\n" + deep.astype(">u2").tobytes()
+        ),
         "big": lambda path: Image.frombytes("I;16B", (3, 2), deep.astype(">u2").tobytes()).save(
             path / "x.tif"
         ),
@@ -57,13 +61,18 @@ def test_sixteen_bits_are_scaled_and_not_cut(tmp_path: Path) -> None:
         write(tmp_path / name)
         data = read(tmp_path / name)
         assert np.array_equal(data.images[0, 0].numpy(), RAMP), name
-        assert [note for note in data.notes if "16-bit pictures are scaled from 0..65535" in note], name
+        assert [
+            note for note in data.notes if "16-bit pictures are scaled from 0..65535" in note
+        ], name
         assert load_dataset(str(tmp_path / name), "test").shape == (1, 2, 3)
 
 
 def test_depths_of_which_nothing_says_what_is_white_are_refused(tmp_path: Path) -> None:
     kinds = {
-        "float": (RAMP.astype(np.float32) / 255, "floating-point, and nothing says which value is white"),
+        "float": (
+            RAMP.astype(np.float32) / 255,
+            "floating-point, and nothing says which value is white",
+        ),
         "long": (RAMP.astype(np.int32) * 1000, "32-bit, and nothing says which value is white"),
         "shallow": (RAMP.astype(np.uint16), "16 bits a pixel and none is above 250"),
     }
@@ -112,7 +121,9 @@ def test_of_several_frames_the_first_is_read_and_said(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp", "tif"])
-def test_pictures_are_turned_as_browsers_turn_them_and_it_is_said_once(tmp_path: Path, kind: str) -> None:
+def test_pictures_are_turned_as_browsers_turn_them_and_it_is_said_once(
+    tmp_path: Path, kind: str
+) -> None:
     """Orientation 6: the first row of what is stored is shown on the right, from top to bottom."""
     stored = np.zeros((24, 16), np.uint8)
     stored[:8] = 255  # white above, so white on the right of what is shown
@@ -125,7 +136,10 @@ def test_pictures_are_turned_as_browsers_turn_them_and_it_is_said_once(tmp_path:
     seen = data.batch(slice(None))[:, 0]
     assert seen[:, :, 18:].min() > 0.9
     assert seen[:, :, :14].max() < 0.1
-    said = f"pictures are turned as their EXIF data say, as browsers do (0.{kind} is the first of them)"
+    said = (
+        f"pictures are turned as their EXIF data say, as browsers do (0.{kind} is the "
+        "first of them)"
+    )
     assert data.notes == [said]
 
 

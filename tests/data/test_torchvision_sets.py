@@ -35,7 +35,9 @@ def _write_mnist(root: Path, folder: str) -> np.ndarray:
     return pixels
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
 def test_mnist_files_are_read(tmp_path: Path, name: str, folder: str) -> None:
     _torchvision()
     pixels = _write_mnist(tmp_path, folder)
@@ -61,7 +63,9 @@ def _write_cifar(folder: Path, files: dict[str, int], key: str) -> None:
 def test_cifar_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     datasets = _torchvision().datasets
     # Only the checksums are not those of the real files; the reading is torchvision's own.
-    monkeypatch.setattr(datasets.cifar, "check_integrity", lambda path, md5=None: Path(path).is_file())
+    monkeypatch.setattr(
+        datasets.cifar, "check_integrity", lambda path, md5=None: Path(path).is_file()
+    )
     if name == "cifar10":
         folder, key, parts = tmp_path / "cifar-10-batches-py", "labels", 5
         _write_cifar(folder, {**{f"data_batch_{n}": n for n in range(1, 6)}, "test_batch": 9}, key)
@@ -69,7 +73,9 @@ def test_cifar_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     else:
         folder, key, parts = tmp_path / "cifar-100-python", "fine_labels", 1
         _write_cifar(folder, {"train": 1, "test": 9}, key)
-        (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"class {n}" for n in range(100)]}))
+        (folder / "meta").write_bytes(
+            pickle.dumps({"fine_label_names": [f"class {n}" for n in range(100)]})
+        )
     train = load_dataset(name, "train", root=str(tmp_path), shape=(3, 32, 32))
     test = load_dataset(name, "test", root=str(tmp_path))
     assert len(train) == 2 * parts
@@ -86,13 +92,17 @@ def test_files_that_are_not_the_published_ones_are_not_unpickled(tmp_path: Path)
     names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
     _write_cifar(tmp_path / "cifar-10-batches-py", dict.fromkeys(names, 1), "labels")
     (tmp_path / "cifar-10-batches-py" / "batches.meta").write_bytes(pickle.dumps({}))
-    with pytest.raises(UserError, match=r"cifar10: could not read it in .*corrupted.*remove its files"):
+    with pytest.raises(
+        UserError, match=r"cifar10: could not read it in .*corrupted.*remove its files"
+    ):
         load_dataset("cifar10", "test", root=str(tmp_path))
 
 
 def _fake_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = _torchvision().datasets
-    monkeypatch.setattr(datasets.svhn, "check_integrity", lambda path, md5=None: Path(path).is_file())
+    monkeypatch.setattr(
+        datasets.svhn, "check_integrity", lambda path, md5=None: Path(path).is_file()
+    )
     for part in ("train", "test"):
         (root / f"{part}_32x32.mat").touch()
 
@@ -129,10 +139,14 @@ def test_missing_files_name_folder_files_and_flag(tmp_path: Path, name: str) -> 
     check_dataset(name, str(tmp_path), download=True)
 
 
-def test_a_failed_download_is_a_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_a_users_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise URLError("no network")
 
     monkeypatch.setattr(_torchvision().datasets.cifar, "download_and_extract_archive", fail)
-    with pytest.raises(UserError, match=r"cifar10: could not fetch .*no network.*check the network"):
+    with pytest.raises(
+        UserError, match=r"cifar10: could not fetch .*no network.*check the network"
+    ):
         load_dataset("cifar10", "test", root=str(tmp_path), download=True)

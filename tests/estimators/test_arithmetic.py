@@ -1,4 +1,6 @@
-"""The arithmetic of the student's part of a difference: IEEE fp32, or a GPU's TF32, flagged on a CPU."""
+"""The arithmetic of the student's part of a difference: IEEE fp32, or a GPU's TF32, flagged on a
+CPU.
+"""
 
 from functools import partial
 from typing import Any
@@ -45,7 +47,9 @@ def test_tf32_is_in_the_students_part_alone(
         asked.append("value" + "".join(inside))
         return (x_NCHW.flatten(1) * answers_ND).sum(1)
 
-    method.approximate_gradients(Objective(query, value), torch.randn(40, *SPEC.shape), torch.Generator())
+    method.approximate_gradients(
+        Objective(query, value), torch.randn(40, *SPEC.shape), torch.Generator()
+    )
     assert set(asked) == {"query", "valuetf32"}
 
 
@@ -69,7 +73,9 @@ def test_the_check_tries_steps_in_the_arithmetic_that_they_are_taken_in(
     for setting in ("ieee", "tf32"):
         method = method_with(arithmetic=setting, step="auto")
         value = method.disagreement
-        jumping = lambda value, *given: (20 * value(*given)).round() / 20 if inside else value(*given)  # noqa: E731
+        jumping = lambda value, *given: (
+            (20 * value(*given)).round() / 20 if inside else value(*given)
+        )  # noqa: E731
         method.disagreement = partial(jumping, value)
         method.prepare()
         steps[setting] = method.facts["estimator"]["step"]
@@ -87,7 +93,9 @@ def test_a_gpus_own_tf32() -> None:
         gradients = method_with(spec, arithmetic=setting).approximate_gradients
         gradients._in_tf32, gradients._device = setting == "tf32", cuda
         objective = Objective(lambda x: x.flatten(1), lambda x, _: net(x).double().square().sum(1))
-        return gradients(objective, u_BCHW, torch.Generator(cuda).manual_seed(0)).differences_BM.flatten()
+        return gradients(
+            objective, u_BCHW, torch.Generator(cuda).manual_seed(0)
+        ).differences_BM.flatten()
 
     exact = differences("ieee")
     with precision.tf32():

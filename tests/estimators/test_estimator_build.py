@@ -19,7 +19,11 @@ every_form = pytest.mark.parametrize("form", list(FORMS))
 EIGHT_BIT = ImageSpec((1, 8, 8), (-1.0, 1.0), levels=256)
 
 
-EVERY = [*({"direction": name} for name in DIRECTIONS), {"kind": "prior_guided"}, {"kind": "synthetic"}]
+EVERY = [
+    *({"direction": name} for name in DIRECTIONS),
+    {"kind": "prior_guided"},
+    {"kind": "synthetic"},
+]
 
 
 @every_form
@@ -28,7 +32,9 @@ EVERY = [*({"direction": name} for name in DIRECTIONS), {"kind": "prior_guided"}
 def test_every_kind_and_direction_works_in_every_space(
     form: str, settings: dict[str, Any], space: str
 ) -> None:
-    """As many images as stated reach the API, within bounds; forward differences ask the points first."""
+    """As many images as stated reach the API, within bounds; forward differences ask the points
+    first.
+    """
     step = 2.0 if space == "lattice" else 1e-3
     config = EstimatorConfig(directions=2, form=form, space=space, step=step, **settings)
     objective, u_BCHW = composed(OverImages(EIGHT_BIT.shape)), point(3, EIGHT_BIT.shape)
@@ -43,19 +49,25 @@ def test_every_kind_and_direction_works_in_every_space(
     assert len(asked_NCHW) == estimate.queries == cost
     assert float(asked_NCHW.abs().max()) <= 1
     if form == "forward":
-        torch.testing.assert_close(asked_NCHW[:3], EIGHT_BIT.quantise(u_BCHW.tanh()), atol=5 / 255, rtol=0)
+        torch.testing.assert_close(
+            asked_NCHW[:3], EIGHT_BIT.quantise(u_BCHW.tanh()), atol=5 / 255, rtol=0
+        )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("space", list(SPACES))
 @pytest.mark.parametrize("settings", EVERY[:-1], ids=str)
-def test_on_a_gpu_directions_are_drawn_there_and_nothing_waits(settings: dict[str, Any], space: str) -> None:
+def test_on_a_gpu_directions_are_drawn_there_and_nothing_waits(
+    settings: dict[str, Any], space: str
+) -> None:
     spec, toy = ImageSpec((1, 8, 8), (-1.0, 1.0), 256), OverImages((1, 8, 8))
     toy.toy.student, toy.toy.teacher = toy.toy.student.cuda(), toy.toy.teacher.cuda()
     u_BCHW, generator = point(64, spec.shape).cuda(), torch.Generator("cuda").manual_seed(0)
     config = EstimatorConfig(space=space, step=1.0 if space == "lattice" else 1e-3, **settings)
     estimator = make_estimator(config, spec, torch.tanh, 100, 0)
-    objective = replace(composed(toy), features_BFHW=torch.ones(64, 2, 8, 8, device="cuda"), remembered=())
+    objective = replace(
+        composed(toy), features_BFHW=torch.ones(64, 2, 8, 8, device="cuda"), remembered=()
+    )
     estimator.estimate(objective, u_BCHW, generator)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -72,15 +84,35 @@ FLOATS = ImageSpec((1, 8, 8))
 @pytest.mark.parametrize(
     ("changes", "spec", "named"),
     [
-        ({"space": "lattice", "step": 1.0}, FLOATS, "--estimator.space lattice: .*--teacher.levels"),
-        ({"space": "lattice"}, EIGHT_BIT, "--estimator.step 0.001: .* whole number of levels from 1 to 127"),
-        ({"space": "lattice", "step": 1.5}, EIGHT_BIT, "--estimator.step 1.5: expected a whole number"),
+        (
+            {"space": "lattice", "step": 1.0},
+            FLOATS,
+            "--estimator.space lattice: .*--teacher.levels",
+        ),
+        (
+            {"space": "lattice"},
+            EIGHT_BIT,
+            "--estimator.step 0.001: .* whole number of levels from 1 to 127",
+        ),
+        (
+            {"space": "lattice", "step": 1.5},
+            EIGHT_BIT,
+            "--estimator.step 1.5: expected a whole number",
+        ),
         ({"space": "lattice", "step": 128.0}, EIGHT_BIT, "--estimator.step 128: .*from 1 to 127"),
-        ({"space": "lattice", "step": 1.0}, ImageSpec((1, 8, 8), levels=2), "at least 3 levels.*got 2"),
+        (
+            {"space": "lattice", "step": 1.0},
+            ImageSpec((1, 8, 8), levels=2),
+            "at least 3 levels.*got 2",
+        ),
         ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step 0.6: .*smaller step"),
         ({"kind": "auto"}, FLOATS, "--estimator.kind: expected finite_difference"),
         ({"step": "auto"}, FLOATS, "--estimator.step: expected a number"),
-        ({"kind": "prior_guided", "prior": "neighbours"}, FLOATS, "--estimator.prior neighbours: .*image"),
+        (
+            {"kind": "prior_guided", "prior": "neighbours"},
+            FLOATS,
+            "--estimator.prior neighbours: .*image",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_by_their_flag(

@@ -1,4 +1,6 @@
-"""What every estimate keeps to: its cost, its chunks, an image's bounds, the independence of neighbours."""
+"""What every estimate keeps to: its cost, its chunks, an image's bounds, the independence of
+neighbours.
+"""
 
 import math
 from collections.abc import Callable
@@ -26,7 +28,9 @@ def test_every_family_draws_the_same_in_chunks(direction: str, chunk: int) -> No
     asked = []
     for size in (None, chunk):
         objective = featured(Linear(5, (2, 4, 6)), point(5, (2, 4, 6)))
-        FiniteDifference(3, direction=direction, chunk=size).estimate(objective, point(5, (2, 4, 6)), rng(9))
+        FiniteDifference(3, direction=direction, chunk=size).estimate(
+            objective, point(5, (2, 4, 6)), rng(9)
+        )
         asked.append(torch.cat([x_NCHW for x_NCHW, _ in objective.asked]))
     assert torch.equal(*asked)
 
@@ -58,7 +62,9 @@ def test_the_chunk_changes_nothing(form: str, chunk: int, directions: int) -> No
 @pytest.mark.parametrize("batch", [2, *exhaustive(1, 256)])
 @pytest.mark.parametrize("directions", [1, 3])
 @pytest.mark.parametrize("chunk", [None, 3, *exhaustive(100)])
-def test_cost_is_what_the_objective_saw(form: str, batch: int, directions: int, chunk: int | None) -> None:
+def test_cost_is_what_the_objective_saw(
+    form: str, batch: int, directions: int, chunk: int | None
+) -> None:
     objective = Linear(batch, (1, 2, 2))
     estimator = FiniteDifference(directions, form=form, chunk=chunk)
     estimate = estimator.estimate(objective, point(batch, (1, 2, 2)), rng())
@@ -85,7 +91,9 @@ def test_an_image_does_not_feel_its_neighbours(form: str, direction: str) -> Non
 
 @every_form
 @every_direction
-@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (-0.92, 1.9), *exhaustive((0.0, 1.0), (0.0, 255.0))])
+@pytest.mark.parametrize(
+    "bounds", [(-1.0, 1.0), (-0.92, 1.9), *exhaustive((0.0, 1.0), (0.0, 255.0))]
+)
 @pytest.mark.parametrize("step", [0.03, *exhaustive(1e-3)])
 def test_probes_of_images_stay_legal_without_a_clipping_bias(
     form: str, direction: str, bounds: tuple[float, float], step: float
@@ -110,7 +118,9 @@ def test_probes_of_images_stay_legal_without_a_clipping_bias(
 def test_bounds_move_only_what_is_near_them() -> None:
     objective = Linear(1, (1, 1, 3))
     x_BCHW = torch.tensor([0.0, 0.5, 1.0]).view(1, 1, 1, 3)
-    FiniteDifference(step=0.01, direction="rademacher", bounds=(0, 1)).estimate(objective, x_BCHW, rng())
+    FiniteDifference(step=0.01, direction="rademacher", bounds=(0, 1)).estimate(
+        objective, x_BCHW, rng()
+    )
     torch.testing.assert_close(objective.calls[0][0].flatten(), torch.tensor([0.01, 0.5, 0.99]))
 
 
@@ -142,7 +152,9 @@ def test_points_in_channels_last_are_probed_in_channels_last() -> None:
         seen.append(images_NCHW.is_contiguous(memory_format=torch.channels_last))
         return objective(images_NCHW)
 
-    last = FiniteDifference(2, chunk=2).estimate(watched, u_BCHW.to(memory_format=torch.channels_last), rng())
+    last = FiniteDifference(2, chunk=2).estimate(
+        watched, u_BCHW.to(memory_format=torch.channels_last), rng()
+    )
     assert seen == [True] * 3
     plain = FiniteDifference(2, chunk=2).estimate(Linear(2, (3, 8, 8)), u_BCHW, rng())
     torch.testing.assert_close(last.grad_BCHW, plain.grad_BCHW)

@@ -14,18 +14,26 @@ from dfme.estimators.directions import DIRECTIONS
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
-every_independent_direction = pytest.mark.parametrize("direction", ["sphere", "gaussian", "rademacher"])
-every_shape = pytest.mark.parametrize("shape", [(1, 8, 8), *exhaustive((3, 32, 32)), (3, 16, 24)], ids=str)
+every_independent_direction = pytest.mark.parametrize(
+    "direction", ["sphere", "gaussian", "rademacher"]
+)
+every_shape = pytest.mark.parametrize(
+    "shape", [(1, 8, 8), *exhaustive((3, 32, 32)), (3, 16, 24)], ids=str
+)
 
 
 @every_form
 @every_independent_direction
 @every_shape
-@pytest.mark.parametrize(("batch", "directions"), [(1, 1), (4, 3), *exhaustive_rows([(1, 3), (5, 1)])])
+@pytest.mark.parametrize(
+    ("batch", "directions"), [(1, 1), (4, 3), *exhaustive_rows([(1, 3), (5, 1)])]
+)
 def test_linear_objective_gives_the_formula_exactly(
     form: str, direction: str, shape: tuple[int, ...], batch: int, directions: int
 ) -> None:
-    """(s / m) sum_j v_j <v_j, g>, with v_j drawn once more here from a generator of the same seed."""
+    """(s / m) sum_j v_j <v_j, g>, with v_j drawn once more here from a generator of the same
+    seed.
+    """
     objective, u_BCHW = Linear(batch, shape), point(batch, shape)
     estimator = FiniteDifference(directions, step=1e-2, form=form, direction=direction)
     estimate = estimator.estimate(objective, u_BCHW, rng(7))
@@ -44,7 +52,8 @@ def test_linear_objective_gives_the_formula_exactly(
         expected_BCHW *= math.prod(shape)
 
     assert estimate.grad_BCHW.dtype == torch.float32
-    # Measured in the size of a typical one-direction estimate; a single slope can happen to be near zero.
+    # Measured in the size of a typical one-direction estimate; a single slope can happen to be near
+    # zero.
     typical = math.sqrt(math.prod(shape)) * objective.gradient.norm()
     assert (estimate.grad_BCHW - expected_BCHW).norm() < 1e-3 * typical
     value_B = (u_BCHW.double() * objective.gradient).sum((1, 2, 3))
@@ -57,10 +66,14 @@ def test_linear_objective_gives_the_formula_exactly(
 def test_mean_over_directions_is_autograds_gradient(
     form: str, direction: str, shape: tuple[int, ...]
 ) -> None:
-    """Direction and scale. A direction adds s <v, g>^2 / |g|^2 to the scale: mean 1, variance about 2."""
+    """Direction and scale. A direction adds s <v, g>^2 / |g|^2 to the scale: mean 1, variance about
+    2.
+    """
     toy, u_BCHW, directions = Toy(shape), point(4, shape), 2048 if shape[0] == 1 else 256
     estimator = FiniteDifference(directions, 1e-3, form, direction=direction, chunk=512)
-    cosine, scale = agreement(estimator.estimate(toy, u_BCHW, rng(5)).grad_BCHW, toy.gradient(u_BCHW))
+    cosine, scale = agreement(
+        estimator.estimate(toy, u_BCHW, rng(5)).grad_BCHW, toy.gradient(u_BCHW)
+    )
     size = math.prod(shape)
     # With n directions and n < D: E cosine is about 1 / sqrt(1 + (D + 1) / n), per image.
     assert cosine == pytest.approx(1 / math.sqrt(1 + (size + 1) / directions), abs=0.08)
@@ -76,7 +89,9 @@ def test_mean_over_directions_is_autograds_gradient(
 def test_one_direction_gives_the_true_directional_derivative(
     form: str, dtype: torch.dtype, least: float, off: float
 ) -> None:
-    """B = 1, m = 1 and DFME's own step; with an objective in float64 only the probes are rounded to fp32."""
+    """B = 1, m = 1 and DFME's own step; with an objective in float64 only the probes are rounded to
+    fp32.
+    """
     toy = Toy((3, 32, 32))
     toy.student, toy.teacher = toy.student.to(dtype), toy.teacher.to(dtype)
     found, true = [], []
@@ -95,7 +110,9 @@ def test_one_direction_gives_the_true_directional_derivative(
 
 
 def test_central_differences_have_the_smaller_bias() -> None:
-    """On f = sum x^3 central differences err by h^2, forward ones by h; computed by hand in one dimension."""
+    """On f = sum x^3 central differences err by h^2, forward ones by h; computed by hand in one
+    dimension.
+    """
 
     def cube(x_NCHW: Tensor) -> Tensor:
         return x_NCHW.pow(3).sum((1, 2, 3))
@@ -137,6 +154,10 @@ def test_double_precision_values_give_double_precision_differences() -> None:
     def objective(images_NCHW: Tensor) -> Tensor:
         return 1 + 1e-6 * images_NCHW.double().sum((1, 2, 3))
 
-    estimate = FiniteDifference(direction="rademacher").estimate(objective, torch.zeros(2, 1, 1, 1), rng())
+    estimate = FiniteDifference(direction="rademacher").estimate(
+        objective, torch.zeros(2, 1, 1, 1), rng()
+    )
     assert estimate.differences_BM.dtype == torch.float64
-    torch.testing.assert_close(estimate.grad_BCHW, torch.full((2, 1, 1, 1), 1e-6), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        estimate.grad_BCHW, torch.full((2, 1, 1, 1), 1e-6), rtol=1e-4, atol=0
+    )

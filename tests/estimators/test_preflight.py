@@ -23,7 +23,9 @@ WIRES = [
     ("probabilities:3", None, 2.0),
     ("probabilities:4", 256, 6.0),
     *exhaustive_rows((mode, None, 6.0) for mode in ("probabilities", "logits", "probabilities:6")),
-    *exhaustive_rows([("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]),
+    *exhaustive_rows(
+        [("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]
+    ),
 ]
 
 
@@ -51,9 +53,11 @@ def test_the_published_step_is_predicted_to_fail_where_it_does(mode, levels):
 
 
 def test_an_arithmetic_of_few_bits_is_noticed_in_the_differences():
-    """Answers look like any others, and repeat; only that small differences are no differences gives it
-    away."""
-    setting = Setting(Toy(gain=1.0, noise=lambda logits: logits.bfloat16().float() * (1 + 1e-4) - logits))
+    """Answers look like any others, and repeat; only that small differences are no differences
+    gives it away."""
+    setting = Setting(
+        Toy(gain=1.0, noise=lambda logits: logits.bfloat16().float() * (1 + 1e-4) - logits)
+    )
     finding = setting.probe()
     assert (finding.decimals, finding.relative, finding.repeat) == (None, 2.0**-23, 0.0)
     assert finding.candidate(1e-3).central < 0.3
@@ -114,7 +118,10 @@ class Moody(Toy):
 
 
 def test_answers_that_do_not_repeat_are_found():
-    assert (found("logits")[1].repeat, found("logits")[1].batch) == (0.0, pytest.approx(0.0, abs=1e-5))
+    assert (found("logits")[1].repeat, found("logits")[1].batch) == (
+        0.0,
+        pytest.approx(0.0, abs=1e-5),
+    )
     assert Setting(Moody(per_image=1e-3)).probe().repeat == pytest.approx(16e-3, rel=1e-3)
     tied = Setting(Moody(per_batch=0.1)).probe()
     assert tied.repeat == 0.0
@@ -149,7 +156,9 @@ def test_scores_near_zero_and_large_ones_are_not_taken_for_rounded():
     assert decimals(large.round(decimals=2)) == 2
 
 
-@pytest.mark.parametrize(("dtype", "relative"), [(torch.float16, 2.0**-10), (torch.bfloat16, 2.0**-7)])
+@pytest.mark.parametrize(
+    ("dtype", "relative"), [(torch.float16, 2.0**-10), (torch.bfloat16, 2.0**-7)]
+)
 def test_short_formats_are_seen(dtype, relative):
     scores = torch.randn(100, 10, generator=torch.Generator().manual_seed(0)).to(dtype).float()
     assert Resolution.seen(scores) == Resolution(None, relative)
@@ -167,7 +176,9 @@ def test_the_form_of_the_answers(mode):
 
 
 def test_one_hot_answers_are_as_good_as_labels():
-    hard = Setting(Toy("probabilities", noise=lambda logits: 1e4 * (logits == logits.amax(1, keepdim=True))))
+    hard = Setting(
+        Toy("probabilities", noise=lambda logits: 1e4 * (logits == logits.amax(1, keepdim=True)))
+    )
     finding = hard.probe()
     assert finding.answers == "one-hot"
     assert "one-hot" in str(warning(finding, choose(OPEN, finding, hard.teacher.spec, reuse=False)))
@@ -230,7 +241,9 @@ def test_a_run_whose_answers_are_saturated_is_warned_with_number_cause_and_remed
     chosen = choose(OPEN, finding, saturated.teacher.spec, reuse=False)
     line = str(warning(finding, chosen))
     found = f"{finding.candidate(float(chosen.step)).forward:.2f}"
-    assert all(word in line for word in (found, "rounded to 2 decimals", "--estimator.objective kl"))
+    assert all(
+        word in line for word in (found, "rounded to 2 decimals", "--estimator.objective kl")
+    )
     assert "\n" not in line
     assert saturated.correlation(OPEN, float(chosen.step)) < 0.5
 
@@ -243,9 +256,16 @@ def test_a_step_that_8_bit_images_swallow_is_warned_of_as_such():
 
 @pytest.mark.parametrize(
     ("mode", "taken"),
-    [("logits", "student"), ("probabilities", "student"), ("probabilities:4", "kl"), ("top_k:2", "kl")],
+    [
+        ("logits", "student"),
+        ("probabilities", "student"),
+        ("probabilities:4", "kl"),
+        ("top_k:2", "kl"),
+    ],
 )
-def test_kind_auto_descends_on_kl_where_answers_are_rounded_or_hidden(mode: str, taken: str) -> None:
+def test_kind_auto_descends_on_kl_where_answers_are_rounded_or_hidden(
+    mode: str, taken: str
+) -> None:
     setting = Setting(Toy(mode))
     finding = setting.probe(AUTO)
     assert finding.objective == taken
@@ -263,7 +283,9 @@ def test_alignment_is_the_cosine_of_what_is_sent():
     plus, base = squash(u + 0.03 * v), squash(u)
     sent = ((plus * 255).round() - (base * 255).round()).flatten(1)
     by_hand = (
-        ((plus - base).flatten(1) * sent).sum(1) / (plus - base).flatten(1).norm(dim=1) / sent.norm(dim=1)
+        ((plus - base).flatten(1) * sent).sum(1)
+        / (plus - base).flatten(1).norm(dim=1)
+        / sent.norm(dim=1)
     )
     assert probe_alignment(config, spec, squash, u, rng).item() == pytest.approx(
         by_hand.mean().item(), abs=1e-3
@@ -276,7 +298,9 @@ def test_alignment_is_the_cosine_of_what_is_sent():
 
 
 def test_signal_to_noise_by_arithmetic():
-    """A value that is the first score: rounding to 2 decimals hides an error uniform over a step of 0.01."""
+    """A value that is the first score: rounding to 2 decimals hides an error uniform over a step of
+    0.01.
+    """
     answers = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0)) + 0.1
     differences = torch.full((20_000, 2), 0.05, dtype=torch.float64)
 

@@ -7,7 +7,13 @@ from toy_objectives import point, rng
 from two_parts import TwoParts, cosines, straight
 
 from dfme.estimators.base import Objective
-from dfme.estimators.prior_guided import NEIGHBOURS, PRIORS, neighbour_prior, student_prior, student_term
+from dfme.estimators.prior_guided import (
+    NEIGHBOURS,
+    PRIORS,
+    neighbour_prior,
+    student_prior,
+    student_term,
+)
 
 every_prior = pytest.mark.parametrize("prior", list(PRIORS))
 
@@ -67,7 +73,8 @@ def test_without_a_gradient_the_direction_is_random_for_that_image_alone() -> No
 
     whole = student_prior(silent(toy), x_BCHW, answers, rng(1))
     one, again, other = (
-        student_prior(Objective(no_observing, flat_at_2), x_BCHW, answers, rng(seed)) for seed in (1, 1, 2)
+        student_prior(Objective(no_observing, flat_at_2), x_BCHW, answers, rng(seed))
+        for seed in (1, 1, 2)
     )
     assert torch.equal(one, again)
     assert torch.equal(one[[0, 1, 3]], whole[[0, 1, 3]])
@@ -77,7 +84,9 @@ def test_without_a_gradient_the_direction_is_random_for_that_image_alone() -> No
 
 
 def test_neighbours_see_what_lies_in_their_span_alone() -> None:
-    """Four neighbours in 48 dimensions: the gradient's projection, here by the QR of their differences."""
+    """Four neighbours in 48 dimensions: the gradient's projection, here by the QR of their
+    differences.
+    """
     g_CHW = point(1, (3, 4, 4), seed=2)[0]
     objective = straight(g_CHW, torch.zeros(3, 4, 4))
     images_NCHW, x_BCHW = point(4, (3, 4, 4), seed=4), point(6, (3, 4, 4))
@@ -98,7 +107,11 @@ def test_only_the_nearest_count_and_only_as_the_student_sees_them_now() -> None:
     far = 50 + point(30, (1, 4, 4), seed=7)
     alone = silent(toy, (near, answered(toy, near)))
     crowd = silent(
-        toy, (torch.cat([far, near]), torch.cat([torch.full((30, 10), 1e3).double(), answered(toy, near)]))
+        toy,
+        (
+            torch.cat([far, near]),
+            torch.cat([torch.full((30, 10), 1e3).double(), answered(toy, near)]),
+        ),
     )
     p_BCHW = neighbour_prior(alone, x_BCHW, answered(toy, x_BCHW), rng())
     torch.testing.assert_close(p_BCHW, neighbour_prior(crowd, x_BCHW, answered(toy, x_BCHW), rng()))
@@ -118,6 +131,8 @@ def test_without_a_memory_directions_are_random(count: int | None) -> None:
 def test_neighbours_that_are_the_point_itself_say_nothing_and_do_no_harm() -> None:
     toy, x_BCHW = TwoParts((1, 4, 4)), point(2, (1, 4, 4))
     same = x_BCHW[:1].repeat(3, 1, 1, 1)
-    p_BCHW = neighbour_prior(silent(toy, (same, answered(toy, same))), x_BCHW, answered(toy, x_BCHW), rng())
+    p_BCHW = neighbour_prior(
+        silent(toy, (same, answered(toy, same))), x_BCHW, answered(toy, x_BCHW), rng()
+    )
     assert p_BCHW.isfinite().all()
     torch.testing.assert_close(p_BCHW.flatten(1).norm(dim=1), torch.ones(2))

@@ -1,4 +1,6 @@
-"""The space of an estimate: probes that the wire leaves alone, and the chain rule through the squashing."""
+"""The space of an estimate: probes that the wire leaves alone, and the chain rule through the
+squashing.
+"""
 
 from typing import Any
 
@@ -32,15 +34,21 @@ def level_of(spec: ImageSpec) -> float:
 def on_lattice(
     spec: ImageSpec, step: int = 1, directions: int = 2, form: str = "forward", **options: Any
 ) -> Any:
-    return FiniteDifference(directions, step, form, bounds=spec.bounds, lattice=level_of(spec), **options)
+    return FiniteDifference(
+        directions, step, form, bounds=spec.bounds, lattice=level_of(spec), **options
+    )
 
 
 @every_form
 @pytest.mark.parametrize("direction", ["sphere", "dct"])
 @pytest.mark.parametrize(
-    "bounds", [(-0.92, 1.9), (0.0, 255.0), *exhaustive((0.0, 1.0), (-1.0, 1.0), (-2.1179, 2.6400))], ids=str
+    "bounds",
+    [(-0.92, 1.9), (0.0, 255.0), *exhaustive((0.0, 1.0), (-1.0, 1.0), (-2.1179, 2.6400))],
+    ids=str,
 )
-@pytest.mark.parametrize(("levels", "step"), [(256, 127), (65_536, 1), *exhaustive_rows([(256, 1), (7, 2)])])
+@pytest.mark.parametrize(
+    ("levels", "step"), [(256, 127), (65_536, 1), *exhaustive_rows([(256, 1), (7, 2)])]
+)
 def test_the_wire_changes_no_bit_of_any_probe(
     form: str, direction: str, bounds: tuple[float, float], levels: int, step: int
 ) -> None:
@@ -55,7 +63,9 @@ def test_the_wire_changes_no_bit_of_any_probe(
     assert torch.equal(spec.quantise(asked_NCHW), asked_NCHW)
 
     # and every pixel of every probe has moved by exactly so many levels from the centre
-    index_RBCHW = ((asked_NCHW.double() - low) / level_of(spec)).round().view(-1, batch, *spec.shape)
+    index_RBCHW = (
+        ((asked_NCHW.double() - low) / level_of(spec)).round().view(-1, batch, *spec.shape)
+    )
     if form == "forward":
         moved = index_RBCHW[1:] - index_RBCHW[0]
         assert set(moved.unique().tolist()) == {-step, step}
@@ -69,16 +79,22 @@ def test_the_centre_is_the_nearest_point_with_room_for_the_step() -> None:
     objective = Linear(1, spec.shape)
     x_BCHW = torch.tensor([0.0, 0.13, 0.48, 0.96, 1.0]).view(1, 1, 1, 5)
     on_lattice(spec, 2, 1).estimate(objective, x_BCHW, rng())
-    torch.testing.assert_close(objective.calls[0][0].flatten(), torch.tensor([0.2, 0.2, 0.5, 0.8, 0.8]))
+    torch.testing.assert_close(
+        objective.calls[0][0].flatten(), torch.tensor([0.2, 0.2, 0.5, 0.8, 0.8])
+    )
 
 
 @every_form
 @pytest.mark.parametrize("direction", ["orthogonal", *exhaustive("rademacher")])
 @pytest.mark.parametrize("value", [1.0, *exhaustive(-1.0)], ids=["highest", "lowest"])
-def test_images_at_the_bounds_are_estimated_without_bias(form: str, direction: str, value: float) -> None:
+def test_images_at_the_bounds_are_estimated_without_bias(
+    form: str, direction: str, value: float
+) -> None:
     """A linear objective, whose gradient is the same wherever the centre is."""
     objective, x_BCHW = Linear(1, (1, 3, 4)), torch.full((1, 1, 3, 4), value)
-    estimate = on_lattice(EIGHT_BIT, 4, 2000, form, direction=direction).estimate(objective, x_BCHW, rng(1))
+    estimate = on_lattice(EIGHT_BIT, 4, 2000, form, direction=direction).estimate(
+        objective, x_BCHW, rng(1)
+    )
     cosine, scale = agreement(estimate.grad_BCHW.double(), objective.gradient)
     assert cosine > 0.996
     # One direction spreads by about sqrt(2) of the scale.
@@ -90,23 +106,31 @@ def test_lattice_estimates_are_the_formula_with_the_way_really_sent(form: str) -
     spec = ImageSpec((1, 4, 4), (0.0, 1.0), levels=16)
     objective, again, size = Linear(2, spec.shape), rng(3), 16
     x_BCHW = torch.rand(2, *spec.shape, generator=rng(2))
-    estimate = on_lattice(spec, 2, 3, form, direction="rademacher").estimate(objective, x_BCHW, rng(3))
+    estimate = on_lattice(spec, 2, 3, form, direction="rademacher").estimate(
+        objective, x_BCHW, rng(3)
+    )
     expected_BCHW = torch.zeros(2, *spec.shape, dtype=torch.float64)
     for _ in range(3):
         delta_BCHW = torch.empty(2, *spec.shape).bernoulli_(0.5, generator=again).double() * 2 - 1
-        slope_B = (delta_BCHW * objective.gradient).sum((1, 2, 3)) / delta_BCHW.square().sum((1, 2, 3))
+        slope_B = (delta_BCHW * objective.gradient).sum((1, 2, 3)) / delta_BCHW.square().sum(
+            (1, 2, 3)
+        )
         expected_BCHW += size / 3 * slope_B.view(-1, 1, 1, 1) * delta_BCHW
     torch.testing.assert_close(estimate.grad_BCHW.double(), expected_BCHW, atol=1e-5, rtol=1e-5)
 
 
 @every_form
-def test_an_8_bit_wire_takes_nothing_from_the_lattice_and_all_from_the_published_step(form: str) -> None:
+def test_an_8_bit_wire_takes_nothing_from_the_lattice_and_all_from_the_published_step(
+    form: str,
+) -> None:
     """One direction per image, as in DFME: the share of an exact wire's estimate that is left."""
     objective, u_BCHW = of_answers(OverImages((3, 32, 32))), point(400, (3, 32, 32))
     floats, eight_bit = (ImageSpec((3, 32, 32), (-1.0, 1.0), levels) for levels in (None, 256))
 
     def estimate(spec: ImageSpec, **settings: Any) -> Tensor:
-        estimator = make_estimator(EstimatorConfig(form=form, **settings), spec, torch.tanh, 2048, 0)
+        estimator = make_estimator(
+            EstimatorConfig(form=form, **settings), spec, torch.tanh, 2048, 0
+        )
         return estimator.estimate(objective, u_BCHW, rng(5)).grad_BCHW
 
     assert abs(agreement(estimate(eight_bit), estimate(floats))[0]) < 0.1
@@ -117,7 +141,9 @@ def test_an_8_bit_wire_takes_nothing_from_the_lattice_and_all_from_the_published
 
 
 class Autograd:
-    """An inner estimator that cheats: the exact gradient of what it is given, and a note of what that was."""
+    """An inner estimator that cheats: the exact gradient of what it is given, and a note of what
+    that was.
+    """
 
     def __init__(self) -> None:
         self.seen: list[Objective] = []
@@ -173,10 +199,14 @@ def test_after_the_squashing_the_objective_is_about_images_and_remembers() -> No
 
 
 @pytest.mark.parametrize("space", ["pre_squash", "image", "lattice"])
-def test_an_image_is_rounded_once_for_both_parts_of_the_objective(space: str, monkeypatch: Any) -> None:
+def test_an_image_is_rounded_once_for_both_parts_of_the_objective(
+    space: str, monkeypatch: Any
+) -> None:
     rounded, spec = [], ImageSpec((1, 4, 4), (-1.0, 1.0), levels=16)
     quantise = ImageSpec.quantise
-    monkeypatch.setattr(ImageSpec, "quantise", lambda spec, x: rounded.append(len(x)) or quantise(spec, x))
+    monkeypatch.setattr(
+        ImageSpec, "quantise", lambda spec, x: rounded.append(len(x)) or quantise(spec, x)
+    )
     seen: list[Tensor] = []
 
     def query(x_NCHW: Tensor) -> Tensor:

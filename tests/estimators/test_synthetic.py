@@ -73,7 +73,9 @@ def test_one_in_so_many_is_paid_and_the_others_ask_for_nothing(every):
     foreseen = [estimator.cost(BATCH, ahead) for ahead in range(PAID_FIRST + 9)]
     for number in range(PAID_FIRST + 9):
         asked, expected = wavy.asked, estimator.cost(BATCH)
-        estimate = estimator.estimate(wavy.objective(), point(BATCH, SPEC.shape, number), rng(number))
+        estimate = estimator.estimate(
+            wavy.objective(), point(BATCH, SPEC.shape, number), rng(number)
+        )
         assert expected == foreseen[number]
         paid = number < PAID_FIRST or number % every == 0
         assert wavy.asked - asked == estimate.queries == expected == (2 * BATCH if paid else 0)

@@ -1,4 +1,6 @@
-"""The check of an upstream gradient: what fits goes on into the graph, what does not is refused in words."""
+"""The check of an upstream gradient: what fits goes on into the graph, what does not is refused in
+words.
+"""
 
 import pytest
 import torch
@@ -49,10 +51,16 @@ def test_a_chain_cut_at_any_place_gives_what_autograd_gives(cut: str) -> None:
 @pytest.mark.parametrize(
     ("upstream", "named"),
     [
-        *((torch.ones(shape), str(shape)) for shape in ((2, 3, 4, 5), (3, 4, 4), (1, 3, 4, 4), (), (2, 48))),
+        *(
+            (torch.ones(shape), str(shape))
+            for shape in ((2, 3, 4, 5), (3, 4, 4), (1, 3, 4, 4), (), (2, 48))
+        ),
         *((torch.ones(LIKE, dtype=dtype), str(dtype)) for dtype in (torch.float64, torch.bfloat16)),
         (torch.ones(LIKE, device="meta"), "device meta"),
-        (torch.ones(5, device="meta", dtype=torch.float64), "shape and dtype and device must match"),
+        (
+            torch.ones(5, device="meta", dtype=torch.float64),
+            "shape and dtype and device must match",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

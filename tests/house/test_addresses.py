@@ -29,14 +29,18 @@ def addresses(method: Any) -> dict[str, int]:
             seen |= {f"{type(own).__name__} {id(own)} {name}": value for name, value in tensors}
         else:
             for number, moments in own.state_dict()["state"].items():
-                seen |= {f"optimizer {id(own)} {number} {name}": value for name, value in moments.items()}
+                seen |= {
+                    f"optimizer {id(own)} {number} {name}": value for name, value in moments.items()
+                }
     return {name: value.data_ptr() for name, value in seen.items() if value.numel()}
 
 
 def parts_of(method: Any) -> list[Any]:
     """Networks, averages and optimisers of a method and of its students."""
     own = [
-        part for name in ("_discriminator", "_critic") if (part := getattr(method, name, None)) is not None
+        part
+        for name in ("_discriminator", "_critic")
+        if (part := getattr(method, name, None)) is not None
     ]
     held = [value for owner in (method, method.students, *own) for value in vars(owner).values()]
     parts = [value for value in held if isinstance(value, nn.Module | ScheduledOptimizer)]
@@ -60,7 +64,9 @@ def test_a_round_of_training_begins_in_the_same_networks() -> None:
     trainer = method.students
 
     def moved() -> dict[str, int]:
-        return {name: at for name, at in addresses(method).items() if not name.startswith("optimizer")}
+        return {
+            name: at for name, at in addresses(method).items() if not name.startswith("optimizer")
+        }
 
     before = moved()
     for _ in range(4):

@@ -28,7 +28,8 @@ BOTH_SIDES = tuple(
 """The rooms of dfme/ that the owner's side may import."""
 HEAVY = ("torch", "torch._dynamo", "torchvision", "matplotlib", "wandb", "jinja2", "numpy")
 INPUT_OUTPUT = set(
-    "csv glob http io json logging os pathlib pickle requests safetensors shutil socket sqlite3 subprocess "
+    "csv glob http io json logging os pathlib pickle requests safetensors shutil socket sqlite3 "
+    "subprocess "
     "sys tempfile urllib wandb yaml".split()
 )
 OPENING = {"open", "print", "input", "torch.load", "torch.save"}
@@ -42,7 +43,9 @@ def name(path: Path) -> str:
 
 def module_of(path: Path) -> str:
     """The name it is imported by: the folder ``teachers`` is linked into ``dfme``."""
-    return f"dfme/{name(path).removeprefix('dfme/')}"[:-3].replace("/", ".").removesuffix(".__init__")
+    return (
+        f"dfme/{name(path).removeprefix('dfme/')}"[:-3].replace("/", ".").removesuffix(".__init__")
+    )
 
 
 MODULES = {module_of(path): path for path in SOURCES}
@@ -64,7 +67,8 @@ def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
             assert not node.level, f"{name(path)}: imports are absolute"
             module = str(node.module)
             found |= {
-                full if (full := f"{module}.{alias.name}") in MODULES else module for alias in node.names
+                full if (full := f"{module}.{alias.name}") in MODULES else module
+                for alias in node.names
             }
     return frozenset(found)
 
@@ -103,8 +107,13 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 def loaded_by(statement: str) -> set[str]:
     """Of the heavy modules, those that a new interpreter has loaded after the statement."""
-    code = f"import sys, json\n{statement}\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    code = (
+        f"import sys, json\n{statement}\nprint(json.dumps([m for m in {HEAVY!r} if m in "
+        "sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
@@ -124,7 +133,9 @@ def test_rooms_are_few_and_stand_on_at_most_ten_floors():
     for module, path in MODULES.items():
         rooms[room(module)] |= {room(each) for each in imported(path) & MODULES.keys()}
     outside = {*FACE, "dfme.teachers"}
-    rooms = {each: others - outside - {each} for each, others in rooms.items() if each not in outside}
+    rooms = {
+        each: others - outside - {each} for each, others in rooms.items() if each not in outside
+    }
     packages = [each for each in rooms if (ROOT / each.replace(".", "/")).is_dir()]
     assert len(packages) <= 13, packages
     assert len(rooms) - len(packages) <= 7, rooms.keys() - set(packages)
@@ -138,7 +149,12 @@ def test_rooms_are_few_and_stand_on_at_most_ten_floors():
 
 
 def test_no_modules_import_one_another():
-    assert circle({each: set(imported(path) & MODULES.keys() - FACE) for each, path in MODULES.items()}) == []
+    assert (
+        circle(
+            {each: set(imported(path) & MODULES.keys() - FACE) for each, path in MODULES.items()}
+        )
+        == []
+    )
 
 
 def test_the_auditors_side_reaches_the_owners_through_two_doors():
@@ -147,7 +163,9 @@ def test_the_auditors_side_reaches_the_owners_through_two_doors():
         if any(belongs(each, "dfme.teachers") for each in imported(path)):
             importing.add(name(path))
         elif name(path) not in DOORS:
-            assert not re.search(r"\"dfme\.teachers[.:]", path.read_text(encoding="utf-8")), "named in a text"
+            assert not re.search(r"\"dfme\.teachers[.:]", path.read_text(encoding="utf-8")), (
+                "named in a text"
+            )
     assert importing == DOORS
 
 
@@ -156,25 +174,33 @@ def test_the_owners_side_imports_only_what_both_sides_share():
         f"{name(path)}: {module}"
         for path in inside("teachers/")
         for module in imported(path)
-        if belongs(module, "dfme") and module != "dfme" and not belongs(module, "dfme.teachers", *BOTH_SIDES)
+        if belongs(module, "dfme")
+        and module != "dfme"
+        and not belongs(module, "dfme.teachers", *BOTH_SIDES)
     ]
     assert foreign == []
 
 
 def test_nothing_that_is_installed_imports_the_scripts_of_research():
-    assert [name(path) for path in SOURCES if any(belongs(each, "research") for each in imported(path))] == []
+    assert [
+        name(path) for path in SOURCES if any(belongs(each, "research") for each in imported(path))
+    ] == []
 
 
 def test_estimators_and_the_preflight_check_know_no_oracle():
     above = ("dfme.oracle", "dfme.methods", "dfme.run")
-    found = [f"{name(path)}: {each}" for path in inside("dfme/estimators/") for each in imported(path)]
+    found = [
+        f"{name(path)}: {each}" for path in inside("dfme/estimators/") for each in imported(path)
+    ]
     assert [each for each in found if belongs(each.split(": ")[1], *above)] == []
 
 
 def test_methods_do_no_input_or_output():
     found = []
     for path in inside("dfme/methods/"):
-        calls = {ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
+        calls = {
+            ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)
+        }
         modules = {module.partition(".")[0] for module in imported(path)}
         found += [f"{name(path)}: {each}" for each in (modules & INPUT_OUTPUT) | (calls & OPENING)]
     assert found == []
@@ -203,17 +229,24 @@ def test_what_a_run_is_made_of_loads_nothing_optional():
     modules = "dfme.run.build, dfme.teachers.training.train, dfme.teachers.local.pytorch"
     assert loaded_by(f"import {modules}") == {"torch", "numpy"}
     for module in ("torchvision", "wandb"):
-        assert [name(path) for path in SOURCES if any(belongs(m, module) for m in imported(path, True))] == []
+        assert [
+            name(path) for path in SOURCES if any(belongs(m, module) for m in imported(path, True))
+        ] == []
 
 
 @pytest.mark.integration
 def test_a_run_loads_no_compiler(tmp_path):
     """Torch's optimisers load one at their first step, which takes longer than to import torch."""
     options = f"shape=(1, 8, 8), num_classes=2, budget=400, out={str(tmp_path / 'run')!r}"
-    run = f"import dfme\ndfme.extract(lambda x: x.flatten(1)[:, :2].softmax(1), {options}, method='disguide')"
+    run = (
+        f"import dfme\ndfme.extract(lambda x: x.flatten(1)[:, :2].softmax(1), {options}, "
+        "method='disguide')"
+    )
     assert "torch._dynamo" not in loaded_by(run)
     with_marks = re.compile(r"torch\.optim\.(?!Optimizer|swa_utils|lr_scheduler)\w+")
-    assert {name(path) for path in SOURCES if with_marks.search(path.read_text())} == {"dfme/compute.py"}
+    assert {name(path) for path in SOURCES if with_marks.search(path.read_text())} == {
+        "dfme/compute.py"
+    }
 
 
 # How long things are, and what they are called
@@ -222,7 +255,9 @@ def test_a_run_loads_no_compiler(tmp_path):
 def test_no_file_is_too_long():
     """Ruff holds functions to 40 statements and a complexity of 10."""
     every = (
-        path for room in ("dfme", "teachers", "tests", "research") for path in (ROOT / room).rglob("*.py")
+        path
+        for room in ("dfme", "teachers", "tests", "research")
+        for path in (ROOT / room).rglob("*.py")
     )
     files = {name(path): path.read_text(encoding="utf-8").count("\n") for path in every}
     assert {each: count for each, count in files.items() if count > FILE_LINES} == {}
@@ -241,7 +276,9 @@ def test_unrelated_values_are_not_packed_into_one_assignment():
 def assigned(tree: ast.Module) -> dict[str, ast.expr]:
     """The names that a module gives values to, once each."""
     named = [node for node in tree.body if isinstance(node, ast.Assign) and len(node.targets) == 1]
-    return {target.id: node.value for node in named if isinstance(target := node.targets[0], ast.Name)}
+    return {
+        target.id: node.value for node in named if isinstance(target := node.targets[0], ast.Name)
+    }
 
 
 def test_a_type_has_one_meaning_wherever_it_is_named():
@@ -259,4 +296,6 @@ def test_a_type_has_one_meaning_wherever_it_is_named():
 def test_a_limit_says_so():
     """Limits begin with MAX_ or MIN_."""
     words = ("MOST", "LEAST", "FEWEST", "AT_MOST", "AT_LEAST")
-    assert [each for path in SOURCES for each in assigned(tree(path)) if each.startswith(words)] == []
+    assert [
+        each for path in SOURCES for each in assigned(tree(path)) if each.startswith(words)
+    ] == []

@@ -65,7 +65,9 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
 
 
 def claims(content: bytes, small: int, huge: int) -> bytes:
-    """A pickle in the format before PyTorch 1.6 that claims a storage, and a shape, of ``huge`` elements."""
+    """A pickle in the format before PyTorch 1.6 that claims a storage, and a shape, of ``huge``
+    elements.
+    """
     number = pickle.dumps(huge, 2)[2:-1]
     short = b"K" + bytes([small])
     assert content.count(short + b"N") == 1
@@ -81,7 +83,9 @@ def squeezed(archive: bytes) -> bytes:
 
 def npz_that_claims(shape: tuple[int, ...]) -> bytes:
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
     return zipped({"images.npy": head.getvalue()})
 
 
@@ -94,7 +98,10 @@ def make_run(folder: Path, sheet: bytes) -> None:
 def make_files(folder: Path) -> None:
     """One file, or run, for each claim; what comes before the dot says who reads it."""
     zeros = {"x": torch.zeros(400_000_000, dtype=torch.uint8)}
-    bomb, legacy = squeezed(saved(zeros, True)), claims(saved({"x": torch.arange(7.0)}, False), 7, HUGE)
+    bomb, legacy = (
+        squeezed(saved(zeros, True)),
+        claims(saved({"x": torch.arange(7.0)}, False), 7, HUGE),
+    )
     net = build_net("lenet5", (1, 8, 8), 3)
     (folder / "teacher.bomb").write_bytes(bomb)
     newer = re.sub(rb"(PK\x01\x02..)..", lambda found: found[1] + b"\x64\0", bomb, flags=re.DOTALL)
@@ -103,8 +110,12 @@ def make_files(folder: Path) -> None:
         (folder / f"teacher.{name}, in an archive").write_bytes(archive(pickled))
         (folder / f"teacher.{name}, in a series").write_bytes(series(pickled))
     (folder / "teacher.legacy").write_bytes(legacy)
-    (folder / "teacher.expanded").write_bytes(saved({"fc.weight": torch.ones(1).expand(HUGE)}, True))
-    (folder / "teacher.meta").write_bytes(saved({"fc.weight": torch.empty(HUGE, device="meta")}, True))
+    (folder / "teacher.expanded").write_bytes(
+        saved({"fc.weight": torch.ones(1).expand(HUGE)}, True)
+    )
+    (folder / "teacher.meta").write_bytes(
+        saved({"fc.weight": torch.empty(HUGE, device="meta")}, True)
+    )
     save_weights(folder / "teacher.classes", net, Card("lenet5", (1, 8, 8), 10**9))
     save_weights(folder / "teacher.channels", net, Card("resnet18_8x", (10**9, 8, 8), 3))
     changes: dict[str, Callable[[dict[str, Any]], object]] = {

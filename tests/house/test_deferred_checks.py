@@ -1,4 +1,6 @@
-"""Checks of an accelerator's values: collected, read by one transfer, and the first that fails is raised."""
+"""Checks of an accelerator's values: collected, read by one transfer, and the first that fails is
+raised.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(
 ) -> None:
     reads = list[torch.Size]()
     tolist = Tensor.tolist
-    monkeypatch.setattr(Tensor, "tolist", lambda flags: (reads.append(flags.shape), tolist(flags))[1])
+    monkeypatch.setattr(
+        Tensor, "tolist", lambda flags: (reads.append(flags.shape), tolist(flags))[1]
+    )
     monkeypatch.setattr(Tensor, "__bool__", lambda flag: pytest.fail("a flag is read alone"))
     with pretended():
         checks = DeferredChecks()

@@ -1,4 +1,6 @@
-"""Files that are whole or absent, whatever the disk does; the system's own limits make it refuse."""
+"""Files that are whole or absent, whatever the disk does; the system's own limits make it
+refuse.
+"""
 
 from pathlib import Path
 
@@ -22,7 +24,10 @@ def test_opening_cuts_a_torn_end_and_appends_are_on_file_at_once(tmp_path: Path)
 def test_an_append_that_does_not_fit_is_taken_back(tmp_path: Path, limit: int) -> None:
     file = AppendFile(tmp_path / "log")
     file.append(b"1234")
-    with file_size_limit(limit), pytest.raises(RunError, match=r"cannot write .*log: File too large"):
+    with (
+        file_size_limit(limit),
+        pytest.raises(RunError, match=r"cannot write .*log: File too large"),
+    ):
         file.append(b"567", b"890")
     assert (tmp_path / "log").read_bytes() == b"1234"
     file.append(b"567")
@@ -45,7 +50,11 @@ def test_replacing_swaps_whole_files_and_keeps_the_old_one(tmp_path: Path) -> No
 def test_replacing_leaves_everything_as_it_was_when_it_fails(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with file_size_limit(2), pytest.raises(RunError, match="File too large"), replacing(path) as file:
+    with (
+        file_size_limit(2),
+        pytest.raises(RunError, match="File too large"),
+        replacing(path) as file,
+    ):
         file.write(b"newer")
     with pytest.raises(ZeroDivisionError), replacing(path) as file:
         file.write(bytes([1 // 0]))

@@ -1,4 +1,6 @@
-"""On a CUDA device: nothing per step goes through the host, and what goes wrong is still noticed."""
+"""On a CUDA device: nothing per step goes through the host, and what goes wrong is still
+noticed.
+"""
 
 import pytest
 import torch
@@ -40,7 +42,9 @@ def test_a_step_never_makes_the_gpu_wait(name, queries, monkeypatch):
 
 
 def test_the_gpu_is_asked_about_all_student_batches_at_once():
-    method = make_method("dfme", make_parts(LinearTeacher(SPEC, device="cuda"), 10**6), student_steps=5)
+    method = make_method(
+        "dfme", make_parts(LinearTeacher(SPEC, device="cuda"), 10**6), student_steps=5
+    )
     assert method.asks() == [Ask("generator", 16), Ask("student", 40)]
     method.step()
     assert method.oracle.ledger.requests == 2

@@ -47,7 +47,9 @@ def copies(master: tuple[Path, int], tmp_path: Path) -> Callable[[], Path]:
 
 
 @pytest.mark.timeout(60)
-def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(copies: Callable[[], Path]) -> None:
+def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(
+    copies: Callable[[], Path],
+) -> None:
     def holds(name: str, kind: str) -> None:
         out, teacher = copies(), Metered()
         (out / name).unlink()
@@ -62,7 +64,8 @@ def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(copies: Callab
 
 
 @pytest.mark.parametrize(
-    "name", ["curve.png.tmp", *exhaustive("report.html", "report.html.tmp", "curve.png", "samples.png")]
+    "name",
+    ["curve.png.tmp", *exhaustive("report.html", "report.html.tmp", "curve.png", "samples.png")],
 )
 def test_a_report_writes_into_its_own_folder_alone(name: str, whole: Path, tmp_path: Path) -> None:
     run, target = tmp_path / "run", tmp_path / "precious"
@@ -111,14 +114,19 @@ def test_an_architecture_and_a_data_set_are_names_of_their_lists() -> None:
     def holds(name: str) -> None:
         with pytest.raises(UserError, match="unknown net"):
             build_net(name, (1, 8, 8), 10)
-        if name not in ("..", "/etc/passwd"):  # which are there, and so a folder or a file of images
+        if name not in (
+            "..",
+            "/etc/passwd",
+        ):  # which are there, and so a folder or a file of images
             with pytest.raises(UserError, match="data set"):
                 load_dataset(name, "test")
 
     all_hold(holds, ((name,) for name in REACHING))
 
 
-def test_the_name_of_a_run_stays_under_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_run_stays_under_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     job = parse_extract(["--evaluation.dataset", "digits"])
@@ -137,14 +145,18 @@ def test_the_run_in_wandb_has_a_plain_name(tmp_path: Path) -> None:
         (tmp_path / "wandb.json").write_text(f'{{"id": {identity}}}')
         made = WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity()
         assert made.isalnum()
-        assert WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() == made, "and keeps it"
+        assert WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() == made, (
+            "and keeps it"
+        )
 
     identities = ('"../../x"', '"a b"', '""', "3.5", '["x"]', "[" * 100_000, '"' + "x" * 2_000)
     all_hold(holds, ((identity,) for identity in identities))
 
 
 def test_members_of_an_archive_name_arrays_and_no_files(tmp_path: Path) -> None:
-    """An .npz file with the names of a path in it: an array of that name, nothing is unpacked anywhere."""
+    """An .npz file with the names of a path in it: an array of that name, nothing is unpacked
+    anywhere.
+    """
     np.savez(tmp_path / "x.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array([0, 1]))
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         for name in ("../escaped.npy", "/tmp/../escaped.npy", "escaped.txt"):

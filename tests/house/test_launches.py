@@ -17,10 +17,11 @@ from research.options import BenchConfig
 from research.speed import CASES, Work
 
 MOST = 1_473
-"""Operations of ATen, counted by dispatch, that are neither views nor reserve memory; 2,196 in 0.7.0 by this
-count.
+"""Operations of ATen, counted by dispatch, that are neither views nor reserve memory; 2,196 in
+0.7.0 by this count.
 
-An operation of several kernels counts once (a convolution's backward), one over a list of tensors too.
+An operation of several kernels counts once (a convolution's backward), one over a list of tensors
+too.
 """
 
 STUDENTS = 5
@@ -28,10 +29,14 @@ STUDENTS = 5
 
 @pytest.mark.exhaustive  # 3 seconds, most of it to make the networks
 def test_an_iteration_of_the_paper_launches_no_more_kernels_than_before() -> None:
-    """ResNet-34-8x to ResNet-18-8x: one generator step by one forward difference, five student batches."""
+    """ResNet-34-8x to ResNet-18-8x: one generator step by one forward difference, five student
+    batches.
+    """
     with pretended(), torch.random.fork_rng():
         work = Work(CASES["resnet"], BenchConfig(batch_size=2), torch.device("cpu"))
-        job = dataclasses.replace(work.job, config=dataclasses.replace(work.job.config, budget=10**6))
+        job = dataclasses.replace(
+            work.job, config=dataclasses.replace(work.job.config, budget=10**6)
+        )
         oracle = Oracle(work.teacher, Ledger(10**6), None, deferred := DeferredChecks())
         method = build_method(
             job, build_components(job, work.nets, oracle, Streams(0, work.device), deferred)
@@ -44,7 +49,9 @@ def test_an_iteration_of_the_paper_launches_no_more_kernels_than_before() -> Non
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_on_an_accelerator_batch_normalisation_counts_no_batches_and_is_the_same(training: bool) -> None:
+def test_on_an_accelerator_batch_normalisation_counts_no_batches_and_is_the_same(
+    training: bool,
+) -> None:
     ours, theirs = SteadyBatchNorm2d(4).train(training), torch.nn.BatchNorm2d(4).train(training)
     with pretended():
         for seed in range(2):

@@ -40,7 +40,9 @@ def choices(section: type, option: str) -> tuple[str, ...]:
 
 
 def case(method: str, **options: Any) -> Any:
-    """``options``: of a method and its estimator, or one of the sections, or the answers' ``mode``."""
+    """``options``: of a method and its estimator, or one of the sections, or the answers'
+    ``mode``.
+    """
     return pytest.param(method, options, id=f"{method} {options}")
 
 
@@ -84,7 +86,11 @@ ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate
 QUERY_CASES = [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
 QUERY_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
 QUERY_CASES += [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
-DRAWN = [{"procedural": 0.5, "programs": ("gradients", "noise")}, {"base": "procedural"}, {"evolve": 0.5}]
+DRAWN = [
+    {"procedural": 0.5, "programs": ("gradients", "noise")},
+    {"base": "procedural"},
+    {"evolve": 0.5},
+]
 QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
 for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
     chooser = "disguide" if by == "disagreement" else "static"

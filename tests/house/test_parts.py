@@ -45,17 +45,23 @@ def test_a_method_has_all_that_the_definition_of_done_asks(method):
     implementation = named(entry.implementation)
     module = sys.modules[entry.implementation.partition(":")[0]]
     assert Path(str(module.__file__)).stem == method, "one file per method, of its name"
-    assert "ifferences from" in str(implementation.__doc__), "it lists the differences from the paper"
+    assert "ifferences from" in str(implementation.__doc__), (
+        "it lists the differences from the paper"
+    )
     assert set() < set(implementation.label_modes) <= set(LABEL_KINDS)
     assert entry.config.__dataclass_params__.frozen
     assert [option.key for option in options_of(entry.config) if not option.help] == []
     recipes = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
-    assert any(re.search(rf"^  name: {method}\b", recipe, re.M) for recipe in recipes), "a recipe in configs/"
+    assert any(re.search(rf"^  name: {method}\b", recipe, re.M) for recipe in recipes), (
+        "a recipe in configs/"
+    )
     for page in ("README.md", "configs/README.md"):
         assert f"`{method}`" in (ROOT / page).read_text(encoding="utf-8"), f"a row in {page}"
 
 
-@pytest.mark.parametrize("target", [*DATASETS.values(), FROM_DISK, *(kind.loader for kind in KINDS.values())])
+@pytest.mark.parametrize(
+    "target", [*DATASETS.values(), FROM_DISK, *(kind.loader for kind in KINDS.values())]
+)
 def test_every_loader_that_is_named_is_there(target):
     assert callable(named(target))
 
@@ -87,7 +93,10 @@ def kept_files() -> tuple[Path, ...]:
     [
         ("an em-dash", "\u2014"),
         ("a path of somebody's machine", r"(?<![\w.~/-])/(?:home|root|work|tmp|Users|mnt)/\w"),
-        ("the host of a registry", r"pypi[.]org|pythonhosted[.]org|anaconda[.]org|download[.]pytorch[.]org"),
+        (
+            "the host of a registry",
+            r"pypi[.]org|pythonhosted[.]org|anaconda[.]org|download[.]pytorch[.]org",
+        ),
     ],
 )
 def test_no_kept_text_holds(what, pattern):
@@ -109,11 +118,16 @@ def test_every_file_that_is_no_code_is_installed_too():
     assert setup["options"]["packages"] == "find_namespace:", "configs/ has no __init__.py"
     packages = setup["options.packages.find"]["include"].split()
     assert {pattern.partition(".")[0] for pattern in packages} == {"dfme"}, "no name but ours"
-    data = {name: globs.replace(",", " ").split() for name, globs in setup["options.package_data"].items()}
+    data = {
+        name: globs.replace(",", " ").split()
+        for name, globs in setup["options.package_data"].items()
+    }
     rooms = ("dfme", "teachers", "configs")
     for room in rooms[1:]:
         assert (ROOT / "dfme" / room).resolve() == ROOT / room
-    other = [path for path in kept_files() if name(path).split("/")[0] in rooms and path.suffix != ".py"]
+    other = [
+        path for path in kept_files() if name(path).split("/")[0] in rooms and path.suffix != ".py"
+    ]
     assert len(other) > 10
     assert [name(path) for path in other if not is_installed(path, data, packages)] == []
 
@@ -124,6 +138,8 @@ def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) ->
     for folder in place.parents:
         package, inside = ".".join(folder.parts), place.relative_to(folder).as_posix()
         globs = [glob for glob in data.get(package, []) if glob.count("/") == inside.count("/")]
-        if any(fnmatch(package, each) for each in packages) and any(fnmatch(inside, glob) for glob in globs):
+        if any(fnmatch(package, each) for each in packages) and any(
+            fnmatch(inside, glob) for glob in globs
+        ):
             return True
     return False

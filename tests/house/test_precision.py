@@ -1,4 +1,6 @@
-"""Inside ``ieee_fp32`` results are those of plain fp32, bit for bit; outside, nothing has changed."""
+"""Inside ``ieee_fp32`` results are those of plain fp32, bit for bit; outside, nothing has
+changed.
+"""
 
 import threading
 import warnings
@@ -13,7 +15,9 @@ from dfme import precision
 from dfme.precision import has_fast_bf16, ieee_fp32
 
 KEYS = [("generic", "all")] + [
-    (backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")
+    (backend, operation)
+    for backend in ("cuda", "mkldnn")
+    for operation in ("all", "matmul", "conv", "rnn")
 ]
 
 
@@ -37,7 +41,9 @@ def settings() -> dict[str, object]:
 
 @pytest.fixture(autouse=True)
 def fresh_settings() -> Iterator[None]:
-    """Leave the process as found: the older switches first, since they write some of the newer ones."""
+    """Leave the process as found: the older switches first, since they write some of the newer
+    ones.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = {key: precision._read(key) for key in KEYS}
@@ -73,15 +79,25 @@ OUTSIDE: dict[str, Callable[[], object]] = {
     "cudnn off": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
     "generic": write(("generic", "all", "bf16")),
     "backend": write(("cuda", "all", "tf32"), ("mkldnn", "all", "bf16")),
-    "operations": write(("cuda", "matmul", "tf32"), ("cuda", "conv", "ieee"), ("mkldnn", "conv", "bf16")),
-    "mixed": lambda: (torch.set_float32_matmul_precision("medium"), write(("cuda", "matmul", "ieee"))()),
-    "unset": lambda: (torch.set_float32_matmul_precision("high"), write(("cuda", "matmul", "none"))()),
+    "operations": write(
+        ("cuda", "matmul", "tf32"), ("cuda", "conv", "ieee"), ("mkldnn", "conv", "bf16")
+    ),
+    "mixed": lambda: (
+        torch.set_float32_matmul_precision("medium"),
+        write(("cuda", "matmul", "ieee"))(),
+    ),
+    "unset": lambda: (
+        torch.set_float32_matmul_precision("high"),
+        write(("cuda", "matmul", "none"))(),
+    ),
 }
 
 
 @pytest.mark.parametrize("autocast_outside", [False, True])
 @pytest.mark.parametrize("outside", OUTSIDE)
-def test_inside_is_plain_fp32_and_outside_is_as_before(outside: str, autocast_outside: bool) -> None:
+def test_inside_is_plain_fp32_and_outside_is_as_before(
+    outside: str, autocast_outside: bool
+) -> None:
     run = network()
     plain = run()
     OUTSIDE[outside]()

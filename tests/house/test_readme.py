@@ -1,4 +1,6 @@
-"""What README and docs show is so: tables are the code's, flags exist, and marked blocks run as printed."""
+"""What README and docs show is so: tables are the code's, flags exist, and marked blocks run as
+printed.
+"""
 
 import dataclasses
 import json
@@ -38,7 +40,9 @@ PAGES[1:1] = sorted((ROOT / "docs").rglob("*.md"))
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 ALL = "\n".join(TEXT.values())
 RECIPES = sorted(
-    path for path in (ROOT / "configs").glob("*.yaml") if not path.name.startswith(("compare_", "audit"))
+    path
+    for path in (ROOT / "configs").glob("*.yaml")
+    if not path.name.startswith(("compare_", "audit"))
 )
 SECONDS = 110
 MARK = r"<!-- tested: (?P<section>[\w-]+)(?:, file (?P<file>\S+))? -->\n"
@@ -47,8 +51,8 @@ BLOCK = re.compile(MARK + r"```(?P<language>\w+)\n(?P<text>.*?)```", re.S)
 
 
 class Block(NamedTuple):
-    """A fenced block after a mark: ``<!-- tested: SECTION -->`` runs, ``, file NAME`` is saved under that
-    name."""
+    """A fenced block after a mark: ``<!-- tested: SECTION -->`` runs, ``, file NAME`` is saved
+    under that name."""
 
     section: str
     file: str | None
@@ -58,7 +62,9 @@ class Block(NamedTuple):
 
 def marked_blocks() -> list[Block]:
     """Those of all pages, README's first."""
-    return [Block(*found.group("section", "file", "language", "text")) for found in BLOCK.finditer(ALL)]
+    return [
+        Block(*found.group("section", "file", "language", "text")) for found in BLOCK.finditer(ALL)
+    ]
 
 
 def rows(first: str, text: str = ALL) -> list[list[str]]:
@@ -80,7 +86,9 @@ def coded(cell: str) -> list[str]:
 def default_method(name: str) -> Any:
     """The method with its own defaults, around a toy teacher."""
     entry = METHODS[name]
-    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 10**6, keeps=entry.keeps, count=entry.students)
+    parts = make_parts(
+        LinearTeacher(ImageSpec((1, 8, 8))), 10**6, keeps=entry.keeps, count=entry.students
+    )
     return make_method(name, parts, **dataclasses.asdict(entry.config()))
 
 
@@ -109,7 +117,9 @@ def test_a_release_has_at_most_20_lines_in_the_changelog():
 
 def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
     modes = {coded(row[0])[0]: row[2] for row in rows("Method", TEXT[ROOT / "README.md"])}
-    costs = {coded(row[0])[0]: row[-1] for row in rows("Method", TEXT[ROOT / "docs" / "methods.md"])}
+    costs = {
+        coded(row[0])[0]: row[-1] for row in rows("Method", TEXT[ROOT / "docs" / "methods.md"])
+    }
     assert list(modes) == list(costs) == list(METHODS)
     for name in METHODS:
         method = default_method(name)
@@ -120,7 +130,11 @@ def test_every_method_has_a_row_with_its_label_modes_and_its_cost():
 def test_every_method_has_a_recipe_and_every_recipe_a_row():
     recipes = {path.name for path in RECIPES}
     table = rows("Recipe", TEXT[RECIPES_PAGE])
-    named = {found[0]: coded(row[1])[0] for row in table if (found := re.findall(r"\[(\S+\.yaml)\]", row[0]))}
+    named = {
+        found[0]: coded(row[1])[0]
+        for row in table
+        if (found := re.findall(r"\[(\S+\.yaml)\]", row[0]))
+    }
     assert set(named) == recipes
     for recipe, method in named.items():
         assert load_yaml(ROOT / "configs" / recipe)["method"]["name"] == method
@@ -131,12 +145,17 @@ def test_every_method_has_a_recipe_and_every_recipe_a_row():
 def test_every_recipe_is_understood_where_the_files_it_names_are_there(recipe):
     method = load_yaml(recipe)["method"]
     images = [f"--method.{name}=procedural" for name in POOLS if name in method]
-    here = ["--teacher.checkpoint=teachers/checkpoints/digits.safetensors", "--evaluation.dataset=none"]
+    here = [
+        "--teacher.checkpoint=teachers/checkpoints/digits.safetensors",
+        "--evaluation.dataset=none",
+    ]
     assert parse_extract(["--config", str(recipe), *here, *images]).method == method["name"]
 
 
 def test_the_table_of_metrics_is_the_one_the_code_makes():
-    assert rows("Metric") == [[f"`{name}`", metric.unit, metric.meaning] for name, metric in METRICS.items()]
+    assert rows("Metric") == [
+        [f"`{name}`", metric.unit, metric.meaning] for name, metric in METRICS.items()
+    ]
 
 
 def test_every_command_has_a_row():
@@ -146,9 +165,13 @@ def test_every_command_has_a_row():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(page):
     targets = re.findall(r"\]\(([^)#]+)\)", TEXT[page])
-    assert [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()] == []
+    assert [
+        t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()
+    ] == []
     own = {"teacher.sharpness", "teacher.factor"}
-    named = {flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])}
+    named = {
+        flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])
+    }
     assert named - known_flags() - own == set()
     assert "TBD" not in TEXT[page]
 
@@ -157,12 +180,23 @@ def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     roots = [commands.INPUTS.root for verb in VERBS if hasattr(commands := find(verb), "INPUTS")]
-    sections = [(TeacherConfig, "teacher."), *((kind.options, "teacher.") for kind in KINDS.values())]
+    sections = [
+        (TeacherConfig, "teacher."),
+        *((kind.options, "teacher.") for kind in KINDS.values()),
+    ]
     sections += [(entry.config, "method.") for entry in METHODS.values()]
     sections += [(section, f"{name}.") for name, section in SECTIONS.items()]
-    sections += [(root, "") for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)]
+    sections += [
+        (root, "") for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)
+    ]
     options = [option for section in sections for option in options_of(*section)]
-    return {option.key for option in options} | {"config", "help", "help_all", "method.name", *ALIASES}
+    return {option.key for option in options} | {
+        "config",
+        "help",
+        "help_all",
+        "method.name",
+        *ALIASES,
+    }
 
 
 def in_a_folder(folder: Path) -> dict[str, str]:
@@ -181,8 +215,15 @@ def run_section(section: str, folder: Path) -> str:
             continue
         script = folder / f"block{number}"
         script.write_text(block.text, encoding="utf-8")
-        words = ["python", str(script)] if block.language == "python" else ["bash", "-e", str(script)]
-        given: dict[str, Any] = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
+        words = (
+            ["python", str(script)] if block.language == "python" else ["bash", "-e", str(script)]
+        )
+        given: dict[str, Any] = {
+            "cwd": folder,
+            "env": environment,
+            "capture_output": True,
+            "text": True,
+        }
         done = subprocess.run(words, **given, timeout=SECONDS)
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
         printed += done.stdout
@@ -204,7 +245,8 @@ PRINTED = {
     "python": ["runs/ask"],
     "own-parts": ["load_student"],
     "gradients": [
-        "recommended: --estimator.kind finite_difference --estimator.objective kl --estimator.space lattice"
+        "recommended: --estimator.kind finite_difference --estimator.objective kl "
+        "--estimator.space lattice"
     ],
     "checkpoint": ["teacher accuracy    0.98"],
     "defences": [],
@@ -245,23 +287,45 @@ def test_a_section_runs_as_printed(section, tmp_path):
             assert summary[name] > value if name == "agreement" else summary[name] == value, name
     if section == "gradients":
         summary = read_summary(tmp_path, "auto")
-        assert (summary["estimator"]["space"], summary["spent_by_purpose"]["check"]) == ("lattice", 224)
-        written = {path.suffix for path in (tmp_path / "runs/gradients").iterdir() if path.name != ".lock"}
+        assert (summary["estimator"]["space"], summary["spent_by_purpose"]["check"]) == (
+            "lattice",
+            224,
+        )
+        written = {
+            path.suffix for path in (tmp_path / "runs/gradients").iterdir() if path.name != ".lock"
+        }
         assert written == {".md", ".json", ".png"}
     if section == "defences":
         bill = json.loads((tmp_path / "runs/bill/utility.json").read_text())["rows"]
-        assert [row["defence"].partition(":")[0] for row in bill] == ["none", "modelguard_w", "label"]
+        assert [row["defence"].partition(":")[0] for row in bill] == [
+            "none",
+            "modelguard_w",
+            "label",
+        ]
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_path):
     run_section("own-teacher", tmp_path)
-    assert [read_summary(tmp_path, run)["method"] for run in ("halves", "sharp")] == ["dfme", "static"]
+    assert [read_summary(tmp_path, run)["method"] for run in ("halves", "sharp")] == [
+        "dfme",
+        "static",
+    ]
     assert "sharpness: 8" in (tmp_path / "runs/halves/config.yaml").read_text()
     listed = {name for row in rows("File") for name in coded(row[0])}
-    found = {f"{path.name}/" if path.is_dir() else path.name for path in (tmp_path / "runs/halves").iterdir()}
-    sometimes = {"checkpoint.previous.pt", "adapter.yaml", "estimate.json", "replay/", "wandb/", "wandb.json"}
+    found = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (tmp_path / "runs/halves").iterdir()
+    }
+    sometimes = {
+        "checkpoint.previous.pt",
+        "adapter.yaml",
+        "estimate.json",
+        "replay/",
+        "wandb/",
+        "wandb.json",
+    }
     sometimes |= {"watch.jsonl"}
     assert listed - found == sometimes, "only these are not always there"
     assert found <= listed

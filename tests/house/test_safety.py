@@ -44,7 +44,9 @@ def trap(tmp_path: Path) -> Iterator[Path]:
 FORMS: dict[str, Callable[[object], bytes]] = {
     "zip": lambda value: saved(value, True),
     "legacy": lambda value: saved(value, False),
-    "smuggled": lambda value: repacked(saved({"step": 1}, True), lambda harmless: pickle.dumps(value, 2)),
+    "smuggled": lambda value: repacked(
+        saved({"step": 1}, True), lambda harmless: pickle.dumps(value, 2)
+    ),
     "bare": pickle.dumps,
     "bare, protocol 2": lambda value: pickle.dumps(value, 2),
 }
@@ -68,7 +70,9 @@ def test_no_pickle_of_a_checkpoint_runs(
     assert "weights_only" not in str(caught.value), "no advice to load it in a way that runs code"
 
 
-def test_a_run_is_not_taken_up_from_an_evil_checkpoint(cut_short: tuple[Path, int], trap: Path) -> None:
+def test_a_run_is_not_taken_up_from_an_evil_checkpoint(
+    cut_short: tuple[Path, int], trap: Path
+) -> None:
     out, _ = cut_short
     (out / "checkpoint.pt").write_bytes(sealed(saved(Harm(trap), True)))
     teacher = Metered()
@@ -133,7 +137,9 @@ NEEDS: dict[str, dict[str, object]] = {
 }
 NEVER = {"shell": True, "verify": False, "allow_pickle": True, "weights_only": False}
 NEVER["trust_remote_code"] = True
-OTHER_NAMES = re.compile(r"import (torch|numpy) as (?!np\b)|from (torch|numpy)[\w.]* import .*(load|read)")
+OTHER_NAMES = re.compile(
+    r"import (torch|numpy) as (?!np\b)|from (torch|numpy)[\w.]* import .*(load|read)"
+)
 
 
 def dangers(source: str, where: str) -> list[str]:
@@ -142,7 +148,11 @@ def dangers(source: str, where: str) -> list[str]:
     for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         short = name.rpartition(".")[2]
-        given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+        given = {
+            word.arg: word.value.value
+            for word in call.keywords
+            if isinstance(word.value, ast.Constant)
+        }
         needed = NEEDS.get(short if short == "from_pretrained" else name, {})
         found += [f"{name}: {key}" for key, value in needed.items() if given.get(key) is not value]
         found += [f"{name}: {key}" for key, value in NEVER.items() if given.get(key) is value]
@@ -156,13 +166,19 @@ def dangers(source: str, where: str) -> list[str]:
 
 
 def modules() -> dict[str, str]:
-    paths = [path for room in ("dfme", "teachers", "research") for path in (ROOT / room).rglob("*.py")]
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in [*paths, ROOT / "run.py"]}
+    paths = [
+        path for room in ("dfme", "teachers", "research") for path in (ROOT / room).rglob("*.py")
+    ]
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text() for path in [*paths, ROOT / "run.py"]
+    }
 
 
 def test_no_module_can_run_what_it_reads() -> None:
     assert len(found := modules()) > 100
-    assert {where: what for where, source in found.items() if (what := dangers(source, where))} == {}
+    assert {
+        where: what for where, source in found.items() if (what := dangers(source, where))
+    } == {}
     assert issubclass(dfme.config.yaml_files._Loader, yaml.SafeLoader)
     assert "yaml.load(text, Loader=_Loader)" in found[LOADER]
 
@@ -175,7 +191,10 @@ def test_the_rules_find_what_they_look_for() -> None:
         "np.load(p, allow_pickle=True)",
     ]
     sources += ["yaml.load(text, Loader=yaml.SafeLoader)", "archive.extractall(folder)"]
-    sources += ["Auto.from_pretrained(name, local_files_only=True)", "client.get(url, verify=False)"]
+    sources += [
+        "Auto.from_pretrained(name, local_files_only=True)",
+        "client.get(url, verify=False)",
+    ]
     assert all(dangers(source, "dfme/somewhere.py") for source in sources)
 
 
@@ -186,7 +205,9 @@ def test_the_linter_looks_for_unsafe_code_everywhere_and_every_exception_is_know
     assert [rule for rule in settings["ignore"] if rule.startswith(("S", "TID"))] == ["S101"]
     assert settings["per-file-ignores"] == {"tests/**": ["S", "SIM905", "TID251"]}
     noqa = re.compile(r"noqa:.*\b(S\d{3}|TID251)")
-    excepted = {(where, code) for where, source in modules().items() for code in noqa.findall(source)}
+    excepted = {
+        (where, code) for where, source in modules().items() for code in noqa.findall(source)
+    }
     assert excepted == {
         ("dfme/audits/audit/session.py", "S603"),  # git, with words of ours
         # this interpreter, on this program, with words of ours
@@ -197,4 +218,6 @@ def test_the_linter_looks_for_unsafe_code_everywhere_and_every_exception_is_know
         ("dfme/run/export.py", "TID251"),  # reads its own bytes again, not a file
         ("teachers/local/exported.py", "TID251"),  # programs that the user says to trust
     }
-    assert not [where for where, source in modules().items() if re.search(r"ruff: *noqa|# nosec", source)]
+    assert not [
+        where for where, source in modules().items() if re.search(r"ruff: *noqa|# nosec", source)
+    ]

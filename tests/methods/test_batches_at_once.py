@@ -32,16 +32,22 @@ def method_of(name: str, teacher: LinearTeacher, budget: int = 10_000, **options
     student = {"replay_steps": 1, **options.pop("student", {})}
     queries = options.pop("queries", None)
     parts = make_parts(teacher, budget, queries=queries, count=METHODS[name].students, **student)
-    return make_method(name, parts, batch_size=BATCH, **small_options(name, student_steps=STEPS), **options)
+    return make_method(
+        name, parts, batch_size=BATCH, **small_options(name, student_steps=STEPS), **options
+    )
 
 
 LABELS = [
-    name for name, entry in METHODS.items() if "label" in entry.load().label_modes and name != "knockoff"
+    name
+    for name, entry in METHODS.items()
+    if "label" in entry.load().label_modes and name != "knockoff"
 ]
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_the_same_images_in_the_same_order_teach_the_same(name: str, one_call: pytest.MonkeyPatch) -> None:
+def test_the_same_images_in_the_same_order_teach_the_same(
+    name: str, one_call: pytest.MonkeyPatch
+) -> None:
     """By labels, which no rounding changes with the size of a call."""
     few = {"gan_steps": 1, "proxy_share": 0.0} if name == "dfms" else {}
     teachers, methods = [Recording(SPEC, mode="label") for _ in range(2)], []
@@ -95,7 +101,9 @@ def test_a_call_is_cut_to_what_the_teacher_takes_and_held_out_batches_stay_whole
 ) -> None:
     teacher, sizes = Recording(SPEC, mode="label"), list[int]()
     teacher.info = TeacherInfo(max_batch=12)
-    parts = dataclasses.replace(make_parts(teacher, 1_000), hold_out=lambda x, _: bool(sizes.append(len(x))))
+    parts = dataclasses.replace(
+        make_parts(teacher, 1_000), hold_out=lambda x, _: bool(sizes.append(len(x)))
+    )
     method = make_method("static", parts, batch_size=BATCH, student_steps=STEPS)
     method.step()
     method.finish(11)
@@ -105,7 +113,11 @@ def test_a_call_is_cut_to_what_the_teacher_takes_and_held_out_batches_stay_whole
 
 @pytest.mark.parametrize(
     "options",
-    [{"queries": QueriesConfig(pool=2)}, {"queries": QueriesConfig(evolve=0.5)}, {"student": {"steps": 500}}],
+    [
+        {"queries": QueriesConfig(pool=2)},
+        {"queries": QueriesConfig(evolve=0.5)},
+        {"student": {"steps": 500}},
+    ],
     ids=["pool", "evolve", "planned steps"],
 )
 def test_batches_are_asked_one_by_one_where_steps_in_between_matter(

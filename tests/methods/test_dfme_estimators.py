@@ -42,7 +42,9 @@ def test_a_step_spends_its_cost_and_the_teacher_counts_as_much(name):
         assert teacher.images == parts.oracle.ledger.spent == step * method.cost
     assert set(metrics) <= set(METRICS)
     assert all(math.isfinite(value) for value in numbers(metrics).values())
-    assert any(not torch.equal(*pair) for pair in zip(before, parts.generator.parameters(), strict=True))
+    assert any(
+        not torch.equal(*pair) for pair in zip(before, parts.generator.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,9 @@ def test_a_step_spends_its_cost_and_the_teacher_counts_as_much(name):
 )
 def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
     goes_on_bit_for_bit(
-        lambda seed: make_method("dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000, seed=seed), **options)
+        lambda seed: make_method(
+            "dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000, seed=seed), **options
+        )
     )
 
 
@@ -75,7 +79,9 @@ def test_predicted_steps_cost_nothing_and_the_cost_says_so_beforehand():
 def test_reuse_pays_one_batch_less_and_the_student_learns_from_the_generators(steps):
     teacher = LinearTeacher(SPEC)
     parts = make_parts(teacher, 10_000, replay_steps=1)
-    method = make_method("dfme", parts, reuse=True, directions=2, student_steps=3, generator_steps=steps)
+    method = make_method(
+        "dfme", parts, reuse=True, directions=2, student_steps=3, generator_steps=steps
+    )
     assert method.cost == 8 * (steps * (2 + 1) + 3 - 1)
     method.step()
     ledger = parts.oracle.ledger
@@ -83,7 +89,9 @@ def test_reuse_pays_one_batch_less_and_the_student_learns_from_the_generators(st
     assert ledger.spent_by_purpose["student"] == 8 * 2
     assert parts.students.steps == 2 * 3, "three batches with a replay step each"
     images, answers = method.last_objective.first_asked(8)
-    assert torch.equal(answers, teacher(images)), "the generator's points with the answers that were paid for"
+    assert torch.equal(answers, teacher(images)), (
+        "the generator's points with the answers that were paid for"
+    )
 
 
 def test_looking_at_the_metrics_changes_nothing_that_is_learnt():
@@ -102,7 +110,9 @@ def test_looking_at_the_metrics_changes_nothing_that_is_learnt():
 
 def test_the_metrics_tell_a_wire_that_hides_the_published_step():
     published = make_method("dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000))
-    lattice = make_method("dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000), space="lattice", step=1.0)
+    lattice = make_method(
+        "dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000), space="lattice", step=1.0
+    )
     hidden, told = numbers(published.step()), numbers(lattice.step())
     assert hidden["probe_alignment"] < 0.3
     assert told["probe_alignment"] == pytest.approx(1, abs=1e-5)

@@ -1,4 +1,6 @@
-"""DFMS: a GAN of proxy images that asks nothing, then queries that deceive it and spread over the classes."""
+"""DFMS: a GAN of proxy images that asks nothing, then queries that deceive it and spread over the
+classes.
+"""
 
 from dataclasses import replace
 
@@ -76,7 +78,9 @@ def test_a_warm_up_of_the_budget_does_not_hold_the_gan_back():
 
 @pytest.mark.parametrize("mode", ["top_k:2", "label", *exhaustive("probabilities", "logits")])
 def test_proxies_are_paid_for_first_each_once_then_what_is_generated(halves, mode):
-    teacher, parts, method = begun(160, mode=mode, proxy=halves, proxy_share=0.2, student={"replay_steps": 1})
+    teacher, parts, method = begun(
+        160, mode=mode, proxy=halves, proxy_share=0.2, student={"replay_steps": 1}
+    )
     method.prepare()
     assert method.cost == 16
     generator = [parameter.detach().clone() for parameter in parts.generator.parameters()]
@@ -91,7 +95,9 @@ def test_proxies_are_paid_for_first_each_once_then_what_is_generated(halves, mod
     images = torch.cat([images for images, _ in parts.students.replay.batches(64)])
     assert len(images) == 64, "the toys' replay holds so many"
     assert method._proxy.remaining == 40 - 32
-    assert any(not torch.equal(*pair) for pair in zip(generator, parts.generator.parameters(), strict=True))
+    assert any(
+        not torch.equal(*pair) for pair in zip(generator, parts.generator.parameters(), strict=True)
+    )
     assert method.facts == {"variant": "HL" if mode == "label" else "SL"}
 
 
@@ -119,7 +125,9 @@ def test_passes_show_every_image_once_each_and_go_on_where_they_were():
 
 @pytest.mark.parametrize(("later_from", "weight"), [(1.0, 3.0), (0.0, 40.0)])
 def test_the_generators_loss_is_the_formula(later_from, weight):
-    _, parts, method = begun(diversity=3.0, diversity_later=40.0, later_from=later_from, adversarial=2.0)
+    _, parts, method = begun(
+        diversity=3.0, diversity_later=40.0, later_from=later_from, adversarial=2.0
+    )
     u = torch.randn(8, 1, 8, 8)
     x = parts.generator.squash(u)
     scores = parts.students.net.eval()(x)
@@ -133,7 +141,9 @@ def test_the_generators_loss_is_the_formula(later_from, weight):
 
 
 def test_the_answers_term_costs_nothing_more_and_drives_the_student_from_the_teacher():
-    """A teacher that answers the same everywhere, a student held still: the whole slope is the student's."""
+    """A teacher that answers the same everywhere, a student held still: the whole slope is the
+    student's.
+    """
     options = {"proxy_share": 0.0, "adversarial": 100.0, "generator_lr": 2e-2, "batch_size": 64}
     teacher, parts, method = begun(10**6, mode="logits", **options)
     teacher.weight.zero_()
@@ -144,7 +154,12 @@ def test_the_answers_term_costs_nothing_more_and_drives_the_student_from_the_tea
 
     def disagreement() -> float:
         with torch.no_grad():
-            return parts.students.net.eval()(parts.generator.squash(parts.generator(z))).abs().mean().item()
+            return (
+                parts.students.net.eval()(parts.generator.squash(parts.generator(z)))
+                .abs()
+                .mean()
+                .item()
+            )
 
     before = disagreement()
     for _ in range(8):

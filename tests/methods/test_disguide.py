@@ -1,4 +1,6 @@
-"""DisGUIDE's own: the published defaults, and the grey images, which are a channel copied by chance."""
+"""DisGUIDE's own: the published defaults, and the grey images, which are a channel copied by
+chance.
+"""
 
 import pytest
 import torch
@@ -45,21 +47,27 @@ def test_each_channel_is_as_likely_and_drawn_for_each_image():
     assert torch.equal(values, torch.tensor([0.1, 0.2, 0.3]))
     # Chi-square of two degrees of freedom: above 13.8 once in a thousand.
     assert ((counts - 2_000).square() / 2_000).sum() < 13.8
-    assert x_BCHW[0, :, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3]), "what was given stays as it is"
+    assert x_BCHW[0, :, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.3]), (
+        "what was given stays as it is"
+    )
 
 
 def test_the_generators_loss_and_its_slope_are_those_of_the_grey_images():
     parts, method = begun()
     chosen = set()
     for attempt in range(12):
-        gen_op = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(attempt), requires_grad=True)
+        gen_op = torch.randn(
+            8, 3, 8, 8, generator=torch.Generator().manual_seed(attempt), requires_grad=True
+        )
         loss = method.generator_loss(gen_op)
         (grad_BCHW,) = torch.autograd.grad(loss, gen_op)
         x_BCHW = parts.generator.squash(gen_op.detach())
         by_hand = []
         for grey_CHW in copies(x_BCHW[0]):
             scores_EBK = predict(parts.students.nets, torch.cat([grey_CHW[None], x_BCHW[1:]]))
-            by_hand.append((0.2 * class_diversity(scores_EBK) - students_disagreement(scores_EBK)).item())
+            by_hand.append(
+                (0.2 * class_diversity(scores_EBK) - students_disagreement(scores_EBK)).item()
+            )
         channel = min(range(3), key=lambda number: abs(by_hand[number] - loss.item()))
         assert by_hand[channel] == pytest.approx(loss.item(), rel=1e-5)
         assert (grad_BCHW != 0).flatten(2).any(dim=2).tolist() == [
@@ -78,7 +86,9 @@ def test_images_that_are_not_of_three_colours_stay_and_cost_no_draw(channels):
         method.step()
         without.step()
     assert "grey" not in parts.rng.state_dict()["streams"]
-    for mine, theirs in zip(method.generator.parameters(), without.generator.parameters(), strict=True):
+    for mine, theirs in zip(
+        method.generator.parameters(), without.generator.parameters(), strict=True
+    ):
         assert torch.equal(mine, theirs)
 
 

@@ -46,7 +46,8 @@ def test_a_step_spends_its_cost_teaches_the_student_and_returns_known_metrics(na
     assert set(metrics) <= set(METRICS)
     assert all(math.isfinite(value) for value in numbers(metrics).values())
     assert any(
-        not torch.equal(value, before[key]) for key, value in parts.students.delivered.state_dict().items()
+        not torch.equal(value, before[key])
+        for key, value in parts.students.delivered.state_dict().items()
     )
 
 
@@ -62,7 +63,9 @@ OF_STUDENTS = [{"pool": 2, "choose": "disagreement"}]
 """Which images are paid for."""
 
 
-@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if "queries" in entry.sections])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in METHODS.items() if "queries" in entry.sections]
+)
 def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name, monkeypatch):
     monkeypatch.setattr(sampler, "READY", 4)
     of_generators = OF_GENERATORS if hasattr(METHODS[name].config(), "latent_size") else []
@@ -85,10 +88,16 @@ def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name,
 
 @pytest.mark.parametrize(
     ("name", "lr", "space"),
-    [("dfme", 2e-2, "pre_squash"), ("maze", 0.6, "pre_squash"), *exhaustive_rows([("dfme", 2e-2, "image")])],
+    [
+        ("dfme", 2e-2, "pre_squash"),
+        ("maze", 0.6, "pre_squash"),
+        *exhaustive_rows([("dfme", 2e-2, "image")]),
+    ],
 )
 def test_the_generator_learns_to_disagree_with_the_student(name, lr, space):
-    """With the student held still, the generator's steps raise the true distance on fresh latents."""
+    """With the student held still, the generator's steps raise the true distance on fresh
+    latents.
+    """
     teacher = LinearTeacher(SPEC, mode="logits")
     parts = make_parts(teacher, 10**9)
     method = make_method(name, parts, batch_size=32, generator_lr=lr, directions=10, space=space)
@@ -119,7 +128,9 @@ def test_the_upstream_gradient_is_the_averaged_true_gradient_on_average():
     (truth,) = torch.autograd.grad(objective.mean(), u)
     ask = partial(parts.oracle, purpose="generator")
     value = partial(method.disagreement, parts.students.distance)
-    estimate = method.approximate_gradients(Objective(ask, value), u.detach(), parts.rng["directions"])
+    estimate = method.approximate_gradients(
+        Objective(ask, value), u.detach(), parts.rng["directions"]
+    )
     upstream = estimate.grad_BCHW / 4
     cosine = torch.nn.functional.cosine_similarity(upstream.flatten(), truth.flatten(), dim=0)
     scale = (upstream * truth).sum() / truth.square().sum()

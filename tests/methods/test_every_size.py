@@ -1,10 +1,12 @@
-"""Every size of image and every number of classes goes through a whole run of every method, with soft.
+"""Every size of image and every number of classes goes through a whole run of every method, with
+soft.
 
-A run is a cell of the table: two steps and a remainder of the budget. It is thinned to what follows. Every
-method meets every row of ``ROWS``, so every shape, number of classes and architecture there. Rows and methods
-alternate between soft and hard labels, as on a chessboard, so every method that takes both meets both, with
-each number of classes. The report with its pictures is drawn for one method only, of every row. By default,
-every row runs with one method, the methods in turn; the whole table is ``exhaustive``.
+A run is a cell of the table: two steps and a remainder of the budget. It is thinned to what
+follows. Every method meets every row of ``ROWS``, so every shape, number of classes and
+architecture there. Rows and methods alternate between soft and hard labels, as on a chessboard, so
+every method that takes both meets both, with each number of classes. The report with its pictures
+is drawn for one method only, of every row. By default, every row runs with one method, the methods
+in turn; the whole table is ``exhaustive``.
 """
 
 from contextlib import nullcontext
@@ -58,7 +60,13 @@ ROWS = [
 ]
 
 
-SIZES = {"batch_size": BATCH, "student_steps": 1, "latent_size": 6, "gan_steps": 2, "proxy_share": 0.4}
+SIZES = {
+    "batch_size": BATCH,
+    "student_steps": 1,
+    "latent_size": 6,
+    "gan_steps": 2,
+    "proxy_share": 0.4,
+}
 
 
 class Cell(NamedTuple):
@@ -71,7 +79,9 @@ class Cell(NamedTuple):
 
 
 CELLS = {
-    **dict.fromkeys(("disguide", "dual_students", "dfms", "knockoff", "static", "procedural"), Cell(BATCH)),
+    **dict.fromkeys(
+        ("disguide", "dual_students", "dfms", "knockoff", "static", "procedural"), Cell(BATCH)
+    ),
     "dfme": Cell((1 + 1 + 1) * BATCH, 2 * (1 + 1 + 1)),  # of all three its student learns
     # of its two batches, the first is the generator's own, and only the second is replayed from
     "maze": Cell((1 + 2 + 1) * BATCH, 1 + 2, {"student_steps": 2}, {"directions": 2}),

@@ -1,4 +1,6 @@
-"""What generators without queries descend on: by hand on small numbers, and in the right direction."""
+"""What generators without queries descend on: by hand on small numbers, and in the right
+direction.
+"""
 
 import math
 
@@ -7,7 +9,12 @@ import torch
 from tiers import exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts, small_net
 
-from dfme.methods.generator_losses import class_diversity, pairwise_distance, predict, students_disagreement
+from dfme.methods.generator_losses import (
+    class_diversity,
+    pairwise_distance,
+    predict,
+    students_disagreement,
+)
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))
@@ -20,7 +27,9 @@ def logs(*probabilities: list[list[float]]) -> torch.Tensor:
 def test_spread_is_disguides_deviation_by_hand():
     """Two students at .9/.1 and .5/.5: n - 1 deviations of .4 / sqrt 2 in both classes."""
     scores_EBK = logs([[0.9, 0.1], [0.3, 0.7]], [[0.5, 0.5], [0.3, 0.7]])
-    assert students_disagreement(scores_EBK).item() == pytest.approx(0.4 / math.sqrt(2) / 2, abs=1e-5)
+    assert students_disagreement(scores_EBK).item() == pytest.approx(
+        0.4 / math.sqrt(2) / 2, abs=1e-5
+    )
 
 
 def test_spread_has_a_finite_slope_where_the_students_agree():
@@ -57,7 +66,9 @@ def test_before_tanh_shows_the_students_what_the_squashing_has_not_seen():
     of_output = make_method("dual_students", parts, before_tanh=True).generator_loss(u_BCHW)
     of_image = make_method("dual_students", parts).generator_loss(u_BCHW)
     assert of_output == -pairwise_distance(predict(parts.students.nets, u_BCHW))
-    assert of_image == -pairwise_distance(predict(parts.students.nets, parts.generator.squash(u_BCHW)))
+    assert of_image == -pairwise_distance(
+        predict(parts.students.nets, parts.generator.squash(u_BCHW))
+    )
     assert of_output != of_image
 
 
@@ -70,14 +81,18 @@ def test_before_tanh_shows_the_students_what_the_squashing_has_not_seen():
     ],
 )
 def test_the_generator_learns_what_its_loss_asks_for(name, measure, options):
-    """With the students held still: images that they differ on, or of all classes; on fresh latents."""
+    """With the students held still: images that they differ on, or of all classes; on fresh
+    latents.
+    """
     parts = make_parts(LinearTeacher(SPEC), 10**9, count=2)
     method = make_method(name, parts, batch_size=64, generator_lr=3e-2, **options)
     z = torch.randn(256, 8, generator=torch.Generator().manual_seed(5))
 
     def measured() -> float:
         with torch.no_grad():
-            return measure(predict(parts.students.nets, parts.generator.squash(parts.generator(z)))).item()
+            return measure(
+                predict(parts.students.nets, parts.generator.squash(parts.generator(z)))
+            ).item()
 
     before = measured()
     for _ in range(8):

@@ -39,7 +39,9 @@ def spend(method, parts):
 
 
 def test_a_larger_budget_adds_passes_over_all_that_is_held_by_a_schedule_of_their_own(pool):
-    """17 of 40 images, then all: 3 passes in steps of 8 each time, also where no more steps than before."""
+    """17 of 40 images, then all: 3 passes in steps of 8 each time, also where no more steps than
+    before.
+    """
     _, parts, method = begun(pool, budget=17, schedule=ScheduleConfig("cosine"))
     spend(method, parts)
     trainer = parts.students
@@ -67,14 +69,17 @@ def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
     greys = torch.cat(teacher.asked)[:, 0, 0, 0].mul(255).round()
     assert len(greys.unique()) == 37
     assert greys.tolist() != sorted(greys.tolist()), "in random order"
-    assert all(torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items()
+    )
     assert parts.students.steps_left == 3 * 5, "3 passes over 37 images, 8 at a time"
     while parts.students.steps_left:
         assert math.isfinite(parts.students.train_pending(4)["replay_loss"])
     assert parts.students.steps == 15
     assert parts.students.progress == 1
     assert any(
-        not torch.equal(value, before[name]) for name, value in parts.students.net.state_dict().items()
+        not torch.equal(value, before[name])
+        for name, value in parts.students.net.state_dict().items()
     )
 
 
@@ -95,7 +100,9 @@ def test_steps_that_the_student_plans_are_taken_instead(pool, student, during, i
 
 
 def test_a_pool_smaller_than_the_budget_is_refused_with_what_would_do(pool):
-    with pytest.raises(UserError, match=r"40 images, .* 41.*--budget to 40.*larger data set.*procedural"):
+    with pytest.raises(
+        UserError, match=r"40 images, .* 41.*--budget to 40.*larger data set.*procedural"
+    ):
         Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 41)
     assert Knockoff.open_pool(KnockoffConfig(pool=pool), SPEC, 40).size == 40
     assert Knockoff.open_pool(KnockoffConfig(), SPEC, 10**9).size is None

@@ -28,8 +28,15 @@ def test_every_answer_that_is_paid_for_is_learnt_from_once(
     teacher, parts, method = begun(name, learn_from="all", form=form, reuse=reuse, **options)
     for step in (1, 2):
         method.step()
-        assert len(parts.students.replay) == teacher.images == parts.oracle.ledger.spent == step * method.cost
-    assert parts.students.steps == 2 * method.cost // 8 * 2, "a step on each batch, and a replay step"
+        assert (
+            len(parts.students.replay)
+            == teacher.images
+            == parts.oracle.ledger.spent
+            == step * method.cost
+        )
+    assert parts.students.steps == 2 * method.cost // 8 * 2, (
+        "a step on each batch, and a replay step"
+    )
     images, answers = zip(*parts.students.replay.batches(8), strict=True)
     assert torch.allclose(torch.cat(answers), teacher(torch.cat(images)), atol=1e-6)
 
@@ -37,4 +44,6 @@ def test_every_answer_that_is_paid_for_is_learnt_from_once(
 def test_mazes_neighbours_are_held_beside_the_last_student_batch() -> None:
     _, parts, method = begun("maze", learn_from="all", directions=2, student_steps=3, store="last")
     method.step()
-    assert len(parts.students.replay) == 8 * 3 + 8, "the generator's images, two neighbours each, and a batch"
+    assert len(parts.students.replay) == 8 * 3 + 8, (
+        "the generator's images, two neighbours each, and a batch"
+    )

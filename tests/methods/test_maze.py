@@ -1,4 +1,6 @@
-"""MAZE: what an iteration pays and holds, the published optimiser, and its variant with a few real images."""
+"""MAZE: what an iteration pays and holds, the published optimiser, and its variant with a few real
+images.
+"""
 
 import numpy as np
 import pytest
@@ -51,7 +53,9 @@ def test_the_cost_is_the_papers_and_the_teacher_counts_as_much(options, cost):
     for step in (1, 2):
         method.step()
         assert teacher.images == parts.oracle.ledger.spent == step * cost
-    assert parts.students.steps == 2 * options.get("student_steps", 2), "every batch, paid for or reused"
+    assert parts.students.steps == 2 * options.get("student_steps", 2), (
+        "every batch, paid for or reused"
+    )
 
 
 @pytest.mark.parametrize(("store", "batches"), [("last", 1), ("all", 3)])
@@ -77,7 +81,9 @@ def test_the_generators_steps_are_sgds_with_momentum_and_weight_decay(published)
     for _ in range(4):
         metrics = numbers(method.step())
         for number, now in enumerate(parts.generator.parameters()):
-            velocities[number] = momentum * velocities[number] + (now.grad + decay * weights[number])
+            velocities[number] = momentum * velocities[number] + (
+                now.grad + decay * weights[number]
+            )
             weights[number] = weights[number] - 0.5 * velocities[number]
             torch.testing.assert_close(now.detach(), weights[number])
     assert metrics["generator_lr"] == 0.5
@@ -131,8 +137,8 @@ def test_seeds_are_paid_for_once_as_seeds_and_learnt_from(bright):
 
 
 def test_the_critics_gradient_is_added_at_the_generators_output(bright, monkeypatch):
-    """Of two runs that differ in the weight alone, the upstream gradients differ by the weighted autograd
-    gradient."""
+    """Of two runs that differ in the weight alone, the upstream gradients differ by the weighted
+    autograd gradient."""
     handed = {}
     for weight in (0.0, 7.0):
         _, parts, method = begun(partial_data=bright, gan_weight=weight, **SMALL)
@@ -161,7 +167,11 @@ def test_procedural_images_can_stand_for_real_ones():
 @pytest.mark.parametrize(
     ("config", "budget", "said"),
     [
-        ({"seed_images": 50}, 50, "--budget: expected more than the 50 images of --method.seed-images"),
+        (
+            {"seed_images": 50},
+            50,
+            "--budget: expected more than the 50 images of --method.seed-images",
+        ),
         ({"seed_images": 31}, 1_000, "has 30 images; ask for fewer, or name a larger"),
     ],
 )
@@ -173,7 +183,9 @@ def test_seeds_that_cannot_be_had_are_refused_before_the_first_query(bright, con
 
 def test_labels_alone_are_refused_with_the_methods_that_can_use_them(tmp_path):
     teacher = LinearTeacher(SPEC, mode="label")
-    with pytest.raises(UserError, match='method="maze" needs a teacher that answers logits or') as refused:
+    with pytest.raises(
+        UserError, match='method="maze" needs a teacher that answers logits or'
+    ) as refused:
         dfme.extract(teacher, budget=100, method="maze", out=tmp_path / "run", evaluation="none")
     for able in ("disguide", "dual_students", "knockoff", "procedural"):
         assert able in str(refused.value)

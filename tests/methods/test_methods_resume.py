@@ -1,7 +1,8 @@
-"""Every method, killed in the middle and resumed through ``dfme.extract``, ends bit for bit as if nobody had.
+"""Every method, killed in the middle and resumed through ``dfme.extract``, ends bit for bit as if
+nobody had.
 
-Each run is stopped twice: by Ctrl-C, which leaves a checkpoint at the end of its step, and by a teacher that
-breaks down beyond it, which leaves answers in the journal.
+Each run is stopped twice: by Ctrl-C, which leaves a checkpoint at the end of its step, and by a
+teacher that breaks down beyond it, which leaves answers in the journal.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,24 +27,41 @@ from dfme.students.trainer import StudentTrainer
 
 BATCH, BUDGET = 8, 93
 
-SIZES = {"batch_size": BATCH, "student_steps": 2, "latent_size": 6, "gan_steps": 3, "proxy_share": 0.4}
+SIZES = {
+    "batch_size": BATCH,
+    "student_steps": 2,
+    "latent_size": 6,
+    "gan_steps": 3,
+    "proxy_share": 0.4,
+}
 STUDENT = {"arch": "cnn_small", "lr": 0.02, "replay_steps": 1, "replay_batch": BATCH}
 DRAWING = ("dfme", "procedural")
 QUICK = {"programs": ("noise", "gradients")}
 PLANNED = {"arch": "cnn_small", "lr": 0.02, "replay_batch": BATCH, "steps": 30}
 
-# What else a run keeps or draws from, once each: method, its options, the student's, and those of queries.
+# What else a run keeps or draws from, once each: method, its options, the student's, and those of
+# queries.
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "no replay": ("dfme", {}, {"replay_steps": 0, "replay_batch": 256}, {}),
     "reuse": ("dfme", {"reuse": True}, {}, {}),
-    "partial data": ("maze", {"partial_data": "digits", "seed_images": 20, "critic_steps": 1}, {}, {}),
+    "partial data": (
+        "maze",
+        {"partial_data": "digits", "seed_images": 20, "critic_steps": 1},
+        {},
+        {},
+    ),
     "adversarial": ("dfms", {"adversarial": 1.0}, {}, {}),
     "proxies, each once": ("dfms", {"proxy": "digits", "proxy_share": 1.0}, {}, {}),
     "a pool, each once": ("knockoff", {"pool": "digits"}, {}, {}),
     "knockoff's epochs": ("knockoff", {"epochs": 2}, {"replay_steps": 0}, {}),
     "final share": ("static", {}, {**PLANNED, "final_share": 0.5}, {}),
     "all steps final": ("procedural", {}, {**PLANNED, "final_share": 1.0}, {}),
-    "rounds": ("procedural", {}, {**PLANNED, "rounds": (0.2, 0.5, 1.0), "average": 0.8}, {"evolve": 0.5}),
+    "rounds": (
+        "procedural",
+        {},
+        {**PLANNED, "rounds": (0.2, 0.5, 1.0), "average": 0.8},
+        {"evolve": 0.5},
+    ),
     "rounds, by margin": (
         "procedural",
         {},
@@ -59,10 +77,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "rounds of two": ("disguide", {}, {**PLANNED, "rounds": (0.3, 1.0), "optimizer": "adam"}, {}),
     "disk, overflowing": ("disguide", {}, {"replay_store": "disk", "replay_capacity": 50}, {}),
     "three students, adam": ("procedural", {}, {"count": 3, "optimizer": "adam"}, {}),
-    "evolve": ("procedural", {}, {}, {"evolve": 0.5, "programs": ("leaves", "noise", "generators")}),
+    "evolve": (
+        "procedural",
+        {},
+        {},
+        {"evolve": 0.5, "programs": ("leaves", "noise", "generators")},
+    ),
     "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement"}),
     "base": ("dfme", {}, {}, {"base": "procedural"}),
-    "learning from all": ("dfme", {"learn_from": "all"}, {}, {"base": "procedural", "procedural": 0.5}),
+    "learning from all": (
+        "dfme",
+        {"learn_from": "all"},
+        {},
+        {"base": "procedural", "procedural": 0.5},
+    ),
     "everything": (
         "disguide",
         {},
@@ -74,7 +102,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 
 @pytest.fixture(autouse=True)
 def bred(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Images bred, call by call: these runs are too small to breed any unless they may begin early."""
+    """Images bred, call by call: these runs are too small to breed any unless they may begin
+    early.
+    """
     counts: list[int] = []
 
     def draw(self: Evolution, most: int, rng: torch.Generator) -> Tensor:
@@ -123,7 +153,9 @@ def cloning(
 
 
 def interrupted_twice(clone: Clone, tmp_path: Path) -> None:
-    """Runs it through, and again with two stops: the student, and all that a run remembers, are the same."""
+    """Runs it through, and again with two stops: the student, and all that a run remembers, are the
+    same.
+    """
     whole, out, through = tmp_path / "whole", tmp_path / "run", Metered()
     assert clone(whole, through).finished
     assert through.served == BUDGET
@@ -170,7 +202,9 @@ TELLING = ["reuse", "partial data", "disk, overflowing", "everything"]
 @pytest.mark.parametrize(
     "variant", [*TELLING, *exhaustive(*(name for name in VARIANTS if name not in TELLING))]
 )
-def test_whatever_else_a_run_keeps_is_taken_up_again(variant: str, tmp_path: Path, bred: list[int]) -> None:
+def test_whatever_else_a_run_keeps_is_taken_up_again(
+    variant: str, tmp_path: Path, bred: list[int]
+) -> None:
     method, options, student, queries = VARIANTS[variant]
     interrupted_twice(cloning(method, options=options, student=student, queries=queries), tmp_path)
     assert any(bred) == ("evolve" in queries)
@@ -210,7 +244,12 @@ FINAL = {"final_share": 26 / 30}
     ],
 )
 def test_a_stop_in_steps_that_are_taken_two_at_a_time(
-    method: str, plan: dict[str, Any], before: int, time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    plan: dict[str, Any],
+    before: int,
+    time: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """30 steps, in rounds of 10 and 20; or 4 while the budget is spent, then 26 on what is kept."""
     clone, conclusion = cloning(method, student=PLANNED | plan), Conclusion(monkeypatch)

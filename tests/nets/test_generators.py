@@ -12,7 +12,9 @@ from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 16, 24), (1, 10, 9), (3, 64, 64), (1, 28, 28)])
+@pytest.mark.parametrize(
+    "shape", [(1, 8, 8), (3, 32, 32), (3, 16, 24), (1, 10, 9), (3, 64, 64), (1, 28, 28)]
+)
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
 def test_images_have_the_shape_and_stay_within_the_bounds(shape, bounds):
     generator = Generator(16, ImageSpec(shape, bounds))

@@ -52,7 +52,9 @@ def _meta(name: str, shape: tuple[int, int, int] = (3, 32, 32), num_classes: int
         ("cnn_large", (3, 32, 32), 292_586),
     ],
 )
-def test_parameter_counts_are_the_published_ones(name: str, shape: tuple[int, int, int], count: int) -> None:
+def test_parameter_counts_are_the_published_ones(
+    name: str, shape: tuple[int, int, int], count: int
+) -> None:
     assert sum(parameter.numel() for parameter in _meta(name, shape).parameters()) == count
 
 
@@ -90,12 +92,14 @@ def test_wide_resnet_names_are_the_usual_ones() -> None:
     layers = {f"{block}.{layer}" for block in blocks for layer in ("bn1", "conv1", "bn2", "conv2")}
     shortcuts = {f"block{stage}.layer.0.convShortcut" for stage in (1, 2, 3)}
     assert names == layers | shortcuts | {"conv1", "bn1", "fc"}
-    # With factor 1 the first stage does not change the width and so has no convolution in its shortcut.
+    # With factor 1 the first stage does not change the width and so has no convolution in its
+    # shortcut.
     assert "block1.layer.0.convShortcut.weight" not in _meta("wrn16_1").state_dict()
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [("resnet18_8x", "resnet18"), *exhaustive_rows([("resnet50_8x", "resnet50")])]
+    ("ours", "theirs"),
+    [("resnet18_8x", "resnet18"), *exhaustive_rows([("resnet50_8x", "resnet50")])],
 )
 def test_resnet_8x_is_torchvisions_resnet_with_a_small_stem(ours: str, theirs: str) -> None:
     net = build_net(ours, (3, 32, 32), 10).eval()
@@ -114,7 +118,9 @@ def test_resnet_8x_is_torchvisions_resnet_with_a_small_stem(ours: str, theirs: s
 
 def test_resnet_8x_starts_from_kaiming_fan_out() -> None:
     torch.manual_seed(0)
-    weight = build_net("resnet18_8x", (3, 32, 32), 10).get_parameter("layer3.0.conv1.weight")  # 128 -> 256
+    weight = build_net("resnet18_8x", (3, 32, 32), 10).get_parameter(
+        "layer3.0.conv1.weight"
+    )  # 128 -> 256
     assert weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.01)
 
 
@@ -136,7 +142,9 @@ def test_lenet_frames_small_images_and_averages_over_large_ones() -> None:
     with torch.no_grad():
         torch.testing.assert_close(net(small), net(nn.functional.pad(small, (2, 2, 2, 2))))
         uniform = torch.full((1, 1, 32, 32), 0.3)  # every place of a plain image looks the same
-        torch.testing.assert_close(net(uniform), net(torch.full((1, 1, 48, 40), 0.3)), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            net(uniform), net(torch.full((1, 1, 48, 40), 0.3)), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_auto_net_goes_by_the_longer_side() -> None:
@@ -153,16 +161,24 @@ def test_cnn_large_averages_large_images_down() -> None:
     cells = torch.rand(2, 1, 64, 32)
     with torch.no_grad():
         large = cells.repeat_interleave(2, 2).repeat_interleave(2, 3)
-        half_way = nn.functional.avg_pool2d(large, (2, 1))  # 128x64: its longer side alone is averaged
+        half_way = nn.functional.avg_pool2d(
+            large, (2, 1)
+        )  # 128x64: its longer side alone is averaged
         torch.testing.assert_close(net(large), net(half_way))
-        torch.testing.assert_close(net(torch.full((1, 1, 200, 3), 0.3)), net(torch.full((1, 1, 50, 3), 0.3)))
+        torch.testing.assert_close(
+            net(torch.full((1, 1, 200, 3), 0.3)), net(torch.full((1, 1, 50, 3), 0.3))
+        )
 
 
 @pytest.mark.parametrize(("arch", "count"), [("resnet18_8x", 1), ("cnn_large", 2)])
 def test_a_resumed_run_keeps_the_net_that_auto_was(arch: str, count: int) -> None:
     """Whatever device it goes on with, and whatever a later release would choose."""
     net = _meta(arch).state_dict()
-    members = net if count == 1 else {f"members.{n}.{name}": net[name] for n in range(count) for name in net}
+    members = (
+        net
+        if count == 1
+        else {f"members.{n}.{name}": net[name] for n in range(count) for name in net}
+    )
     job = Job(ExtractConfig(), TeacherConfig(), {}, "static", None)
     assert with_recorded_net(job, {"trainer": {"nets": members}}).config.student.arch == arch
     assert with_recorded_net(job, {}) == job
@@ -170,7 +186,9 @@ def test_a_resumed_run_keeps_the_net_that_auto_was(arch: str, count: int) -> Non
     assert with_recorded_net(own, {"trainer": {"nets": members}}) == own
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("resnet18_8y", "resnet18_8x"), ("cnn_smal", "cnn_small")])
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("resnet18_8y", "resnet18_8x"), ("cnn_smal", "cnn_small")]
+)
 def test_a_wrong_name_gets_the_nearest(typed: str, nearest: str) -> None:
     with pytest.raises(UserError, match=f"{typed}.*did you mean {nearest}"):
         check_net(typed)
@@ -184,7 +202,9 @@ def _shuffled(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize(("channels", "num_classes"), [(3, 7), *exhaustive_rows([(1, 10)])])
-def test_our_nets_are_guessed_from_their_weights(name: str, channels: int, num_classes: int) -> None:
+def test_our_nets_are_guessed_from_their_weights(
+    name: str, channels: int, num_classes: int
+) -> None:
     state = _meta(name, (channels, 16, 16), num_classes).state_dict()
     guess = Guess(name, channels, num_classes)
     assert infer_net(_shuffled(state)) == guess
@@ -221,7 +241,9 @@ def test_torchvision_names_are_those_it_registers() -> None:
         check_net("efficientnet_b9")
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", *exhaustive("resnet18", "vit_b_16", "googlenet")])
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v3_small", *exhaustive("resnet18", "vit_b_16", "googlenet")]
+)
 def test_torchvision_nets_take_grey_images(name: str) -> None:
     _torchvision()
     net = build_net(name, (1, 32, 32), 5)
@@ -231,7 +253,10 @@ def test_torchvision_nets_take_grey_images(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("alexnet", (3, 8, 8)), *exhaustive_rows([("vit_b_16", (3, 28, 28)), ("vit_b_16", (3, 48, 32))])],
+    [
+        ("alexnet", (3, 8, 8)),
+        *exhaustive_rows([("vit_b_16", (3, 28, 28)), ("vit_b_16", (3, 48, 32))]),
+    ],
 )
 def test_a_size_that_does_not_fit_is_named(name: str, shape: tuple[int, int, int]) -> None:
     _torchvision()
@@ -242,7 +267,10 @@ def test_a_size_that_does_not_fit_is_named(name: str, shape: tuple[int, int, int
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (RuntimeError("operator torchvision::nms does not exist"), "torchvision::nms does not exist"),
+        (
+            RuntimeError("operator torchvision::nms does not exist"),
+            "torchvision::nms does not exist",
+        ),
         (ModuleNotFoundError("No module named 'torchvision'"), "No module named 'torchvision'"),
     ],
 )
@@ -259,8 +287,12 @@ def test_a_broken_torchvision_is_explained(
     assert "\n" not in str(raised.value)
 
 
-HOSTILE = "timm: timm:hf-hub:somebody/net timm:hf_hub:somebody/net timm:local-dir:x timm:../../net".split()
-HOSTILE += "timm:resnet18.tv_in1k timm:timm/resnet18 timm:os:system timm:create_model Timm:resnet18x".split()
+HOSTILE = (
+    "timm: timm:hf-hub:somebody/net timm:hf_hub:somebody/net timm:local-dir:x timm:../../net"
+).split()
+HOSTILE += (
+    "timm:resnet18.tv_in1k timm:timm/resnet18 timm:os:system timm:create_model Timm:resnet18x"
+).split()
 HOSTILE += ["timm:\n"]
 
 
@@ -269,7 +301,9 @@ def test_a_name_that_is_no_architecture_imports_and_fetches_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(dfme.nets, "registered_names", lambda package: ("resnet18",))
-    monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name: pytest.fail(f"{name} was imported")
+    )
     with pytest.raises(UserError) as raised:
         check_net(name)
     assert "\n" not in str(raised.value)
@@ -284,9 +318,13 @@ def test_a_name_that_is_no_architecture_imports_and_fetches_nothing(
 
 
 def test_the_nearest_name_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dfme.nets, "registered_names", {"timm": ("resnet18",), "torchvision": ()}.get)
+    monkeypatch.setattr(
+        dfme.nets, "registered_names", {"timm": ("resnet18",), "torchvision": ()}.get
+    )
     check_net("timm:resnet18")
-    with pytest.raises(UserError, match=r"did you mean timm:resnet18\?.*\(torchvision is not installed\)"):
+    with pytest.raises(
+        UserError, match=r"did you mean timm:resnet18\?.*\(torchvision is not installed\)"
+    ):
         check_net("timm:resnet18d")
     monkeypatch.setattr(dfme.nets, "registered_names", lambda package: ())
     with pytest.raises(UserError, match=r"timm is not installed: pip install -e '.\[timm\]'"):
@@ -303,7 +341,9 @@ def test_the_nearest_name_and_a_missing_package_are_named(monkeypatch: pytest.Mo
         ("mobilenetv3_small_050", (3, 30, 41)),
     ],
 )
-def test_it_learns_is_saved_and_loads_again(name: str, shape: tuple[int, int, int], tmp_path: Path) -> None:
+def test_it_learns_is_saved_and_loads_again(
+    name: str, shape: tuple[int, int, int], tmp_path: Path
+) -> None:
     pytest.importorskip("timm")
     net = build_net(f"timm:{name}", shape, 7)
     assert net.training

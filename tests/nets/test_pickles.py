@@ -55,7 +55,14 @@ def test_what_training_scripts_save_is_what_pytorch_makes_of_it(tmp_path: Path) 
         {"state_dict": weights, "hyper_parameters": settings},
         {"lr_schedulers": [schedule], "callbacks": callbacks},
         OrderedDict((name, torch.nn.Parameter(value)) for name, value in net.named_parameters()),
-        [shared[2:5], shared.view(3, 4).T, shared[::3], torch.zeros(0), torch.zeros(2, 0), torch.tensor(7)],
+        [
+            shared[2:5],
+            shared.view(3, 4).T,
+            shared[::3],
+            torch.zeros(0),
+            torch.zeros(2, 0),
+            torch.tensor(7),
+        ],
         [torch.zeros(2, dtype=dtype) for dtype in kinds],
         plain | {-5: True, None: 1, b"k": 2},
         torch.get_rng_state(),
@@ -72,13 +79,17 @@ def test_what_python_2_wrote_is_loaded(tmp_path: Path) -> None:
     """As are weights that are still passed on: their dictionaries are lists of pairs."""
     for hooks in (b"N", b"ccollections\nOrderedDict\n]\x85R"):
         pair = b"](" + text("a") + tensor(rest=b"\x89" + hooks) + b"e"
-        (tmp_path / "x.pt").write_bytes(series(b"\x80\x02ccollections\nOrderedDict\n](" + pair + b"e\x85R."))
+        (tmp_path / "x.pt").write_bytes(
+            series(b"\x80\x02ccollections\nOrderedDict\n](" + pair + b"e\x85R.")
+        )
         assert same(load_plain(tmp_path / "x.pt"), OrderedDict({"a": torch.ones(1)}))
 
 
 @pytest.mark.timeout(60)
 def test_what_is_not_plain_is_refused_at_once(tmp_path: Path) -> None:
-    """A control stands first: what these files are made of is loaded where nothing is wrong with it."""
+    """A control stands first: what these files are made of is loaded where nothing is wrong with
+    it.
+    """
     path = tmp_path / "x.pt"
     for form in FORMS.values():
         path.write_bytes(form(entry(tensor())))
@@ -94,7 +105,9 @@ def test_what_is_not_plain_is_refused_at_once(tmp_path: Path) -> None:
     all_hold(holds, itertools.product(PICKLES, FORMS))
 
 
-def test_the_limits_are_where_they_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limits_are_where_they_are_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def loads(pickled: bytes) -> bool:
         (tmp_path / "x.pt").write_bytes(archive(pickled))
         try:
@@ -113,12 +126,16 @@ def test_the_limits_are_where_they_are_said_to_be(tmp_path: Path, monkeypatch: p
 
 
 def test_storages_may_be_shared_but_not_contradict_each_other(tmp_path: Path) -> None:
-    """In the older format PyTorch would fill one for each key of a dictionary, and leave memory as it is."""
+    """In the older format PyTorch would fill one for each key of a dictionary, and leave memory as
+    it is.
+    """
     path, one = tmp_path / "x.pt", tensor(shape=(1,))
     other, two = one.replace(b"FloatStorage", b"DoubleStorage"), tensor() + tensor(storage(key="1"))
 
     def older(keys: object) -> bytes:
-        content = series(b"\x80\x02(" + two + b"t.").replace(pickle.dumps(["0"], 2), pickle.dumps(keys, 2))
+        content = series(b"\x80\x02(" + two + b"t.").replace(
+            pickle.dumps(["0"], 2), pickle.dumps(keys, 2)
+        )
         return content + struct.pack("<q", 1) + VALUE
 
     files = {
@@ -139,7 +156,9 @@ def test_storages_may_be_shared_but_not_contradict_each_other(tmp_path: Path) ->
 
 
 def test_what_pytorch_writes_otherwise_is_not_called_code(tmp_path: Path) -> None:
-    """Strange tensors and another protocol are neither damaged, nor Python objects that could run code."""
+    """Strange tensors and another protocol are neither damaged, nor Python objects that could run
+    code.
+    """
     marked = torch.ones(2)
     marked.note = "a word"  # type: ignore[attr-defined]
     strange = (torch.ones(2).to(torch.float8_e4m3fn), torch.ones(2, dtype=torch.uint16), marked)
@@ -155,7 +174,9 @@ def test_what_pytorch_writes_otherwise_is_not_called_code(tmp_path: Path) -> Non
 
 def bomb() -> bytes:
     entries = {"a/data.pkl": entry(tensor()).replace(PLACE, b""), "a/data/0": bytes(10**7)}
-    return zipped(entries, zipfile.ZIP_DEFLATED).replace(b"PK\1\2\x14\3\x14\0", b"PK\1\2\x14\3\x64\0")
+    return zipped(entries, zipfile.ZIP_DEFLATED).replace(
+        b"PK\1\2\x14\3\x14\0", b"PK\1\2\x14\3\x64\0"
+    )
 
 
 def patched(content: bytes, mark: bytes, at: int, value: bytes, last: bool = False) -> bytes:
@@ -165,7 +186,9 @@ def patched(content: bytes, mark: bytes, at: int, value: bytes, last: bool = Fal
 
 
 def two_lists() -> bytes:
-    """An archive in front of another: the number of bytes before the list tells PyTorch's reader."""
+    """An archive in front of another: the number of bytes before the list tells PyTorch's
+    reader.
+    """
     return archive(PICKLES["a tuple of tuples as key"]) + archive(entry(tensor()))
 
 
@@ -188,7 +211,11 @@ def with_wide_end(content: bytes, mark: bytes = b"PK\6\6", place: int = 0) -> by
 
 def cases() -> dict[str, tuple[bytes, str]]:
     plain = archive(entry(tensor()))
-    names = {"a/data.pkl": entry(tensor()).replace(PLACE, b""), "a/data/0": VALUE, "a/version": b"3\n"}
+    names = {
+        "a/data.pkl": entry(tensor()).replace(PLACE, b""),
+        "a/data/0": VALUE,
+        "a/version": b"3\n",
+    }
     again = zipped(names | {"a/data.pkx": b"N."}).replace(b"data.pkx", b"data.pkl")
     inside = patched(plain, b"PK\1\2", 42, struct.pack("<L", plain.index(b"PK\1\2")))
     none = "none that PyTorch wrote"

@@ -36,5 +36,11 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with small_runs.no_pictures(), Hostile() as server:
         finished(extract(server, out))
         totals = meters_agree(server, out)
-    assert (totals.spent, totals.requests, totals.refused, totals.failed, totals.lost) == (400, 60, 0, 0, 0)
+    assert (totals.spent, totals.requests, totals.refused, totals.failed, totals.lost) == (
+        400,
+        60,
+        0,
+        0,
+        0,
+    )
     return out

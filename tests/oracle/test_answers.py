@@ -1,4 +1,6 @@
-"""Answers are held to their label mode: what it rules out is refused by name, what is more is cut."""
+"""Answers are held to their label mode: what it rules out is refused by name, what is more is
+cut.
+"""
 
 from collections.abc import Callable
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -48,7 +50,9 @@ def read(raw: object, mode: str, deferred: DeferredChecks | None = None) -> torc
         ("label", np.array([2, 0], dtype=np.int32), torch.int64),
     ],
 )
-def test_right_answers_come_back_as_our_own_tensor(mode: str, raw: object, dtype: torch.dtype) -> None:
+def test_right_answers_come_back_as_our_own_tensor(
+    mode: str, raw: object, dtype: torch.dtype
+) -> None:
     answers = read(raw, mode)
     expected = torch.as_tensor(raw)
     assert answers.dtype == dtype
@@ -111,14 +115,18 @@ def rounded(values: np.ndarray[Any, Any], decimals: int) -> np.ndarray[Any, Any]
 
 @given(shares, st.integers(1, 12))
 @settings(max_examples=40, deadline=None)
-def test_probabilities_are_rounded_as_decimals_are(row: np.ndarray[Any, Any], decimals: int) -> None:
+def test_probabilities_are_rounded_as_decimals_are(
+    row: np.ndarray[Any, Any], decimals: int
+) -> None:
     expected = rounded(row, decimals)
     assert cut([row.tolist()], f"probabilities:{decimals}").tobytes() == expected.tobytes()
 
 
 @given(shares, st.integers(1, 10))
 @settings(max_examples=60, deadline=None)
-def test_what_is_rounded_already_stays_as_it_is_bit_by_bit(row: np.ndarray[Any, Any], decimals: int) -> None:
+def test_what_is_rounded_already_stays_as_it_is_bit_by_bit(
+    row: np.ndarray[Any, Any], decimals: int
+) -> None:
     """By us, by NumPy in either precision, and as text."""
     mode, said = LabelMode("probabilities", decimals=decimals), list[str]()
     ours = reveal(torch.from_numpy(row)[None], LabelMode("probabilities"), mode).numpy()
@@ -133,12 +141,17 @@ def test_what_is_rounded_already_stays_as_it_is_bit_by_bit(row: np.ndarray[Any, 
 def test_more_decimals_than_a_number_has_change_nothing(decimals: int) -> None:
     row = np.array([[2e-45, 3e-19, 0.25, 0.75]], np.float32)
     kept = cut(row, f"probabilities:{decimals}")
-    assert kept.tobytes() == (row if decimals > 20 else np.array([[0, *row[0, 1:]]], np.float32)).tobytes()
+    assert (
+        kept.tobytes()
+        == (row if decimals > 20 else np.array([[0, *row[0, 1:]]], np.float32)).tobytes()
+    )
 
 
 @given(shares, st.integers(1, 7), st.sampled_from([None, 1, 4]))
 @settings(max_examples=60, deadline=None)
-def test_top_k_is_chosen_before_rounding(row: np.ndarray[Any, Any], k: int, decimals: int | None) -> None:
+def test_top_k_is_chosen_before_rounding(
+    row: np.ndarray[Any, Any], k: int, decimals: int | None
+) -> None:
     mode = LabelMode("top_k", k=k, decimals=decimals)
     kept = cut(row[None], str(mode))[0]
     shown = ~np.isnan(kept)
@@ -210,7 +223,9 @@ def test_it_is_said_once_and_nothing_more_is_learnt_or_written(
     first = Journal(tmp_path / "j").peek()
     kept = answers[first.start : first.start + 2]
     assert np.array_equal(first.answers.numpy(), kept.numpy(), equal_nan=True)
-    silent = wanted is not None and wire is None  # a restriction of one's own teacher is what was asked for
+    silent = (
+        wanted is not None and wire is None
+    )  # a restriction of one's own teacher is what was asked for
     assert len(told) == (not silent)
     assert all(f"tells more than {mode}" in line for line in told)
 
@@ -280,7 +295,9 @@ USUAL: list[Callable[[Tensor], object]] = [
 
 
 @pytest.mark.parametrize("form", USUAL)
-def test_unusual_tensors_with_numbers_are_answers(form: Callable[[Tensor], object], tmp_path: Path) -> None:
+def test_unusual_tensors_with_numbers_are_answers(
+    form: Callable[[Tensor], object], tmp_path: Path
+) -> None:
     truth, x = Service().__call__, torch.rand(4, 1, 2, 2)
     teacher = wrap_callable(lambda images: form(truth(images)), shape=(1, 2, 2), num_classes=3)
     answers = Oracle(teacher, Ledger(10), Journal(tmp_path / "j"))(x)

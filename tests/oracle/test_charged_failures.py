@@ -61,7 +61,9 @@ class Server:
 
 
 def session(folder: Path, server: Server, budget: int = BUDGET) -> Ledger:
-    """One process from its start to its end: evaluation images, then batches until the budget is spent."""
+    """One process from its start to its end: evaluation images, then batches until the budget is
+    spent.
+    """
     ledger = Ledger(budget, folder / "l")
     oracle = Oracle(server, ledger, Journal(folder / "j"))
     try:
@@ -83,8 +85,12 @@ WELL += [(name, 3) for name in FAULTS if name != "a full disk"]
     ("name", "well"),
     [("NaN", 0), ("unanswered", 0), *((name, 35) for name in FAULTS), *exhaustive_rows(WELL)],
 )
-def test_many_resumes_ask_no_more_than_the_ledger_charges(name: str, well: int, tmp_path: Path) -> None:
-    """``well``: images until the teacher fails for good: those of the evaluation, and four batches."""
+def test_many_resumes_ask_no_more_than_the_ledger_charges(
+    name: str, well: int, tmp_path: Path
+) -> None:
+    """``well``: images until the teacher fails for good: those of the evaluation, and four
+    batches.
+    """
     act, reason = FAULTS[name]
     server = Server()
     server.act = lambda scores: act(scores) if server.asked > well else scores
@@ -156,7 +162,9 @@ def test_where_the_disk_takes_no_line_either_nothing_more_is_asked(tmp_path: Pat
     assert (again.ledger.spent, again.ledger.lost) == (8, 8)
 
 
-def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(
+    tmp_path: Path,
+) -> None:
     class Failing(Metered):
         broken = True
 
@@ -168,7 +176,9 @@ def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(tm
         with pytest.raises(TeacherError, match="NaN"):
             clone(out, teacher, 3 * BATCH, resume=number > 0)
     for _ in range(2):
-        with pytest.raises(BudgetExhausted, match=r"all 60 images .*unusable answer.*budget=\.\.\.$"):
+        with pytest.raises(
+            BudgetExhausted, match=r"all 60 images .*unusable answer.*budget=\.\.\.$"
+        ):
             clone(out, teacher, 3 * BATCH, resume=True)
         assert not (out / "summary.json").exists()
     teacher.broken = False
@@ -178,7 +188,9 @@ def test_a_budget_used_up_by_failures_ends_in_a_line_and_a_larger_one_goes_on(tm
 
 
 @pytest.mark.parametrize("more", [0, 40])
-def test_a_batch_given_up_is_asked_for_again_under_a_larger_budget(more: int, tmp_path: Path) -> None:
+def test_a_batch_given_up_is_asked_for_again_under_a_larger_budget(
+    more: int, tmp_path: Path
+) -> None:
     def ask(budget: int) -> Ledger:
         ledger = Ledger(budget, tmp_path / "l")
         oracle = Oracle(server, ledger, Journal(tmp_path / "j"))
@@ -194,7 +206,9 @@ def test_a_batch_given_up_is_asked_for_again_under_a_larger_budget(more: int, tm
             ask(40)
     server.act = lambda scores: scores
     if not more:
-        with pytest.raises(BudgetExhausted, match=r"20 images \(check\) were asked for, 0 of 40 are left"):
+        with pytest.raises(
+            BudgetExhausted, match=r"20 images \(check\) were asked for, 0 of 40 are left"
+        ):
             ask(40)
     else:
         for _ in range(3):

@@ -100,7 +100,9 @@ def test_a_service_that_takes_less_is_asked_for_less() -> None:
 
 
 def test_a_limit_that_is_taken_back_again_and_again_is_halved() -> None:
-    """Else a batch of B would be sent B / 2 times, for nothing in the ledger and with a B-fold recursion."""
+    """Else a batch of B would be sent B / 2 times, for nothing in the ledger and with a B-fold
+    recursion.
+    """
     asked = list[int]()
 
     class Wavering(ScriptedTeacher):
@@ -180,10 +182,18 @@ PURPOSE = st.sampled_from(["student", "generator", "evaluation"])
 )
 @settings(max_examples=200, deadline=None)
 def test_whatever_happens_nothing_is_lost_invented_or_overspent(
-    batches: list[tuple[int, Purpose]], plan: list[str | int], budget: int, in_flight: int, most: int | None
+    batches: list[tuple[int, Purpose]],
+    plan: list[str | int],
+    budget: int,
+    in_flight: int,
+    most: int | None,
 ) -> None:
-    """Batches are asked for in order; whoever is interrupted starts again, from the journal alone."""
-    service = ScriptedTeacher(plan, RequestPolicy(in_flight=in_flight, patience=5.0), max_batch=most)
+    """Batches are asked for in order; whoever is interrupted starts again, from the journal
+    alone.
+    """
+    service = ScriptedTeacher(
+        plan, RequestPolicy(in_flight=in_flight, patience=5.0), max_batch=most
+    )
     with no_waiting(), tempfile.TemporaryDirectory() as folder:
         ended: str = "stopped"
         sessions: list[list[str]] = []
@@ -198,12 +208,20 @@ def test_whatever_happens_nothing_is_lost_invented_or_overspent(
         totals = audit(Path(folder) / "l")
     assert totals == ledger.totals()
     assert totals.spent == sum(totals.spent_by_purpose[name] for name in CHARGED)
-    assert totals.spent + totals.evaluation_queries == totals.served == service.served + service.unserved
-    stops = [outcome for outcome in service.plan[: service.requests] if str(outcome).startswith("stop")]
+    assert (
+        totals.spent + totals.evaluation_queries
+        == totals.served
+        == service.served + service.unserved
+    )
+    stops = [
+        outcome for outcome in service.plan[: service.requests] if str(outcome).startswith("stop")
+    ]
     assert totals.lost == 0
     assert len(sessions) <= len(stops) + 1
     for before, after in pairwise(sessions):
-        assert after[: len(before)] == before, "a replay repeats what was answered and what was given up"
+        assert after[: len(before)] == before, (
+            "a replay repeats what was answered and what was given up"
+        )
 
 
 def ask_all(

@@ -1,4 +1,6 @@
-"""Runs on services that fail for good: one line, the right exit code, nothing asked in vain, and then on."""
+"""Runs on services that fail for good: one line, the right exit code, nothing asked in vain, and
+then on.
+"""
 
 import ctypes
 from collections.abc import Callable
@@ -24,7 +26,9 @@ def from_then_on(fault: str) -> Callable[[int], str | None]:
 
 
 def explains(ended: Ended, out: Path, *reasons: str) -> None:
-    """The run ended in one line that says why, that nothing is lost, and how to go on; and it can go on."""
+    """The run ended in one line that says why, that nothing is lost, and how to go on; and it can
+    go on.
+    """
     assert ended.code == 3, ended.err
     assert all(reason in ended.line for reason in reasons), ended.line
     assert "all that was paid is kept" in ended.line
@@ -43,7 +47,9 @@ def goes_on(server: Hostile, out: Path, like: Path | None, unseen: int = 0) -> T
     return totals
 
 
-@pytest.mark.parametrize("fault", ["status:401", "redirect", *exhaustive("status:403", "status:404")])
+@pytest.mark.parametrize(
+    "fault", ["status:401", "redirect", *exhaustive("status:403", "status:404")]
+)
 def test_refused_for_good_on_the_way(fault: str, quiet: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Hostile() as other, Hostile(from_then_on(fault)) as server:
@@ -62,19 +68,28 @@ def test_refused_for_good_on_the_way(fault: str, quiet: Path, tmp_path: Path) ->
 def test_a_server_that_is_gone_and_comes_back(in_flight: int, quiet: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Hostile(from_then_on("die")) as server:  # also on connections that were open already
-        ended = extract(server, out, "--teacher.patience", "0.3", "--teacher.in-flight", str(in_flight))
+        ended = extract(
+            server, out, "--teacher.patience", "0.3", "--teacher.in-flight", str(in_flight)
+        )
         explains(ended, out, "connection", server.url)
-        meters_agree(server, out, unseen=in_flight - 1)  # they may wait in the backlog when the port closes
+        meters_agree(
+            server, out, unseen=in_flight - 1
+        )  # they may wait in the backlog when the port closes
         assert resume(out).code == 2  # what the model is cannot be asked either
         server.up()
-        # What was reset in the backlog may have been served, for all that the client knows: it stays charged.
+        # What was reset in the backlog may have been served, for all that the client knows: it
+        # stays charged.
         failed = goes_on(server, out, None, unseen=in_flight - 1).failed
         assert failed <= (in_flight - 1) * MOST
         assert server.images == 400 - failed
         assert failed or student(out) == student(quiet)
 
 
-UNUSABLE = ["nan", "garbage_json", *exhaustive("one_image_less", "garbage_bytes", "swapped", "not_http")]
+UNUSABLE = [
+    "nan",
+    "garbage_json",
+    *exhaustive("one_image_less", "garbage_bytes", "swapped", "not_http"),
+]
 
 
 @pytest.mark.parametrize("fault", UNUSABLE)
@@ -90,7 +105,9 @@ def test_an_unusable_answer_is_asked_for_again_a_few_times_only(fault: str, tmp_
 
 
 @pytest.mark.parametrize("attempts", ["1", "4"])
-def test_who_never_answers_is_asked_as_often_as_the_options_say(attempts: str, tmp_path: Path) -> None:
+def test_who_never_answers_is_asked_as_often_as_the_options_say(
+    attempts: str, tmp_path: Path
+) -> None:
     with Hostile(from_then_on("reset_served")) as server:
         ended = extract(server, tmp_path / "run", "--teacher.attempts", attempts, *ONE)
         explains(ended, tmp_path / "run")
@@ -129,14 +146,21 @@ def test_a_run_directory_that_became_read_only(quiet: Path, tmp_path: Path) -> N
     out = tmp_path / "run"
     with Hostile({AT: "status:404"}) as server:
         assert extract(server, out, *ONE).code == 3
-        asked, modes = server.questions, {out / "ledger.jsonl": 0o444, out / "journal": 0o555, out: 0o555}
+        asked, modes = (
+            server.questions,
+            {out / "ledger.jsonl": 0o444, out / "journal": 0o555, out: 0o555},
+        )
         for path, mode in modes.items():
             path.chmod(mode)
-        code, _, err = Bench(tmp_path).run(["--resume", "--out", str(out)], preexec_fn=without_privilege)
+        code, _, err = Bench(tmp_path).run(
+            ["--resume", "--out", str(out)], preexec_fn=without_privilege
+        )
         for path, mode in modes.items():
             path.chmod(mode | 0o200)
         assert (code, server.questions) == (2, asked), err
-        assert [line for line in err.splitlines() if line.startswith("dfme: ")] == err.splitlines()[-1:]
+        assert [line for line in err.splitlines() if line.startswith("dfme: ")] == err.splitlines()[
+            -1:
+        ]
         assert "denied" in err
         goes_on(server, out, quiet)
 

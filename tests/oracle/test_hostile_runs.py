@@ -1,7 +1,8 @@
-"""Runs over HTTP on a server that misbehaves, or interrupted: every answer true, every image accounted for.
+"""Runs over HTTP on a server that misbehaves, or interrupted: every answer true, every image
+accounted for.
 
-What the service failed to answer stays charged, and a resumed run must know so: its student is, bit by bit,
-that of the run that nobody interrupted.
+What the service failed to answer stays charged, and a resumed run must know so: its student is, bit
+by bit, that of the run that nobody interrupted.
 """
 
 import random
@@ -45,7 +46,9 @@ FLAKY = "flaky:5"
 def test_json_gives_the_student_of_binary_and_true_answers(quiet: Path, tmp_path: Path) -> None:
     with Hostile() as server, Witness().watching() as witness:
         finished(extract(server, tmp_path / "run", "--teacher.encoding", "json"))
-        assert meters_agree(server, tmp_path / "run").spent == 400 == server.images == witness.images
+        assert (
+            meters_agree(server, tmp_path / "run").spent == 400 == server.images == witness.images
+        )
     witness.all_true()
     witness.all_served(server.served)
     assert student(tmp_path / "run") == student(quiet)
@@ -77,26 +80,35 @@ def test_refusals_on_every_third_request_change_nothing(quiet: Path, tmp_path: P
 
 
 def account_for_all(server: Hostile, witness: Witness, out: Path) -> None:
-    """Every image used has its true answer, was served, and what was paid besides is what failed."""
+    """Every image used has its true answer, was served, and what was paid besides is what
+    failed.
+    """
     totals = meters_agree(server, out)
     witness.all_true()
     witness.all_served(server.served)
     assert totals.lost == 0
     assert 0 < totals.failed < totals.spent
-    # What came of a last batch that the budget no longer reached for was paid, and could not be used.
+    # What came of a last batch that the budget no longer reached for was paid, and could not be
+    # used.
     assert 0 <= totals.spent - totals.failed - witness.images < BATCH
-    assert len({entry.key for entry in server.served}) == len({(*entry.queries,) for entry in server.served})
+    assert len({entry.key for entry in server.served}) == len(
+        {(*entry.queries,) for entry in server.served}
+    )
 
 
 @pytest.mark.parametrize("method", ["static", "dfme"])
-def test_faults_on_every_fifth_request_and_every_answer_is_true(method: str, tmp_path: Path) -> None:
+def test_faults_on_every_fifth_request_and_every_answer_is_true(
+    method: str, tmp_path: Path
+) -> None:
     with Hostile(every(5, QUICK)) as server, Witness().watching() as witness:
         finished(extract(server, tmp_path / "run", "--method.name", method, *FOUR, budget=1_000))
         account_for_all(server, witness, tmp_path / "run")
 
 
 @pytest.mark.parametrize("in_flight", [1, 4])
-def test_a_student_is_the_same_whenever_answers_come(in_flight: int, quiet: Path, tmp_path: Path) -> None:
+def test_a_student_is_the_same_whenever_answers_come(
+    in_flight: int, quiet: Path, tmp_path: Path
+) -> None:
     rng = random.Random(in_flight)
     delays = [rng.choice([0.0, rng.uniform(0.0, 0.01)]) for _ in range(400)]
     delays[20:26] = [0.2] * 6  # long enough for a busy machine to ask the others meanwhile
@@ -116,7 +128,9 @@ def test_a_student_is_the_same_whenever_answers_come(in_flight: int, quiet: Path
 
 @pytest.fixture(scope="module")
 def through(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A run that nobody interrupted, on a service that now and then gives no answer; its questions."""
+    """A run that nobody interrupted, on a service that now and then gives no answer; its
+    questions.
+    """
     out = tmp_path_factory.mktemp("through") / "run"
     with no_waiting(), Hostile(lambda number: FLAKY) as server:
         finished(extract(server, out, *ONE))
@@ -145,14 +159,25 @@ def test_interrupted_at_any_question(
     out, (whole, questions), (act, code) = tmp_path / "run", through, INTERRUPTIONS[how]
     with Hostile(lambda number: act() if number == question else FLAKY) as server:
         ended = extract(server, out, *ONE, *more)
-        if question <= questions and not (ended.code == 0 and how == "ctrl-c"):  # after the last batch
+        if question <= questions and not (
+            ended.code == 0 and how == "ctrl-c"
+        ):  # after the last batch
             assert ended.code == code
             assert meters_agree(server, out).lost == 0
             finished(resume(out, *more))
         assert meters_agree(server, out).lost == 0
     assert student(out) == student(whole)
-    same = ("spent", "spent_by_purpose", "evaluation_queries", "failed", "agreement", "student_steps")
-    assert {name: summary(out)[name] for name in same} == {name: summary(whole)[name] for name in same}
+    same = (
+        "spent",
+        "spent_by_purpose",
+        "evaluation_queries",
+        "failed",
+        "agreement",
+        "student_steps",
+    )
+    assert {name: summary(out)[name] for name in same} == {
+        name: summary(whole)[name] for name in same
+    }
 
 
 @pytest.mark.parametrize("in_flight", ["1", "4"])
@@ -180,7 +205,8 @@ def test_ctrl_c_twice_stops_at_once_and_what_was_on_its_way_stays_charged(
         assert extract(server, out, "--teacher.in-flight", in_flight).code == 130
         finished(resume(out))
         totals = audit(out / "ledger.jsonl")
-        # What was charged and not yet sent has failed too, by the ledger: only one at a time leaves no doubt.
+        # What was charged and not yet sent has failed too, by the ledger: only one at a time leaves
+        # no doubt.
         assert server.images <= totals.spent
         assert in_flight != "1" or server.images == totals.spent
     assert (totals.spent, totals.lost) == (400, 0)

@@ -1,4 +1,6 @@
-"""The journal: what was appended comes back bitwise, torn ends are cut, damage is found; and --fsync."""
+"""The journal: what was appended comes back bitwise, torn ends are cut, damage is found; and
+--fsync.
+"""
 
 import os
 from dataclasses import replace
@@ -22,7 +24,11 @@ from dfme.run.build import run_job
 
 def record(seq: int, rows: int = 3, labels: bool = False) -> Record:
     rng = torch.Generator().manual_seed(seq)
-    answers = torch.randint(0, 9, (rows,), generator=rng) if labels else torch.rand(rows, 4, generator=rng)
+    answers = (
+        torch.randint(0, 9, (rows,), generator=rng)
+        if labels
+        else torch.rand(rows, 4, generator=rng)
+    )
     return Record(seq, digest(torch.rand(rows, 1, 2, 2, generator=rng)), answers, seq, rows)
 
 
@@ -54,7 +60,9 @@ def records(*numbers: int) -> list[tuple[object, ...]]:
 
 def test_records_come_back_bitwise_and_in_order(tmp_path: Path) -> None:
     written = [record(1), record(2, labels=True), record(5, rows=1)]
-    written.append(Record(6, written[0].digest, torch.tensor([[float("nan"), -0.0, 1e-45, 1.0]]), 0, 1))
+    written.append(
+        Record(6, written[0].digest, torch.tensor([[float("nan"), -0.0, 1e-45, 1.0]]), 0, 1)
+    )
     first = Journal(tmp_path / "journal")
     assert not first.replaying
     for item in written:
@@ -77,7 +85,9 @@ def test_the_digest_names_bytes_shape_and_dtype() -> None:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_torn_last_record_is_cut_off(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_torn_last_record_is_cut_off(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("journal")
     segment, made = folder / "000000.bin", Journal(folder)
     count = data.draw(st.integers(1, 3))
@@ -94,7 +104,9 @@ def test_a_torn_last_record_is_cut_off(tmp_path_factory: pytest.TempPathFactory,
 
 
 @pytest.mark.parametrize("begun", [0, HEAD_BYTES])
-def test_a_last_record_that_a_power_cut_left_as_zeros_is_cut_off(tmp_path: Path, begun: int) -> None:
+def test_a_last_record_that_a_power_cut_left_as_zeros_is_cut_off(
+    tmp_path: Path, begun: int
+) -> None:
     segment = tmp_path / "000000.bin"
     made = journal(tmp_path, 1)
     whole = segment.stat().st_size
@@ -213,7 +225,9 @@ DIGITS = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", *sm
 
 
 def extracted(out: Path, witness: Witness, fsync: bool) -> tuple[list[bool], list[bool]]:
-    """Whether the ledger was on the disk at each request, and the journal at each step of the student."""
+    """Whether the ledger was on the disk at each request, and the journal at each step of the
+    student.
+    """
     sent, used = list[bool](), list[bool]()
 
     class Teacher(Metered):
@@ -239,7 +253,9 @@ def extracted(out: Path, witness: Witness, fsync: bool) -> tuple[list[bool], lis
 
 
 @pytest.mark.parametrize("fsync", [True, False])
-def test_charge_before_send_and_answer_before_use(fsync: bool, tmp_path: Path, witness: Witness) -> None:
+def test_charge_before_send_and_answer_before_use(
+    fsync: bool, tmp_path: Path, witness: Witness
+) -> None:
     sent, used = extracted(tmp_path / "run", witness, fsync)
     if not fsync:  # nothing waits but checkpoints
         assert not any([*sent[1:], *used[1:]])
@@ -252,7 +268,9 @@ def test_charge_before_send_and_answer_before_use(fsync: bool, tmp_path: Path, w
         assert f"{tmp_path}{name}" in witness.calls
 
 
-def test_an_append_that_is_not_synced_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_that_is_not_synced_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = AppendFile(tmp_path / "log", fsync=True)
     file.append(b"one")
 
@@ -266,7 +284,9 @@ def test_an_append_that_is_not_synced_is_taken_back(tmp_path: Path, monkeypatch:
     assert (tmp_path / "log").read_bytes() == b"one"
 
 
-def test_it_may_be_turned_on_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_may_be_turned_on_when_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*DIGITS, "--out", "run"]) == 0
     seen = Witness(monkeypatch)

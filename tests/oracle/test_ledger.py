@@ -45,9 +45,14 @@ def charged(path: Path | None, *counts: int, facts: dict[str, Any] | None = None
     return ledger
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from(PURPOSES)), max_size=30), st.integers(1, 300))
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.sampled_from(PURPOSES)), max_size=30),
+    st.integers(1, 300),
+)
 @settings(max_examples=50, deadline=None)
-def test_counts_every_image_once_within_the_budget(asked: list[tuple[int, Purpose]], budget: int) -> None:
+def test_counts_every_image_once_within_the_budget(
+    asked: list[tuple[int, Purpose]], budget: int
+) -> None:
     ledger = Ledger(budget)
     counts = dict.fromkeys(PURPOSES, 0)
     for images, purpose in asked:
@@ -59,7 +64,10 @@ def test_counts_every_image_once_within_the_budget(asked: list[tuple[int, Purpos
                 ledger.charge(images, purpose)
     totals = ledger.totals()
     assert ledger.spent_by_purpose == {name: counts[name] for name in CHARGED}
-    assert (totals.evaluation_queries, totals.transfer_queries) == (counts["evaluation"], counts["transfer"])
+    assert (totals.evaluation_queries, totals.transfer_queries) == (
+        counts["evaluation"],
+        counts["transfer"],
+    )
     assert ledger.spent + ledger.remaining == budget
     assert ledger.share == ledger.spent / budget
 
@@ -67,7 +75,9 @@ def test_counts_every_image_once_within_the_budget(asked: list[tuple[int, Purpos
 def test_every_charge_is_a_line_on_file_before_the_send(path: Path) -> None:
     """Images of transfer are outside the budget, in the cost, and in no checkpoint."""
     ledger = Ledger(100, path)
-    for seq, (images, purpose) in enumerate([(60, "student"), (7, "evaluation"), (500, "transfer")], 1):
+    for seq, (images, purpose) in enumerate(
+        [(60, "student"), (7, "evaluation"), (500, "transfer")], 1
+    ):
         assert ledger.charge(images, purpose) == seq  # type: ignore[arg-type]
     with pytest.raises(BudgetExhausted):
         ledger.charge(41, "generator")
@@ -189,7 +199,9 @@ def test_a_charge_fails_or_is_given_back_only_once(path: Path) -> None:
     ledger.fail(ledger.charge(10, "student"), "500")
     good = path.read_text()
     for event in ("failed", "refused", "lost"):
-        path.write_text(good + json.dumps({"seq": 1, "event": event, "images": 10, "reason": "twice"}) + "\n")
+        path.write_text(
+            good + json.dumps({"seq": 1, "event": event, "images": 10, "reason": "twice"}) + "\n"
+        )
         with pytest.raises(RunError, match=rf"line 4.*10 images {event} for charge 1"):
             audit(path)
 
@@ -198,7 +210,9 @@ def test_a_replay_that_the_file_does_not_know_is_refused(path: Path) -> None:
     charged(path, 10)
     ledger = Ledger(100, path)
     for seq, images, purpose in ((2, 10, "student"), (1, 11, "student"), (1, 10, "generator")):
-        with pytest.raises(RunError, match=f"expected charge {seq} to be {images} images for {purpose}"):
+        with pytest.raises(
+            RunError, match=f"expected charge {seq} to be {images} images for {purpose}"
+        ):
             ledger.replay(seq, images, purpose)  # type: ignore[arg-type]
 
 
@@ -238,7 +252,9 @@ def written(path: Path, facts: dict[str, Any] | None = None) -> bytes:
 @pytest.mark.parametrize("bit", [0, *exhaustive(*range(1, 8))])
 def test_every_flipped_bit_is_found_and_its_line_named(bit: int, path: Path) -> None:
     whole = written(path, {"levels": 256})
-    for place in range(len(whole) - 1):  # without its last end of line, the last line is one that a kill tore
+    for place in range(
+        len(whole) - 1
+    ):  # without its last end of line, the last line is one that a kill tore
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
         line = whole[:place].count(b"\n") + 1
         with pytest.raises(RunError, match=rf"ledger.jsonl, line ({line}|{line + 1}): expected"):
@@ -247,7 +263,9 @@ def test_every_flipped_bit_is_found_and_its_line_named(bit: int, path: Path) -> 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_line_gone_doubled_emptied_or_of_another_run_is_found(number: int, path: Path) -> None:
-    theirs, ours = (written(path).splitlines(keepends=True) for _ in range(2) if not path.unlink(True))
+    theirs, ours = (
+        written(path).splitlines(keepends=True) for _ in range(2) if not path.unlink(True)
+    )
     bare = ours[number].rpartition(b',"check"')[0] + b"}\n"
     for bad in (b"", ours[number] * 2, b"\n", theirs[number], bare, b"\xff\x00" + ours[number]):
         path.write_bytes(b"".join([*ours[:number], bad, *ours[number + 1 :], ours[0]]))
@@ -281,9 +299,13 @@ OTHER = FACTS["files"] | {"teacher.onnx": "ef" * 32}
         ({"label_mode": "x" * 5000}, "(now xxx"),
     ],
 )
-def test_another_teacher_is_refused_with_both_values(change: dict[str, Any], words: str, path: Path) -> None:
+def test_another_teacher_is_refused_with_both_values(
+    change: dict[str, Any], words: str, path: Path
+) -> None:
     before = written(path, FACTS)
-    with pytest.raises(UserError, match=r"^--resume: this run was started with a teacher of ") as caught:
+    with pytest.raises(
+        UserError, match=r"^--resume: this run was started with a teacher of "
+    ) as caught:
         Ledger(100, path, facts={**FACTS, **change})
     assert words in str(caught.value)
     assert str(caught.value).isprintable()

@@ -1,7 +1,7 @@
 """Images to which a service names no class: charged, counted, left out, and never asked again.
 
-The service of these tests draws the line by an image's own digest, so that a test knows by itself which of
-the images have no class.
+The service of these tests draws the line by an image's own digest, so that a test knows by itself
+which of the images have no class.
 """
 
 import hashlib
@@ -217,5 +217,6 @@ def test_evaluation_images_without_a_class_are_scored_by_nobody(tmp_path: Path) 
     assert any(f"and for {gaps} evaluation images" in line for line in result.summary["warnings"])
     lines = map(json.loads, (tmp_path / "run" / "ledger.jsonl").read_text().splitlines())
     assert (
-        sum(line["images"] for line in lines if line["event"] == "no_answer") == result.summary["no_answer"]
+        sum(line["images"] for line in lines if line["event"] == "no_answer")
+        == result.summary["no_answer"]
     )

@@ -1,4 +1,6 @@
-"""The oracle beside a teacher with a count of its own: what passes, what is refused, what is on disk."""
+"""The oracle beside a teacher with a count of its own: what passes, what is refused, what is on
+disk.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,9 @@ SHAPE = (1, 2, 2)
 class Server(LinearTeacher):
     """Its batches are its meter; it answers what ``during`` gives, if anything."""
 
-    def __init__(self, mode: str = "logits", max_batch: int | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, mode: str = "logits", max_batch: int | None = None, device: str = "cpu"
+    ) -> None:
         super().__init__(ImageSpec(SHAPE), 3, mode, device)
         self.info = TeacherInfo(device, max_batch)
         self.truth = super().__call__
@@ -53,7 +57,11 @@ def test_answers_are_the_teachers_and_counted(server: Server) -> None:
     assert torch.equal(oracle(x), server.truth(x))
     assert torch.equal(oracle(x[:2], "evaluation"), server.truth(x[:2]))
     assert (oracle.ledger.spent, oracle.ledger.evaluation_queries, server.served) == (7, 2, 9)
-    assert (oracle.spec, oracle.num_classes, oracle.label_mode) == (server.spec, 3, server.label_mode)
+    assert (oracle.spec, oracle.num_classes, oracle.label_mode) == (
+        server.spec,
+        3,
+        server.label_mode,
+    )
 
 
 def test_a_batch_is_split_to_what_the_teacher_takes_and_beyond_the_budget_refused_whole() -> None:
@@ -78,11 +86,14 @@ def test_no_images_cost_nothing(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "images", [torch.rand(2, 1, 2, 3), torch.rand(2, 4), torch.rand(1, 2, 2), torch.ones(2, 1, 2, 2).long()]
+    "images",
+    [torch.rand(2, 1, 2, 3), torch.rand(2, 4), torch.rand(1, 2, 2), torch.ones(2, 1, 2, 2).long()],
 )
 def test_images_of_another_kind_are_refused_before_the_send(server: Server, images: Tensor) -> None:
     oracle = Oracle(server, Ledger(100))
-    with pytest.raises(ValueError, match=r"expected floating-point images \(B, 1, 2, 2\), got ") as caught:
+    with pytest.raises(
+        ValueError, match=r"expected floating-point images \(B, 1, 2, 2\), got "
+    ) as caught:
         oracle(images)
     assert str(tuple(images.shape)) in str(caught.value)
     assert (server.served, oracle.ledger.spent) == (0, 0)
@@ -151,7 +162,9 @@ def test_a_teacher_that_raises_is_named_and_its_images_stay_charged(server: Serv
 
     server.during = fail
     oracle = Oracle(server, Ledger(100))
-    with pytest.raises(TeacherError, match=r"answers to 5 images .*ConnectionError: no route") as caught:
+    with pytest.raises(
+        TeacherError, match=r"answers to 5 images .*ConnectionError: no route"
+    ) as caught:
         oracle(torch.rand(5, *SHAPE))
     assert isinstance(caught.value.__cause__, ConnectionError)
     assert (oracle.ledger.spent, oracle.ledger.failed) == (5, 5)
@@ -206,7 +219,9 @@ def test_without_a_journal_nothing_waits_for_a_gpu(cuda_server: Server) -> None:
 
 
 @pytest.mark.gpu
-def test_a_wrong_answer_on_a_gpu_is_noticed_where_it_is_recorded(cuda_server: Server, tmp_path: Path) -> None:
+def test_a_wrong_answer_on_a_gpu_is_noticed_where_it_is_recorded(
+    cuda_server: Server, tmp_path: Path
+) -> None:
     cuda_server.during = lambda images: torch.full((len(images), 3), torch.nan, device="cuda")
     oracle = Oracle(cuda_server, Ledger(100), Journal(tmp_path), deferred=DeferredChecks())
     with pytest.raises(TeacherError, match="finite"):

@@ -1,8 +1,9 @@
-"""Kills at every kind of instant: inside any write, before, in and after a send, around a checkpoint.
+"""Kills at every kind of instant: inside any write, before, in and after a send, around a
+checkpoint.
 
-The teacher keeps its own count and survives the kills. A killed run must, once resumed to its end, have seen
-the answers of an uninterrupted one, bitwise, for the same budget; what the teacher served beyond it must be
-called lost.
+The teacher keeps its own count and survives the kills. A killed run must, once resumed to its end,
+have seen the answers of an uninterrupted one, bitwise, for the same budget; what the teacher served
+beyond it must be called lost.
 """
 
 import json
@@ -35,7 +36,9 @@ class Killed(KeyboardInterrupt):
 
 
 class Server:
-    """A teacher that counts what it served, and what its client charged and was killed before sending."""
+    """A teacher that counts what it served, and what its client charged and was killed before
+    sending.
+    """
 
     def __init__(self) -> None:
         self.spec = ImageSpec((1, 2, 2))
@@ -61,7 +64,9 @@ class Server:
 
 @dataclass
 class Kill:
-    """Strikes at the ``after``-th instant; in a write, once the share ``torn`` of its bytes is written."""
+    """Strikes at the ``after``-th instant; in a write, once the share ``torn`` of its bytes is
+    written.
+    """
 
     after: int
     torn: float
@@ -73,7 +78,9 @@ class Kill:
                 server.unserved += unserved
             raise Killed
 
-    def write(self, server: Server, file: dfme.files.AppendFile, *chunks: bytes | memoryview) -> None:
+    def write(
+        self, server: Server, file: dfme.files.AppendFile, *chunks: bytes | memoryview
+    ) -> None:
         if self.after <= 0:
             raise Killed
         whole = b"".join(chunks)
@@ -86,13 +93,19 @@ class Kill:
 APPEND = dfme.files.AppendFile.append
 
 
-def session(folder: Path, server: Server, plan: Plan, budget: int, journaled: bool) -> tuple[Tensor, Oracle]:
-    """One process: resume from what is on disk and go on to the end of the plan or of the budget."""
+def session(
+    folder: Path, server: Server, plan: Plan, budget: int, journaled: bool
+) -> tuple[Tensor, Oracle]:
+    """One process: resume from what is on disk and go on to the end of the plan or of the
+    budget.
+    """
     checkpoint = folder / "checkpoint.pt"
     saved: dict[str, Any] = load_checkpoint(checkpoint) if checkpoint.exists() else {}
     paid = saved.get("oracle", {"ledger": None, "journal": None})
     ledger = Ledger(budget, folder / "ledger.jsonl", paid["ledger"])
-    oracle = Oracle(server, ledger, Journal(folder / "journal", paid["journal"]) if journaled else None)
+    oracle = Oracle(
+        server, ledger, Journal(folder / "journal", paid["journal"]) if journaled else None
+    )
     learnt, done = saved.get("learnt", torch.tensor(0.3)), saved.get("done", 0)
     for images, purpose, keep in plan[done:]:
         queries = ((learnt + torch.arange(images * 4) * 0.137) % 1).reshape(images, 1, 2, 2)
@@ -102,7 +115,9 @@ def session(folder: Path, server: Server, plan: Plan, budget: int, journaled: bo
             break
         done += 1
         if keep:
-            save_checkpoint(checkpoint, {"oracle": oracle.state_dict(), "learnt": learnt, "done": done})
+            save_checkpoint(
+                checkpoint, {"oracle": oracle.state_dict(), "learnt": learnt, "done": done}
+            )
             if server.kill is not None:
                 server.kill.instant()
             oracle.checkpointed()
@@ -111,20 +126,30 @@ def session(folder: Path, server: Server, plan: Plan, budget: int, journaled: bo
 
 purposes = st.sampled_from(["student", "generator", "evaluation"])
 plans = st.lists(st.tuples(st.integers(1, 10), purposes, st.booleans()), min_size=1, max_size=8)
-kills = st.lists(st.builds(Kill, st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.5, 0.99, 1.0])), max_size=4)
+kills = st.lists(
+    st.builds(Kill, st.integers(1, 40), st.sampled_from([0.0, 0.1, 0.5, 0.99, 1.0])), max_size=4
+)
 
 
 @given(plan=plans, kills=kills, budget=st.integers(1, 60), journaled=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_killed_and_resumed_is_as_if_never_killed(
-    tmp_path_factory: pytest.TempPathFactory, plan: Plan, kills: list[Kill], budget: int, journaled: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    plan: Plan,
+    kills: list[Kill],
+    budget: int,
+    journaled: bool,
 ) -> None:
-    expected, reference = session(tmp_path_factory.mktemp("whole"), Server(), plan, budget, journaled)
+    expected, reference = session(
+        tmp_path_factory.mktemp("whole"), Server(), plan, budget, journaled
+    )
     folder, server, strikes = tmp_path_factory.mktemp("killed"), Server(), 0
     for kill in kills:
         server.kill = kill
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dfme.files.AppendFile, "append", lambda *args, kill=kill: kill.write(server, *args))
+            patch.setattr(
+                dfme.files.AppendFile, "append", lambda *args, kill=kill: kill.write(server, *args)
+            )
             try:
                 session(folder, server, plan, budget, journaled)
             except Killed:
@@ -137,7 +162,8 @@ def test_killed_and_resumed_is_as_if_never_killed(
     assert ledger.spent_by_purpose == reference.ledger.spent_by_purpose
     assert ledger.evaluation_queries == reference.ledger.evaluation_queries
     assert audit(folder / "ledger.jsonl") == ledger.totals()
-    # What was charged and never sent is lost as well: afterwards nobody can know that it was not served.
+    # What was charged and never sent is lost as well: afterwards nobody can know that it was not
+    # served.
     assert server.served + server.unserved == ledger.spent + ledger.evaluation_queries + ledger.lost
     if journaled:
         assert ledger.lost <= strikes * MAX_BATCH

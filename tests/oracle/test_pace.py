@@ -1,7 +1,8 @@
-"""The pace that refusals teach, against limits as services have them, by a clock that nobody waits for.
+"""The pace that refusals teach, against limits as services have them, by a clock that nobody waits
+for.
 
-The bound, for each of them: after the first second fewer than a tenth of the requests are refused, and four
-fifths of what the limit allows are used.
+The bound, for each of them: after the first second fewer than a tenth of the requests are refused,
+and four fifths of what the limit allows are used.
 """
 
 import heapq
@@ -42,7 +43,9 @@ def asked(
     by_images: bool = False,
     seconds: float = SECONDS,
 ) -> Heard:
-    """What a service hears, in simulated time, of threads that ask again as soon as ``pace`` lets them."""
+    """What a service hears, in simulated time, of threads that ask again as soon as ``pace`` lets
+    them.
+    """
     heard, number, images_of = Heard(), itertools.count(), sizes or itertools.repeat(1)
     events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
@@ -99,8 +102,16 @@ LIMITS: dict[str, tuple[Callable[[], Limit], float]] = {
     "any second": (lambda: Log(20), 20),
     "a minute": (lambda: Window(120, 60.0), 2),
 }
-FIRST = [("bucket of 5", "no hint", 4), ("bucket of 5", "seconds", 1), ("window of 5", "no hint", 1)]
-FIRST += [("window of 5", "seconds", 4), ("bucket of 1", "seconds", 4), ("any second", "no hint", 4)]
+FIRST = [
+    ("bucket of 5", "no hint", 4),
+    ("bucket of 5", "seconds", 1),
+    ("window of 5", "no hint", 1),
+]
+FIRST += [
+    ("window of 5", "seconds", 4),
+    ("bucket of 1", "seconds", 4),
+    ("any second", "no hint", 4),
+]
 FIRST += [("fast bucket", "exact", 16), ("a minute", "seconds", 4), ("bucket of 100", "no hint", 4)]
 GRID = [row for row in itertools.product(LIMITS, HINTS, (1, 4, 16)) if row not in FIRST]
 
@@ -161,7 +172,9 @@ def test_rates_that_are_stated_are_bounds_whatever_was_learnt() -> None:
     assert len(heard.served) == pytest.approx(4 * 30, abs=4)
     assert min(later - now for (now, _), (later, _) in pairwise(heard.served)) > 0.249
     pace = Pace(RequestPolicy(images_per_second=100))
-    heard = asked(pace, Bucket(50, 50), HINTS["seconds"], sizes=itertools.repeat(10), by_images=True)
+    heard = asked(
+        pace, Bucket(50, 50), HINTS["seconds"], sizes=itertools.repeat(10), by_images=True
+    )
     assert len(heard.served) == pytest.approx(5 * SECONDS, rel=0.15)
     assert min(later - now for (now, _), (later, _) in pairwise(heard.served)) > 0.099
 
@@ -199,7 +212,9 @@ def test_a_service_that_refuses_whatever_the_pace_is_not_asked_ever_more_slowly(
 ) -> None:
     hint, in_flight, latency = row
     seconds = 2_000 * latency / in_flight
-    heard = asked(Pace(RequestPolicy()), Moody(share), HINTS[hint], in_flight, latency, seconds=seconds)
+    heard = asked(
+        Pace(RequestPolicy()), Moody(share), HINTS[hint], in_flight, latency, seconds=seconds
+    )
     assert len(heard.served) > left * 2_000
     later = sum(moment > seconds / 2 for moment, _ in heard.served)
     assert later > 0.4 * len(heard.served), "nor much slower in the second half"

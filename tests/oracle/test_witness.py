@@ -37,8 +37,12 @@ def failing(reason: type[Exception]) -> Any:
 
 
 def session(folder: Path, teacher: Counting, larger: int = 0) -> list[Tensor]:
-    """One process: evaluation, a batch, one that is given up where the teacher fails, and what is left."""
-    oracle = Oracle(taken(teacher, max_batch=4), Ledger(30 + larger, folder / "l"), Journal(folder / "j"))
+    """One process: evaluation, a batch, one that is given up where the teacher fails, and what is
+    left.
+    """
+    oracle = Oracle(
+        taken(teacher, max_batch=4), Ledger(30 + larger, folder / "l"), Journal(folder / "j")
+    )
     answers = [oracle(images(6), "evaluation"), oracle(images(8, 1), "generator")]
     try:
         answers.append(oracle(images(10, 2)))
@@ -49,7 +53,9 @@ def session(folder: Path, teacher: Counting, larger: int = 0) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("larger", [0, 40])
-def test_a_batch_given_up_half_answered_moves_the_state_as_far_as_it_did(larger: int, tmp_path: Path) -> None:
+def test_a_batch_given_up_half_answered_moves_the_state_as_far_as_it_did(
+    larger: int, tmp_path: Path
+) -> None:
     """Of 30 images 8 are answered, 4 of the next 10, 4 four times in vain, and the last 2."""
     first = Counting(dict.fromkeys((4, 5, 6, 7), failing(Unanswered)))
     before = session(tmp_path, first)
@@ -76,7 +82,10 @@ def test_scoring_asks_the_truth_and_is_counted() -> None:
     before = str(teacher.state_dict())
     assert torch.equal(oracle(images(9), "evaluation"), teacher._scores(images(9)))
     assert (oracle.ledger.evaluation_queries, oracle.ledger.spent, teacher.answered) == (9, 0, 0)
-    assert oracle.preview(images(9)).argmax(1).tolist() == teacher._answers(images(9), 0).argmax(1).tolist()  # type: ignore[union-attr]
+    assert (
+        oracle.preview(images(9)).argmax(1).tolist()
+        == teacher._answers(images(9), 0).argmax(1).tolist()
+    )  # type: ignore[union-attr]
     assert str(teacher.state_dict()) == before
     oracle(images(9))
     assert str(teacher.state_dict()) != before

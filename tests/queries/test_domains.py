@@ -28,7 +28,9 @@ def test_every_domain_is_an_option_with_programs_of_ours() -> None:
 
 @pytest.mark.parametrize("recipe", ["frugal", "dfme", "procedural"])
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_a_domain_sets_the_programs_of_any_recipe_and_is_on_record(recipe: str, domain: str) -> None:
+def test_a_domain_sets_the_programs_of_any_recipe_and_is_on_record(
+    recipe: str, domain: str
+) -> None:
     told = document_of(f"--recipe {recipe} --queries.domain {domain}")
     usual = document_of(f"--recipe {recipe}")
     assert told["queries"] == {

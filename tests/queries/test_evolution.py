@@ -41,7 +41,9 @@ def test_a_class_of_one_in_a_hundred_has_half_of_the_parents(kind):
     labels = (torch.arange(4_000) % 100 == 0).long()
     answers = labels if kind == "label" else torch.nn.functional.one_hot(labels, 2).float()
     children = Evolution(paid(labels.float(), answers), LabelMode(kind), 2).draw(4_000, rng())
-    corner = children[:, 0, 0, 0]  # the first parent's, or now and then the second's, which is drawn alike
+    corner = children[
+        :, 0, 0, 0
+    ]  # the first parent's, or now and then the second's, which is drawn alike
     assert corner.mean() == pytest.approx(0.5, abs=0.06)
 
 
@@ -50,14 +52,18 @@ def test_a_sure_answer_counts_by_its_square():
     first = torch.arange(4_000) % 2 == 0
     surer, other = torch.tensor([0.9, 0.1, 0.0, 0.0]), torch.tensor([0.4, 0.6, 0.0, 0.0])
     answers = torch.where(first[:, None], surer, other)
-    children = Evolution(paid(first.float(), answers), LabelMode("probabilities"), 4).draw(8_000, rng())
+    children = Evolution(paid(first.float(), answers), LabelMode("probabilities"), 4).draw(
+        8_000, rng()
+    )
     assert children[:, 0, 0, 0].mean() == pytest.approx(0.81 / 1.17, abs=0.05)
 
 
 def test_children_are_made_of_their_parents_pixels_once_enough_is_paid_for():
     few, enough = (
         Evolution(
-            paid(torch.arange(count) / 9_000, torch.zeros(count, dtype=torch.long)), LabelMode("label"), 3
+            paid(torch.arange(count) / 9_000, torch.zeros(count, dtype=torch.long)),
+            LabelMode("label"),
+            3,
         )
         for count in (READY - 1, READY)
     )
@@ -74,14 +80,17 @@ def test_children_are_made_of_their_parents_pixels_once_enough_is_paid_for():
 def test_as_much_is_bred_as_classes_are_missing(answered, classes, children):
     """So many classes alike are answered: the others' share of all classes is bred.
 
-    On an accelerator as many take the place of the last images. Parents are brighter than what they replace,
-    so that a child is known by any of its pixels.
+    On an accelerator as many take the place of the last images. Parents are brighter than what they
+    replace, so that a child is known by any of its pixels.
     """
     labels, values = torch.arange(4_000) % answered, torch.rand(4_000) + 1
     scores = torch.nn.functional.one_hot(labels, classes).float()
     evolution = Evolution(paid(values, scores), LabelMode("probabilities"), classes)
     assert len(evolution.draw(100, rng())) == children
-    assert len(Evolution(paid(values, labels), LabelMode("label"), classes).draw(100, rng())) == children
+    assert (
+        len(Evolution(paid(values, labels), LabelMode("label"), classes).draw(100, rng()))
+        == children
+    )
     x = torch.rand(120, 1, 8, 8)
     mixed = evolution.replace(x, 100, rng())
     bred = mixed.amin(dim=(1, 2, 3)) >= 1

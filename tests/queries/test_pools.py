@@ -21,7 +21,9 @@ GREY = ImageSpec((1, 2, 2))
 
 def numbered(count: int = 20, bounds: tuple[float, float] = (0.0, 1.0)) -> Pool:
     """Images that are their own number, in 255ths."""
-    images = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+    images = (
+        torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+    )
     return Pool("numbered", images, ImageSpec((1, 2, 2), bounds))
 
 
@@ -90,9 +92,7 @@ def test_pixels_are_taken_to_the_bounds() -> None:
 
 def test_a_pool_too_small_is_named_with_what_would_do() -> None:
     require_enough(numbered(), 20, "--method.pool")
-    said = (
-        r"^--method.pool numbered: has 20 images, .* asks for 30,000, .*lower --budget to 20, or .*procedural"
-    )
+    said = r"^--method.pool numbered: has 20 images, .* asks for 30,000, .*lower --budget to 20, or .*procedural"
     with pytest.raises(UserError, match=said):
         require_enough(numbered(), 30_000, "--method.pool")
 
@@ -117,7 +117,9 @@ def test_sets_are_pools() -> None:
     assert pool.size == len(theirs) == 1438
     assert open_pool("shapes", ImageSpec((3, 16, 12))).draw(100, seeded()).shape == (100, 3, 16, 12)
     drawn = pool.draw(1438, seeded())
-    assert sorted(map(tuple, drawn.flatten(1).tolist())) == sorted(map(tuple, theirs.flatten(1).tolist()))
+    assert sorted(map(tuple, drawn.flatten(1).tolist())) == sorted(
+        map(tuple, theirs.flatten(1).tolist())
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 16), (3, 32, 20), (2, 8, 8)], ids=str)
@@ -125,24 +127,32 @@ def test_a_set_of_another_size_is_resized(shape: tuple[int, int, int]) -> None:
     pool = open_pool("digits", ImageSpec(shape))
     images = pool.draw(1438, seeded())
     assert images.shape == (1438, *shape)
-    assert images.mean() == pytest.approx(float(load_dataset("digits", "train").images.mean()), abs=0.05)
+    assert images.mean() == pytest.approx(
+        float(load_dataset("digits", "train").images.mean()), abs=0.05
+    )
     assert torch.equal(images[:, 0], images[:, -1]), "grey stays grey"
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "class folders"])
 def test_a_folder_may_be_flat_or_have_class_folders(tmp_path: Path, nested: bool) -> None:
     for value in range(6):
-        paint(tmp_path / (f"class{value % 2}" if nested else "") / f"{value}.png", 10 * value, (5, 3))
+        paint(
+            tmp_path / (f"class{value % 2}" if nested else "") / f"{value}.png", 10 * value, (5, 3)
+        )
     pool = open_pool(str(tmp_path), GREY)
     assert sorted(numbers(pool.draw(6, seeded()))) == [0, 10, 20, 30, 40, 50]
     paint(tmp_path / "parts/train/a.png", 10)
     paint(tmp_path / "parts/test/b.png", 20)
-    assert numbers(open_pool(str(tmp_path / "parts"), GREY).draw(1, seeded())) == [10], "one of two parts"
+    assert numbers(open_pool(str(tmp_path / "parts"), GREY).draw(1, seeded())) == [10], (
+        "one of two parts"
+    )
 
 
 def test_an_array_needs_no_labels(tmp_path: Path) -> None:
     file = tmp_path / "images.npz"
-    np.savez(file, train_images=np.arange(4, dtype=np.uint8).reshape(4, 1, 1).repeat(3, 1).repeat(3, 2))
+    np.savez(
+        file, train_images=np.arange(4, dtype=np.uint8).reshape(4, 1, 1).repeat(3, 1).repeat(3, 2)
+    )
     pool = open_pool(str(file), GREY)
     assert sorted(numbers(pool.draw(4, seeded()))) == [0, 1, 2, 3]
 
@@ -150,7 +160,10 @@ def test_an_array_needs_no_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("digit", "expected procedural, digits, .*or an .npz file, got 'digit'.*did you mean digits"),
+        (
+            "digit",
+            "expected procedural, digits, .*or an .npz file, got 'digit'.*did you mean digits",
+        ),
         ("proceduraal", "did you mean procedural"),
         ("here/nowhere", "no such folder or file"),
         ("nowhere.npz", "no such folder or file"),
@@ -173,7 +186,10 @@ def test_shrinking_averages_and_growing_interpolates() -> None:
 
 def test_colour_becomes_grey_by_its_luma() -> None:
     images = torch.rand(7, 3, 5, 4)
-    theirs = [Image.fromarray((image.permute(1, 2, 0) * 255).byte().numpy()).convert("L") for image in images]
+    theirs = [
+        Image.fromarray((image.permute(1, 2, 0) * 255).byte().numpy()).convert("L")
+        for image in images
+    ]
     truth = torch.from_numpy(np.stack([np.asarray(image) for image in theirs])).unsqueeze(1) / 255
     torch.testing.assert_close(fitted(images, (1, 5, 4)), truth, atol=0.01, rtol=0)
     with pytest.raises(UserError, match="images of 3 channels cannot become images of 2"):

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.nets.generators import Generator
-from dfme.queries.programs import PROGRAMS, ProceduralImages, heaps, leaves, pen, strokes, text, textured
+from dfme.queries.programs import (
+    PROGRAMS,
+    ProceduralImages,
+    heaps,
+    leaves,
+    pen,
+    strokes,
+    text,
+    textured,
+)
 from dfme.queries.programs import random_generators as generators
 from dfme.queries.programs.noise import power_law_fields
 from dfme.spec import ImageSpec
@@ -21,7 +30,11 @@ SHAPES = [(3, 12, 12), (1, 8, 8), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
 
 
 def drawn(
-    program: str, shape: tuple[int, int, int], count: int, seed: int = 0, **spec: tuple[float, float]
+    program: str,
+    shape: tuple[int, int, int],
+    count: int,
+    seed: int = 0,
+    **spec: tuple[float, float],
 ) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     return ProceduralImages(ImageSpec(shape, **spec), [program]).draw(count, rng)
@@ -47,7 +60,10 @@ def test_images_are_decided_by_the_generator_they_draw_from_alone(program: str) 
     assert torch.equal(first, again)
     assert not torch.isclose(first, other).all(dim=(1, 2, 3)).any()
     assert torch.equal(before, torch.get_rng_state()), "torch's own state is not touched"
-    source, rng = ProceduralImages(ImageSpec((1, 8, 8)), [program]), torch.Generator().manual_seed(3)
+    source, rng = (
+        ProceduralImages(ImageSpec((1, 8, 8)), [program]),
+        torch.Generator().manual_seed(3),
+    )
     first, state = source.draw(10, rng), rng.get_state()
     second = source.draw(10, rng)
     assert not torch.isclose(first, second).all(dim=(1, 2, 3)).any()
@@ -87,11 +103,17 @@ def test_neighbours_are_alike(program: str, least: float) -> None:
 def test_a_leaf_covers_the_area_of_geometry(
     monkeypatch: pytest.MonkeyPatch, kind: float, area: float
 ) -> None:
-    spec, across, up = ImageSpec((1, 100, 140)), torch.full((1, 1, 1, 1), 0.8), torch.full((1, 1, 1, 1), 0.4)
+    spec, across, up = (
+        ImageSpec((1, 100, 140)),
+        torch.full((1, 1, 1, 1), 0.8),
+        torch.full((1, 1, 1, 1), 0.4),
+    )
     zero = torch.zeros(1, 1, 1, 1)
     monkeypatch.setattr(leaves, "_axes", lambda *_: (across, up))
     monkeypatch.setattr(leaves, "_centres", lambda *_: (zero, zero))
-    draws = iter([torch.full((1, 1, 1, 1), 0.6), torch.full((1, 1, 1, 1), kind)])  # the angle, then the kind
+    draws = iter(
+        [torch.full((1, 1, 1, 1), 0.6), torch.full((1, 1, 1, 1), kind)]
+    )  # the angle, then the kind
     monkeypatch.setattr(leaves, "uniform", lambda *_: next(draws))
     cover = leaves.cover(1, (1, 1), spec, torch.Generator())
     assert cover.shape == (1, 1, 100, 140)
@@ -119,7 +141,8 @@ def test_later_things_hide_earlier_ones() -> None:
 
 
 def test_a_stroke_is_as_wide_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A straight one of length 1 (of the half side, 50 pixels) and half a width of 0.2, with round ends.
+    # A straight one of length 1 (of the half side, 50 pixels) and half a width of 0.2, with round
+    # ends.
     ends = torch.linspace(-0.5, 0.5, strokes.SEGMENTS + 1)
     points = torch.stack([ends, torch.zeros_like(ends)], dim=1).view(-1, 1, 1, 2)
     monkeypatch.setattr(strokes, "curves", lambda *_: points)
@@ -183,7 +206,9 @@ def test_a_line_of_text_is_one_ink_on_its_ground(monkeypatch: pytest.MonkeyPatch
     assert np.mean([share > 0 for share in ink]) > 0.98, "an empty image says nothing"
 
 
-@pytest.mark.parametrize(("shape", "share"), [((1, 24, 96), text.UPSIDE), ((1, 24, 24), 0.0)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "share"), [((1, 24, 96), text.UPSIDE), ((1, 24, 24), 0.0)], ids=str
+)
 def test_lines_of_text_are_upside_down_in_wide_images_alone(
     shape: tuple[int, int, int], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,10 +232,14 @@ def test_curves_join() -> None:
 def test_a_leaf_has_a_texture_of_its_own_about_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(textured, "CONTRASTS", (0.1, 0.1 + 1e-6))
     monkeypatch.setattr(textured, "TINT", 0.0)
-    paints = textured.paints(50, 4, ImageSpec((3, 24, 24)), torch.Generator().manual_seed(0)).flatten(3)
+    paints = textured.paints(
+        50, 4, ImageSpec((3, 24, 24)), torch.Generator().manual_seed(0)
+    ).flatten(3)
     assert paints.std(3).mean() == pytest.approx(0.1, rel=0.1)
     shades = (paints - paints.mean(3, keepdim=True)).numpy()
-    assert np.abs(shades[:, :, 0] - shades[:, :, 1]).max() < 1e-5, "a texture is of light, not of colour"
+    assert np.abs(shades[:, :, 0] - shades[:, :, 1]).max() < 1e-5, (
+        "a texture is of light, not of colour"
+    )
     other = np.corrcoef(shades[:, :, 0].reshape(200, -1))[~np.eye(200, dtype=bool)]
     assert abs(other).mean() < 0.4
 
@@ -225,7 +254,9 @@ def test_gradients_run_between_two_colours() -> None:
 
 def test_a_fresh_generator_is_as_any_other() -> None:
     spec = ImageSpec((3, 12, 12))
-    fresh, again = (generators.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2))
+    fresh, again = (
+        generators.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2)
+    )
     assert fresh.training
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -258,7 +289,9 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     ("names", "share"),
     [(["zeros", "ones"], 0.5), (["zeros", "ones", "zeros", "zeros"], 0.25), (["ones"] * 2, 1.0)],
 )
-def test_mixtures_are_even_and_mixed(monkeypatch: pytest.MonkeyPatch, names: list[str], share: float) -> None:
+def test_mixtures_are_even_and_mixed(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], share: float
+) -> None:
     toys(monkeypatch)
     rng, source = torch.Generator().manual_seed(0), ProceduralImages(ImageSpec((1, 1, 1)), names)
     for count in (1, 5, 1000):

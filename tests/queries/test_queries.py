@@ -26,11 +26,19 @@ class Brightness(nn.Module):
         return torch.stack([-middle_B, middle_B], dim=1) * 20
 
 
-def queries(draw=marked, generator: str = "published", batch: int = 16, **options: object) -> QuerySampler:
+def queries(
+    draw=marked, generator: str = "published", batch: int = 16, **options: object
+) -> QuerySampler:
     torch.manual_seed(0)
     net = None if generator == "none" else Generator(4, SPEC)
     return QuerySampler(
-        QueriesConfig(**options), SPEC, net, draw, [Brightness()], Streams(0, torch.device("cpu")), batch
+        QueriesConfig(**options),
+        SPEC,
+        net,
+        draw,
+        [Brightness()],
+        Streams(0, torch.device("cpu")),
+        batch,
     )
 
 
@@ -79,7 +87,9 @@ def test_balance_takes_both_sides_though_one_is_rare():
     def mostly_dark(count: int, rng: torch.Generator) -> Tensor:
         return grey(count, rng) * 0.55
 
-    bright = (queries(mostly_dark, "none", batch=64, pool=8).images(64).mean(dim=(1, 2, 3)) > 0.5).sum()
+    bright = (
+        queries(mostly_dark, "none", batch=64, pool=8).images(64).mean(dim=(1, 2, 3)) > 0.5
+    ).sum()
     assert 25 <= bright <= 32  # 9 % of 512 candidates are
 
 
@@ -105,7 +115,9 @@ def test_a_transforming_generator_begins_with_its_bases():
     image = net.squash(net(net.draw(32, rng())))
     stream = rng()
     torch.randn(32, 5, generator=stream)
-    assert torch.allclose(image, base(32, stream), atol=2.1e-3)  # a bound itself is out of tanh's reach
+    assert torch.allclose(
+        image, base(32, stream), atol=2.1e-3
+    )  # a bound itself is out of tanh's reach
 
 
 def test_a_transforming_generator_learns_and_sees_its_base():

@@ -34,7 +34,9 @@ def test_entropy_is_that_of_the_mean_probabilities():
 def test_disagreement_is_the_deviation_between_students():
     """Two students at p and q differ by |p - q| / 2 from their mean in either class."""
     scores_ENK = torch.cat([scores_of([0.9, 0.1], [0.3, 0.7]), scores_of([0.5, 0.5], [0.3, 0.7])])
-    assert torch.allclose(usefulness(scores_ENK, "disagreement"), torch.tensor([0.2, 0.0]), atol=1e-6)
+    assert torch.allclose(
+        usefulness(scores_ENK, "disagreement"), torch.tensor([0.2, 0.0]), atol=1e-6
+    )
 
 
 def test_margin_is_between_the_two_likeliest_classes_of_the_vote():
@@ -72,7 +74,9 @@ def test_a_choice_of_auto_is_by_margin_and_among_two_for_scores_of_larger_images
     chosen = QueriesConfig(choose="margin", pool=4, evolve=0.5)
     assert config.fitting(LabelMode("label"), (1, 28, 28)) == chosen
     assert config.fitting(LabelMode("probabilities"), (1, 8, 16)) == chosen
-    assert config.fitting(LabelMode("probabilities"), (1, 8, 17)) == QueriesConfig(choose="margin", pool=2)
+    assert config.fitting(LabelMode("probabilities"), (1, 8, 17)) == QueriesConfig(
+        choose="margin", pool=2
+    )
     said = QueriesConfig(choose="random", pool=4)
     assert said.fitting(LabelMode("probabilities"), (1, 28, 28)) is said
 

@@ -1,4 +1,6 @@
-"""Agreements beside a constant answer: balanced by hand, in a run's last lines and in its report."""
+"""Agreements beside a constant answer: balanced by hand, in a run's last lines and in its
+report.
+"""
 
 import json
 from collections import defaultdict
@@ -37,7 +39,9 @@ def test_balanced_agreement_is_the_mean_over_the_classes_that_the_teacher_answer
     student_N = torch.where(torch.rand(images, generator=rng) < 0.5, teacher_N, drawn_N)
     scores_NK = torch.nn.functional.one_hot(student_N, classes).float()
     found = compare(scores_NK, teacher_N, LABEL)
-    assert found["agreement_balanced"] == pytest.approx(by_hand(teacher_N.tolist(), student_N.tolist()))
+    assert found["agreement_balanced"] == pytest.approx(
+        by_hand(teacher_N.tolist(), student_N.tolist())
+    )
     most = max(teacher_N.tolist().count(number) for number in set(teacher_N.tolist()))
     assert found["constant_agreement"] == pytest.approx(most / images)
 
@@ -107,7 +111,10 @@ ENDED: dict[str, Any] = SUMMARY | {
 
 def rows(summary: dict[str, Any], folder: Path) -> dict[str, str]:
     text = end_table(summary, folder)
-    return {name: value.strip() for name, _, value in (line.partition("  ") for line in text.splitlines())}
+    return {
+        name: value.strip()
+        for name, _, value in (line.partition("  ") for line in text.splitlines())
+    }
 
 
 def test_the_last_lines_have_both_figures_and_the_classes_that_were_reached(tmp_path: Path) -> None:
@@ -115,9 +122,14 @@ def test_the_last_lines_have_both_figures_and_the_classes_that_were_reached(tmp_
     assert said["agreement"] == "65.00% (constant answer 66.00%)"
     balanced_row = "33.10%, the mean over the teacher's classes (constant answer 10.00%)"
     assert said["balanced agreement"] == balanced_row
-    assert said["paid answers"] == "one-sided: 7 of 10 classes reached, the most frequent, class 3 (cat), 62%"
+    assert (
+        said["paid answers"]
+        == "one-sided: 7 of 10 classes reached, the most frequent, class 3 (cat), 62%"
+    )
     before = {
-        name: value for name, value in ENDED.items() if name not in ("agreement_balanced", "paid_answers")
+        name: value
+        for name, value in ENDED.items()
+        if name not in ("agreement_balanced", "paid_answers")
     }
     old = rows(before | {"baselines": {"constant_agreement": 0.66, "chance": 0.1}}, tmp_path)
     assert old["agreement"] == "65.00% (constant answer 66.00%)", "a summary of an earlier release"
@@ -136,19 +148,29 @@ def test_the_report_calls_no_copy_what_is_not_above_a_constant_answer(tmp_path: 
     (title,) = (text for text in page.text if text.startswith("1,000 queries gave"))
     assert title == (
         "1,000 queries gave no copy: what they taught agrees with the teacher on 65.0% of the 360 "
-        "evaluation images, where one answer to everything would on 66.0%; balanced over the teacher's "
+        "evaluation images, where one answer to everything would on 66.0%; balanced over the "
+        "teacher's "
         "classes it agrees on 33.1%, one answer to everything on 10.0%."
     )
     assert page.after("50%") == "not reached"
-    assert page.after("Balanced agreement").startswith("33.10%, the mean over the teacher's classes")
+    assert page.after("Balanced agreement").startswith(
+        "33.10%, the mean over the teacher's classes"
+    )
     better = ENDED | {"agreement": 0.9, "agreement_balanced": 0.8}
     (run / "summary.json").write_text(json.dumps(better))
     assert any("gave a copy that agrees" in text for text in page_of(run).text)
 
 
-def test_an_unfinished_runs_report_has_the_constant_answer_of_its_latest_record(tmp_path: Path) -> None:
+def test_an_unfinished_runs_report_has_the_constant_answer_of_its_latest_record(
+    tmp_path: Path,
+) -> None:
     run = make_run(tmp_path / "run", finished=False)
-    record = {"queries": 300, "agreement": 0.65, "agreement_balanced": 0.331, "constant_agreement": 0.66}
+    record = {
+        "queries": 300,
+        "agreement": 0.65,
+        "agreement_balanced": 0.331,
+        "constant_agreement": 0.66,
+    }
     (run / "metrics.jsonl").write_text(lines(record))
     (title,) = (text for text in page_of(run).text if text.startswith("So far"))
     assert "where one answer to everything would on 66.0%; balanced over" in title

@@ -1,4 +1,6 @@
-"""A run whose gradients are noise is warned: once, in one line, with its figure, the cause and the remedy."""
+"""A run whose gradients are noise is warned: once, in one line, with its figure, the cause and the
+remedy.
+"""
 
 from pathlib import Path
 
@@ -19,7 +21,11 @@ def lines(records: list[dict[str, float]]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "figure"),
-    [("difference_zero_share", "75%"), ("difference_snr", "1.5 times"), ("probe_alignment", "0.20")],
+    [
+        ("difference_zero_share", "75%"),
+        ("difference_snr", "1.5 times"),
+        ("probe_alignment", "0.20"),
+    ],
 )
 def test_each_symptom_gives_one_line_with_its_figure(name: str, figure: str) -> None:
     (line,) = lines([GOOD | {name: BAD[name]}] * 10)
@@ -31,7 +37,9 @@ def test_each_symptom_gives_one_line_with_its_figure(name: str, figure: str) -> 
 def test_good_figures_and_single_bad_ones_warn_of_nothing() -> None:
     assert lines([GOOD] * 20) == []
     assert lines([BAD] * (IN_A_ROW - 1)) == []
-    assert len(lines([BAD, {"student_loss": 1.0}] * IN_A_ROW)) == 1, "other records do not break the row"
+    assert len(lines([BAD, {"student_loss": 1.0}] * IN_A_ROW)) == 1, (
+        "other records do not break the row"
+    )
     assert lines([BAD, BAD, GOOD] * 10) == []
     assert lines([{name: float("nan") for name in SYMPTOMS}] * 10) == []
     assert lines([GOOD | {"difference_snr": float("inf")}] * 10) == []
@@ -41,7 +49,9 @@ def test_good_figures_and_single_bad_ones_warn_of_nothing() -> None:
 def test_a_run_says_it_once_and_is_not_sent_back_to_the_check(
     checked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorder = Recorder(tmp_path, 1_000, {"estimator": {"kind": "auto"}} if checked else {}, WandbConfig())
+    recorder = Recorder(
+        tmp_path, 1_000, {"estimator": {"kind": "auto"}} if checked else {}, WandbConfig()
+    )
     for queries in range(1, 20):
         recorder.step(queries, {"difference_snr": 0.5})
     recorder.evaluation(20, {"difference_snr": 0.5})

@@ -14,7 +14,10 @@ def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
     )
     (run / "summary.json").write_text(json.dumps(SUMMARY | LEADING))
     page = page_of(run)
-    answer = "1,000 queries at a price of 1.36 gave a copy that agrees with the teacher on 97.5% of the 360 "
+    answer = (
+        "1,000 queries at a price of 1.36 gave a copy that agrees with the teacher on "
+        "97.5% of the 360 "
+    )
     answer += "evaluation images, where one answer to everything would on 50.0%."
     order = [
         *("Warning:", answer, "Target", "Adapter", "Authorised by", "Started", "Ended", "Price"),
@@ -73,9 +76,13 @@ def test_of_many_classes_the_most_frequent_are_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answers", [12, {"classes": [7, 8], "teacher": [0, 0], "queries": [0, 3]}], ids=["of a retrain", "few"]
+    "answers",
+    [12, {"classes": [7, 8], "teacher": [0, 0], "queries": [0, 3]}],
+    ids=["of a retrain", "few"],
 )
-def test_a_run_with_less_on_record_is_reported_without_what_it_lacks(tmp_path: Path, answers: object) -> None:
+def test_a_run_with_less_on_record_is_reported_without_what_it_lacks(
+    tmp_path: Path, answers: object
+) -> None:
     run = make_run(tmp_path / "run")
     (run / "summary.json").write_text(json.dumps(SUMMARY | {"answers": answers}))
     page = page_of(run)

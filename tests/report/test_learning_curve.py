@@ -1,4 +1,6 @@
-"""How a learning curve goes on: by curves whose law is known, and by the recorded ones, whose end is."""
+"""How a learning curve goes on: by curves whose law is known, and by the recorded ones, whose end
+is.
+"""
 
 import math
 
@@ -14,7 +16,9 @@ IMAGES = 10**9
 
 
 def curve(level: float, slope: float, *queries: int) -> list[tuple[int, float]]:
-    """Agreements whose logit is ``level`` at 1,000 queries and rises by ``slope`` as they grow e-fold."""
+    """Agreements whose logit is ``level`` at 1,000 queries and rises by ``slope`` as they grow
+    e-fold.
+    """
     return [(each, 1 / (1 + math.exp(-level - slope * math.log(each / 1000)))) for each in queries]
 
 
@@ -34,7 +38,9 @@ def test_the_level_is_that_of_a_straight_line_of_logits_and_is_drawn_on_by_the_r
 
 def test_the_level_follows_the_later_scores_more():
     """A line through (1/4, 0), (1/2, 1), (1, 2) and then 2 more."""
-    points = [(q, 1 / (1 + math.exp(-y))) for q, y in ((250, 0.0), (500, 1.0), (1000, 2.0), (2000, 2.0))]
+    points = [
+        (q, 1 / (1 + math.exp(-y))) for q, y in ((250, 0.0), (500, 1.0), (1000, 2.0), (2000, 2.0))
+    ]
     x, y, w = [-3, -2, -1, 0], [0, 1, 2, 2], [0.125, 0.25, 0.5, 1]  # x in doublings
     mean_x, mean_y = (sum(map(math.prod, zip(w, of, strict=True))) / sum(w) for of in (x, y))
     both = sum(c * (a - mean_x) * (b - mean_y) for a, b, c in zip(x, y, w, strict=True))
@@ -50,28 +56,50 @@ def test_the_interval_is_where_lines_so_many_widths_off_reach_the_goal():
     assert [low, expected, high] == pytest.approx(by_hand, rel=1e-3)
     assert start.agreement(law, low or 0)[2] == pytest.approx(0.85, rel=1e-4)
     assert start.agreement(law, high or 0)[0] == pytest.approx(0.85, rel=1e-4)
-    assert start.queries_to(Law(0.6, 0.0, -2.5, 0.2), 0.85)[2] is None, "a line that falls never gets there"
-    assert start.queries_to(Law(0.6, 0.0, -2.5, 1.0), 0.85)[0] == 1000, "a line that is there at once"
+    assert start.queries_to(Law(0.6, 0.0, -2.5, 0.2), 0.85)[2] is None, (
+        "a line that falls never gets there"
+    )
+    assert start.queries_to(Law(0.6, 0.0, -2.5, 1.0), 0.85)[0] == 1000, (
+        "a line that is there at once"
+    )
 
 
 def test_counting_on_few_images_widens_the_interval():
-    widths = [start_of(curve(1.0, 0.8, 100, 300, 1000), images).width for images in (IMAGES, 400, 100)]
+    widths = [
+        start_of(curve(1.0, 0.8, 100, 300, 1000), images).width for images in (IMAGES, 400, 100)
+    ]
     share = 1 / (1 + math.exp(-1))
-    assert widths[1] - widths[0] == pytest.approx(1 / math.sqrt(400 * share * (1 - share)), abs=1e-3)
+    assert widths[1] - widths[0] == pytest.approx(
+        1 / math.sqrt(400 * share * (1 - share)), abs=1e-3
+    )
     assert widths[2] - widths[0] == pytest.approx(2 * (widths[1] - widths[0]), abs=1e-3)
 
 
 @pytest.mark.parametrize(
     "points",
-    [[], [(10, 0.5), (20, 0.6)], [(10, 0.5)] * 1 + [(20, 0.5), (40, 0.5)], curve(1, -0.3, 10, 20, 90)],
+    [
+        [],
+        [(10, 0.5), (20, 0.6)],
+        [(10, 0.5)] * 1 + [(20, 0.5), (40, 0.5)],
+        curve(1, -0.3, 10, 20, 90),
+    ],
 )
 def test_without_a_rise_nothing_is_drawn_on(points: list[tuple[int, float]]):
     assert start_of(points, 100) is None
 
 
 def test_a_score_counts_once_for_each_time_that_the_student_learnt():
-    told = [(50, 0.1, 0), (100, 0.1, None), (100, 0.4, 30), (150, 0.41, 30), (200, None, 60), (200, 0.6, 60)]
-    records = [dict(zip(("queries", "agreement", "student_steps"), each, strict=True)) for each in told]
+    told = [
+        (50, 0.1, 0),
+        (100, 0.1, None),
+        (100, 0.4, 30),
+        (150, 0.41, 30),
+        (200, None, 60),
+        (200, 0.6, 60),
+    ]
+    records = [
+        dict(zip(("queries", "agreement", "student_steps"), each, strict=True)) for each in told
+    ]
     assert scores_after_training(records) == [(100, 0.4), (200, 0.6)]
 
 
@@ -80,7 +108,9 @@ def test_the_pace_of_queries_and_of_rounds_is_told_apart():
     at = [(50, 0), (100, 0), (100, 30), (150, 30), (200, 60)]
     records = [{"queries": q, "student_steps": s, "seconds": 0.002 * q + 0.01 * s} for q, s in at]
     assert pace(records) == pytest.approx((0.002, 0.01))
-    following = [{"queries": q, "student_steps": q / 10, "seconds": 0.003 * q} for q in (50, 100, 200)]
+    following = [
+        {"queries": q, "student_steps": q / 10, "seconds": 0.003 * q} for q in (50, 100, 200)
+    ]
     assert pace(following) == (pytest.approx(0.003), 0.0)
 
 

@@ -1,4 +1,6 @@
-"""Names that somebody else gave: no report lets them steer a terminal, a browser or a Markdown page."""
+"""Names that somebody else gave: no report lets them steer a terminal, a browser or a Markdown
+page.
+"""
 
 import json
 import shlex
@@ -21,7 +23,8 @@ from dfme.run.job import shown_command
 SAMPLE = Path(__file__).parents[1] / "audits" / "audit" / "audit_sample.json"
 STEERING = "\x1b\x07\x9b\u202e\u2066\u200b\u2028\ufeff"
 HOSTILE = (
-    f"a{STEERING}[2J<img src=x onerror=go()>[go](http://evil.example)![i](x) `ls` **b** | c &lt; _d_\n# e"
+    f"a{STEERING}[2J<img src=x onerror=go()>[go](http://evil.example)![i](x) `ls` **b** "
+    "| c &lt; _d_\n# e"
 )
 
 
@@ -30,7 +33,8 @@ def steers(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["digits.safetensors", "reverse_sigmoid:beta=0.7", "my_module:My_Class", "été [0.1, 0.2]"]
+    "name",
+    ["digits.safetensors", "reverse_sigmoid:beta=0.7", "my_module:My_Class", "été [0.1, 0.2]"],
 )
 def test_usual_names_stay_as_they_are(name: str) -> None:
     assert plain(name) == harmless(name) == name
@@ -113,7 +117,9 @@ def test_a_runs_report_shows_names_as_text(tmp_path: Path) -> None:
     assert steers((run / "report.html").read_text()) == set()
 
 
-@pytest.mark.parametrize("word", [HOSTILE, "it's", "a b", "", "\\x1b", "'\x1b'", "--flag=\u202eevil", "a\nb"])
+@pytest.mark.parametrize(
+    "word", [HOSTILE, "it's", "a b", "", "\\x1b", "'\x1b'", "--flag=\u202eevil", "a\nb"]
+)
 def test_a_shown_command_is_taken_by_a_shell_and_steers_nothing(word: str) -> None:
     shown = shown_command(["-c", "import sys; print(ascii(sys.argv[1]))", word])
     assert shown.isprintable()

@@ -16,9 +16,24 @@ from dfme.report.notes import Notes
 def test_a_line_is_said_once_and_then_counted_before_the_next_one_and_at_the_end() -> None:
     said = list[str]()
     with Notes(said.append) as note:
-        for line in ["429", "429", "429", "a warning", "429", "503", "a warning", "a warning", "429"]:
+        for line in [
+            "429",
+            "429",
+            "429",
+            "a warning",
+            "429",
+            "503",
+            "a warning",
+            "a warning",
+            "429",
+        ]:
             note(line)
-    assert said[:4] == ["429", "the same 2 more times: 429", "a warning", "the same 1 more time: 429"]
+    assert said[:4] == [
+        "429",
+        "the same 2 more times: 429",
+        "a warning",
+        "the same 1 more time: 429",
+    ]
     assert said[4:] == ["503", "the same 1 more time: 429", "the same 2 more times: a warning"]
 
 

@@ -35,9 +35,15 @@ def with_metrics(run: Path, records: list[dict[str, float]]) -> Path:
 
 
 def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
-    """0.6.0 put them into the panels, where a run that fails (curve.png) or ends well (losses.png) has its
-    curves."""
-    names = ("student_loss", "replay_loss", "generator_loss", "generator_grad_norm", "student_grad_norm")
+    """0.6.0 put them into the panels, where a run that fails (curve.png) or ends well (losses.png)
+    has its curves."""
+    names = (
+        "student_loss",
+        "replay_loss",
+        "generator_loss",
+        "generator_grad_norm",
+        "student_grad_norm",
+    )
     scores = {"agreement": 0.1, "accuracy": 0.1, "upstream_grad_norm": 0.05}
     records = [{"queries": q, **scores, **dict.fromkeys(names, q / 100)} for q in (100, 900)]
     run = read_run(with_metrics(make_run(tmp_path / "run"), records))
@@ -48,30 +54,43 @@ def test_no_legend_lies_on_a_curve(tmp_path: Path, drawn: list[Figure]) -> None:
     assert scales == ["linear", "linear", "log"], "norms of several sizes, and no others"
     for figure in drawn:
         figure.draw_without_rendering()
-        legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()))]
+        legends = [
+            *figure.legends,
+            *(legend for axes in figure.axes if (legend := axes.get_legend())),
+        ]
         assert len(legends) == (1 if figure is drawn[0] else 3)
         for legend in legends:
             box = legend.get_window_extent()
             assert not any(box.overlaps(axes.bbox) for axes in figure.axes)
-            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, "all of it is on the picture"
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, (
+                "all of it is on the picture"
+            )
 
 
-def test_every_row_has_a_look_of_its_own_below_the_teachers_name(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_every_row_has_a_look_of_its_own_below_the_teachers_name(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     curve = [(100, 0.5), (400, 0.92)]
     figures: Any = SimpleNamespace(curve=curve, teacher_accuracy=0.99, beside=Beside(0.6, 0.1, 400))
     job: Any = None  # a picture asks nothing of it
     cells = [Cell(f"row{n}", "label", 400, 0, job) for n in range(12)]
     outcomes = [Outcome(cell, "finished", figures=figures) for cell in cells]
-    picture.draw(ComparisonResult("x", {"teacher": "shop.onnx"}, tuple(outcomes)), tmp_path / "x.png")
+    picture.draw(
+        ComparisonResult("x", {"teacher": "shop.onnx"}, tuple(outcomes)), tmp_path / "x.png"
+    )
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.lines}
     assert len({str(lines[f"row{place}"].get_color()) for place in range(10)}) == 10
-    looks = {(str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()}
+    looks = {
+        (str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()
+    }
     assert len(looks) == 14
     assert set(lines["a constant answer"].get_ydata()) == {0.6}, "it has over half"
     assert drawn[0].get_suptitle() == "teacher: shop.onnx"
     drawn[0].draw_without_rendering()
-    assert not drawn[0].legends[0].get_window_extent().overlaps(axes.bbox), "the legend covers no curve"
+    assert not drawn[0].legends[0].get_window_extent().overlaps(axes.bbox), (
+        "the legend covers no curve"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +108,9 @@ def test_the_axis_of_queries_is_logarithmic_where_the_start_is_what_matters(
 ) -> None:
     assert early(series) == expected
     if series:
-        records = [{"queries": at, "agreement": value, "student_loss": value} for at, value in series]
+        records = [
+            {"queries": at, "agreement": value, "student_loss": value} for at, value in series
+        ]
         run = read_run(with_metrics(make_run(tmp_path / "run"), records))
         curves.draw_curve(run, tmp_path / "a.png")
         curves.draw_losses(run, tmp_path / "b.png")
@@ -100,7 +121,11 @@ def test_the_axis_of_queries_is_logarithmic_where_the_start_is_what_matters(
 
 
 def test_a_class_is_called_by_its_name_shortened_between_words() -> None:
-    names = {"aquarium_fish": "aquarium fish", "German short-haired pointer": "German …", "a\nb\x1b": "a b"}
+    names = {
+        "aquarium_fish": "aquarium fish",
+        "German short-haired pointer": "German …",
+        "a\nb\x1b": "a b",
+    }
     for name, shown in (names | {"pneumonoultramicroscopic": "pneumonoultra…"}).items():
         assert called(1, ["other", name]) == shown
     assert called(2, ["other", "dog"]) == "2"
@@ -108,7 +133,9 @@ def test_a_class_is_called_by_its_name_shortened_between_words() -> None:
     assert top_answers(np.array([1]), 1, ["cat", "dog"]) == ["dog"]
 
 
-def test_sheets_name_the_classes_and_take_no_name_for_a_formula(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_sheets_name_the_classes_and_take_no_name_for_a_formula(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     run = make_run(tmp_path / "run")
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     classes = int(np.load(next(iter(sorted((run / "samples").iterdir()))))["answers"].shape[-1])

@@ -1,4 +1,6 @@
-"""The report, against runs written by hand: its facts by arithmetic, its pictures by their pixels."""
+"""The report, against runs written by hand: its facts by arithmetic, its pictures by their
+pixels.
+"""
 
 import html
 import json
@@ -27,11 +29,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_finished_run_gets_its_answer_facts_and_prices(finished: Path) -> None:
     page = read_page(finished / "report.html")
-    answer = "1,000 queries gave a copy that agrees with the teacher on 97.5% of the 360 evaluation images."
+    answer = (
+        "1,000 queries gave a copy that agrees with the teacher on 97.5% of the 360 "
+        "evaluation images."
+    )
     assert answer in page.text
     assert page.after("Spent") == "1,000 queries in 4 requests"
     assert page.after("Agreement") == "97.50% (95% interval 95.3% to 98.7%)"
-    assert [page.after(level) for level in ("50%", "80%", "90%", "95%")] == ["200", "600", "1,000", "1,000"]
+    assert [page.after(level) for level in ("50%", "80%", "90%", "95%")] == [
+        "200",
+        "600",
+        "1,000",
+        "1,000",
+    ]
     assert page.after("generator") == "300"
     chosen = "finite_difference, central, 2 x dct, step 4 in space lattice, objective kl"
     assert page.after("Estimator") == chosen
@@ -96,7 +106,9 @@ def test_a_run_that_has_only_begun_has_no_pictures_and_loses_stale_ones(tmp_path
         write_report(tmp_path)
 
 
-def test_lost_and_refused_queries_and_contradictions_are_told_and_markup_stays_text(tmp_path: Path) -> None:
+def test_lost_and_refused_queries_and_contradictions_are_told_and_markup_stays_text(
+    tmp_path: Path,
+) -> None:
     run = make_run(tmp_path / "run")
     evil = "<script>alert(1)</script>"
     (run / "config.yaml").write_text(f'method:\n  name: "{evil}"\nevaluation:\n  dataset: digits\n')
@@ -111,18 +123,26 @@ def test_lost_and_refused_queries_and_contradictions_are_told_and_markup_stays_t
         charge(5, "student", 700, 1_000),
     )
     for spent in (1_000, 900):
-        (run / "summary.json").write_text(json.dumps(SUMMARY | {"lost": 256, "refused": 44, "spent": spent}))
+        (run / "summary.json").write_text(
+            json.dumps(SUMMARY | {"lost": 256, "refused": 44, "spent": spent})
+        )
         text = " ".join(page_of(run).text)
         assert "256 more images were sent whose answers an interruption lost" in text
         assert "44 images were refused" in text
-        assert (f"says {spent}, the lines of ledger.jsonl add up to 1,000" in text) == (spent == 900)
+        assert (f"says {spent}, the lines of ledger.jsonl add up to 1,000" in text) == (
+            spent == 900
+        )
     source = (run / "report.html").read_text()
     assert evil not in source
     assert html.escape(evil) in source
 
 
 def test_wilson_intervals_agree_with_published_values() -> None:
-    published = {(0.5, 100): (0.40383, 0.59617), (0.9, 50): (0.7864, 0.95652), (1.0, 10): (0.72247, 1)}
+    published = {
+        (0.5, 100): (0.40383, 0.59617),
+        (0.9, 50): (0.7864, 0.95652),
+        (1.0, 10): (0.72247, 1),
+    }
     for (share, images), ends in published.items():
         assert wilson_interval(share, images) == pytest.approx(ends, abs=2e-5)
 

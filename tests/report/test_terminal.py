@@ -51,9 +51,13 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 @pytest.mark.parametrize(
-    ("screen", "shown"), [(40, 0), (60, 2), (79, 3), (80, 3), (100, 4), (200, 7)], indirect=["screen"]
+    ("screen", "shown"),
+    [(40, 0), (60, 2), (79, 3), (80, 3), (100, 4), (200, 7)],
+    indirect=["screen"],
 )
-def test_a_bar_fits_and_leaves_out_what_does_not_whole_and_in_order(screen: Screen, shown: int) -> None:
+def test_a_bar_fits_and_leaves_out_what_does_not_whole_and_in_order(
+    screen: Screen, shown: int
+) -> None:
     console = Console(300_000, screen, clock=iter(range(100)).__next__)
     console.follow(lambda: Standing(135_040, 0.45, 120.0, ""))
     console.evaluation(135_040, METRICS)
@@ -66,9 +70,12 @@ def test_a_bar_fits_and_leaves_out_what_does_not_whole_and_in_order(screen: Scre
 
 
 @pytest.mark.parametrize("screen", [60], indirect=True)
-def test_messages_stand_above_the_line_broken_between_words_and_commands_stay_whole(screen: Screen) -> None:
+def test_messages_stand_above_the_line_broken_between_words_and_commands_stay_whole(
+    screen: Screen,
+) -> None:
     long = (
-        "warning: the differences are mostly hidden by the answers' rounding; choose another space, or auto"
+        "warning: the differences are mostly hidden by the answers' rounding; choose "
+        "another space, or auto"
     )
     command = "  python run.py --resume --out " + "x" * 100
     console = Console(1_000, screen)
@@ -114,7 +121,10 @@ def test_a_plain_line_comes_while_nothing_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_end_table_has_hanging_lines_and_keeps_its_figures(tmp_path: Path) -> None:
-    summary = SUMMARY | {"spent_by_purpose": {"generator": 85_504, "student": 214_496}, "spent": 300_000}
+    summary = SUMMARY | {
+        "spent_by_purpose": {"generator": 85_504, "student": 214_496},
+        "spent": 300_000,
+    }
     narrow, wide = end_table(summary, tmp_path, 60), end_table(summary, tmp_path)
     assert max(map(len, wide.splitlines())) > 80 > 60 >= max(map(len, narrow.splitlines()))
     assert narrow.split() == wide.split()
@@ -123,7 +133,9 @@ def test_the_end_table_has_hanging_lines_and_keeps_its_figures(tmp_path: Path) -
     assert hanging[0][18] != " "
 
 
-def test_the_first_line_says_who_is_asked_how_and_at_what_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_says_who_is_asked_how_and_at_what_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sys.stderr", io.StringIO())
     words = "--budget 12k --teacher.price-per-1000 2.5 --device cpu --method.name static"
     text = header(document(parse_extract(words.split())))
@@ -144,7 +156,10 @@ def test_a_teacher_has_a_name() -> None:
         ({"kind": "torch", "checkpoint": "teachers/checkpoints/a.pt"}, "a.pt (embedded a)"),
         (service, "127.0.0.1:8080, model digits"),
         ({"kind": "json", "url": None, "adapter": "a/shop.yaml"}, "shop.yaml"),
-        ({"kind": "my_module:MyTeacher", "checkpoint": "x.pt", "url": "http://a"}, "my_module:MyTeacher"),
+        (
+            {"kind": "my_module:MyTeacher", "checkpoint": "x.pt", "url": "http://a"},
+            "my_module:MyTeacher",
+        ),
         ({"kind": "torch", "checkpoint": "a\x1b[2Jb.pt"}, "a?[2Jb.pt"),
     ]
     assert [teacher_name(teacher) for teacher, _ in named] == [name for _, name in named]
@@ -153,7 +168,8 @@ def test_a_teacher_has_a_name() -> None:
 @pytest.mark.integration
 def test_the_first_line_comes_before_anything_heavy_is_loaded() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; sys.stderr.isatty = lambda: True\nfrom dfme.cli.main "
+        "import sys; sys.modules['torch'] = None; sys.stderr.isatty = lambda: True\nfrom "
+        "dfme.cli.main "
         "import main\ntry: main(['--budget', '1k'])\nexcept ImportError: print('torch')"
     )
     done = subprocess.run(

@@ -36,7 +36,9 @@ def begun(budget: int, spent: int = 0) -> tuple[Console, io.StringIO, Clock]:
     return console, stream, clock
 
 
-def recorder(run_dir: Path, resume_at: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> Recorder:
+def recorder(
+    run_dir: Path, resume_at: int = 0, bounds: tuple[float, float] = (0.0, 1.0)
+) -> Recorder:
     return Recorder(
         run_dir, 1_000, {"seed": 0}, WandbConfig(), bounds=bounds, resume_at=resume_at, quiet=True
     )
@@ -48,7 +50,9 @@ def test_every_line_is_on_disk_at_once_and_is_strict_json(tmp_path: Path) -> Non
     with pytest.raises(KeyError, match="did you mean student_loss"):
         file.write(300, {"student_los": 0.5})
     lines = (tmp_path / "m.jsonl").read_text().splitlines()  # the file is still open
-    assert [json.loads(line) for line in lines] == [{"queries": 256, "student_loss": 0.5, "kl": None}]
+    assert [json.loads(line) for line in lines] == [
+        {"queries": 256, "student_loss": 0.5, "kl": None}
+    ]
 
 
 def test_of_a_long_file_a_sample_every_score_and_the_last_of_each_are_read(tmp_path: Path) -> None:
@@ -123,7 +127,10 @@ def test_a_slow_teacher_gives_a_line_now_and_then_and_a_resumed_run_is_timed_fro
 def test_the_end_table_names_the_results_and_the_files_there_are(tmp_path: Path) -> None:
     (tmp_path / "student.safetensors").touch()
     rows = dict(line.split("  ", 1) for line in end_table(SUMMARY, tmp_path).splitlines())
-    assert rows["spent"].strip() == "1,000 (generator 300, student 700; 360 more for evaluation, not charged)"
+    assert (
+        rows["spent"].strip()
+        == "1,000 (generator 300, student 700; 360 more for evaluation, not charged)"
+    )
     assert rows["agreement"].strip() == "97.50%"
     assert rows["student"].strip() == str(tmp_path / "student.safetensors")
     assert "report" not in rows
@@ -143,12 +150,18 @@ def test_a_recorder_fans_out_and_a_resumed_one_repeats_nothing(tmp_path: Path) -
         first.samples(400, np.zeros((2, 1, 4, 4)), None)
     with recorder(tmp_path, resume_at=200) as second:
         second.evaluation(400, {"agreement": 0.7})
-    assert [record["queries"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [100, 200, 400]
+    assert [record["queries"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [
+        100,
+        200,
+        400,
+    ]
     assert [path.name for path in (tmp_path / "samples").iterdir()] == ["queries-000000200.npz"]
 
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)])
-def test_samples_are_kept_as_pixels_with_their_answers(tmp_path: Path, bounds: tuple[float, float]) -> None:
+def test_samples_are_kept_as_pixels_with_their_answers(
+    tmp_path: Path, bounds: tuple[float, float]
+) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 6, 4), dtype=np.uint8)
     answers = np.random.default_rng(1).random((5, 10)).astype(np.float32)
     images = bounds[0] + pixels.astype(np.float32) / 255 * (bounds[1] - bounds[0])
@@ -159,7 +172,9 @@ def test_samples_are_kept_as_pixels_with_their_answers(tmp_path: Path, bounds: t
         np.testing.assert_array_equal(found["answers"], answers)
 
 
-def test_wandb_that_cannot_be_imported_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_that_cannot_be_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     said: list[str] = []
     run = WandbRun(WandbConfig(mode="offline"), tmp_path, {}, said.append)
@@ -177,4 +192,9 @@ def test_quiet_writes_nothing_anywhere_and_durations_are_as_people_write_them() 
     console.note("hello")
     console.table(SUMMARY, Path("x"))
     assert stream.getvalue() == results.getvalue() == ""
-    assert [duration(seconds) for seconds in (0, 59.4, 60, 3_725)] == ["0 s", "59 s", "1:00", "1:02:05"]
+    assert [duration(seconds) for seconds in (0, 59.4, 60, 3_725)] == [
+        "0 s",
+        "59 s",
+        "1:00",
+        "1:02:05",
+    ]

@@ -15,10 +15,17 @@ from dfme.report.training import Training
 from dfme.report.verdict import Classified, baselines, best_order, histogram, relabelled, warnings
 
 
-def seen(teacher: Any, labels: Any = None, student: Any = None, classes: int = 10, **more: Any) -> Classified:
-    read = [None if each is None else np.asarray(each, dtype=np.int64) for each in (teacher, labels, student)]
+def seen(
+    teacher: Any, labels: Any = None, student: Any = None, classes: int = 10, **more: Any
+) -> Classified:
+    read = [
+        None if each is None else np.asarray(each, dtype=np.int64)
+        for each in (teacher, labels, student)
+    ]
     assert read[0] is not None
-    return Classified(classes, read[0], read[1], read[2], where=f"{len(read[0]):,} evaluation images", **more)
+    return Classified(
+        classes, read[0], read[1], read[2], where=f"{len(read[0]):,} evaluation images", **more
+    )
 
 
 def truth(images: int, classes: int = 10, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -54,7 +61,9 @@ def test_answers_are_counted_by_class_and_named() -> None:
         **{"teacher": [2, 0, 1], "student": [1, 1, 1], "queries": [5, 0, 7]},
     }
     many = histogram(seen([], classes=5_000, queries=np.arange(5_000)))
-    assert many["classes"] == many["queries"] == [*range(4_000, 5_000)], "the most frequent, in their order"
+    assert many["classes"] == many["queries"] == [*range(4_000, 5_000)], (
+        "the most frequent, in their order"
+    )
 
 
 def test_a_teacher_that_leans_to_one_class_is_asked_wrongly() -> None:
@@ -75,7 +84,10 @@ def test_no_order_is_better_and_of_equals_none_keeps_more_names(classes: int) ->
         labels, teacher = (
             each.repeat(table_KK.ravel()) for each in np.indices(table_KK.shape).reshape(2, -1)
         )
-        found, gained = best_order(labels, teacher, classes), table_KK[range(classes), orders].sum(1)
+        found, gained = (
+            best_order(labels, teacher, classes),
+            table_KK[range(classes), orders].sum(1),
+        )
         assert table_KK[range(classes), found].sum() == gained.max()
         kept = (orders[gained == gained.max()] == range(classes)).sum(1)
         assert (found == range(classes)).sum() == kept.max()
@@ -102,12 +114,17 @@ def test_an_order_of_a_thousand_classes_is_found_at_once() -> None:
 @pytest.mark.parametrize(
     ("classes", "images", "right"), [(2, 60, 0.9), (3, 90, 0.8), (10, 359, 0.7), (100, 2_000, 0.8)]
 )
-def test_another_order_is_told_with_the_accuracy_it_gives(classes: int, images: int, right: float) -> None:
+def test_another_order_is_told_with_the_accuracy_it_gives(
+    classes: int, images: int, right: float
+) -> None:
     labels, order = truth(images, classes), np.roll(np.arange(classes), 1)
     teacher = blurred(order[labels], right, classes)
     names = tuple(f"kind {number}" for number in range(classes))
     (told,) = warnings(seen(teacher, labels, classes=classes, names=names, label_names=names))
-    assert f"on {(order[labels] == teacher).mean():.1%} with the labels' classes in another order" in told
+    assert (
+        f"on {(order[labels] == teacher).mean():.1%} with the labels' classes in another order"
+        in told
+    )
     if classes > verdict.MAX_NAMED:
         assert "--evaluation.classes and a file" in told
         return
@@ -119,14 +136,20 @@ def test_another_order_is_told_with_the_accuracy_it_gives(classes: int, images: 
 
 def test_a_teacher_of_one_answer_says_nothing() -> None:
     labels, threes = truth(359), np.full(359, 3)
-    (told,) = warnings(seen(threes, labels, student=threes, queries=np.eye(10, dtype=int)[3] * 10_000))
+    (told,) = warnings(
+        seen(threes, labels, student=threes, queries=np.eye(10, dtype=int)[3] * 10_000)
+    )
     assert told.startswith("the teacher answers class 3 to all 359 evaluation images")
     assert len(warnings(seen([1, 1, 1]))) == 1  # nor without labels
     for each in (seen([]), seen([4]), seen([0, 1, 0], labels=[0, 0, 0])):
-        assert warnings(each) == [], "of no image, of one, of labels of one class nothing can be told"
+        assert warnings(each) == [], (
+            "of no image, of one, of labels of one class nothing can be told"
+        )
 
 
-@pytest.mark.parametrize(("images", "right"), [(100, 0.0), (359, 0.016), (10_000, 0.0), (10_000, 0.07)])
+@pytest.mark.parametrize(
+    ("images", "right"), [(100, 0.0), (359, 0.016), (10_000, 0.0), (10_000, 0.07)]
+)
 def test_a_teacher_near_luck_is_told_on_any_number_of_images(images: int, right: float) -> None:
     labels = truth(images)
     (told,) = warnings(seen(blurred(labels, right), labels))
@@ -143,10 +166,13 @@ def test_who_knows_the_images_is_not_warned_of(classes: int, images: int, right:
     known = blurred(labels, right, classes)
     assert warnings(seen(known, labels, classes=classes)) == []
     assert warnings(seen(labels, student=known, classes=classes)) == []
-    for seed in range(5):  # of one that guesses no order is told: among so many one always fits a few images
+    for seed in range(
+        5
+    ):  # of one that guesses no order is told: among so many one always fits a few images
         told = warnings(seen(blurred(labels, 0.0, classes, seed + 50), labels, classes=classes))
         assert not any("another order;" in line for line in told)
-        # and a good teacher whose accuracy lies within the interval of a constant one's is not called broken
+        # and a good teacher whose accuracy lies within the interval of a constant one's is not
+        # called broken
         rng = np.random.default_rng(seed)
         rare = (rng.random(200) < 0.1).astype(np.int64)
         teacher = np.where(rng.random(200) < 0.93, rare, 1 - rare)
@@ -154,10 +180,13 @@ def test_who_knows_the_images_is_not_warned_of(classes: int, images: int, right:
 
 
 @pytest.mark.parametrize(
-    ("others", "total", "warned"), [(0, 1_000, True), (20, 1_000, True), (100, 1_000, False), (0, 20, False)]
+    ("others", "total", "warned"),
+    [(0, 1_000, True), (20, 1_000, True), (100, 1_000, False), (0, 20, False)],
 )
 def test_paid_answers_of_one_class_are_told(others: int, total: int, warned: bool) -> None:
-    """Twenty alike may be luck where one class is frequent, and one in ten of another is no failure."""
+    """Twenty alike may be luck where one class is frequent, and one in ten of another is no
+    failure.
+    """
     queries = np.array([others, total - others])
     told = warnings(seen([0, 1], classes=2, queries=queries, names=("cat", "dog")))
     assert bool(told) == warned
@@ -173,11 +202,29 @@ SPREAD, ONE_SIDED = [100] * 10, [910, *[10] * 9]
 @pytest.mark.parametrize(
     ("queries", "method", "training", "cause", "remedy"),
     [
-        (ONE_SIDED, "dfme", {"losses": FALLS}, "one-sided answers: class 0 to 91% of", "procedural; else"),
+        (
+            ONE_SIDED,
+            "dfme",
+            {"losses": FALLS},
+            "one-sided answers: class 0 to 91% of",
+            "procedural; else",
+        ),
         (SPREAD, "dfme", {"losses": FALLS}, "images unlike the teacher's own", "knockoff with a"),
         (SPREAD, "knockoff", {}, "images unlike", "another --method.pool"),
-        (SPREAD, "procedural", {"programs": ("leaves", "noise")}, "images unlike", "other than leaves,noise"),
-        (ONE_SIDED, "dfme", {"losses": FLAT}, "did not fall (2 at first, 1.95 at last)", "a smaller --stud"),
+        (
+            SPREAD,
+            "procedural",
+            {"programs": ("leaves", "noise")},
+            "images unlike",
+            "other than leaves,noise",
+        ),
+        (
+            ONE_SIDED,
+            "dfme",
+            {"losses": FLAT},
+            "did not fall (2 at first, 1.95 at last)",
+            "a smaller --stud",
+        ),
         (SPREAD, "dfme", {"losses": FLAT[:7]}, "images unlike", "or another --student.lr"),
         (None, "", {}, "its training, or images unlike its own", "or another --student.lr"),
     ],
@@ -198,7 +245,9 @@ def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None
     teacher = np.repeat([0, 1], [270, 90])
     student = np.where(np.arange(360) % 4 < 3, teacher, 1 - teacher)
     (told,) = warnings(seen(teacher, student=student, classes=2))
-    assert "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always" in told
+    assert (
+        "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always" in told
+    )
     few = seen(np.repeat([0, 1], [20, 10]), student=np.repeat([0, 1, 0], [20, 3, 7]), classes=2)
     assert warnings(few)[0].endswith("likely cause: too few images to tell")
 
@@ -212,7 +261,11 @@ def halves(images: int = 200) -> np.ndarray[Any, Any]:
     [
         ((0.5, 0.5), (400, 0), True),
         ((0.5, 0.5), (340, 60), True),
-        ((0.5, 0.5), (280, 120), False),  # 70 % where the teacher gives it half: below three quarters
+        (
+            (0.5, 0.5),
+            (280, 120),
+            False,
+        ),  # 70 % where the teacher gives it half: below three quarters
         ((0.3, 0.7), (20, 380), True),  # 95 % of a class with 70 %: above 85
         ((0.3, 0.7), (80, 320), False),
         ((0.3, 0.7), (320, 80), True),  # of the other class 60 would be much
@@ -227,7 +280,9 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
     shares: tuple[float, ...], queries: tuple[int, ...], one_sided: bool
 ) -> None:
     teacher = np.repeat(np.arange(len(shares)), [round(1_000 * share) for share in shares])
-    of = seen(teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries))
+    of = seen(
+        teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries)
+    )
     paid = verdict.paid_answers(of)
     assert paid is not None
     assert paid["one_sided"] == one_sided
@@ -298,7 +353,12 @@ def test_a_student_that_learnt_is_not_called_still_by_its_last_record_alone() ->
 
 def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
     student = np.where(np.arange(359) < 3, truth(359), 1)
-    of = seen(truth(359), student=student, queries=np.array(SPREAD), training=Training.of_records(FLAT_LOSS))
+    of = seen(
+        truth(359),
+        student=student,
+        queries=np.array(SPREAD),
+        training=Training.of_records(FLAT_LOSS),
+    )
     assert "did not fall (4 at first, 4 at last)" in warnings(of)[0]
     late = Training.of_records(FLAT_LOSS[8:])  # when it may have fallen already
     of = replace(of, training=late)
@@ -309,7 +369,9 @@ def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
     assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
     of_one = replace(of, queries=np.array(ONE_SIDED))
     worse = replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500)))
-    assert "its training: on 500 images" in warnings(worse)[0], "it did not even learn the one answer"
+    assert "its training: on 500 images" in warnings(worse)[0], (
+        "it did not even learn the one answer"
+    )
     constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
     assert "one-sided answers" in warnings(constant)[0]
     learnt = replace(of, training=replace(in_rounds, fit=(0.9, 0.1, 500)))

@@ -27,10 +27,11 @@ BLOCK, HEADER = 32_768, 7
 
 
 def read(path: Path) -> Iterator[Any]:
-    """The records of a .wandb file: a LevelDB log of protocol buffers, after a header of seven bytes.
+    """The records of a .wandb file: a LevelDB log of protocol buffers, after a header of seven
+    bytes.
 
-    Each chunk: CRC (4 bytes), length (2), type (1: whole, 2: first, 3: middle, 4: last), payload. Chunks do
-    not cross blocks of 32 KiB.
+    Each chunk: CRC (4 bytes), length (2), type (1: whole, 2: first, 3: middle, 4: last), payload.
+    Chunks do not cross blocks of 32 KiB.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -49,7 +50,9 @@ def read(path: Path) -> Iterator[Any]:
 
 
 def records(path: Path) -> list[Any]:
-    """All records of a finished run; the client's other process may still be writing the last of them."""
+    """All records of a finished run; the client's other process may still be writing the last of
+    them.
+    """
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         found = list(read(path)) if path.stat().st_size > HEADER else []
@@ -65,7 +68,10 @@ def history(run_dir: Path) -> list[dict[str, Any]]:
     for path in sorted(run_dir.glob("wandb/offline-run-*/*.wandb")):
         for record in records(path):
             if record.WhichOneof("record_type") == "history":
-                row = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
+                row = {
+                    ".".join(i.nested_key) or i.key: json.loads(i.value_json)
+                    for i in record.history.item
+                }
                 rows.append({key: value for key, value in row.items() if not key.startswith("_")})
     return rows
 
@@ -105,26 +111,43 @@ def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None
     assert [row["agreement"] for row in rows] == [0.125, 0.25, 0.5]
     (log,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
     found = records(log)
-    axis = {r.metric.glob_name or r.metric.name: r.metric.step_metric for r in found if r.HasField("metric")}
+    axis = {
+        r.metric.glob_name or r.metric.name: r.metric.step_metric
+        for r in found
+        if r.HasField("metric")
+    }
     assert axis["*"] == "queries"
     (begun,) = [r.run for r in found if r.HasField("run")]
-    assert (begun.project, begun.display_name, begun.run_group, [*begun.tags]) == ("p", "n", "g", ["a", "b"])
+    assert (begun.project, begun.display_name, begun.run_group, [*begun.tags]) == (
+        "p",
+        "n",
+        "g",
+        ["a", "b"],
+    )
     settings = {item.key: json.loads(item.value_json) for item in begun.config.update}
     assert settings["seed"] == 3
     assert settings["method"] == {"name": "dfme"}
     items = [item for r in found if r.HasField("summary") for item in r.summary.update]
-    summaries = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+    summaries = {
+        ".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items
+    }
     assert summaries["accuracy"] == 0.75
     assert summaries["spent_by_purpose"] == {"student": 1_024}
     for artifact in (r.artifact for r in found if r.HasField("artifact")):
         (entry,) = artifact.manifest.contents
-        kept = tmp_path / "run" / {"model": "student.safetensors", "report": "report.html"}[artifact.type]
+        kept = (
+            tmp_path
+            / "run"
+            / {"model": "student.safetensors", "report": "report.html"}[artifact.type]
+        )
         assert (entry.path, entry.local_path) == (kept.name, str(kept)), "no second copy elsewhere"
         assert base64.b64decode(entry.digest) == hashlib.md5(kept.read_bytes()).digest()
     assert sum(r.HasField("artifact") for r in found) == 2
     assert len(list((tmp_path / "run").glob("wandb/**/*.png"))) == 2
     left = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    assert all("wandb/logs" in str(path) for path in left), "nothing outside the run's directory but a log"
+    assert all("wandb/logs" in str(path) for path in left), (
+        "nothing outside the run's directory but a log"
+    )
     assert not (Path.cwd() / "wandb").exists()
     assert said == [f"wandb: recorded offline; upload it with:\n  wandb sync {log.parent}"]
 
@@ -137,12 +160,16 @@ def test_a_run_is_called_after_its_directory_and_lies_where_wandb_dir_says(
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "far away"))
     monkeypatch.setenv("WANDB_NOTES", "for the audit")
     said: list[str] = []
-    run = WandbRun(WandbConfig(mode="offline"), tmp_path / "digits-dfme-seed3", {"seed": 3}, said.append)
+    run = WandbRun(
+        WandbConfig(mode="offline"), tmp_path / "digits-dfme-seed3", {"seed": 3}, said.append
+    )
     run.close()
     (log,) = (tmp_path / "far away").glob("wandb/offline-run-*/*.wandb")
     (begun,) = [r.run for r in records(log) if r.HasField("run")]
     assert (begun.display_name, begun.notes) == ("digits-dfme-seed3", "for the audit")
-    assert said == [f"wandb: recorded offline; upload it with:\n  wandb sync {shlex.quote(str(log.parent))}"]
+    assert said == [
+        f"wandb: recorded offline; upload it with:\n  wandb sync {shlex.quote(str(log.parent))}"
+    ]
     assert not (tmp_path / "digits-dfme-seed3" / "wandb").exists()
 
 
@@ -155,23 +182,34 @@ def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
         time.sleep(1.1)  # the client names a part by the second in which it began
     parts = sorted((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
     assert len({part.name for part in parts}) == 1
-    assert parts[0].name == f"run-{json.loads((tmp_path / 'run' / 'wandb.json').read_text())['id']}.wandb"
+    assert (
+        parts[0].name
+        == f"run-{json.loads((tmp_path / 'run' / 'wandb.json').read_text())['id']}.wandb"
+    )
     assert [row["queries"] for row in history(tmp_path / "run")] == [100, 200]
-    assert said[-1].split()[-2:] == [str(part.parent) for part in parts], "both parts, in the order of time"
+    assert said[-1].split()[-2:] == [str(part.parent) for part in parts], (
+        "both parts, in the order of time"
+    )
 
 
 def in_a_process_of_its_own(tmp_path: Path, **variables: str) -> tuple[float, str]:
-    """Seconds of a whole process that tracks online, and what it said. Its input is a closed pipe."""
+    """Seconds of a whole process that tracks online, and what it said. Its input is a closed
+    pipe.
+    """
     code = (
-        "import pathlib, sys; from dfme.report.wandb_run import WandbRun\nfrom dfme.config.settings import "
-        f"WandbConfig\nrun = WandbRun(WandbConfig(mode='online'), pathlib.Path({str(tmp_path)!r}), {{}}, "
+        "import pathlib, sys; from dfme.report.wandb_run import WandbRun\nfrom "
+        "dfme.config.settings import "
+        f"WandbConfig\nrun = WandbRun(WandbConfig(mode='online'), pathlib.Path({str(tmp_path)!r}), "
+        f"{{}}, "
         f"print)\nrun.log(7, {{'agreement': 0.5}}); run.close()"
     )
     environment = {**os.environ, **variables}
     environment.pop("WANDB_ERROR_REPORTING")
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     before = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True, **pipes)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, timeout=120, check=True, **pipes
+    )
     return time.monotonic() - before, done.stdout
 
 
@@ -192,7 +230,9 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("obstacle", ["no key", "refuses", "hangs"])
-def test_without_an_answer_the_run_is_kept_offline_within_seconds(tmp_path: Path, obstacle: str) -> None:
+def test_without_an_answer_the_run_is_kept_offline_within_seconds(
+    tmp_path: Path, obstacle: str
+) -> None:
     handler = type("Patient", (Server,), {"patience": 60.0 if obstacle == "hangs" else 0.0})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads, server.block_on_close = True, False
@@ -231,7 +271,9 @@ def test_an_invalid_variable_is_named_in_one_line(
     assert line.endswith("; the run goes on without it, recorded in metrics.jsonl")
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "file" / "below"))
     lines: list[str] = []

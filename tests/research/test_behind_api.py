@@ -39,4 +39,6 @@ def test_gradients_go_through_the_normalisation():
     box = TorchTeacher(linear, ImageSpec((1, 2, 2)), 3, mean=(0.5,), std=(0.25,))
     x_BCHW = torch.rand(2, 1, 2, 2, requires_grad=True)
     (grad_BCHW,) = torch.autograd.grad(box.logits(x_BCHW)[:, 1].sum(), x_BCHW)
-    torch.testing.assert_close(grad_BCHW, (linear[1].weight[1] / 0.25).view(1, 1, 2, 2).expand(2, -1, -1, -1))
+    torch.testing.assert_close(
+        grad_BCHW, (linear[1].weight[1] / 0.25).view(1, 1, 2, 2).expand(2, -1, -1, -1)
+    )

@@ -1,4 +1,6 @@
-"""The day with a GPU, without one: the script's commands are understood, its tables hold what was left."""
+"""The day with a GPU, without one: the script's commands are understood, its tables hold what was
+left.
+"""
 
 import json
 import os
@@ -21,7 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 INPUTS = {"train-teacher": train_teacher, "research.bench": bench, "research.gradients": gradients}
-PLANS = {"extract": parse_extract, "compare": compare.plan_of, "audit": audit.plan_of, "pytest": list}
+PLANS = {
+    "extract": parse_extract,
+    "compare": compare.plan_of,
+    "audit": audit.plan_of,
+    "pytest": list,
+}
 
 
 def script(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +39,9 @@ def script(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("toy", ["", "1"])
-def test_every_command_is_understood(toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_is_understood(
+    toy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     images, labels = np.zeros((200, 3, 32, 32), np.uint8), np.arange(200) % 10
     for task in ("plates", "photos"):
@@ -53,9 +62,15 @@ def test_every_command_is_understood(toy: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.integration
 def test_a_step_that_is_none_missing_images_and_a_useless_teacher_are_named(tmp_path: Path) -> None:
     refused = script("test")
-    assert (refused.returncode, refused.stderr[:38]) == (2, "gpu_day: test: expected a step: tests ")
+    assert (refused.returncode, refused.stderr[:38]) == (
+        2,
+        "gpu_day: test: expected a step: tests ",
+    )
     lacking = script("--out", str(tmp_path), "paper", TASKS="nowhere").stdout
-    assert "paper: expected nowhere/plates.npz; it is made by: python -m research.tasks plates" in lacking
+    assert (
+        "paper: expected nowhere/plates.npz; it is made by: python -m research.tasks plates"
+        in lacking
+    )
     assert not (tmp_path / "paper" / "finished").exists()
     (tmp_path / "plates.npz").touch()
     teach = tmp_path / "teach"
@@ -67,7 +82,9 @@ def test_a_step_that_is_none_missing_images_and_a_useless_teacher_are_named(tmp_
     useless = script("--out", str(tmp_path), "paper", RIGHT="11.70%", **said).stdout
     assert "paper: the teacher is right on 11 %, expected at least 70" in useless
     assert not (tmp_path / "paper" / "finished").exists()
-    assert "paper: finished" in script("--out", str(tmp_path), "paper", RIGHT="98.75%", **said).stdout
+    assert (
+        "paper: finished" in script("--out", str(tmp_path), "paper", RIGHT="98.75%", **said).stdout
+    )
 
 
 def test_tables_hold_runs_timings_and_what_is_unfinished(tmp_path: Path) -> None:
@@ -83,9 +100,16 @@ def test_tables_hold_runs_timings_and_what_is_unfinished(tmp_path: Path) -> None
     timed = "a GPU, fp32\n\n| case | loop ms |\n|---|---:|\n| resnet | {} |\n"
     (tmp_path / "speed" / "ieee.log").write_text(timed.format("9.0") + timed.format("8.0"))
     main([str(tmp_path), "students", "bench", "speed"])
-    tables = [json.loads((tmp_path / step / "table.json").read_text()) for step in ("students", "speed")]
+    tables = [
+        json.loads((tmp_path / step / "table.json").read_text()) for step in ("students", "speed")
+    ]
     assert [run["largest difference"] for run in tables[0]["tables"]["Runs"]] == [0.0, 0.25]
     assert tables[1]["tables"]["ieee"]["rows"] == [{"case": "resnet", "loop ms": "8.0"}]
     assert "    second    # exit code 124, 540 s" in (tmp_path / "speed" / "table.md").read_text()
     day = json.loads((tmp_path / "day.json").read_text())
-    assert day[1] == {"step": "speed", "state": "unfinished", "seconds": 547, "machine": "commit; GPU"}
+    assert day[1] == {
+        "step": "speed",
+        "state": "unfinished",
+        "seconds": 547,
+        "machine": "commit; GPU",
+    }

@@ -1,4 +1,6 @@
-"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages, tables."""
+"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages,
+tables.
+"""
 
 import json
 import math
@@ -89,7 +91,9 @@ def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage)
         return -(student(u.tanh()) - (log_p - log_p.mean(1, keepdim=True))).abs().mean(1)
 
     slope_B = (objective(u_BCHW + 1e-7 * v_BCHW) - objective(u_BCHW - 1e-7 * v_BCHW)) / 2e-7
-    torch.testing.assert_close((truth.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        (truth.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4
+    )
 
     # In place of an estimate it is the same, whatever a query would answer.
     distance = make_distance("l1", LabelMode("probabilities"))
@@ -97,7 +101,9 @@ def test_the_truth_is_the_slope_of_the_objective_written_out_by_hand(box, stage)
     estimate = TrueGradient(box, torch.tanh).estimate(
         known, truth.gen_op.detach(), Streams(0, CPU)["directions"]
     )
-    torch.testing.assert_close((estimate.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        (estimate.grad_BCHW * v_BCHW).sum((1, 2, 3)), slope_B, rtol=1e-3, atol=1e-4
+    )
     assert estimate.queries == 0
 
 
@@ -116,18 +122,35 @@ def test_random_directions_do_as_well_as_theory_says(box, stage):
     assert rows["sphere"].cosine == pytest.approx(math.sqrt(2 / (math.pi * 64)), rel=0.2)
     assert rows["sphere_9"].scale == pytest.approx(1.0, abs=0.5)
     assert [rows[name].queries for name in ("sphere", "sphere_reused", "sphere_9")] == [2, 2, 10]
-    assert rows["sphere"].weights_cosine < rows["sphere_9"].weights_cosine < rows["sphere_9"].sum_cosine
+    assert (
+        rows["sphere"].weights_cosine
+        < rows["sphere_9"].weights_cosine
+        < rows["sphere_9"].sum_cosine
+    )
     assert rows[LIMIT].cosine == pytest.approx(1.0, abs=1e-4)
 
 
 def test_lost_precision_kills_the_published_step_and_its_remedies_survive(box, stage):
     exact = figures(box, stage, "exact", "sphere")["sphere"]
     rows = figures(box, stage, "8bit", "sphere", "lattice")
-    assert abs(rows["sphere"].cosine) < 0.4 * exact.cosine < 0.7 * exact.cosine < rows["lattice"].cosine
+    assert (
+        abs(rows["sphere"].cosine)
+        < 0.4 * exact.cosine
+        < 0.7 * exact.cosine
+        < rows["lattice"].cosine
+    )
     rows = figures(box, stage, "2decimals", "sphere", "dct_kl", "auto")
     objectives = {name: row.objective for name, row in rows.items()}
-    assert objectives == {"sphere": "l1", "dct_kl": "kl", "auto": "kl", LIMIT: "l1", f"{LIMIT}_kl": "kl"}
-    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, "l1 does not outlive the rounding"
+    assert objectives == {
+        "sphere": "l1",
+        "dct_kl": "kl",
+        "auto": "kl",
+        LIMIT: "l1",
+        f"{LIMIT}_kl": "kl",
+    }
+    assert rows[f"{LIMIT}_kl"].cosine > 0.99 > 0.98 > rows[LIMIT].cosine, (
+        "l1 does not outlive the rounding"
+    )
 
 
 TELLING = ["range_reused", "neighbour_prior", "lattice_student_prior", "lattice_dct_kl"]
@@ -140,30 +163,45 @@ def test_every_row_can_be_estimated(box, stage, name):
     condition = next(key for key, entry in CONDITIONS.items() if CANDIDATES[name].fits(entry))
     row = figures(box, stage, condition, name, batches=2)[name]
     assert math.isfinite(row.cosine)
-    assert row.queries == (10 if name.endswith("_9") else 2), "all the others at the published price"
+    assert row.queries == (10 if name.endswith("_9") else 2), (
+        "all the others at the published price"
+    )
 
 
 def test_the_conditions_are_what_they_are_called(box, stage):
-    oracles = {name: Setting(box, stage, entry, Sizes(2, 8, 0)).oracle for name, entry in CONDITIONS.items()}
+    oracles = {
+        name: Setting(box, stage, entry, Sizes(2, 8, 0)).oracle
+        for name, entry in CONDITIONS.items()
+    }
     x_BCHW = 2 * torch.rand(8, *SPEC.shape) - 1
     answers = {name: oracle(x_BCHW) for name, oracle in oracles.items() if name != "tf32"}
     torch.testing.assert_close(answers["4decimals"], answers["exact"].round(decimals=4))
-    torch.testing.assert_close(answers["8bit"], oracles["exact"](oracles["8bit"].spec.quantise(x_BCHW)))
+    torch.testing.assert_close(
+        answers["8bit"], oracles["exact"](oracles["8bit"].spec.quantise(x_BCHW))
+    )
     assert int(answers["top3"].isnan().sum()) == 8 * 2
     assert 1e-6 < (answers["bf16"] - answers["exact"]).abs().max() < 0.1
 
 
 def test_stages_are_copies_taken_on_the_way_and_a_free_gradient_asks_for_nothing(box):
     first = list(stages(box, job(), (0.0, 0.3, 1.0)))
-    assert [stage.queries for stage in first] == [0, 64, 200], "whole steps of 32, and the budget to its end"
+    assert [stage.queries for stage in first] == [0, 64, 200], (
+        "whole steps of 32, and the budget to its end"
+    )
     assert torch.equal(weights(first[2]), weights(next(stages(box, job(), (1.0,)))))
     assert not torch.equal(weights(first[1]), weights(first[2]))
     free = list(stages(box, job(), (0.35, 1.0), lambda squash: TrueGradient(box, squash)))
-    assert [stage.queries for stage in free] == [80, 200], "whole steps of 2 x 8 for the student alone"
+    assert [stage.queries for stage in free] == [80, 200], (
+        "whole steps of 2 x 8 for the student alone"
+    )
 
 
 def row(
-    name: str, weights_cosine: float, queries: float = 2.0, spread: float = 0.01, condition: str = "exact"
+    name: str,
+    weights_cosine: float,
+    queries: float = 2.0,
+    spread: float = 0.01,
+    condition: str = "exact",
 ):
     rest = (queries, 0.1, 0.01, 1.0, 0.1, weights_cosine, spread, 0.2, 1.0, {})
     return GradientRow(0.0, condition, name, "kl" if "kl" in name else "l1", *rest)
@@ -171,7 +209,9 @@ def row(
 
 def best_rows(rows: list[GradientRow]) -> dict[str, list[str]]:
     """The cells of the overview's table of best rows, by condition."""
-    text = overview(GradientsResult({}, 64, [StageFacts(0.0, 0, 0.1)], rows, [])).partition("best row")[2]
+    text = overview(GradientsResult({}, 64, [StageFacts(0.0, 0, 0.1)], rows, [])).partition(
+        "best row"
+    )[2]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     return {line[0]: line[1:] for line in lines if len(line) == 8}
 
@@ -180,7 +220,12 @@ def best_rows(rows: list[GradientRow]) -> dict[str, list[str]]:
     ("rows", "expected"),
     [
         (
-            [row("sphere", 0.1), row("dct", 0.25), row("sphere_9", 0.9, 10.0), row(LIMIT, 1.0, 0.0)],
+            [
+                row("sphere", 0.1),
+                row("dct", 0.25),
+                row("sphere_9", 0.9, 10.0),
+                row(LIMIT, 1.0, 0.0),
+            ],
             ("dct", "2.5"),
         ),
         ([row("sphere", 0.001, spread=0.02), row("dct", 0.3)], ("dct", "noise")),
@@ -194,7 +239,9 @@ def test_the_best_row_is_named_at_the_published_price(rows, expected):
 
 def test_the_best_row_is_compared_with_the_published_one_here_and_where_nothing_is_lost():
     rounded = "4decimals"
-    rows = [row(name, value, condition=rounded) for name, value in ((PUBLISHED, 0.05), ("dct_kl", 0.3))]
+    rows = [
+        row(name, value, condition=rounded) for name, value in ((PUBLISHED, 0.05), ("dct_kl", 0.3))
+    ]
     rows.insert(0, row(PUBLISHED, 0.2))
     expected = ["dct_kl", "kl", "0.300 +- 0.010", "0.050 +- 0.010", "6.0", "0.200 +- 0.010", "1.5"]
     assert best_rows(rows)["4 decimals"] == expected
@@ -227,7 +274,9 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
     assert capsys.readouterr().out.startswith("White box: the teacher's own gradients")
     assert {path.name for path in out.iterdir()} == {*FILES, PICTURE, LOCK}
     content = json.loads((out / "gradients.json").read_text())
-    rows = {(entry["share"], entry["condition"], entry["estimator"]): entry for entry in content["rows"]}
+    rows = {
+        (entry["share"], entry["condition"], entry["estimator"]): entry for entry in content["rows"]
+    }
     kinds = {("exact", "sphere"), ("exact", LIMIT)}
     kinds |= {("8bit_4decimals", name) for name in (*names, LIMIT, f"{LIMIT}_kl")}
     assert set(rows) == {(share, *kind) for share in (0.0, 0.5) for kind in kinds}
@@ -243,10 +292,16 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
     [
         ("--conditions exakt", "--conditions: expected a condition (all, exact"),
         ("--method knockoff", "--method: expected a method with a generator"),
-        ("--stages 0.5,0.1", "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1"),
+        (
+            "--stages 0.5,0.1",
+            "--stages: expected increasing shares of the budget from 0 to 1, got 0.5,0.1",
+        ),
         ("--teacher.label-mode label", "--teacher.label-mode: expected scores"),
         ("--conditions tf32 --device cpu", "--conditions tf32: expected a CUDA device"),
-        ("--free true --method static", "--free: expected a method that estimates gradients, got static"),
+        (
+            "--free true --method static",
+            "--free: expected a method that estimates gradients, got static",
+        ),
     ],
 )
 def test_a_mistake_is_named(flags, message):

@@ -37,7 +37,9 @@ def test_patches_to_train_are_of_left_halves_and_those_to_test_of_right_ones() -
 def test_plates_are_balanced_the_same_for_a_seed_and_others_for_another() -> None:
     pytest.importorskip("matplotlib")
     first, again, other = (plates(PHOTOGRAPHS, 40, 20, seed) for seed in (0, 0, 1))
-    for (images, labels), (images_again, labels_again), count in zip(first, again, (40, 20), strict=True):
+    for (images, labels), (images_again, labels_again), count in zip(
+        first, again, (40, 20), strict=True
+    ):
         assert images.shape == (count, 3, 32, 32)
         assert images.dtype == labels.dtype == np.uint8
         assert np.bincount(labels).tolist() == [count // 10] * 10
@@ -51,7 +53,9 @@ def package(folder: Path) -> Path:
     """Ten images of each digit, of one grey each: 10 * digit + number."""
     (folder / "src" / "digits").mkdir(parents=True)
     for digit in range(10):
-        values = [round((10 * digit + number) / 255, 5) for number in range(10) for _ in range(28 * 28)]
+        values = [
+            round((10 * digit + number) / 255, 5) for number in range(10) for _ in range(28 * 28)
+        ]
         (folder / "src" / "digits" / f"{digit}.json").write_text(json.dumps({"data": values}))
     return folder
 

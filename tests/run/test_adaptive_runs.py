@@ -30,7 +30,9 @@ class Digital(Metered):
 
 
 @pytest.mark.parametrize("method", ["static", "procedural"])
-def test_labels_learnt_are_those_of_a_teacher_that_answers_labels(method: str, tmp_path: Path) -> None:
+def test_labels_learnt_are_those_of_a_teacher_that_answers_labels(
+    method: str, tmp_path: Path
+) -> None:
     options = {"batch_size": BATCH} | ({"latent_size": 16} if method == "static" else {})
     own = {"lr": 0.01, "replay_steps": 1, "replay_batch": 8, "optimizer": "auto"}
     common: dict[str, Any] = {"method": method, "method_options": options, "student": own}
@@ -56,12 +58,18 @@ def test_what_is_learnt_is_the_loss_by_another_name(learn: str, loss: str, tmp_p
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"budget": 7, "answers": {"repeat": 4, "vote": 2}}, "budget.*: expected at least 8 images"),
+        (
+            {"budget": 7, "answers": {"repeat": 4, "vote": 2}},
+            "budget.*: expected at least 8 images",
+        ),
         ({"answers": {"learn": "kl"}, "student": {"loss": "l1"}}, "student.*expected auto or kl"),
         ({"answers": {"knows": "mad"}}, "answers.*takes effect only with"),
         ({"answers": {"recover": "net"}}, "answers.*expected .*knows"),
         ({"answers": {"recover": "net", "knows": "modelguard_s"}}, "modelguard_s.*follow from p"),
-        ({"answers": {"repeat": 4}, "until_agreement": 0.5, "budget": 1_500}, "1,600 images or more"),
+        (
+            {"answers": {"repeat": 4}, "until_agreement": 0.5, "budget": 1_500},
+            "1,600 images or more",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_first_query(
@@ -103,7 +111,9 @@ def test_a_record_of_defended_answers_is_recovered_for_nothing(tmp_path: Path) -
         read_again(paid, ExtractConfig(answers=AnswersConfig(repeat=2)), torch.Generator())
 
 
-def test_rounds_go_on_under_a_larger_budget_as_they_do_where_each_image_is_asked_once(tmp_path: Path) -> None:
+def test_rounds_go_on_under_a_larger_budget_as_they_do_where_each_image_is_asked_once(
+    tmp_path: Path,
+) -> None:
     own = {"lr": 0.01, "steps": 30, "rounds": (0.5, 1.0), "replay_batch": 8}
     how: dict[str, Any] = {"method_options": {"batch_size": 5, "latent_size": 16}, "student": own}
     taken = {}

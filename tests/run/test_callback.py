@@ -22,18 +22,26 @@ QUARTERS = (100, 200, 300, 400)
 def test_it_hears_every_record_and_the_result_has_them_all(tmp_path: Path) -> None:
     heard = []
     out = tmp_path / "run"
-    result = clone(out, Metered(), callback=lambda queries, metrics: heard.append((queries, metrics)))
+    result = clone(
+        out, Metered(), callback=lambda queries, metrics: heard.append((queries, metrics))
+    )
     written = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [queries for queries, _ in heard] == [record["queries"] for record in written]
-    assert [metrics["student_loss"] for _, metrics in heard] == [record["student_loss"] for record in written]
+    assert [metrics["student_loss"] for _, metrics in heard] == [
+        record["student_loss"] for record in written
+    ]
     assert sum("requests" in metrics for _, metrics in heard) == 4, "the evaluations"
     again = clone(out, Metered(), resume=True)
     assert result.metrics == again.metrics == written, "of a run that was finished before, too"
 
 
-def test_true_stops_the_run_and_resuming_ends_as_if_nothing_had_been(tmp_path: Path, whole: Path) -> None:
+def test_true_stops_the_run_and_resuming_ends_as_if_nothing_had_been(
+    tmp_path: Path, whole: Path
+) -> None:
     first, second = Metered(), Metered()
-    stopped = clone(tmp_path / "run", first, callback=lambda queries, metrics: queries >= BUDGET / 2)
+    stopped = clone(
+        tmp_path / "run", first, callback=lambda queries, metrics: queries >= BUDGET / 2
+    )
     assert not stopped.finished
     assert first.served == stopped.summary["spent"] == BUDGET / 2
     one = clone(tmp_path / "run", second, resume=True, callback=lambda queries, metrics: 1)
@@ -68,13 +76,17 @@ def test_what_it_returns_joins_line_wandb_table_and_page(
     logged: list[dict[str, float]] = []
     monkeypatch.setattr(WandbRun, "log", lambda run, queries, metrics: logged.append(dict(metrics)))
 
-    def scored(queries: int, metrics: dict[str, float], student: torch.nn.Module) -> dict[str, float] | None:
+    def scored(
+        queries: int, metrics: dict[str, float], student: torch.nn.Module
+    ) -> dict[str, float] | None:
         assert not student.training
         return {"my_score": queries / 7} if "requests" in metrics else None
 
     result = clone(tmp_path / "run", Metered(), callback=scored, progress=True)
     for records in (result.metrics, logged):
-        assert [each["my_score"] for each in records if "my_score" in each] == [n / 7 for n in QUARTERS]
+        assert [each["my_score"] for each in records if "my_score" in each] == [
+            n / 7 for n in QUARTERS
+        ]
     assert result.summary["callback_metrics"] == {"my_score": BUDGET / 7}
     shown = capsys.readouterr()
     assert "my_score          57.14" in shown.out
@@ -85,7 +97,9 @@ def test_what_it_returns_joins_line_wandb_table_and_page(
     assert read_summary(tmp_path / "run" / "summary.json") == result.summary
 
 
-WRONG: list[dict[object, object]] = [{name: 0.5} for name in ("agreement", "samples", "my score", 3)]
+WRONG: list[dict[object, object]] = [
+    {name: 0.5} for name in ("agreement", "samples", "my score", 3)
+]
 WRONG += [{"a": value} for value in ("0.5", True, 10**400, torch.zeros(2, 20))]
 
 
@@ -119,5 +133,9 @@ def test_a_callback_of_another_form_is_refused_before_the_first_query(tmp_path: 
         assert not teacher.calls
         assert not (tmp_path / "run").exists()
     heard: list[object] = []
-    clone(tmp_path / "run", Metered(), callback=lambda queries, metrics, student=None: heard.append(student))
+    clone(
+        tmp_path / "run",
+        Metered(),
+        callback=lambda queries, metrics, student=None: heard.append(student),
+    )
     assert all(isinstance(each, torch.nn.Module) for each in heard)

@@ -35,7 +35,9 @@ def test_damage_is_explained_and_nothing_is_asked(
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl"])
-def test_a_last_line_torn_by_a_kill_is_no_damage(name: str, cut_short: tuple[Path, int], whole: Path) -> None:
+def test_a_last_line_torn_by_a_kill_is_no_damage(
+    name: str, cut_short: tuple[Path, int], whole: Path
+) -> None:
     out, served = cut_short
     teacher = Metered()
     with (out / name).open("ab") as file:
@@ -46,7 +48,9 @@ def test_a_last_line_torn_by_a_kill_is_no_damage(name: str, cut_short: tuple[Pat
     assert queries(out) == queries(whole)
 
 
-def test_a_damaged_checkpoint_names_the_one_before_and_that_one_works(tmp_path: Path, whole: Path) -> None:
+def test_a_damaged_checkpoint_names_the_one_before_and_that_one_works(
+    tmp_path: Path, whole: Path
+) -> None:
     out, teachers = tmp_path / "run", [Metered({3: ctrl_c}), Metered({3: ctrl_c}), Metered()]
     for number, teacher in enumerate(teachers[:2]):
         clone(out, teacher, resume=number > 0)
@@ -115,10 +119,14 @@ def test_no_space_left_is_one_line_and_the_run_goes_on_later(
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     result = clone(out, second, resume=(out / "config.yaml").exists())
-    if file == "000000.bin":  # an answer that came, and was not kept: it stays charged, and is charged again
+    if (
+        file == "000000.bin"
+    ):  # an answer that came, and was not kept: it stays charged, and is charged again
         assert first.served + second.served == BUDGET
         assert (result.summary["failed"], result.summary["lost"]) == (BATCH, 0)
         return
-    assert first.served + second.served == BUDGET + min(result.summary["lost"], first.served and BATCH)
+    assert first.served + second.served == BUDGET + min(
+        result.summary["lost"], first.served and BATCH
+    )
     assert student(out) == student(whole)
     assert queries(out) == queries(whole)

@@ -1,4 +1,6 @@
-"""Runs against a teacher with defences or under a watch: scored through the owner's door, and reported."""
+"""Runs against a teacher with defences or under a watch: scored through the owner's door, and
+reported.
+"""
 
 import json
 from dataclasses import replace
@@ -37,7 +39,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Counting]:
     return out, teacher
 
 
-def test_the_record_alone_brings_the_state_back(whole: tuple[Path, Counting], tmp_path: Path) -> None:
+def test_the_record_alone_brings_the_state_back(
+    whole: tuple[Path, Counting], tmp_path: Path
+) -> None:
     """The evaluation stands in the journal, too, and leaves the state alone."""
     with pytest.raises(TeacherError, match="gone"):
         clone(tmp_path / "run", Counting({5: break_down}), **DIGITS)
@@ -48,7 +52,9 @@ def test_the_record_alone_brings_the_state_back(whole: tuple[Path, Counting], tm
     assert student(tmp_path / "run") == student(whole[0])
 
 
-def test_scores_are_the_truths_and_stand_beside_what_users_are_served(whole: tuple[Path, Counting]) -> None:
+def test_scores_are_the_truths_and_stand_beside_what_users_are_served(
+    whole: tuple[Path, Counting],
+) -> None:
     out, teacher = whole
     summary = json.loads((out / "summary.json").read_text())
     assert (teacher.truths, teacher.honest, teacher.answered) == (60, 60, BUDGET)
@@ -65,7 +71,12 @@ def test_scores_are_the_truths_and_stand_beside_what_users_are_served(whole: tup
     for name, answers in (("agreement", teacher._scores(images)), ("agreement_served", honest)):
         assert summary[name] == pytest.approx((own == answers.argmax(1)).double().mean().item())
     table, page = end_table(summary, out), " ".join(page_of(out).text)
-    for text in ("efences", "counting:moved=0.3", "asked 400", f"{summary['agreement_served']:.2%}"):
+    for text in (
+        "efences",
+        "counting:moved=0.3",
+        "asked 400",
+        f"{summary['agreement_served']:.2%}",
+    ):
         assert text in table
         assert text in page
     assert "undefended" in page
@@ -91,7 +102,9 @@ def test_held_back_queries_are_what_is_answered(tmp_path: Path) -> None:
 def test_the_key_of_a_defence_is_in_no_file_and_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noisy = partial(Stopped, defences="modelguard_s:epsilon=0.6+noise:sigma=0.1:key_env=DFME_TEST_KEY")
+    noisy = partial(
+        Stopped, defences="modelguard_s:epsilon=0.6+noise:sigma=0.1:key_env=DFME_TEST_KEY"
+    )
     monkeypatch.setenv("DFME_TEST_KEY", "a key for tests, long enough")
     with pytest.raises(TeacherError, match="gone"):
         clone(tmp_path / "run", noisy({5: break_down}))
@@ -117,7 +130,9 @@ def test_a_state_belongs_to_a_teacher_that_has_one(kind: Any, tmp_path: Path) ->
         state["oracle"]["teacher"] = {"asked": 3}
     path.write_bytes(sealed(saved(state, True)))
     teacher = kind()
-    with pytest.raises(RunError, match=r"does not fit this run \(ValueError: expected (the|no) state"):
+    with pytest.raises(
+        RunError, match=r"does not fit this run \(ValueError: expected (the|no) state"
+    ):
         clone(tmp_path / "run", teacher, resume=True, **DIGITS)
     assert teacher.calls == 0
 
@@ -159,10 +174,15 @@ def test_the_figures_of_a_watch_are_those_of_its_log(tmp_path: Path) -> None:
     assert report["images"] == 400
     assert [line["images"] for line in lines if "largest" in line] == list(range(50, 401, 50))
     for name in DETECTORS:
-        figures, alarms = report["detectors"][name], [line for line in lines if line.get("alarm") == name]
+        figures, alarms = (
+            report["detectors"][name],
+            [line for line in lines if line.get("alarm") == name],
+        )
         assert figures["alarms"] == len(alarms)
         assert figures["first_alarm"] == (alarms[0]["images"] if alarms else None)
-        assert figures["largest"] == max(line["largest"][name] for line in lines if "largest" in line)
+        assert figures["largest"] == max(
+            line["largest"][name] for line in lines if "largest" in line
+        )
         assert figures["largest_600"] is None
     first = report["detectors"]["sequential"]["first_alarm"]
     assert first < 20, "noise is not at home"
@@ -180,7 +200,13 @@ def test_a_run_that_the_watch_refuses_ends_in_words_with_everything_kept(tmp_pat
 
 
 def test_a_watch_that_only_logs_is_no_part_of_the_configurations_hash() -> None:
-    job = Job(ExtractConfig(), TeacherConfig(), {"checkpoint": WEIGHTS}, "static", METHODS["static"].config())
+    job = Job(
+        ExtractConfig(),
+        TeacherConfig(),
+        {"checkpoint": WEIGHTS},
+        "static",
+        METHODS["static"].config(),
+    )
 
     def hash_of(**watch: Any) -> str:
         return config_hash(replace(job, teacher=replace(job.teacher, benign="digits", **watch)))

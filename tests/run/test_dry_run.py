@@ -15,7 +15,11 @@ pytestmark = pytest.mark.usefixtures("here")
 
 DIGITS = str(PROJECT / "teachers/checkpoints/digits.safetensors")
 BASE = [
-    *("--teacher.checkpoint", DIGITS, *"--teacher.max-batch 7 --method.batch-size 20 --budget 790".split()),
+    *(
+        "--teacher.checkpoint",
+        DIGITS,
+        *"--teacher.max-batch 7 --method.batch-size 20 --budget 790".split(),
+    ),
     *("--evaluation.dataset", "digits", "--evaluation.limit", "31", "--evaluation.points", "1"),
     *("--student.arch", "cnn_small", "--student.replay-steps", "1", "--method.latent-size", "8"),
     *("--teacher.price-per-1000", "10"),
@@ -51,8 +55,12 @@ def number(text: str) -> int:
 TELLING = ["check", "seeds", "repeats"]
 
 
-@pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in MADE if name not in TELLING))])
-def test_images_and_requests_are_those_of_the_ledger(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name", [*TELLING, *exhaustive(*(name for name in MADE if name not in TELLING))]
+)
+def test_images_and_requests_are_those_of_the_ledger(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*BASE, "--method.name", *MADE[name].split()]
     with narrow_generators():
         assert main([*words, "--out", "run", "--dry-run"]) == 0
@@ -79,13 +87,23 @@ def sizes(text: str) -> list[float]:
 def test_student_and_checkpoint_are_what_the_run_writes(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*BASE, "--method.name", "dfme", "--method.student-steps", "2", "--student.replay-store", store]
+    words = [
+        *BASE,
+        "--method.name",
+        "dfme",
+        "--method.student-steps",
+        "2",
+        "--student.replay-store",
+        store,
+    ]
     # the paper's generator, beside which random states are little
     words += ["--queries.base", "none", "--out", "run"]
     assert main([*words, "--dry-run"]) == 0
     rows = told(capsys.readouterr().out)
     assert main(words) == 0
-    assert re.fullmatch(r"cnn_small, [\d,]+ parameters, [\d,]+ steps of \d+ images", rows["student"][0])
+    assert re.fullmatch(
+        r"cnn_small, [\d,]+ parameters, [\d,]+ steps of \d+ images", rows["student"][0]
+    )
     checkpoint, *replay = sizes(" ".join(rows["checkpoint"]))
     written = Path("run/checkpoint.pt").stat().st_size
     assert written / 2 < checkpoint < written * 1.5
@@ -107,7 +125,10 @@ def test_a_teacher_of_ones_own_is_not_asked_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    assert main(["--teacher", "test_dry_run:Untouched", "--budget", "5k", "--out", "run", "--dry-run"]) == 0
+    assert (
+        main(["--teacher", "test_dry_run:Untouched", "--budget", "5k", "--out", "run", "--dry-run"])
+        == 0
+    )
     rows = told(capsys.readouterr().out)
     assert rows["teacher"][0].startswith("test_dry_run:Untouched in test_dry_run.py, sha256")
     assert "state the price by --teacher.price-per-1000" in rows["cost"][0]
@@ -115,7 +136,9 @@ def test_a_teacher_of_ones_own_is_not_asked_and_nothing_is_written(
     assert main(["--resume", "--out", "run", "--dry-run"]) == 2
 
 
-def test_a_service_without_consent_is_not_even_asked_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_without_consent_is_not_even_asked_what_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = "--teacher v2 --teacher.url http://models.example --teacher.model m --budget 9k".split()
     assert main([*words, "--dry-run"]) == 2
     assert "nothing was sent" in capsys.readouterr().err
@@ -127,7 +150,16 @@ def test_only_a_replay_that_cannot_fit_is_refused(
     store: str, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(f"dfme.run.parts.free_{store}", lambda where: 100_000)
-    words = [*BASE, "--method.name", "static", "--student.replay-store", store, "--out", "run", *more]
+    words = [
+        *BASE,
+        "--method.name",
+        "static",
+        "--student.replay-store",
+        store,
+        "--out",
+        "run",
+        *more,
+    ]
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.startswith("dfme: --student.replay-capacity: the full replay takes ")

@@ -1,4 +1,6 @@
-"""Scores by hand, what is asked to get them, and --until-agreement, which ends a run on what is held back."""
+"""Scores by hand, what is asked to get them, and --until-agreement, which ends a run on what is
+held back.
+"""
 
 import math
 from pathlib import Path
@@ -27,7 +29,9 @@ SPEC = ImageSpec((1, 4, 4))
 def test_agreement_and_kl_by_hand():
     answers = torch.tensor([[0.75, 0.25], [0.4, 0.6]])
     student = torch.tensor([[math.log(0.5), math.log(0.5)], [math.log(0.9), math.log(0.1)]])
-    kl = (0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.4 * math.log(0.4 / 0.9) + 0.6 * math.log(6)) / 2
+    kl = (
+        0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.4 * math.log(0.4 / 0.9) + 0.6 * math.log(6)
+    ) / 2
     result = compare(student, answers, LabelMode("probabilities"))
     assert result["agreement"] == 0.5
     assert result["kl"] == pytest.approx(kl, rel=1e-5)
@@ -39,7 +43,9 @@ def test_the_teacher_is_asked_once_and_not_charged():
     images = torch.rand(1_203, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     labels = teacher.logits(images).argmax(dim=1)
     labels[:203] = (labels[:203] + 1) % 3
-    examination = EvaluationSet("toy", images, labels, teacher.label_mode, lambda x: oracle(x, "evaluation"))
+    examination = EvaluationSet(
+        "toy", images, labels, teacher.label_mode, lambda x: oracle(x, "evaluation")
+    )
     examination.prepare()
     examination.prepare()
     assert teacher.images == oracle.ledger.evaluation_queries == 1_203
@@ -59,9 +65,16 @@ def test_the_teacher_is_asked_once_and_not_charged():
 def test_runs_of_one_teacher_share_its_answers_and_each_other_teacher_is_asked(tmp_path: Path):
     teacher = LinearTeacher(SPEC)
     images = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    facts = {"label_mode": "probabilities", "files": {"a": "0"}, "shape": [1, 4, 4], "num_classes": 3}
+    facts = {
+        "label_mode": "probabilities",
+        "files": {"a": "0"},
+        "shape": [1, 4, 4],
+        "num_classes": 3,
+    }
 
-    def shared(facts: dict[str, Any], images=images, mode=teacher.label_mode) -> tuple[bool, EvaluationSet]:
+    def shared(
+        facts: dict[str, Any], images=images, mode=teacher.label_mode
+    ) -> tuple[bool, EvaluationSet]:
         on = EvaluationSet("toy", images, None, mode, teacher)
         return on.prepare(tmp_path, facts), on
 
@@ -101,14 +114,18 @@ def test_a_run_that_took_its_answers_goes_on_with_them_after_a_stop(tmp_path: Pa
 
 
 @pytest.mark.integration
-def test_a_student_that_did_not_change_is_scored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_student_that_did_not_change_is_scored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     scored = list[int]()
     plain = EvaluationSet.score
     monkeypatch.setattr(EvaluationSet, "score", lambda on, net: scored.append(1) or plain(on, net))
     student = {"arch": "cnn_small", "steps": 12, "rounds": (0.5, 1.0), "replay_batch": 8}
     images = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     clone(tmp_path / "a", Metered(), evaluation={"images": images, "points": 10}, student=student)
-    told = [record for record in read_metrics(tmp_path / "a" / "metrics.jsonl") if "agreement" in record]
+    told = [
+        record for record in read_metrics(tmp_path / "a" / "metrics.jsonl") if "agreement" in record
+    ]
     values = [record["agreement"] for record in told]
     assert len(told) > len(scored) >= len(set(values))
 
@@ -123,16 +140,22 @@ def test_scoring_leaves_the_mode_and_the_statistics_as_they_were():
 
 def test_every_nth_paid_batch_is_held_back_and_the_newest_are_kept():
     held = HoldOut(LabelMode("label"), SPEC, every=3, keep=10)
-    taken = [held.hold_out(torch.full((4, 1, 4, 4), float(n)), torch.full((4,), n)) for n in range(1, 13)]
+    taken = [
+        held.hold_out(torch.full((4, 1, 4, 4), float(n)), torch.full((4,), n)) for n in range(1, 13)
+    ]
     assert [n for n, was_taken in enumerate(taken, 1) if was_taken] == [3, 6, 9, 12]
     assert held.state_dict()["answers"].tolist() == [6, 6, 9, 9, 9, 9, 12, 12, 12, 12]
     assert len(held) == 10
 
 
-def test_the_students_last_evaluation_is_not_made_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_students_last_evaluation_is_not_made_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[nn.Module] = []
 
-    def score(examination: Examination, student: nn.Module, vote: nn.Module | None) -> dict[str, float]:
+    def score(
+        examination: Examination, student: nn.Module, vote: nn.Module | None
+    ) -> dict[str, float]:
         made.append(student)
         return score_all(examination, student, vote)
 
@@ -152,7 +175,10 @@ def test_the_students_last_evaluation_is_not_made_again(here: Path, monkeypatch:
 
 PIXEL = ImageSpec((1, 1, 1))
 LOW, HIGH = 0.3, 0.5
-RUN: dict[str, Any] = {"budget": 2_400, "evaluation": {"dataset": "digits", "limit": 40, "points": 12}}
+RUN: dict[str, Any] = {
+    "budget": 2_400,
+    "evaluation": {"dataset": "digits", "limit": 40, "points": 12},
+}
 
 
 class Fixed(nn.Module):
@@ -181,7 +207,9 @@ def test_a_goal_is_reached_when_the_interval_lies_above_it(wrong: int, reached: 
     goal = Goal(0.91, held(wrong), own=True)
     assert goal.look(Fixed(), {}) == {"held_back_agreement": pytest.approx(1 - wrong / 100)}
     assert goal.latest["at_least"] == wilson_interval(1 - wrong / 100, 100)[0]
-    assert goal.reached is reached  # by hand: 97 of 100 give an interval from 91.5 %, 96 from 90.2 %
+    assert (
+        goal.reached is reached
+    )  # by hand: 97 of 100 give an interval from 91.5 %, 96 from 90.2 %
 
 
 def test_one_class_for_everything_reaches_no_goal() -> None:
@@ -213,12 +241,21 @@ def test_a_run_ends_at_its_goal_and_goes_on_to_a_higher_one_bit_for_bit(tmp_path
     assert summary["spent"] < higher.summary["spent"] <= RUN["budget"]
     assert asked == summary["spent"] + 40  # what was not needed was not asked
     assert again.summary == summary
-    assert seen["goal"] == LOW <= seen["at_least"] == wilson_interval(seen["agreement"], seen["images"])[0]
-    assert seen["images"] == summary["spent"] // 20 // 20 * 20  # one batch in twenty, of twenty images
+    assert (
+        seen["goal"]
+        == LOW
+        <= seen["at_least"]
+        == wilson_interval(seen["agreement"], seen["images"])[0]
+    )
+    assert (
+        seen["images"] == summary["spent"] // 20 // 20 * 20
+    )  # one batch in twenty, of twenty images
     assert student(tmp_path / "a") == student(tmp_path / "b")
     same = ("spent", "ended_by", "held_back", "agreement", "accuracy", "student_steps")
     assert [higher.summary[name] for name in same] == [at_once.summary[name] for name in same]
-    last = [each["held_back_agreement"] for each in at_once.metrics if "held_back_agreement" in each][-1]
+    last = [
+        each["held_back_agreement"] for each in at_once.metrics if "held_back_agreement" in each
+    ][-1]
     assert last == pytest.approx(at_once.summary["held_back"]["agreement"])
 
 

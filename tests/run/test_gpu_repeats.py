@@ -1,7 +1,7 @@
 """On a GPU with --deterministic: a run repeats to the bit, also when it was killed.
 
-What is killed has a process of its own. All other runs share one, so that a lent GPU does not wait for
-imports.
+What is killed has a process of its own. All other runs share one, so that a lent GPU does not wait
+for imports.
 """
 
 import multiprocessing
@@ -49,7 +49,9 @@ def killed(out: Path, *more: str) -> None:
     words = [sys.executable, "-m", "dfme", "extract", *WORDS, "--out", str(out), *more]
     started = time.time()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert strike(process, out, Strike(lambda run, _: written(run / "checkpoint.pt", started), 0), started)
+    assert strike(
+        process, out, Strike(lambda run, _: written(run / "checkpoint.pt", started), 0), started
+    )
 
 
 @pytest.fixture(scope="module")

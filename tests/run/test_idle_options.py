@@ -20,15 +20,24 @@ IDLE = [
     ("--recipe paper --queries.programs noise", "--queries.procedural or --queries.base"),
     ("--estimator.every 3", "--estimator.kind synthetic"),
     ("--estimator.frequencies .5", "--estimator.direction dct or --estimator.kind auto"),
-    ("--estimator.kind auto --estimator.form central", "--estimator.kind finite_difference,prior_guided"),
+    (
+        "--estimator.kind auto --estimator.form central",
+        "--estimator.kind finite_difference,prior_guided",
+    ),
     ("--student.average-every 5", "--student.average"),
     ("--student.optimizer adam --student.momentum .5", "--student.optimizer sgd"),
     ("--student.steps 900 --student.replay-steps 2", "--student.steps 0"),
-    ("--student.replay-steps 0 --student.replay-batch 64", "--student.replay-steps or --student.steps"),
+    (
+        "--student.replay-steps 0 --student.replay-batch 64",
+        "--student.replay-steps or --student.steps",
+    ),
     ("--schedule.decay .5", "--schedule.kind steps"),
     ("--evaluation.dataset none --evaluation.limit 9", "--evaluation.dataset"),
     ("--method knockoff --student.replay-steps 2 --method.epochs 3", "--student.replay-steps 0"),
-    ("--method knockoff --method.root elsewhere", "--method.pool mnist,fashion_mnist,cifar10,cifar100,svhn"),
+    (
+        "--method knockoff --method.root elsewhere",
+        "--method.pool mnist,fashion_mnist,cifar10,cifar100,svhn",
+    ),
     ("--wandb.project mine", "--wandb.mode"),
 ]
 
@@ -47,7 +56,9 @@ WORKING = [
 
 
 @pytest.mark.parametrize(("line", "needed"), IDLE)
-def test_an_option_without_effect_is_refused_with_what_would_give_it_one(line: str, needed: str) -> None:
+def test_an_option_without_effect_is_refused_with_what_would_give_it_one(
+    line: str, needed: str
+) -> None:
     with pytest.raises(UserError, match="takes effect only with ") as caught:
         parse_extract(line.split())
     assert needed in str(caught.value)
@@ -61,21 +72,32 @@ def test_an_option_with_an_effect_is_taken(line: str) -> None:
 def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path) -> None:
     own = tmp_path / "mine.yaml"
     own.write_text("schedule: {decay: 0.5}\nwandb: {project: mine}\n")
-    weights = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--config", str(own)]
+    weights = [
+        "--teacher.checkpoint",
+        "teachers/checkpoints/digits.safetensors",
+        "--config",
+        str(own),
+    ]
     with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: takes effect only with"):
         parse_extract(weights)
     assert parse_extract([*weights, "--schedule.kind", "steps"]).config.schedule.decay == 0.5
     own.write_text("student: {shrink: 0.5}\n")
     with pytest.raises(UserError, match=r"^\S+mine\.yaml: student\.shrink: takes effect only with"):
         parse_extract(weights)
-    assert parse_extract([*weights, "--student.lr", ".1"]).config.student.shrink == 0.5, "its section"
+    assert parse_extract([*weights, "--student.lr", ".1"]).config.student.shrink == 0.5, (
+        "its section"
+    )
 
 
 def test_every_rule_is_about_options_that_there_are() -> None:
     known = {option.key for option in options_of(ExtractConfig)} | {"method.name", "method.keeps"}
     for entry in METHODS.values():
         known |= {option.key for option in options_of(entry.config, "method.")}
-        known |= {option.key for name in SECTIONS for option in options_of(entry.section(name), f"{name}.")}
+        known |= {
+            option.key
+            for name in SECTIONS
+            for option in options_of(entry.section(name), f"{name}.")
+        }
     for keys, conditions in EFFECTS.items():
         assert {*keys.split(), *(each.partition("=")[0] for each in conditions)} <= known
 
@@ -92,7 +114,10 @@ CHANGES_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"student": {"optimizer": "adam"}}, {"student": {"momentum": 0.1}}),
     ({"student": {"steps": 12}}, {"student": {"replay_steps": 3}}),
     ({"method": "dfme"}, {"estimator": {"every": 2, "synthetic_lr": 1.0, "prior": "neighbours"}}),
-    ({"method": "maze"}, {"method_options": {"seed_images": 3, "gan_weight": 1.0, "critic_steps": 1}}),
+    (
+        {"method": "maze"},
+        {"method_options": {"seed_images": 3, "gan_weight": 1.0, "critic_steps": 1}},
+    ),
     ({"method": "knockoff"}, {"method_options": {"epochs": 3}}),
 ]
 

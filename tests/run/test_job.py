@@ -15,7 +15,14 @@ from dfme.config.values import Option, build, leaves, options_of
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.methods.configs import DfmeConfig
-from dfme.run.job import MAY_CHANGE_ON_RESUME, PROJECT, config_hash, differing_keys, document, locate
+from dfme.run.job import (
+    MAY_CHANGE_ON_RESUME,
+    PROJECT,
+    config_hash,
+    differing_keys,
+    document,
+    locate,
+)
 
 
 def make_job(**changes: Any) -> Job:
@@ -35,7 +42,9 @@ def test_document_holds_every_option_with_its_default() -> None:
             value = value[part]
         expected = 1000 if option.key == "budget" else option.default
         assert value == (list(expected) if isinstance(expected, tuple) else expected), option.key
-    assert paper["teacher"] | {"kind": "torch", "checkpoint": "w.pt", "arch": None} == paper["teacher"]
+    assert (
+        paper["teacher"] | {"kind": "torch", "checkpoint": "w.pt", "arch": None} == paper["teacher"]
+    )
     assert paper["method"] == {"name": "dfme", **dataclasses.asdict(DfmeConfig())}
 
 
@@ -49,7 +58,9 @@ def test_document_is_plain_for_any_yaml_reader(tmp_path: Path) -> None:
 
 
 def test_document_refuses_an_option_that_no_file_can_hold() -> None:
-    with pytest.raises(UserError, match=r"teacher\.session: expected .* got an object of type object"):
+    with pytest.raises(
+        UserError, match=r"teacher\.session: expected .* got an object of type object"
+    ):
         document(make_job(teacher_options={"session": object()}))
 
 
@@ -82,7 +93,9 @@ def other(option: Option) -> Any:
         halved = isinstance(value, float) and value
         return value / 2 if halved else value + (1 if isinstance(value, int) else 0.5)
     if isinstance(value, tuple) or get_origin(kind) is tuple:
-        return ("1",) if value == () and "tags" in option.key else (1.0,) if value == () else (0.25,)
+        return (
+            ("1",) if value == () and "tags" in option.key else (1.0,) if value == () else (0.25,)
+        )
     texts = ("cnn_small", "cpu") if option.name == "arch" else ("cpu", "other")
     choices = get_args(kind) if get_origin(kind) is Literal else texts
     return next(choice for choice in choices if choice != value)
@@ -101,7 +114,11 @@ def test_hash_and_difference_follow_exactly_the_decisive_keys(option: Option) ->
 
 def test_where_steps_are_planned_to_the_end_of_the_budget_any_other_budget_departs() -> None:
     planned, in_rounds = "--budget 10k --student.steps 500", "--student.rounds .5,1"
-    for words, larger in ((planned, ["budget"]), (f"{planned} {in_rounds}", []), ("--budget 10k", [])):
+    for words, larger in (
+        (planned, ["budget"]),
+        (f"{planned} {in_rounds}", []),
+        ("--budget 10k", []),
+    ):
         paper = document(parse_extract(words.split()))
         assert differing_keys(paper, {**paper, "budget": 20_000}) == larger
         assert differing_keys(paper, {**paper, "budget": 5_000}) == ["budget"]
@@ -126,5 +143,7 @@ def test_difference_names_teacher_and_method_options_and_a_smaller_budget() -> N
 def test_a_goal_may_be_set_higher_on_resume_but_neither_lower_nor_aside(
     first: Any, then: Any, differs: bool
 ) -> None:
-    old, new = (make_job(config=ExtractConfig(budget=1000, until_agreement=goal)) for goal in (first, then))
+    old, new = (
+        make_job(config=ExtractConfig(budget=1000, until_agreement=goal)) for goal in (first, then)
+    )
     assert differing_keys(old, new) == ["until_agreement"] * differs

@@ -1,4 +1,5 @@
-"""Runs killed with SIGKILL, again and again, at every kind of moment, end as if nothing had happened.
+"""Runs killed with SIGKILL, again and again, at every kind of moment, end as if nothing had
+happened.
 
 ``DFME_KILLS`` is the number of kills planned per case (3 by default; a long proof: DFME_KILLS=70).
 """
@@ -37,7 +38,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again_a_run_ends_as_if_never_killed(case: str, tmp_path: Path) -> None:
     budget = IMAGES_PER_KILL * KILLS + 1  # the last batch is a lone image
-    flags = f"--method.batch-size {BATCH} --budget {budget} --evaluation.points 7 --checkpoint-seconds 0.2"
+    flags = (
+        f"--method.batch-size {BATCH} --budget {budget} --evaluation.points 7 "
+        "--checkpoint-seconds 0.2"
+    )
     whole, killed = Bench(tmp_path / "whole"), Bench(tmp_path / "killed")
     first = [*whole.flags("run", *flags.split()), *CASES[case].split()]
     if "torch" in first:
@@ -74,8 +78,9 @@ def test_killed_again_and_again_a_run_ends_as_if_never_killed(case: str, tmp_pat
     assert seconds == sorted(seconds)
     assert seconds[-1] <= killed.summary("run")["wall_seconds"] + 0.001  # which is rounded
 
-    # No more than the batch in flight, an evaluation's among them, is lost to a kill, and the teacher's own
-    # meter says so too: what was charged and killed before it was sent is all that may be missing from it.
+    # No more than the batch in flight, an evaluation's among them, is lost to a kill, and the
+    # teacher's own meter says so too: what was charged and killed before it was sent is all that
+    # may be missing from it.
     ledger = audit(run / "ledger.jsonl")
     assert ledger.lost <= kills * max(map(int, (whole.folder / "run.log").read_text().split()))
     paid = ledger.spent + ledger.evaluation_queries

@@ -59,14 +59,22 @@ def test_streamed_images_score_bit_for_bit_as_held_ones(
         monkeypatch.setattr("dfme.run.evaluation.HELD_BYTES", held)
         data = evaluation_images(config, SPEC, 5)
         assert (data.read is None) is bool(held)
-        examination = examination_of(data, SPEC, mode, torch.device("cpu"), lambda x: 2 * NET(x).detach())
+        examination = examination_of(
+            data, SPEC, mode, torch.device("cpu"), lambda x: 2 * NET(x).detach()
+        )
         examination.prepare()
         assert len(examination) == 5 if "limit" in options else 9
         other = EvaluationSet(data.name, examination.images, examination.labels, mode, None)
         other.load_state_dict(examination.state_dict())
-        assert torch.equal(torch.cat([images for images, _ in other.paid]), torch.cat(list(data.split(3))))
+        assert torch.equal(
+            torch.cat([images for images, _ in other.paid]), torch.cat(list(data.split(3)))
+        )
         found.append(
-            (examination.score(NET), examination.answers.tolist(), scores(NET, other.images).tolist())
+            (
+                examination.score(NET),
+                examination.answers.tolist(),
+                scores(NET, other.images).tolist(),
+            )
         )
     assert found[0] == found[1]
 
@@ -135,10 +143,14 @@ class Large:
 
 
 @pytest.mark.usefixtures("here")
-def test_224_pixels_and_1000_classes_run_with_their_replay_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_224_pixels_and_1000_classes_run_with_their_replay_on_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     Path("large.py").write_text(LARGE)
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    words = "--teacher large:Large --method.name static --method.batch-size 8 --budget 16 --out run".split()
+    words = (
+        "--teacher large:Large --method.name static --method.batch-size 8 --budget 16 --out run"
+    ).split()
     words += "--student.arch cnn_small --student.replay-steps 1 --student.replay-batch 8".split()
     words += "--student.replay-store disk --evaluation.dataset none --device cpu".split()
     assert main(words) == 0
@@ -165,7 +177,12 @@ def test_students_of_large_images_train_in_bf16_where_the_cpu_is_fast_in_it(
         return scores
 
     monkeypatch.setattr(nn.Linear, "forward", forward)
-    what = {"method": "procedural", "budget": 64, "student": {"steps": 3, "replay_batch": 8}, "device": "cpu"}
+    what = {
+        "method": "procedural",
+        "budget": 64,
+        "student": {"steps": 3, "replay_batch": 8},
+        "device": "cpu",
+    }
     run = dfme.extract(ask, shape=(1, 17, 17), num_classes=2, out="run", progress=True, **what)  # type: ignore[arg-type]
     assert set(linear) == {torch.bfloat16 if fast else torch.float32}
     assert run.summary["precision"] == ("bf16" if fast else "fp32")

@@ -1,4 +1,6 @@
-"""Links in a run's directory, under every name that a run writes: nothing elsewhere is written or deleted."""
+"""Links in a run's directory, under every name that a run writes: nothing elsewhere is written or
+deleted.
+"""
 
 import os
 import shutil
@@ -40,10 +42,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def unharmed(begun: Path, tmp_path: Path) -> Callable[[str], str]:
-    """Put a link under a name of a copy of the run, go on with it, and give what it said, if it stopped.
+    """Put a link under a name of a copy of the run, go on with it, and give what it said, if it
+    stopped.
 
-    The link leads to what lay there, or to a file of somebody else's, beside others that a run would clear
-    away.
+    The link leads to what lay there, or to a file of somebody else's, beside others that a run
+    would clear away.
     """
 
     def go_on(name: str) -> str:
@@ -73,7 +76,9 @@ def unharmed(begun: Path, tmp_path: Path) -> Callable[[str], str]:
     return go_on
 
 
-def test_a_link_in_the_place_of_a_folder_is_refused_by_its_name(unharmed: Callable[[str], str]) -> None:
+def test_a_link_in_the_place_of_a_folder_is_refused_by_its_name(
+    unharmed: Callable[[str], str],
+) -> None:
     for name in ("journal", "samples", "replay"):
         assert f"/{name}: it is a link" in unharmed(name)
 

@@ -1,4 +1,6 @@
-"""The lock of a directory where ``flock`` reaches, where it does not, and where a stranger wrote it."""
+"""The lock of a directory where ``flock`` reaches, where it does not, and where a stranger wrote
+it.
+"""
 
 import errno
 import fcntl
@@ -21,7 +23,9 @@ NODE = json.dumps({"host": "node7", "pid": 4711})
 
 
 def left(path: Path, age: float, text: str = NODE) -> Path:
-    """A lock whose holder gave its latest sign of life ``age`` seconds ago, by the file system's clock."""
+    """A lock whose holder gave its latest sign of life ``age`` seconds ago, by the file system's
+    clock.
+    """
     file = path / ".lock"
     file.write_text(text)
     now = file.stat().st_mtime
@@ -31,8 +35,13 @@ def left(path: Path, age: float, text: str = NODE) -> Path:
 
 def test_it_names_host_and_process_and_is_empty_once_given_back(tmp_path: Path) -> None:
     held = DirectoryLock(tmp_path)
-    assert json.loads((tmp_path / ".lock").read_text()) == {"host": socket.gethostname(), "pid": os.getpid()}
-    with pytest.raises(UserError, match=f"in use by process {os.getpid()}; wait for it to end, stop it"):
+    assert json.loads((tmp_path / ".lock").read_text()) == {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    with pytest.raises(
+        UserError, match=f"in use by process {os.getpid()}; wait for it to end, stop it"
+    ):
         DirectoryLock(tmp_path)
     held.close()
     held.close()

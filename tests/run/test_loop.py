@@ -1,4 +1,6 @@
-"""The loop: the budget to the last image, evaluations at even shares, and a method held to its word."""
+"""The loop: the budget to the last image, evaluations at even shares, and a method held to its
+word.
+"""
 
 import pytest
 import torch
@@ -42,14 +44,19 @@ def reached(spent, budget, points):
 
 @pytest.mark.parametrize(("points", "early"), [(1, [8]), (2, [4, 2]), (8, [1]), (16, [])])
 def test_evaluations_at_the_start_halve_and_are_no_more_than_the_others(points, early):
-    assert [spent for spent in range(1, 16 // points) if reached(spent, 16, points)] == sorted(early)
+    assert [spent for spent in range(1, 16 // points) if reached(spent, 16, points)] == sorted(
+        early
+    )
 
 
 def test_a_stop_is_obeyed_after_the_step_and_kept():
     parts = make_parts(LinearTeacher(SPEC), 160)
     kept: list[int] = []
     finished, _ = run(
-        make_method("static", parts), parts, stopped=lambda: parts.oracle.ledger.spent >= 40, kept=kept
+        make_method("static", parts),
+        parts,
+        stopped=lambda: parts.oracle.ledger.spent >= 40,
+        kept=kept,
     )
     assert not finished
     assert parts.oracle.ledger.spent == 48
@@ -62,7 +69,8 @@ def test_after_the_budget_the_loop_trains_on_until_the_plan_is_done():
     finished, listener = run(make_method("static", parts), parts, points=2, kept=kept)
     assert finished
     assert parts.students.steps == 300
-    # At the first even share's halves (past 20, 40), at the even shares, and with the last step taken.
+    # At the first even share's halves (past 20, 40), at the even shares, and with the last step
+    # taken.
     assert listener.evaluated == [32, 48, 80, 160, 160]
 
 
@@ -94,7 +102,11 @@ def test_several_students_are_scored_alone_and_as_a_vote():
     images = torch.rand(50, 1, 8, 8)
     labels = parts.oracle(images, "evaluation").argmax(1)
     examination = EvaluationSet(
-        "toy", images, labels, parts.oracle.label_mode, lambda part: parts.oracle(part, "evaluation")
+        "toy",
+        images,
+        labels,
+        parts.oracle.label_mode,
+        lambda part: parts.oracle(part, "evaluation"),
     )
     examination.prepare()
     found = score_all(examination, parts.students.delivered, parts.students.vote)
@@ -102,8 +114,12 @@ def test_several_students_are_scored_alone_and_as_a_vote():
     names += " constant_agreement agreement_balanced vote_agreement_balanced"
     assert set(found) == set(names.split())
     with torch.no_grad():
-        mean_NK = torch.stack([net.eval()(images).softmax(1) for net in parts.students.nets]).mean(0)
-    assert found["vote_agreement"] == pytest.approx((mean_NK.argmax(1) == labels).double().mean().item())
+        mean_NK = torch.stack([net.eval()(images).softmax(1) for net in parts.students.nets]).mean(
+            0
+        )
+    assert found["vote_agreement"] == pytest.approx(
+        (mean_NK.argmax(1) == labels).double().mean().item()
+    )
 
 
 def test_a_method_that_spends_something_else_than_it_says_is_named(monkeypatch):
@@ -116,7 +132,9 @@ def test_a_method_that_spends_something_else_than_it_says_is_named(monkeypatch):
 
 
 def test_a_step_is_held_to_what_it_was_to_cost_before_it(monkeypatch):
-    """The next one may cost something else: recipes with predicted gradients ended here in 0.4.0."""
+    """The next one may cost something else: recipes with predicted gradients ended here in
+    0.4.0.
+    """
     parts = make_parts(LinearTeacher(SPEC), 24)
     method = make_method("static", parts)
     due = [16]
@@ -148,10 +166,16 @@ def test_a_metric_that_must_be_worked_out_takes_a_hundredth_of_the_time(monkeypa
     reader, steps = loop.MetricReader(), 2_000
     for _ in range(steps):
         now[0] += 0.5
-        values = reader({"student_loss": torch.tensor(2.0), **{name: worked_out(name) for name in costs}})
+        values = reader(
+            {"student_loss": torch.tensor(2.0), **{name: worked_out(name) for name in costs}}
+        )
         assert values["student_loss"] == 2.0
     for name, seconds in costs.items():
-        assert 0.8 * now[0] / (100 * max(0.005, seconds)) < read.count(name) <= 1 + now[0] / (100 * seconds)
+        assert (
+            0.8 * now[0] / (100 * max(0.005, seconds))
+            < read.count(name)
+            <= 1 + now[0] / (100 * seconds)
+        )
     assert read.count("generator_grad_norm") == steps  # a cheap one is in every record
 
 

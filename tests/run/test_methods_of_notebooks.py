@@ -123,12 +123,15 @@ def test_a_nested_class_is_found_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_a_method_of_standard_input(tmp_path: Path) -> None:
     ask = (
-        "print(dfme.extract(ask, shape=(1, 8, 8), num_classes=2, budget=60, method=Mine, out='run').finished)"
+        "print(dfme.extract(ask, shape=(1, 8, 8), num_classes=2, budget=60, method=Mine, "
+        "out='run').finished)"
     )
     teacher = "ask = lambda x: [[1 - b, b] for b in x.mean(dim=(1, 2, 3)).tolist()]"
     text = "\n".join([CELL, "import dfme", teacher, ask])
     words = [sys.executable, "-"]
-    done = subprocess.run(words, cwd=tmp_path, input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, input=text, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "True\n", done.stderr
 
 
@@ -151,9 +154,15 @@ def without_defaults() -> type[dfme.Method]:
 
 
 def refused() -> Iterator[tuple[type[dfme.Method], str]]:
-    yield with_options(batch_size=0), 'batch_size": ...}: expected a whole number of at least 1, got 0'
+    yield (
+        with_options(batch_size=0),
+        'batch_size": ...}: expected a whole number of at least 1, got 0',
+    )
     yield with_options(batch_size="auto"), "at least 1, got 'auto'"
-    yield with_options(batch_size=10, student_steps=0), 'student_steps": ...}: expected a whole number'
+    yield (
+        with_options(batch_size=10, student_steps=0),
+        'student_steps": ...}: expected a whole number',
+    )
     yield with_options(size=10), "expected options with defaults in Options, one called batch_size"
     yield without_defaults(), "got no default of batch_size, student_steps"
     yield Free, "expected a cost of 1 image a step or more, got 0"

@@ -1,4 +1,6 @@
-"""Methods, students and generators of one's own, by name and from Python; the student's file by itself."""
+"""Methods, students and generators of one's own, by name and from Python; the student's file by
+itself.
+"""
 
 import dataclasses
 import sys
@@ -49,7 +51,9 @@ def usual(latent_size: int, spec: ImageSpec) -> nn.Module:
 
 class Net(nn.Sequential):
     def __init__(self, num_classes: int = 10, width: int = 4) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes))
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, num_classes)
+        )
 
 
 class Flat(nn.Linear):
@@ -86,7 +90,9 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 def test_what_is_ours_under_another_name_gives_the_same_student(
     what: str, ours: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    result = clone(tmp_path / "own", Metered(), 200, **{"student": {"arch": "cnn_small"}} | OURS[what])
+    result = clone(
+        tmp_path / "own", Metered(), 200, **{"student": {"arch": "cnn_small"}} | OURS[what]
+    )
     own = torch.load(tmp_path / "own" / "checkpoint.pt")["trainer"]["nets"]
     assert all(torch.equal(value, own[name]) for name, value in ours.items())
     written = load_yaml(tmp_path / "own" / "config.yaml")
@@ -120,22 +126,54 @@ def test_a_module_is_copied_and_trained_from_its_own_weights(tmp_path: Path) -> 
     net = Net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     result = clone(
-        tmp_path / "run", Metered(), student={"arch": net, "lr": 1e-9}, schedule={"kind": "constant"}
+        tmp_path / "run",
+        Metered(),
+        student={"arch": net, "lr": 1e-9},
+        schedule={"kind": "constant"},
     )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     for name, value in result.student.state_dict().items():
         torch.testing.assert_close(value, before[name], atol=1e-5, rtol=0)
 
 
-def test_the_whole_command_line_knows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_command_line_knows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = str(tmp_path / "run")
-    words = ["--method", f"{__name__}:Mine", "--student.arch", f"{__name__}:Net", "--method.batch-size", "20"]
-    words += ["--method.latent-size", "8", "--student.replay-steps", "1", "--evaluation.limit", "20"]
+    words = [
+        "--method",
+        f"{__name__}:Mine",
+        "--student.arch",
+        f"{__name__}:Net",
+        "--method.batch-size",
+        "20",
+    ]
+    words += [
+        "--method.latent-size",
+        "8",
+        "--student.replay-steps",
+        "1",
+        "--evaluation.limit",
+        "20",
+    ]
     assert main([*words, "--budget", "200", "--out", out]) == 0
     assert main(["--resume", "--out", out, "--budget", "300"]) == 0
     assert main(["evaluate", "--student", out]) == 0
     assert (
-        main(["retrain", "--run", out, "--out", f"{out}-2", "--student.count", "2", "--device", "cpu"]) == 0
+        main(
+            [
+                "retrain",
+                "--run",
+                out,
+                "--out",
+                f"{out}-2",
+                "--student.count",
+                "2",
+                "--device",
+                "cpu",
+            ]
+        )
+        == 0
     )
     capsys.readouterr()
     assert main(["--method", f"{__name__}:Mine", "--help"]) == 0
@@ -212,29 +250,56 @@ class Late(Net):
 
 
 NETS: dict[str, tuple[dict[str, Any], str]] = {
-    "not a module": ({"student": lambda shape: 3}, "expected a torch module, got an object of type int"),
-    "nothing taken": ({"student": lambda: Net()}, "expected a parameter named shape or num_classes"),
+    "not a module": (
+        {"student": lambda shape: 3},
+        "expected a torch module, got an object of type int",
+    ),
+    "nothing taken": (
+        {"student": lambda: Net()},
+        "expected a parameter named shape or num_classes",
+    ),
     "fails": ({"student": fails}, r"ValueError: too deep \(test_own"),
     "fails later": ({"student": Late()}, r"RuntimeError: no forward \(test_own_parts.py"),
     "other classes": (
         {"student": Net(7)},
         r"Net: expected floats \(2, 10\) for \(2, 1, 8, 8\), got \(2, 7\)",
     ),
-    "no parameters": ({"student": nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))}, "to train, got"),
+    "no parameters": (
+        {"student": nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(10))},
+        "to train, got",
+    ),
     "two of a module": ({"student": Net(), "method": "disguide"}, "one student, but this needs 2"),
-    "rounds": ({"student": {"arch": Net(), "steps": 9, "rounds": (1.0,)}}, r'needs student=\{"rounds"'),
-    "images": ({"method_options": {"generator": nn.Linear(256, 9)}}, r"floats \(2, 1, 8, 8\) for \(2, 256\)"),
+    "rounds": (
+        {"student": {"arch": Net(), "steps": 9, "rounds": (1.0,)}},
+        r'needs student=\{"rounds"',
+    ),
+    "images": (
+        {"method_options": {"generator": nn.Linear(256, 9)}},
+        r"floats \(2, 1, 8, 8\) for \(2, 256\)",
+    ),
     "range": (
-        {"method": "dfme", "method_options": {"generator": Flat}, "estimator": {"direction": "range"}},
+        {
+            "method": "dfme",
+            "method_options": {"generator": Flat},
+            "estimator": {"direction": "range"},
+        },
         r'expected a Conv2d in it, for estimator=\{"direction": "range"\}',
     ),
-    "no class": ({"method": small}, "expected a class derived from dfme.Method, got <function small"),
-    "labels": ({"method": Mine, "label_mode": "label"}, "Mine.* needs a teacher that answers probabilities"),
+    "no class": (
+        {"method": small},
+        "expected a class derived from dfme.Method, got <function small",
+    ),
+    "labels": (
+        {"method": Mine, "label_mode": "label"},
+        "Mine.* needs a teacher that answers probabilities",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", NETS)
-def test_a_network_that_does_not_fit_is_refused_before_the_first_query(what: str, tmp_path: Path) -> None:
+def test_a_network_that_does_not_fit_is_refused_before_the_first_query(
+    what: str, tmp_path: Path
+) -> None:
     settings, message = NETS[what]
     teacher = Metered()
     with pytest.raises(UserError, match=message) as caught:
@@ -250,7 +315,9 @@ def test_the_seed_makes_the_weights_of_each_of_several() -> None:
     made = [build_nets(job, SPEC, 10, torch.device("cpu")) for _ in range(2)]
     one, other = (list(each.parameters()) for each in made[0].students)
     assert not torch.equal(one[0], other[0])
-    assert all(torch.equal(a, b) for a, b in zip(one, made[1].students[0].parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(one, made[1].students[0].parameters(), strict=True)
+    )
     assert isinstance(made[0].generator, GeneratorNet)
 
 
@@ -258,7 +325,16 @@ def test_the_seed_makes_the_weights_of_each_of_several() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["os:system", "shutil:rmtree", "builtins:exec", "nowhere:Net", "a:b:c", ":", f"{__name__}:boom"]
+    "name",
+    [
+        "os:system",
+        "shutil:rmtree",
+        "builtins:exec",
+        "nowhere:Net",
+        "a:b:c",
+        ":",
+        f"{__name__}:boom",
+    ],
 )
 def test_nothing_is_called_that_makes_no_network(name: str, tmp_path: Path) -> None:
     save_student(tmp_path / "student.safetensors", Net(), name, SPEC, 10)

@@ -25,14 +25,38 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"out": "taken"}, "out=...: 'taken' exists; give another out=..., or resume=... to go on"),
     ({"resume": True}, "resume=...: expected out=... as well"),
     ({"method": "dfne"}, "method=...: expected a method"),
-    ({"method_options": {"batchsize": 1}}, 'method_options={"batchsize": ...}: unknown option; did you m'),
-    ({"method": "knockoff", "method_options": {"pool": "digits"}, "budget": 3000}, "lower budget=... to"),
-    ({"estimator": LATTICE}, 'estimator={"space": "lattice"}: expected a teacher that declares levels=..'),
-    ({"estimator": {"kind": "auto"}, "budget": 10}, 'the check that estimator={"kind": "auto"} and est'),
-    ({"estimator": {"form": "central"}, "method_options": {"reuse": True}}, 'with method_options={"reuse'),
-    ({"method": "static", "estimator": {"step": 1}}, "estimator=...: method static does not use it"),
-    ({"queries": {"pool": 3, "choose": "disagreement"}}, 'or student={"count": ...} of 2 or more, which'),
-    ({"method": "static", "student": {"loss": "l1"}, "label_mode": "label"}, 'student={"loss": "l1"} can'),
+    (
+        {"method_options": {"batchsize": 1}},
+        'method_options={"batchsize": ...}: unknown option; did you m',
+    ),
+    (
+        {"method": "knockoff", "method_options": {"pool": "digits"}, "budget": 3000},
+        "lower budget=... to",
+    ),
+    (
+        {"estimator": LATTICE},
+        'estimator={"space": "lattice"}: expected a teacher that declares levels=..',
+    ),
+    (
+        {"estimator": {"kind": "auto"}, "budget": 10},
+        'the check that estimator={"kind": "auto"} and est',
+    ),
+    (
+        {"estimator": {"form": "central"}, "method_options": {"reuse": True}},
+        'with method_options={"reuse',
+    ),
+    (
+        {"method": "static", "estimator": {"step": 1}},
+        "estimator=...: method static does not use it",
+    ),
+    (
+        {"queries": {"pool": 3, "choose": "disagreement"}},
+        'or student={"count": ...} of 2 or more, which',
+    ),
+    (
+        {"method": "static", "student": {"loss": "l1"}, "label_mode": "label"},
+        'student={"loss": "l1"} can',
+    ),
     ({"label_mode": "label"}, 'method="dfme" needs a teacher that answers'),
     ({"evaluation": "mnist"}, 'or fetch them with evaluation={"download": True}'),
     ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
@@ -64,7 +88,9 @@ def test_what_goes_wrong_on_the_way_is_said_in_python_too(tmp_path: Path) -> Non
     def column(images: torch.Tensor) -> torch.Tensor:
         return images.mean((1, 2, 3))[:, None]
 
-    with pytest.raises(dfme.TeacherError, match=r"start a new run with num_classes=2; .* out=") as e:
+    with pytest.raises(
+        dfme.TeacherError, match=r"start a new run with num_classes=2; .* out="
+    ) as e:
         dfme.extract(column, shape=(1, 8, 8), num_classes=10, budget=100, out=tmp_path / "run")
     assert (e.value.reason, e.value.exit_code) == ("unusable answer", 3)
 
@@ -89,7 +115,8 @@ def test_flags_in_a_sentence(text: str, said: str) -> None:
 @pytest.mark.integration
 def test_the_package_lists_what_it_has_without_loading_it() -> None:
     code = (
-        "import dfme, sys\nnames = dir(dfme)\nassert not {'torch', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "import dfme, sys\nnames = dir(dfme)\nassert not {'torch', 'pydantic', 'numpy'} & "
+        "set(sys.modules)\n"
         "assert all(getattr(dfme, name) is not None for name in names)\nprint(*names)"
     )
     done = subprocess.run(

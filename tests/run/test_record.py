@@ -66,7 +66,8 @@ def test_a_module_of_ones_own_is_named_and_may_be_mended(
     monkeypatch.syspath_prepend(".")
     source = (
         "class T:\n    shape, num_classes, class_names = (1, 8, 8), 2, ('dark', 'light')\n"
-        "    def __call__(self, x):\n        p = x.mean((1, 2, 3))\n        return [[1 - q, q] for q in "
+        "    def __call__(self, x):\n        p = x.mean((1, 2, 3))\n        return [[1 - q, q] for "
+        "q in "
         "p.tolist()]\n"
     )
     path = Path("recorded_teacher.py")
@@ -105,10 +106,16 @@ def test_a_checkpoint_that_lies_elsewhere_goes_on_if_it_is_the_same(
     out = "../runs/a"
     assert main(["--resume", "--out", out, "--budget", "120"]) == 0  # found where the run was begun
     (here / "t.safetensors").rename("u.safetensors")
-    assert main(["--resume", "--out", out, "--budget", "140", "--teacher.checkpoint", "u.safetensors"]) == 0
+    assert (
+        main(["--resume", "--out", out, "--budget", "140", "--teacher.checkpoint", "u.safetensors"])
+        == 0
+    )
     monkeypatch.chdir(here)
     assert main(["--resume", "--out", "runs/a", "--budget", "160"]) == 0
-    digests, ledger = swap(Path("elsewhere/u.safetensors")), Path("runs/a/ledger.jsonl").read_bytes()
+    digests, ledger = (
+        swap(Path("elsewhere/u.safetensors")),
+        Path("runs/a/ledger.jsonl").read_bytes(),
+    )
     for _ in range(2):
         capsys.readouterr()
         assert main(["--resume", "--out", "runs/a", "--budget", "180"]) == 2
@@ -126,7 +133,11 @@ def test_a_checkpoint_that_lies_elsewhere_goes_on_if_it_is_the_same(
 
 @pytest.mark.parametrize(
     ("name", "before", "now"),
-    [("label_mode", "probabilities", "logits"), ("bounds", (0.0, 1.0), (0.0, 2.0)), ("levels", 256, 16)],
+    [
+        ("label_mode", "probabilities", "logits"),
+        ("bounds", (0.0, 1.0), (0.0, 2.0)),
+        ("levels", 256, 16),
+    ],
 )
 def test_a_function_of_other_form_is_refused_in_python(
     name: str, before: object, now: object, tmp_path: Path
@@ -136,7 +147,9 @@ def test_a_function_of_other_form_is_refused_in_python(
     setattr(first, name, before)
     setattr(second, name, now)
     assert not clone(out, first).finished
-    with pytest.raises(UserError, match=rf"{name}.*{re.escape(str(now if name != 'bounds' else list(now)))}"):
+    with pytest.raises(
+        UserError, match=rf"{name}.*{re.escape(str(now if name != 'bounds' else list(now)))}"
+    ):
         clone(out, second, resume=True)
     assert second.calls == 0
     assert clone(out, first, resume=True).summary["spent"] == BUDGET
@@ -218,11 +231,14 @@ def test_folders_and_what_lies_beside_a_file() -> None:
         name: sha(f"parts/{name}") for name in ("config.json", "model.safetensors.index.json")
     }
     weights = made("onnx/m.onnx.data", "onnx/other.bin")["onnx/m.onnx.data"]
-    # As protocol buffers have TensorProto.external_data: a key and a value, each with its field, its length,
-    # its text.
+    # As protocol buffers have TensorProto.external_data: a key and a value, each with its field,
+    # its length, its text.
     entry = b"j\x1a\n\x08location\x12\x0bm.onnx.dataj\x0b\n\x06offset\x12\x010"
     Path("onnx/m.onnx").write_bytes(b"\x08\x08" + entry * 2)
-    assert digests("onnx", model="onnx/m.onnx") == {"model": sha("onnx/m.onnx"), "m.onnx.data": weights}
+    assert digests("onnx", model="onnx/m.onnx") == {
+        "model": sha("onnx/m.onnx"),
+        "m.onnx.data": weights,
+    }
     Path("labels.txt").write_text("a\nb\n")
     answer = "{path: s, form: mapping, classes: labels.txt}"
     paper = f"url: http://h/x\nrequest: {{json: {{i: '${{image}}'}}}}\nanswer: {answer}\n"
@@ -268,11 +284,15 @@ def test_an_adapter_is_written_out_without_secrets() -> None:
     assert told["image"]["encoding"] == "png_base64"
 
 
-def test_images_of_no_known_size_are_those_of_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_of_no_known_size_are_those_of_the_evaluation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     torch.save(build_net("cnn_small", (1, 8, 8), 10).state_dict(), "net.pt")
     words = [*SMALL, "--teacher.checkpoint", "net.pt"]
     assert main([*words, "--out", "a"]) == 2
-    assert re.fullmatch(r"dfme: --teacher\.shape: .*give --teacher\.shape C,H,W\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"dfme: --teacher\.shape: .*give --teacher\.shape C,H,W\n", capsys.readouterr().err
+    )
     assert not Path("a").exists()
     assert main([*words, "--out", "b", "--evaluation.dataset", "digits"]) == 0
     assert "images 1x8x8, as those of the evaluation (--teacher.shape)" in capsys.readouterr().err

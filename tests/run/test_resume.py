@@ -1,4 +1,6 @@
-"""Whatever stops a run, it says what to do, loses nothing that was paid, and goes on only as itself."""
+"""Whatever stops a run, it says what to do, loses nothing that was paid, and goes on only as
+itself.
+"""
 
 import hashlib
 import json
@@ -27,14 +29,20 @@ from dfme.run.directory import RunDirectory
 # Stops
 
 
-def test_a_second_ctrl_c_stops_at_once_and_the_batch_in_flight_stays_charged(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_stops_at_once_and_the_batch_in_flight_stays_charged(
+    tmp_path: Path,
+) -> None:
     out, first, second = tmp_path / "run", Metered({8: lambda: (ctrl_c(), ctrl_c())}), Metered()
     with pytest.raises(KeyboardInterrupt):
         clone(out, first)
     assert first.served == 7 * BATCH
     result = clone(out, second, resume=True)
     assert first.served + second.served == BUDGET - BATCH
-    assert (result.summary["spent"], result.summary["failed"], result.summary["lost"]) == (BUDGET, BATCH, 0)
+    assert (result.summary["spent"], result.summary["failed"], result.summary["lost"]) == (
+        BUDGET,
+        BATCH,
+        0,
+    )
 
 
 def test_handlers_and_global_random_state_are_as_before(tmp_path: Path) -> None:
@@ -61,23 +69,34 @@ def test_wall_time_adds_up_over_the_sessions_and_leaves_out_the_pause(tmp_path: 
 
 
 @pytest.mark.parametrize("budget", [1, 257, *exhaustive(255, 256, 1_000, 1_792, 3_584)])
-def test_the_budget_is_spent_to_the_last_image_by_the_teachers_own_count(budget: int, tmp_path: Path) -> None:
+def test_the_budget_is_spent_to_the_last_image_by_the_teachers_own_count(
+    budget: int, tmp_path: Path
+) -> None:
     teacher, out = Metered(), tmp_path / "run"
     images = {"shape": (1, 8, 8), "num_classes": 10}
-    result = dfme.extract(teacher, **images, budget=budget, recipe="paper", out=out, evaluation="none")
+    result = dfme.extract(
+        teacher, **images, budget=budget, recipe="paper", out=out, evaluation="none"
+    )
     assert teacher.served == result.summary["spent"] == audit(out / "ledger.jsonl").spent == budget
     assert queries(out)[-1] == budget
 
 
 @pytest.mark.parametrize("stops", [{}, {8: ctrl_c}], ids=["finished", "stopped"])
-def test_a_larger_budget_goes_on_and_a_smaller_one_is_refused(stops: dict[int, Any], tmp_path: Path) -> None:
+def test_a_larger_budget_goes_on_and_a_smaller_one_is_refused(
+    stops: dict[int, Any], tmp_path: Path
+) -> None:
     out, first, second = tmp_path / "run", Metered(stops), Metered()
     assert clone(out, first).finished is not bool(stops)
     with pytest.raises(UserError, match="other values of budget"):
         clone(out, second, BUDGET - 1, resume=True)
     assert second.served == 0
     result = clone(out, second, BUDGET + 77, resume=True)
-    assert first.served + second.served == result.summary["spent"] == result.summary["budget"] == BUDGET + 77
+    assert (
+        first.served + second.served
+        == result.summary["spent"]
+        == result.summary["budget"]
+        == BUDGET + 77
+    )
     assert queries(out) == sorted(set(queries(out)))
     assert audit(out / "ledger.jsonl").budget == BUDGET + 77
 
@@ -115,7 +134,10 @@ def test_another_configuration_is_refused_by_the_names_of_its_keys(
 def test_a_finished_run_gives_its_result_again_and_says_so(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    teacher, before = Metered(), sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*"))
+    teacher, before = (
+        Metered(),
+        sorted((path, path.stat().st_mtime_ns) for path in whole.rglob("*")),
+    )
     result = clone(whole, teacher, resume=True, progress=True)
     shown = capsys.readouterr()
     assert (teacher.calls, result.finished) == (0, True)
@@ -137,13 +159,17 @@ def test_a_result_that_cannot_be_read_is_written_again_without_asking(
     assert teacher.calls == 0
     assert student(out) == student(whole)
     assert result.summary == json.loads((out / "summary.json").read_text())
-    assert result.summary["agreement"] == json.loads((whole / "summary.json").read_text())["agreement"]
+    assert (
+        result.summary["agreement"] == json.loads((whole / "summary.json").read_text())["agreement"]
+    )
 
 
 # The command line, and --resume auto: one line that begins a run and goes on with it
 
 
-def test_the_command_line_refuses_and_repeats(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_refuses_and_repeats(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = [*SMALL, "--out", "run", "--resume", "auto"]
     Path("run").mkdir()
     for name in (".lock", "config.yaml.tmp"):  # as a process killed at its beginning leaves it
@@ -239,9 +265,17 @@ def test_a_changed_config_is_refused_in_one_line_and_what_was_written_goes_on(
     edited = "".join(above).replace("lr: 0.1\n", "lr: 0.2\n", 1)
     cases = [edited + last, text.replace("lr: 0.1", "lr:  0.1", 1), text + "seed: 7\n", text + "\n"]
     cases += ["".join([above[1], above[0], *above[2:]]) + last, "".join(above[:-1]) + last, edited]
-    cases += ["".join(above), text[:-2], text[:-1], "".join(above) + last.upper(), text.replace("\n", "\r\n")]
+    cases += [
+        "".join(above),
+        text[:-2],
+        text[:-1],
+        "".join(above) + last.upper(),
+        text.replace("\n", "\r\n"),
+    ]
     all_hold(is_refused, [(case, capsys) for case in cases])
-    assert main(["--config", "run/config.yaml", "--out", "new"]) == 0, "a recipe for whoever names it"
+    assert main(["--config", "run/config.yaml", "--out", "new"]) == 0, (
+        "a recipe for whoever names it"
+    )
     assert main(["--resume", "--out", "run", "--budget", "200"]) == 0
     assert main(["--resume", "--out", "run", "--budget", "300"]) == 0, "and it was written anew"
 
@@ -260,7 +294,9 @@ def test_a_run_of_another_release_is_refused_by_its_name(
 
 # Processes
 
-SIGNALLED = "--method.name dfme --method.batch-size 64 --budget 2500 --evaluation.dataset digits".split()
+SIGNALLED = (
+    "--method.name dfme --method.batch-size 64 --budget 2500 --evaluation.dataset digits".split()
+)
 
 
 @pytest.mark.exhaustive
@@ -271,7 +307,9 @@ def test_a_signal_keeps_a_run_for_the_command(tmp_path: Path) -> None:
         out = f"a run {number}"
         process = bench.start(bench.flags(out, *SIGNALLED))
         ledger = tmp_path / out / "ledger.jsonl"
-        while process.poll() is None and (not ledger.exists() or ledger.read_bytes().count(b'"charge"') < 20):
+        while process.poll() is None and (
+            not ledger.exists() or ledger.read_bytes().count(b'"charge"') < 20
+        ):
             time.sleep(0.005)
         process.send_signal(number)
         said, err = process.communicate(timeout=60)

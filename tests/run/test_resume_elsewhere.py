@@ -20,7 +20,8 @@ from dfme.errors import UserError
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "teachers" / "checkpoints" / "digits.safetensors"
 BEGIN = (
-    "--teacher.checkpoint t.safetensors --evaluation.dataset data --evaluation.points 1 --method knockoff "
+    "--teacher.checkpoint t.safetensors --evaluation.dataset data --evaluation.points 1 --method "
+    "knockoff "
     "--method.pool pool.npz --method.batch-size 20 --student.arch cnn_small --budget 40 --out run"
 )
 LATER = "--resume --budget 60"
@@ -79,7 +80,8 @@ def test_relative_paths_begin_where_the_run_was_started(
     assert away["config_hash"] == there["config_hash"]
     assert away["agreement"] == there["agreement"]
     weights = [
-        hashlib.sha256((home / name / "student.safetensors").read_bytes()) for name in ("run", "there")
+        hashlib.sha256((home / name / "student.safetensors").read_bytes())
+        for name in ("run", "there")
     ]
     assert weights[0].digest() == weights[1].digest()
     assert load_yaml(home / "run" / "config.yaml", own=True)["evaluation"]["dataset"] == "data"
@@ -168,7 +170,9 @@ def test_images_that_changed_in_their_place_are_refused(
     assert "method.pool: images of sha256" in one_line(capsys)
 
 
-def test_a_run_without_digests_goes_on_as_before(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_digests_goes_on_as_before(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     digests = json.loads((home / "run" / "data.json").read_text())
     (home / "run" / "data.json").unlink()
     shutil.copytree(home / "data", home / "copied")
@@ -186,15 +190,19 @@ def test_a_teacher_of_ones_own_is_found_where_the_run_was_started(
     (home / "weights").mkdir(parents=True)
     (home / "bright_elsewhere.py").write_text(
         "class Bright:\n    shape, num_classes = (1, 8, 8), 2\n\n"
-        "    def __init__(self, weights: str) -> None:\n        self.scale = float(open(weights).read())\n\n"
+        "    def __init__(self, weights: str) -> None:\n        self.scale = "
+        "float(open(weights).read())\n\n"
         "    def __call__(self, x):\n        p = (self.scale * x.mean((1, 2, 3)))[:, None]\n"
         "        return p.new_tensor([[1.0, 0.0]]) + p * p.new_tensor([[-1.0, 1.0]])\n"
     )
     (home / "weights" / "w.txt").write_text("0.9")
     monkeypatch.chdir(home)
-    words = "--teacher bright_elsewhere:Bright --teacher.weights weights/w.txt --method.name static "
+    words = (
+        "--teacher bright_elsewhere:Bright --teacher.weights weights/w.txt --method.name static "
+    )
     words += (
-        "--method.batch-size 20 --method.latent-size 8 --student.arch cnn_small --evaluation.dataset none"
+        "--method.batch-size 20 --method.latent-size 8 --student.arch cnn_small "
+        "--evaluation.dataset none"
     )
     assert run(f"{words} --evaluation.points 1 --budget 40 --out run") == 0
     monkeypatch.chdir(tmp_path)
@@ -203,7 +211,9 @@ def test_a_teacher_of_ones_own_is_found_where_the_run_was_started(
     capsys.readouterr()
 
 
-def test_a_run_from_python_finds_its_images_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_from_python_finds_its_images_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, away = tmp_path / "home", tmp_path / "away"
     save_folder(home / "data")
     away.mkdir()

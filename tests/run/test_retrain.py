@@ -1,4 +1,6 @@
-"""A fresh student on what a run paid for: all of it is read again, in order, and nothing is asked."""
+"""A fresh student on what a run paid for: all of it is read again, in order, and nothing is
+asked.
+"""
 
 import json
 import re
@@ -48,7 +50,9 @@ def finished(out: Path, labels: bool = False, **student: Any) -> Recording:
     """A run scored on what it did not pay for, so that all that is paid for teaches."""
     teacher, mode = Recording(labels), "label" if labels else None
     evaluation = {"dataset": "digits", "points": 2}
-    assert clone(out, teacher, student=STUDENT | student, evaluation=evaluation, label_mode=mode).finished
+    assert clone(
+        out, teacher, student=STUDENT | student, evaluation=evaluation, label_mode=mode
+    ).finished
     return teacher
 
 
@@ -58,7 +62,9 @@ def everything(paid: PaidAnswers) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("store", "labels"), [("disk", False), ("memory", True)])
-def test_all_that_was_paid_for_comes_back_in_order(store: str, labels: bool, tmp_path: Path) -> None:
+def test_all_that_was_paid_for_comes_back_in_order(
+    store: str, labels: bool, tmp_path: Path
+) -> None:
     teacher = finished(tmp_path / "run", labels, replay_store=store)
     paid = paid_answers(tmp_path / "run", torch.Generator().manual_seed(3))
     images, answers = everything(paid)
@@ -94,11 +100,15 @@ def test_what_is_no_run_or_kept_nothing_is_told(tmp_path: Path) -> None:
         paid_answers(tmp_path / "run")
 
 
-def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(whole: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(
+    whole: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
     (out / "summary.json").unlink()
-    with pytest.raises(UserError, match=r"is not finished, .*label_mode; resume it to its end first"):
+    with pytest.raises(
+        UserError, match=r"is not finished, .*label_mode; resume it to its end first"
+    ):
         paid_answers(out)
     config = (out / "config.yaml").read_text()
     edited = config.replace("label_mode: null", "label_mode: probabilities:4")
@@ -116,7 +126,13 @@ def test_an_unfinished_run_says_what_it_has_and_how_it_was_answered(whole: Path,
 def paid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that bought good answers and hardly learnt from them."""
     out = tmp_path_factory.mktemp("paid") / "run"
-    clone(out, Metered(), PAID, evaluation=DIGITS, student={"lr": 1e-6, "replay_steps": 1, "loss": "kl"})
+    clone(
+        out,
+        Metered(),
+        PAID,
+        evaluation=DIGITS,
+        student={"lr": 1e-6, "replay_steps": 1, "loss": "kl"},
+    )
     return out
 
 
@@ -126,11 +142,19 @@ def run(paid: Path, tmp_path: Path) -> Path:
 
 
 def settings(**changes: Any) -> ExtractConfig:
-    student = {"arch": "cnn_small", "lr": 0.05, "steps": 60, "loss": "kl", **changes.pop("student", {})}
+    student = {
+        "arch": "cnn_small",
+        "lr": 0.05,
+        "steps": 60,
+        "loss": "kl",
+        **changes.pop("student", {}),
+    }
     evaluation = EvaluationConfig(**{**DIGITS, **changes.pop("evaluation", {})})
     cosine = ScheduleConfig("cosine")
     trained = StudentConfig(**student)
-    return ExtractConfig(student=trained, evaluation=evaluation, schedule=cosine, device="cpu", **changes)
+    return ExtractConfig(
+        student=trained, evaluation=evaluation, schedule=cosine, device="cpu", **changes
+    )
 
 
 def quiet(line: str) -> None:
@@ -142,7 +166,9 @@ def summary(out: Path) -> dict[str, Any]:
     return content
 
 
-def test_the_queries_are_worth_what_a_good_training_makes_of_them(run: Path, tmp_path: Path) -> None:
+def test_the_queries_are_worth_what_a_good_training_makes_of_them(
+    run: Path, tmp_path: Path
+) -> None:
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     told: list[str] = []
     out = tmp_path / "again"
@@ -235,7 +261,11 @@ def test_the_command_trains_as_the_run_did_unless_told_otherwise(
     ],
 )
 def test_mistakes_are_named(
-    paid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: str, message: str
+    paid: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(paid.parent)
     assert main(["retrain", *flags.split()]) == 2

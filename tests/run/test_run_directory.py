@@ -1,4 +1,6 @@
-"""The run directory: fresh or resumable, the summary last; checkpoints: whole, or damage that is named."""
+"""The run directory: fresh or resumable, the summary last; checkpoints: whole, or damage that is
+named.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as run:
         found = {
-            path.relative_to(tmp_path).as_posix() for path in vars(run).values() if isinstance(path, Path)
+            path.relative_to(tmp_path).as_posix()
+            for path in vars(run).values()
+            if isinstance(path, Path)
         }
     assert found - {"."} == {
         *(
@@ -92,7 +96,9 @@ def test_a_run_that_fails_before_its_first_charge_leaves_no_directory(
     with pytest.raises(failure):
         clone(out, Metered())
     assert not out.exists()
-    monkeypatch.setattr(Static, "prepare", lambda _: (out / "own.log").touch() or raising(failure)())
+    monkeypatch.setattr(
+        Static, "prepare", lambda _: (out / "own.log").touch() or raising(failure)()
+    )
     with pytest.raises(failure):
         clone(out, Metered())
     assert [path.name for path in out.iterdir()] == ["own.log"], "what is not the run's stays"
@@ -109,11 +115,15 @@ def path(tmp_path: Path) -> Path:
 def test_everything_a_run_holds_comes_back(path: Path) -> None:
     rng = torch.Generator().manual_seed(3)
     plain = [1, 2.5, True, None, "text", b"bytes", (1, 2), 2**70]
-    save_checkpoint(path, {"net": {"weight": torch.arange(3.0)}, "rng": rng.get_state(), "plain": plain})
+    save_checkpoint(
+        path, {"net": {"weight": torch.arange(3.0)}, "rng": rng.get_state(), "plain": plain}
+    )
     again = load_checkpoint(path)
     assert again["plain"] == torch.load(path, weights_only=True)["plain"] == plain
     assert again["net"]["weight"].tolist() == [0.0, 1.0, 2.0]
-    assert torch.equal(torch.rand(5, generator=rng), torch.rand(5, generator=rng.set_state(again["rng"])))
+    assert torch.equal(
+        torch.rand(5, generator=rng), torch.rand(5, generator=rng.set_state(again["rng"]))
+    )
 
 
 def test_after_a_kill_between_the_two_renames_the_one_before_is_loaded(
@@ -136,12 +146,17 @@ def test_after_a_kill_between_the_two_renames_the_one_before_is_loaded(
     assert load_checkpoint(path) == {"step": 1}
     save_checkpoint(path, {"step": 2})
     assert (load_checkpoint(path), load_checkpoint(previous(path))) == ({"step": 2}, {"step": 1})
-    assert sorted(each.name for each in path.parent.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "checkpoint.previous.pt",
+        "checkpoint.pt",
+    ]
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_anywhere_is_found(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("run") / "checkpoint.pt"
     save_checkpoint(path, {"x": torch.arange(20.0)})
     content = bytearray(path.read_bytes())
@@ -159,7 +174,10 @@ def test_a_full_disk_leaves_the_old_checkpoint_untouched(path: Path) -> None:
     save_checkpoint(path, {"step": 1})
     before = path.read_bytes()
     for size in (0, 5_000, 300_000):
-        with file_size_limit(size), pytest.raises(RunError, match=r"cannot write .*free some space"):
+        with (
+            file_size_limit(size),
+            pytest.raises(RunError, match=r"cannot write .*free some space"),
+        ):
             save_checkpoint(path, {"x": torch.zeros(100_000)})
     assert path.read_bytes() == before
     assert [*path.parent.iterdir()] == [path]
@@ -173,7 +191,9 @@ def test_a_full_disk_leaves_the_old_checkpoint_untouched(path: Path) -> None:
         ({"a": {(1, 2): 3}}, r"state\['a'\] has the key \(1, 2\)"),
     ],
 )
-def test_what_could_not_be_loaded_is_not_saved(path: Path, state: dict[str, Any], where: str) -> None:
+def test_what_could_not_be_loaded_is_not_saved(
+    path: Path, state: dict[str, Any], where: str
+) -> None:
     with pytest.raises(TypeError, match=where):
         save_checkpoint(path, state)
     assert not list(path.parent.iterdir())

@@ -1,7 +1,7 @@
 """Every kind of run, stopped at every kind of moment and resumed, ends as if nobody had stopped it.
 
-Methods, and what else a student's training keeps, are in tests/methods/test_methods_resume.py; processes that
-are killed are in test_killed_runs.py.
+Methods, and what else a student's training keeps, are in tests/methods/test_methods_resume.py;
+processes that are killed are in test_killed_runs.py.
 """
 
 import json
@@ -24,7 +24,10 @@ from dfme.run.retrain import paid_answers
 
 SMALLER = {"batch_size": 5, "latent_size": 16}
 DIGITS: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 60, "points": 4}}
-TWICE = {"answers": {"repeat": 2, "learn": "label"}, "method_options": {**SMALLER, "batch_size": 10}}
+TWICE = {
+    "answers": {"repeat": 2, "learn": "label"},
+    "method_options": {**SMALLER, "batch_size": 10},
+}
 CHECKED = {
     "method": "dfme",
     "method_options": {"batch_size": 20, "latent_size": 16},
@@ -39,7 +42,9 @@ STACK = "modelguard_s:epsilon=0.6+noise:sigma=0.1:key_env=DFME_TEST_KEY"
 
 @dataclass(frozen=True)
 class Kind:
-    """A configuration, its teacher, and the budget that a run of 400 images goes on under, if larger."""
+    """A configuration, its teacher, and the budget that a run of 400 images goes on under, if
+    larger.
+    """
 
     changes: dict[str, Any] = field(default_factory=dict)
     teacher: Callable[..., Any] = Metered
@@ -93,7 +98,9 @@ OTHERS = [(name, moment) for name in KINDS for moment in MOMENTS if (name, momen
 
 
 def to_its_end(out: Path, kind: Kind, moments: list[dict[int, Callable[[], object]]]) -> list[Any]:
-    """Run it, stopped and resumed at these moments of each stretch; the teachers of the stretches."""
+    """Run it, stopped and resumed at these moments of each stretch; the teachers of the
+    stretches.
+    """
     teachers, begun = [], False
     if kind.enlarged:
         teachers.append(kind.teacher())
@@ -101,7 +108,9 @@ def to_its_end(out: Path, kind: Kind, moments: list[dict[int, Callable[[], objec
     for at in [*moments, {}]:
         teachers.append(kind.teacher(at))
         try:
-            ended = clone(out, teachers[-1], kind.enlarged or kind.budget, begun, **kind.changes).finished
+            ended = clone(
+                out, teachers[-1], kind.enlarged or kind.budget, begun, **kind.changes
+            ).finished
             assert ended is not bool(at)
         except (TeacherError, KeyboardInterrupt):
             assert at, "it was to end"
@@ -125,7 +134,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 
 def paid(out: Path) -> list[bytes]:
     """What the run keeps of its answers, in order."""
-    return [part.numpy().tobytes() for pair in paid_answers(out).replay.batches(10_000) for part in pair]
+    return [
+        part.numpy().tobytes() for pair in paid_answers(out).replay.batches(10_000) for part in pair
+    ]
 
 
 @pytest.mark.parametrize(("name", "moment"), [*USUAL, *exhaustive_rows(OTHERS)])
@@ -149,7 +160,9 @@ def test_it_ends_as_if_nobody_had_stopped_it(
     # The ledger is the teacher's own count, and no image was served twice.
     ledger = audit(out / "ledger.jsonl")
     assert (ledger.spent, ledger.lost) == (audit(whole / "ledger.jsonl").spent, 0)
-    assert sum(each.images for each in teachers) == images == ledger.spent + ledger.evaluation_queries
+    assert (
+        sum(each.images for each in teachers) == images == ledger.spent + ledger.evaluation_queries
+    )
 
 
 # Under a larger budget
@@ -157,13 +170,19 @@ def test_it_ends_as_if_nobody_had_stopped_it(
 
 STUDENT = {"arch": "cnn_small", "lr": 0.01, "steps": 8, "replay_batch": 8, "average": 0.9}
 PILOT: dict[str, Any] = {"student": {**STUDENT, "rounds": (0.25, 0.5, 1.0)}}
-"""Of 400 images: 2 steps at 100, 2 at 200 and 4 at 400: 8 steps like the roots of 1, 2 and 4, rounded."""
+"""Of 400 images: 2 steps at 100, 2 at 200 and 4 at 400: 8 steps like the roots of 1, 2 and 4,
+rounded.
+"""
 
 
 def steps(out: Path) -> list[tuple[int, int]]:
     """Queries and student steps of every evaluation."""
     records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [(record["queries"], int(record["student_steps"])) for record in records if "seconds" in record]
+    return [
+        (record["queries"], int(record["student_steps"]))
+        for record in records
+        if "seconds" in record
+    ]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +207,9 @@ def test_the_rounds_beyond_what_is_spent_are_taken(
     assert set(taken.values()) == {*expected.values()}
 
 
-PASSES: dict[str, Any] = {"student": {**PILOT["student"], "steps": 0, "passes": 1, "replay_batch": 40}}
+PASSES: dict[str, Any] = {
+    "student": {**PILOT["student"], "steps": 0, "passes": 1, "replay_batch": 40}
+}
 """Of 400 images, 40 in a step: 18 steps at 100 (7 passes), 25 at 200 and 36 at 400."""
 
 

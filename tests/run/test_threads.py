@@ -1,4 +1,6 @@
-"""A run of its own process takes the threads that pay, and keeps them; whoever says how many is obeyed."""
+"""A run of its own process takes the threads that pay, and keeps them; whoever says how many is
+obeyed.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -20,18 +22,26 @@ LINE = "threads: 1 of 3, by timing a few steps of the student; OMP_NUM_THREADS=N
 
 
 class Machine:
-    """A clock on which a step of a batch takes ``milliseconds[threads]``, in turn where there are several."""
+    """A clock on which a step of a batch takes ``milliseconds[threads]``, in turn where there are
+    several.
+    """
 
-    def __init__(self, milliseconds: Mapping[int, float | tuple[float, ...]], cores: float = 1.0) -> None:
+    def __init__(
+        self, milliseconds: Mapping[int, float | tuple[float, ...]], cores: float = 1.0
+    ) -> None:
         self.now, self._cores = 0.0, cores
-        turns = {each: own if isinstance(own, tuple) else (own,) for each, own in milliseconds.items()}
+        turns = {
+            each: own if isinstance(own, tuple) else (own,) for each, own in milliseconds.items()
+        }
         self._steps = {each: cycle(own) for each, own in turns.items()}
 
     def step(self, images: int) -> None:
         self.now += next(self._steps[torch.get_num_threads()]) / 1000 * images / 64
 
     def worthwhile(self, most: int) -> int:
-        return worthwhile_threads(self.step, 64, most, lambda: self.now, lambda: self.now * self._cores)
+        return worthwhile_threads(
+            self.step, 64, most, lambda: self.now, lambda: self.now * self._cores
+        )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,9 @@ class Machine:
         ({1: 8}, 1, 1),
     ],
 )
-def test_threads_are_doubled_for_as_long_as_that_pays(milliseconds: Any, most: int, taken: int) -> None:
+def test_threads_are_doubled_for_as_long_as_that_pays(
+    milliseconds: Any, most: int, taken: int
+) -> None:
     before, machine = torch.get_num_threads(), Machine(milliseconds)
     assert machine.worthwhile(most) == taken
     assert torch.get_num_threads() == before
@@ -90,7 +102,9 @@ def summary(out: str) -> dict[str, Any]:
 
 
 def test_a_run_says_and_records_its_threads_and_goes_on_with_them(
-    unsaid: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unsaid: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     unsaid(1)
     assert main([*RUN, "--out", "chosen"]) == 0
@@ -111,12 +125,14 @@ def test_a_run_says_and_records_its_threads_and_goes_on_with_them(
 
 
 def test_nothing_is_measured_where_somebody_says_how_many_or_another_program_or_service_runs(
-    unsaid: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unsaid: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert clone(Path("python"), Metered(), budget=20, device="cpu").summary["threads"] == 3
     words = (
-        "--budget 20 --teacher v2 --teacher.shape 1,8,8 --teacher.num-classes 10 --teacher.model m".split()
-    )
+        "--budget 20 --teacher v2 --teacher.shape 1,8,8 --teacher.num-classes 10 --teacher.model m"
+    ).split()
     job = parse_extract([*RUN, *words, "--teacher.url", "http://127.0.0.1:9", "--out", "service"])
     assert run_job(job, teacher=Metered(), own_process=True, console=False).summary["threads"] == 3
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -1,4 +1,6 @@
-"""The time of a run: foretold before the first query, fitted to, told on the way, and of no effect on it."""
+"""The time of a run: foretold before the first query, fitted to, told on the way, and of no effect
+on it.
+"""
 
 import contextlib
 import json
@@ -40,7 +42,10 @@ EMBEDDED = {
     "shapes": "--recipe frugal --budget 60 --evaluation.dataset shapes "
     "--teacher.checkpoint teachers/checkpoints/shapes.safetensors",
     "disguide": "--method.name disguide --budget 1k --evaluation.dataset digits",
-    "28x28": "--method.name procedural --budget 300 --student.arch lenet5 --teacher.checkpoint t.safetensors",
+    "28x28": (
+        "--method.name procedural --budget 300 --student.arch lenet5 "
+        "--teacher.checkpoint t.safetensors"
+    ),
 }
 FACTOR = 1.5
 
@@ -49,8 +54,8 @@ FACTOR = 1.5
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of every run, from its first line about the time on.
 
-    The rehearsal and the run are timed in CPU seconds of this process, so other work on the machine does not
-    count: wall seconds of one and the same run were seen to differ by a factor of three.
+    The rehearsal and the run are timed in CPU seconds of this process, so other work on the machine
+    does not count: wall seconds of one and the same run were seen to differ by a factor of three.
     """
     taken: list[float] = []
     go = Run.go
@@ -117,16 +122,22 @@ def test_where_the_automatic_student_does_not_fit_a_smaller_one_is_trained(
 ) -> None:
     torch.manual_seed(0)
     save_student(
-        Path("t.safetensors"), build_net("lenet5", (1, 28, 28), 10), "lenet5", ImageSpec((1, 28, 28)), 10
+        Path("t.safetensors"),
+        build_net("lenet5", (1, 28, 28), 10),
+        "lenet5",
+        ImageSpec((1, 28, 28)),
+        10,
     )
     # steps of 256 images, so that most of the time is the student's
     words = (
-        "--recipe frugal --teacher.checkpoint t.safetensors --budget 3k --student.replay-batch 256".split()
-    )
+        "--recipe frugal --teacher.checkpoint t.safetensors --budget 3k --student.replay-batch 256"
+    ).split()
     least = {}
     for arch in ("cnn_small", "cnn_large"):
         assert main([*words, "--student.arch", arch, "--minutes", "0.001"]) == 2
-        (found,) = re.findall(r"at least ([\d.]+) on this machine, for \d+ steps of", capsys.readouterr().err)
+        (found,) = re.findall(
+            r"at least ([\d.]+) on this machine, for \d+ steps of", capsys.readouterr().err
+        )
         least[arch] = float(found)
     assert main([*words, "--minutes", f"{1.5 * least['cnn_large']}", "--dry-run"]) == 0
     assert "cnn_large" in capsys.readouterr().out
@@ -141,7 +152,9 @@ def test_where_the_automatic_student_does_not_fit_a_smaller_one_is_trained(
 
 
 @pytest.mark.parametrize("more", ["", "--dry-run", "--student.arch cnn_medium"])
-def test_a_time_in_which_nothing_fits_is_refused(more: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_in_which_nothing_fits_is_refused(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*SMALL, "--minutes", "0.001", "--out", "run", *more.split()]) == 2
     faster = r", a faster student \(--student.arch cnn_small\)" * ("medium" in more)
     assert re.fullmatch(
@@ -176,7 +189,9 @@ def test_a_program_that_draws_slowly_is_named_and_seldom_asked(
     assert 20 <= int(each) <= 40
     # a third of 12,000 images and of the three others that are drawn beside each one
     seconds = 12_000 / 3 * 4 * int(each) / 1000
-    assert seconds * 0.6 <= 60 * int(of_it.split(":")[0]) + int(of_it.split(":")[1]) <= seconds * 1.5
+    assert (
+        seconds * 0.6 <= 60 * int(of_it.split(":")[0]) + int(of_it.split(":")[1]) <= seconds * 1.5
+    )
     assert float(minutes) * 60 > 0.6 * seconds
     with sketching() as sketch:
         images = ProceduralImages(ImageSpec((1, 8, 8)), ("text", "text", "leaves"))
@@ -185,7 +200,9 @@ def test_a_program_that_draws_slowly_is_named_and_seldom_asked(
     assert sum(drawn) <= 62
 
 
-def test_minutes_go_by_the_batch_that_the_students_will_have(capsys: pytest.CaptureFixture[str]) -> None:
+def test_minutes_go_by_the_batch_that_the_students_will_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     # of auto: 256 of the 12,000 images of 8x8 pixels; above 16 pixels a side it is 187
     assert main("--recipe frugal --budget 12k --minutes 0.001 --out run --dry-run".split()) == 2
     assert "for 50 steps of cnn_small" in capsys.readouterr().err
@@ -202,11 +219,17 @@ def test_minutes_go_by_the_batch_that_the_students_will_have(capsys: pytest.Capt
     ],
 )
 def test_a_rehearsal_changes_nothing(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = [word for word in SMALL if "knockoff" not in words or word not in ("--method.latent-size", "16")]
+    small = [
+        word
+        for word in SMALL
+        if "knockoff" not in words or word not in ("--method.latent-size", "16")
+    ]
     flags = [*small, *words.split(), "--budget", "400"]
     found = []
     rehearse = build.rehearse
-    monkeypatch.setattr(build, "rehearse", lambda *parts, **how: found.append(rehearse(*parts, **how)))
+    monkeypatch.setattr(
+        build, "rehearse", lambda *parts, **how: found.append(rehearse(*parts, **how))
+    )
     with narrow_generators():
         assert main([*flags, "--out", "without"]) == 0
         assert found[0] is not None
@@ -269,9 +292,14 @@ def test_steps_on_a_lone_batch_are_told_as_parts_of_all(final_share: float, left
 
 
 @pytest.mark.integration
-def test_killed_within_a_round_a_run_loses_no_more_than_the_pace_of_checkpoints(tmp_path: Path) -> None:
+def test_killed_within_a_round_a_run_loses_no_more_than_the_pace_of_checkpoints(
+    tmp_path: Path,
+) -> None:
     flags = "--method.name static --method.batch-size 20 --budget 200 --student.arch cnn_small "
-    flags += "--evaluation.dataset none --student.steps 1000 --student.rounds 0.9,1 --checkpoint-seconds 0.2"
+    flags += (
+        "--evaluation.dataset none --student.steps 1000 --student.rounds 0.9,1 "
+        "--checkpoint-seconds 0.2"
+    )
     whole = Bench(tmp_path / "whole")
     killed = Bench(tmp_path / "killed")
     whole.here(whole.flags("run", *flags.split()))

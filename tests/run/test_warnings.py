@@ -43,7 +43,9 @@ Heard = tuple[OneAnswer, list[tuple[int, str]]]
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Heard:
-    """A teacher, and what the logger says, as there is no console, with the images served by then."""
+    """A teacher, and what the logger says, as there is no console, with the images served by
+    then.
+    """
     teacher, lines = OneAnswer(), list[tuple[int, str]]()
     caplog.set_level(logging.WARNING, "dfme")
     emit = lambda record: lines.append((teacher.served, record.getMessage()))  # noqa: E731
@@ -67,7 +69,9 @@ def test_paid_answers_are_counted_as_the_teacher_counts_them(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["answers"] == answers
 
 
-def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(tmp_path: Path, heard: Heard) -> None:
+def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(
+    tmp_path: Path, heard: Heard
+) -> None:
     teacher, lines = heard
     told = clone(tmp_path / "run", teacher, **SCORED).summary
     assert told["agreement"] == told["baselines"]["constant_agreement"] == 1.0
@@ -99,7 +103,9 @@ def test_a_student_that_learns_nothing_is_told_why_by_the_runs_own_record(tmp_pa
     assert "the loss did not fall (" in told["warnings"][-1]
     in_rounds = {**still, "student": {"lr": 1e-9, "steps": 20, "rounds": (0.5, 1.0)}}
     told = clone(tmp_path / "rounds", Metered(), **in_rounds).summary
-    assert "images that it was trained on it agrees on" in told["warnings"][-1], "losses there tell no fall"
+    assert "images that it was trained on it agrees on" in told["warnings"][-1], (
+        "losses there tell no fall"
+    )
     assert "images unlike" not in " ".join(told["warnings"])
 
 
@@ -111,9 +117,12 @@ def test_the_command_line_shows_baselines_and_warnings(
         "torch.eye(10)[torch.full((len(images),), 3)]\n"
     )
     words = (
-        "--teacher stuck:answer --teacher.shape 1,8,8 --teacher.num-classes 10 --evaluation.dataset digits"
+        "--teacher stuck:answer --teacher.shape 1,8,8 --teacher.num-classes 10 "
+        "--evaluation.dataset digits"
     )
-    words += " --method.name static --method.batch-size 20 --budget 100 --evaluation.limit 50 --out run"
+    words += (
+        " --method.name static --method.batch-size 20 --budget 100 --evaluation.limit 50 --out run"
+    )
     assert main(words.split()) == 0
     out, err = (" ".join(text.split()) for text in capsys.readouterr())  # whatever the width
     assert "constant answer accuracy 16.00%, agreement 100.00%; a guess: 10.00%" in out
@@ -124,8 +133,16 @@ def test_the_command_line_shows_baselines_and_warnings(
 
 RECIPES = {
     **{"digits": (3_000, 400), "digits_dfms": (3_000, 150), "digits_disguide": (2_500, 300)},
-    **{"digits_dni": (10_000, None), "digits_dual_students": (2_500, 300), "digits_frugal": (1_500, 400)},
-    **{"digits_knockoff": (5_000, None), "digits_maze": (20_000, 600), "digits_paper": (20_000, None)},
+    **{
+        "digits_dni": (10_000, None),
+        "digits_dual_students": (2_500, 300),
+        "digits_frugal": (1_500, 400),
+    },
+    **{
+        "digits_knockoff": (5_000, None),
+        "digits_maze": (20_000, 600),
+        "digits_paper": (20_000, None),
+    },
     **{"digits_procedural": (2_500, 400), "digits_static": (3_000, 400)},
 }
 """Our recipes, and fewer queries than their own, and fewer student steps where those are many."""
@@ -138,7 +155,9 @@ def test_a_run_of_our_recipes_is_warned_of_nothing(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget, steps = RECIPES[name]
-    words = f"--config {PROJECT}/configs/{name}.yaml --budget {budget} --out run --device cpu".split()
+    words = (
+        f"--config {PROJECT}/configs/{name}.yaml --budget {budget} --out run --device cpu".split()
+    )
     assert main(words + ([] if steps is None else ["--student.steps", str(steps)])) == 0
     assert json.loads((here / "run" / "summary.json").read_text())["warnings"] == []
     assert "warning: the" not in capsys.readouterr().err

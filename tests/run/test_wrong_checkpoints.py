@@ -1,4 +1,6 @@
-"""Checkpoints with a right checksum and a wrong content: one line, no traceback, and no process dies."""
+"""Checkpoints with a right checksum and a wrong content: one line, no traceback, and no process
+dies.
+"""
 
 import random
 import re
@@ -45,7 +47,10 @@ SETUPS: dict[str, tuple[Any, State]] = {
     "synthetic": (Metered, {**method("dfme"), "estimator": {"kind": "synthetic", "every": 2}}),
     "auto": (Metered, {**method("dfme"), "estimator": {"kind": "auto"}, "budget": 1_200}),
     "dfms": (Metered, method("dfms", gan_steps=2, proxy="digits")),
-    "knockoff": (Metered, {"method": "knockoff", "method_options": {"batch_size": 20, "pool": "digits"}}),
+    "knockoff": (
+        Metered,
+        {"method": "knockoff", "method_options": {"batch_size": 20, "pool": "digits"}},
+    ),
     "labels": (Labels, {"label_mode": "label"}),
     "defended": (Counting, {**SCORED, "until_agreement": 0.2}),
 }
@@ -88,14 +93,19 @@ def replaced(value: Any, path: Way, leaf: Any) -> Any:
     if not path:
         return leaf
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    changed = {key: replaced(each, path[1:], leaf) if key == path[0] else each for key, each in pairs}
+    changed = {
+        key: replaced(each, path[1:], leaf) if key == path[0] else each for key, each in pairs
+    }
     return changed if isinstance(value, dict) else [*changed.values()]
 
 
 def crafted(state: State) -> Iterator[tuple[str, Any]]:
-    """States with one wrong entry of each kind; names that differ in numbers and layers are of one kind."""
+    """States with one wrong entry of each kind; names that differ in numbers and layers are of one
+    kind.
+    """
     kinds = {
-        tuple(re.sub(r"\d+|^.*\.(?=\w+$)", "", str(key)) for key in path): path for path, _ in leaves(state)
+        tuple(re.sub(r"\d+|^.*\.(?=\w+$)", "", str(key)) for key in path): path
+        for path, _ in leaves(state)
     }
     for path, leaf in leaves(state):
         for name, make in WRONG.items() if path in kinds.values() else ():
@@ -114,7 +124,9 @@ def crafted(state: State) -> Iterator[tuple[str, Any]]:
     [("dfme", 12), ("labels", 12), *exhaustive_rows((setup, 30) for setup in SETUPS)],
 )
 def test_no_crafted_checkpoint_ends_in_a_traceback(setup: str, cases: int, tmp_path: Path) -> None:
-    """The run is refused in one line before anything is asked, or the entry was one that may be so."""
+    """The run is refused in one line before anything is asked, or the entry was one that may be
+    so.
+    """
     out = tmp_path / "run"
     found = list(crafted(begin(setup, out)))
     teacher, changes = SETUPS[setup]
@@ -164,7 +176,8 @@ def test_kept_answers_are_those_that_the_teacher_can_have_given() -> None:
     ]:
         require_paid([(images, answers)] * 2, spec, 5, LabelMode.parse(mode))
     others = [
-        (images, each) for each in (labels.int(), labels + 1, labels - 1, scores.double(), scores[:, :4])
+        (images, each)
+        for each in (labels.int(), labels + 1, labels - 1, scores.double(), scores[:, :4])
     ]
     others += [(images[:0], scores[:0]), (images.double(), scores), (images[:, :, :1], scores)]
     others += [(images + nan, scores), (images, scores + torch.inf), (images, hidden)]
@@ -173,4 +186,7 @@ def test_kept_answers_are_those_that_the_teacher_can_have_given() -> None:
         with pytest.raises(ValueError, match=r"^expected "):
             require_paid([(images, answers)], spec, 5, LabelMode.parse(mode))
 
-    all_hold(is_refused, ((mode, *pair) for mode in ("label", "probabilities", "logits") for pair in others))
+    all_hold(
+        is_refused,
+        ((mode, *pair) for mode in ("label", "probabilities", "logits") for pair in others),
+    )

@@ -40,7 +40,11 @@ def test_shifts_by_hand_repeat_the_edge():
 def test_all_it_may_become_happens_equally_often_and_nothing_else(how, possible, shape):
     count = 100 * possible
     image_CHW = torch.rand(shape, generator=rng(1))
-    moves = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)] if how != "flip" else [(0, 0)]
+    moves = (
+        [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
+        if how != "flip"
+        else [(0, 0)]
+    )
     expected = [shifted(image_CHW, *move) for move in moves]
     if how != "shift":
         expected += [image_CHW.flip(2)] if how == "flip" else [image.flip(2) for image in expected]
@@ -68,8 +72,15 @@ def test_affine_maps_stay_within_their_bounds_in_pixels():
     places = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
     x_1CHW = torch.stack([places[0], places[1], torch.ones(height, width)])[None] / 100
     out_BCHW = 100 * augment(x_1CHW.expand(300, -1, -1, -1), "affine", rng())
-    centre = (slice(None), slice(None), slice(9, 15), slice(18, 30))  # nothing moves in from outside there
-    here_N3 = torch.stack([each[centre[2:]].flatten() for each in (*places, torch.ones(height, width))], 1)
+    centre = (
+        slice(None),
+        slice(None),
+        slice(9, 15),
+        slice(18, 30),
+    )  # nothing moves in from outside there
+    here_N3 = torch.stack(
+        [each[centre[2:]].flatten() for each in (*places, torch.ones(height, width))], 1
+    )
     middle = torch.tensor([height / 2, width / 2])
     found_B32 = torch.linalg.lstsq(
         here_N3.expand(300, -1, -1), out_BCHW[centre][:, :2].flatten(2).mT
@@ -80,6 +91,8 @@ def test_affine_maps_stay_within_their_bounds_in_pixels():
     assert right_B.abs().max() <= 0.075 * width + 1e-3
     assert down_B.abs().max() > 0.06 * height
     assert right_B.abs().max() > 0.06 * width
-    turn_B = torch.atan2(found_B32[:, 1, 0], found_B32[:, 1, 1])  # of the horizontal axis, without the shear
+    turn_B = torch.atan2(
+        found_B32[:, 1, 0], found_B32[:, 1, 1]
+    )  # of the horizontal axis, without the shear
     assert 0.15 < turn_B.abs().max() <= 0.2 + 1e-3
     assert 0.8 < stretches_B2[:, 1].min() < stretches_B2[:, 1].max() <= 1.15 + 1e-3

@@ -16,7 +16,12 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 def settings() -> tuple[object, ...]:
     cudnn = torch.backends.cudnn
-    return torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark, os.environ.get(NAME)
+    return (
+        torch.get_deterministic_debug_mode(),
+        cudnn.deterministic,
+        cudnn.benchmark,
+        os.environ.get(NAME),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +32,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given", [None, ":4096:8", ":16:8"])
-def test_on_a_gpu_it_lasts_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+def test_on_a_gpu_it_lasts_as_long_as_the_run(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
     if given:
         monkeypatch.setenv(NAME, given)
     before = settings()
@@ -50,7 +57,9 @@ def test_what_comes_too_late_is_refused(
     if value is not None:
         monkeypatch.setenv(NAME, value)
     before = settings()
-    late = pytest.raises(UserError, match=f"--deterministic: expected {NAME}=:4096:8 before CUDA starts, got")
+    late = pytest.raises(
+        UserError, match=f"--deterministic: expected {NAME}=:4096:8 before CUDA starts, got"
+    )
     with late, deterministic(True, CUDA):
         pytest.fail("nothing may start")
     assert settings() == before
@@ -70,5 +79,7 @@ def test_graphs_are_refused_on_a_cpu_before_anything_is_asked(
 ) -> None:
     words = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--device", "cpu"]
     assert main(["extract", *words, "--graphs", "true", "--out", str(tmp_path / "run")]) == 2
-    assert "--graphs: expected a CUDA device, got cpu; leave --graphs out" in capsys.readouterr().err
+    assert (
+        "--graphs: expected a CUDA device, got cpu; leave --graphs out" in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()

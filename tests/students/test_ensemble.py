@@ -10,12 +10,19 @@ from torch import nn
 from dfme.nets import build_net
 from dfme.students.trainer import Ensemble, Vote
 
-NETS = [("cnn_small", (1, 8, 8)), ("cnn_medium", (3, 9, 13)), ("wrn16_1", (3, 8, 8)), ("lenet5", (1, 28, 28))]
+NETS = [
+    ("cnn_small", (1, 8, 8)),
+    ("cnn_medium", (3, 9, 13)),
+    ("wrn16_1", (3, 8, 8)),
+    ("lenet5", (1, 28, 28)),
+]
 
 
 def nets(count, arch="cnn_small", shape=(1, 8, 8), classes=4):
     torch.manual_seed(1)
-    return [build_net(arch, shape, classes).to(memory_format=torch.channels_last) for _ in range(count)]
+    return [
+        build_net(arch, shape, classes).to(memory_format=torch.channels_last) for _ in range(count)
+    ]
 
 
 def images(shape=(1, 8, 8), count=6, seed=2):
@@ -32,7 +39,9 @@ def test_every_member_is_trained_as_if_it_were_alone(arch, shape):
     sum(F.cross_entropy(scores_BK, labels_B) for scores_BK in scores_EBK).backward()
     for own, net in zip(ensemble.members, alone, strict=True):
         F.cross_entropy(net(x_BCHW), labels_B).backward()
-        torch.testing.assert_close([p.grad for p in own.parameters()], [p.grad for p in net.parameters()])
+        torch.testing.assert_close(
+            [p.grad for p in own.parameters()], [p.grad for p in net.parameters()]
+        )
         torch.testing.assert_close(own.state_dict(), net.state_dict())
 
 

@@ -1,4 +1,6 @@
-"""A run with graphs is the run without, bit for bit. On a CPU, what was captured runs anew on its buffers."""
+"""A run with graphs is the run without, bit for bit. On a CPU, what was captured runs anew on its
+buffers.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -40,14 +42,18 @@ def with_graphs(graph: type[FakeGraph] = FakeGraph) -> Iterator[None]:
     plain = build.run_job
 
     def run_job(job: Any, **others: Any) -> Any:
-        return plain(dataclasses.replace(job, config=dataclasses.replace(job.config, graphs=True)), **others)
+        return plain(
+            dataclasses.replace(job, config=dataclasses.replace(job.config, graphs=True)), **others
+        )
 
     with pytest.MonkeyPatch.context() as patch, faked(graph):
         patch.setattr(build, "run_job", run_job)
         yield
 
 
-def cloned(out: Path, teacher: Metered | None = None, resume: bool = False, **changes: Any) -> bytes:
+def cloned(
+    out: Path, teacher: Metered | None = None, resume: bool = False, **changes: Any
+) -> bytes:
     quick = {} if "method" in changes else {"queries": {"programs": ("noise",)}}
     settings = {"method": "dfme", "method_options": SMALL} | quick | changes
     plain = {"lr": 0.01, "replay_steps": 1, "average": 0.9}
@@ -67,16 +73,26 @@ CASES: dict[str, dict[str, Any]] = {
     "average of every second step": {"student": {"lr": 0.01, "average": 0.9, "average_every": 2}},
     "adam": {"student": {"lr": 0.001, "optimizer": "adam"}},
     "rounds": {
-        "student": {"lr": 0.01, "steps": 90, "rounds": (0.4, 1.0), "average": 0.9, "replay_batch": 24}
+        "student": {
+            "lr": 0.01,
+            "steps": 90,
+            "rounds": (0.4, 1.0),
+            "average": 0.9,
+            "replay_batch": 24,
+        }
     },
-    "weight decay of what is held": {"student": {"lr": 0.01, "replay_steps": 1, "decay_images": 500}},
+    "weight decay of what is held": {
+        "student": {"lr": 0.01, "replay_steps": 1, "decay_images": 500}
+    },
 }
 
 
 TELLING = ["rounds"]
 
 
-@pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in CASES if name not in TELLING))])
+@pytest.mark.parametrize(
+    "name", [*TELLING, *exhaustive(*(name for name in CASES if name not in TELLING))]
+)
 def test_a_run_with_graphs_is_the_run_without(tmp_path: Path, name: str, without: bytes) -> None:
     expected = cloned(tmp_path / "without", **CASES[name]) if CASES[name] else without
     with with_graphs():
@@ -98,8 +114,14 @@ def test_a_killed_run_with_graphs_is_resumed_to_the_student_of_one_without(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": "dual_students"}, "the students' step goes on without, since there are several"),
-        ({"estimator": {"direction": "range"}}, "the generator goes on without, since a hook watches"),
+        (
+            {"method": "dual_students"},
+            "the students' step goes on without, since there are several",
+        ),
+        (
+            {"estimator": {"direction": "range"}},
+            "the generator goes on without, since a hook watches",
+        ),
     ],
 )
 def test_what_cannot_be_captured_goes_on_without_and_is_told_once(
@@ -137,8 +159,12 @@ def test_a_local_teacher_is_replayed_too_and_all_nets_are_given_back(tmp_path: P
     teachers: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         made = build.build_teacher
-        patch.setattr(build, "build_teacher", lambda *given: teachers.append(made(*given)) or teachers[-1])
-        build.run_job(parse_extract([*WORDS, *digits, "--out", str(tmp_path / "without")]), console=False)
+        patch.setattr(
+            build, "build_teacher", lambda *given: teachers.append(made(*given)) or teachers[-1]
+        )
+        build.run_job(
+            parse_extract([*WORDS, *digits, "--out", str(tmp_path / "without")]), console=False
+        )
         with with_graphs():
             job = parse_extract([*WORDS, *digits, "--out", str(tmp_path / "with")])
             assert isinstance(build.run_job(job, console=False).student, nn.Module)

@@ -78,7 +78,13 @@ def test_a_round_begins_like_a_new_optimiser_and_graphs_go_on(optimizer: str) ->
 
 def test_what_a_graph_keeps_of_pythons_values_is_part_of_its_form() -> None:
     """Weight decay, whether the average is due, and whether it is the first."""
-    settings = {"decay_images": 500, "replay_steps": 1, "average": 0.9, "average_every": 2, "replay_batch": 8}
+    settings = {
+        "decay_images": 500,
+        "replay_steps": 1,
+        "average": 0.9,
+        "average_every": 2,
+        "replay_batch": 8,
+    }
     trainer = make_parts(LinearTeacher(SPEC), 800, **settings).students
     optimizer, average = trainer._optimizer, trainer._average
     rng = torch.Generator().manual_seed(1)
@@ -118,7 +124,8 @@ def test_a_generator_may_be_called_again_before_its_backward_pass() -> None:
         graphed, plain = generators()
         for step in range(8):
             first, second, drawn = (
-                torch.randn(4, 8, generator=torch.Generator().manual_seed(step + k)) for k in range(3)
+                torch.randn(4, 8, generator=torch.Generator().manual_seed(step + k))
+                for k in range(3)
             )
             found, kept = [], []
             for net in (graphed, plain):

@@ -15,8 +15,8 @@ TWO_DECIMALS = LabelMode("probabilities", decimals=2)
 
 
 def confident_teacher(images: int = 400, classes: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of a teacher that is sure of itself, and scores of a student that has learnt a good part of
-    them."""
+    """Logits of a teacher that is sure of itself, and scores of a student that has learnt a good
+    part of them."""
     rng = torch.Generator().manual_seed(3)
     logits = 5.0 * torch.randn(images, classes, generator=rng)
     return logits, logits + torch.randn(images, classes, generator=rng)
@@ -34,7 +34,9 @@ def published_l1(scores: torch.Tensor, probabilities: torch.Tensor, floor: float
 
 
 def gradient(distance, scores: torch.Tensor, *answers: object) -> torch.Tensor:
-    """Of the summed distance in the scores, free of the constant per image that no loss here sees."""
+    """Of the summed distance in the scores, free of the constant per image that no loss here
+    sees.
+    """
     scores = scores.clone().requires_grad_()
     (grad,) = torch.autograd.grad(distance(scores, *answers).sum(), scores)
     return grad - grad.mean(dim=1, keepdim=True)
@@ -50,14 +52,18 @@ def test_recovered_logits_are_the_logits_up_to_a_constant_per_image():
 def test_by_hand():
     scores, answers = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.5, 0.25, 0.25]])
     log_p = [math.log(0.5), math.log(0.25), math.log(0.25)]
-    l1 = sum(abs(s - (p - sum(log_p) / 3)) for s, p in zip([1.0, 0.0, -1.0], log_p, strict=True)) / 3
+    l1 = (
+        sum(abs(s - (p - sum(log_p) / 3)) for s, p in zip([1.0, 0.0, -1.0], log_p, strict=True)) / 3
+    )
     assert make_distance("l1", PROBABILITIES)(scores, answers).item() == pytest.approx(l1, rel=1e-6)
     kl = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     found = make_distance("kl", PROBABILITIES)(torch.zeros(1, 2), torch.tensor([[0.75, 0.25]]))
     assert found.item() == pytest.approx(kl, rel=1e-6)
     of_labels = make_distance("auto", LabelMode("label"))
     distances = of_labels(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
-    assert distances.tolist() == pytest.approx([math.log(1 + math.exp(-2.0)), math.log(2.0)], rel=1e-6)
+    assert distances.tolist() == pytest.approx(
+        [math.log(1 + math.exp(-2.0)), math.log(2.0)], rel=1e-6
+    )
 
 
 def test_a_zero_counts_as_half_a_rounding_step_in_logits_and_as_nothing_in_probabilities():
@@ -86,20 +92,28 @@ def test_l1_at_a_zero_is_one_sided_by_hand():
 
 
 def test_the_true_logits_have_no_error_whatever_rounding_hid():
-    true_p = torch.tensor([[0.5, 0.5 - 1e-9, 1e-9, 1e-12], [0.25, 0.75, 1e-5, 3e-20]], dtype=torch.float64)
+    true_p = torch.tensor(
+        [[0.5, 0.5 - 1e-9, 1e-9, 1e-12], [0.25, 0.75, 1e-5, 3e-20]], dtype=torch.float64
+    )
     answers = true_p.float().round(decimals=4)
     assert (answers == 0).tolist() == [[False, False, True, True]] * 2
     lost_by_recovery = true_p[:, :1].log() - recovered(answers, FOUR_DECIMALS)[:, :1]
     scores = (true_p.log() - lost_by_recovery).float()
     distance = make_distance("l1", FOUR_DECIMALS)
     assert distance(scores, answers).max().item() < 1e-6
-    assert distance(scores - 3.0, answers).max().item() < 1e-5, "a constant is no error where it is not known"
-    apart = scores + torch.tensor([2.0, 0.0, 0.0, 0.0])  # against the mean of the two resolved: 1 and -1
+    assert distance(scores - 3.0, answers).max().item() < 1e-5, (
+        "a constant is no error where it is not known"
+    )
+    apart = scores + torch.tensor(
+        [2.0, 0.0, 0.0, 0.0]
+    )  # against the mean of the two resolved: 1 and -1
     assert distance(apart, answers).tolist() == pytest.approx([0.5, 0.5], abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("mode", "floor"), [(PROBABILITIES, torch.finfo(torch.float32).tiny), (FOUR_DECIMALS, 5e-5)], ids=str
+    ("mode", "floor"),
+    [(PROBABILITIES, torch.finfo(torch.float32).tiny), (FOUR_DECIMALS, 5e-5)],
+    ids=str,
 )
 def test_without_a_zero_l1_is_the_published_one_bit_for_bit_with_its_gradient(mode, floor):
     logits, scores = confident_teacher()
@@ -107,7 +121,9 @@ def test_without_a_zero_l1_is_the_published_one_bit_for_bit_with_its_gradient(mo
     answers = p if mode.decimals is None else p.round(decimals=mode.decimals).clamp_min(1e-4)
     distance = make_distance("l1", mode)
     assert torch.equal(distance(scores, answers), published_l1(scores, answers, floor))
-    assert torch.equal(gradient(distance, scores, answers), gradient(published_l1, scores, answers, floor))
+    assert torch.equal(
+        gradient(distance, scores, answers), gradient(published_l1, scores, answers, floor)
+    )
 
 
 @pytest.mark.parametrize("mode", ["probabilities:2", "top_k:3", "top_k:3:2"])
@@ -140,8 +156,8 @@ def test_top_k_l1_by_hand_an_unrevealed_class_is_at_most_its_share():
     log_p = [math.log(value) for value in (0.6, 0.1, 0.2, 0.1)]
     rec = [value - sum(log_p) / 4 for value in log_p]
     scores = torch.tensor([[rec[0] - 1.0, rec[1] + 0.5, rec[2], rec[3] - 9.0]])
-    # The two revealed are off by -1 and 0, a shift of 0.5: errors -0.5 and 0.5, and 0.5 + 0.5 above the first
-    # bound.
+    # The two revealed are off by -1 and 0, a shift of 0.5: errors -0.5 and 0.5, and 0.5 + 0.5 above
+    # the first bound.
     assert make_distance("l1", LabelMode("top_k", k=2))(scores, answers).item() == pytest.approx(
         2 / 4, abs=1e-4
     )
@@ -149,11 +165,15 @@ def test_top_k_l1_by_hand_an_unrevealed_class_is_at_most_its_share():
 
 def test_an_unrevealed_class_is_never_more_likely_than_the_least_revealed_one():
     nan, mode = math.nan, LabelMode("top_k", k=2, decimals=1)
-    answers = torch.tensor([[0.7, 0.1, nan], [0.9, 0.0, nan]])  # the rest is .2 and .1, by rounding alone
+    answers = torch.tensor(
+        [[0.7, 0.1, nan], [0.9, 0.0, nan]]
+    )  # the rest is .2 and .1, by rounding alone
     log_p, logits = log_probabilities(answers, mode), recovered(answers, mode)
     assert log_p.exp()[:, 2].tolist() == pytest.approx([0.1, 0.05], rel=1e-5)
     assert (logits[:, 2] <= logits[:, 1]).all()
-    assert make_distance("l1", mode)(logits, answers).tolist() == pytest.approx([0.0, 0.0], abs=1e-4)
+    assert make_distance("l1", mode)(logits, answers).tolist() == pytest.approx(
+        [0.0, 0.0], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("loss", ["l1", "kl"])

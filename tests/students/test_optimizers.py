@@ -1,4 +1,6 @@
-"""A scheduled optimiser: its learning rate is asked at every step; it takes up its state; it starts anew."""
+"""A scheduled optimiser: its learning rate is asked at every step; it takes up its state; it starts
+anew.
+"""
 
 from copy import deepcopy
 from typing import Any
@@ -15,7 +17,9 @@ SMALL = (1, 8, 8)
 
 
 def scheduled(net: nn.Module, factors: list[float], momentum: float = 0.0) -> ScheduledOptimizer:
-    return ScheduledOptimizer(torch.optim.SGD(net.parameters(), 0.5, momentum=momentum), lambda: factors[0])
+    return ScheduledOptimizer(
+        torch.optim.SGD(net.parameters(), 0.5, momentum=momentum), lambda: factors[0]
+    )
 
 
 def step(net: nn.Linear, optimizer: ScheduledOptimizer) -> float:
@@ -55,7 +59,8 @@ def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
 def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -> None:
     config, net = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1), nn.Linear(1, 1)
     scores, labels = (
-        make_optimizer(net, config.fitting(LabelMode(kind), SMALL)) for kind in ("probabilities", "label")
+        make_optimizer(net, config.fitting(LabelMode(kind), SMALL))
+        for kind in ("probabilities", "label")
     )
     assert isinstance(scores, torch.optim.SGD)
     assert isinstance(labels, torch.optim.Adam)
@@ -71,10 +76,17 @@ def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -
     ("mode", "asked", "loss"),
     [("probabilities", "auto", "kl"), ("probabilities", "l1", "l1"), ("label", "auto", "auto")],
 )
-def test_larger_images_are_learnt_by_adamw_with_a_strong_decay(mode: str, asked: str, loss: str) -> None:
+def test_larger_images_are_learnt_by_adamw_with_a_strong_decay(
+    mode: str, asked: str, loss: str
+) -> None:
     config = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1, loss=asked)
     taken = config.fitting(LabelMode(mode), (1, 8, 17))
-    assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == ("adamw", 0.005, 50.0, loss)
+    assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == (
+        "adamw",
+        0.005,
+        50.0,
+        loss,
+    )
 
 
 def test_weights_are_kept_between_rounds_where_the_decay_makes_them_forget() -> None:
@@ -102,12 +114,17 @@ def test_a_replay_batch_of_auto_is_large_for_small_images() -> None:
         ("sgd", torch.optim.SGD, {"momentum": 0.9}),
     ],
 )
-def test_steps_are_those_of_torchs_optimisers(name: str, torchs: Any, momentum: dict[str, float]) -> None:
+def test_steps_are_those_of_torchs_optimisers(
+    name: str, torchs: Any, momentum: dict[str, float]
+) -> None:
     ours, theirs = nn.Linear(2, 1), nn.Linear(2, 1)
     theirs.load_state_dict(ours.state_dict())
     settings = {"lr": 0.5, "weight_decay": 0.1, **momentum}
     mine = make_optimizer(ours, StudentConfig(optimizer=name, **settings))
-    for net, optimizer in ((ours, mine), (theirs, torchs(theirs.parameters(), fused=True, **settings))):
+    for net, optimizer in (
+        (ours, mine),
+        (theirs, torchs(theirs.parameters(), fused=True, **settings)),
+    ):
         for _ in range(3):
             optimizer.zero_grad()
             net(torch.ones(1, 2)).square().sum().backward()

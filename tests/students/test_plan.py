@@ -52,10 +52,14 @@ MILESTONES = [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), 
     ],
 )
 def test_learning_rates_follow_the_share_of_the_budget(schedule, expected):
-    assert [factor(schedule, share) for share, _ in expected] == pytest.approx([each for _, each in expected])
+    assert [factor(schedule, share) for share, _ in expected] == pytest.approx(
+        [each for _, each in expected]
+    )
 
 
-@pytest.mark.parametrize(("images", "expected"), [(400, 0.05), (1_600, 0.025), (100, 0.1), (25, 0.1)])
+@pytest.mark.parametrize(
+    ("images", "expected"), [(400, 0.05), (1_600, 0.025), (100, 0.1), (25, 0.1)]
+)
 def test_weight_decay_falls_with_the_root_of_what_is_held(images, expected):
     config = StudentConfig(weight_decay=0.05, decay_images=400, replay_batch=100)
     assert weight_decay(config, images) == pytest.approx(expected)
@@ -64,7 +68,9 @@ def test_weight_decay_falls_with_the_root_of_what_is_held(images, expected):
 
 def test_the_optimiser_decays_the_weights_by_it():
     """With no gradient to speak of, a step of SGD takes lr * decay of each weight."""
-    _, trainer = fed(8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5)
+    _, trainer = fed(
+        8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5
+    )
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     trainer.train_pending(1)
     for old, now in zip(before, trainer.net.parameters(), strict=True):
@@ -94,7 +100,9 @@ def test_the_final_share_is_taken_after_the_budget():
 def test_rounds_take_parts_of_the_steps_like_passes_over_what_they_hold():
     rounds = (0.16, 0.36, 1.0)
     assert StepPlan.of(StudentConfig(steps=200, rounds=rounds), 1_000).final == (40, 60, 100)
-    passes = StepPlan.of(StudentConfig(passes=64, rounds=rounds, replay_batch=1), 10**6, 10**6).final
+    passes = StepPlan.of(
+        StudentConfig(passes=64, rounds=rounds, replay_batch=1), 10**6, 10**6
+    ).final
     assert [steps / passes[-1] for steps in passes] == pytest.approx([0.4, 0.6, 1.0], rel=1e-4)
     assert QUARTERS.edges == [0, 30, 60, 90]
 
@@ -113,15 +121,26 @@ def test_under_a_larger_budget_those_rounds_come_that_lie_beyond_what_is_spent()
     owed = {(100, 90): 0, (149, 90): 0, (150, 90): 30, (150, 100): 20}
     owed |= {(299, 120): 0, (300, 120): 30, (300, 60): 90}
     assert {at: grown.steps_due(at[0] / 300, at[1]) for at in owed} == owed
-    assert [grown.progress(0.5, steps) for steps in (90, 105, 119)] == pytest.approx([0, 0.5, 29 / 30])
+    assert [grown.progress(0.5, steps) for steps in (90, 105, 119)] == pytest.approx(
+        [0, 0.5, 29 / 30]
+    )
     assert [grown.round_at(steps) for steps in (90, 100, 120, 150)] == [3, -1, 4, -1]
 
 
 def test_a_budget_that_grows_in_the_midst_keeps_the_rounds_that_were_due():
-    grown = QUARTERS.goes_on(QUARTERS, spent=0.6, since=0.06)  # 25 and 50 were due; 250, 500 and 1,000 come
+    grown = QUARTERS.goes_on(
+        QUARTERS, spent=0.6, since=0.06
+    )  # 25 and 50 were due; 250, 500 and 1,000 come
     assert grown.edges[-1] == 150
-    assert [grown.steps_due(queries / 1_000, 40) for queries in (60, 249, 250, 1_000)] == [20, 20, 50, 110]
-    again = grown.goes_on(QUARTERS, spent=0.6, since=0.3)  # 250 and 500 were due; 1,000 and 2,000 come
+    assert [grown.steps_due(queries / 1_000, 40) for queries in (60, 249, 250, 1_000)] == [
+        20,
+        20,
+        50,
+        110,
+    ]
+    again = grown.goes_on(
+        QUARTERS, spent=0.6, since=0.3
+    )  # 250 and 500 were due; 1,000 and 2,000 come
     assert (again.edges[-1], again.steps_due(0.4, 120), again.steps_due(0.5, 120)) == (180, 0, 30)
 
 
@@ -134,7 +153,9 @@ def test_passes_take_steps_by_what_is_held():
     assert plan == StepPlan(0, (40, 80, 100), PASSES.rounds)
     assert plan.edges == [0, 40, 120, 220]
     assert StepPlan.of(PASSES, 5_000, most=800).final == (40, 40, 40), "the replay holds no more"
-    assert StepPlan.of(PASSES, 4_999).final == (40, 80, 100), "a last batch that is not full is a step"
+    assert StepPlan.of(PASSES, 4_999).final == (40, 80, 100), (
+        "a last batch that is not full is a step"
+    )
     explicit = StudentConfig(passes=2, rounds=(1.0,), steps=50)
     assert StepPlan.of(explicit, 5_000).final == (50,), "steps go first"
 
@@ -143,7 +164,11 @@ def test_under_a_larger_budget_rounds_that_were_due_keep_their_steps():
     """Of 5,000 and then of 20,000 images: 12,800 and 20,000 lie beyond the 3,300 that are spent."""
     grown = StepPlan.of(PASSES, 5_000).goes_on(StepPlan.of(PASSES, 20_000), spent=0.66, since=0.165)
     assert grown.edges == [0, 40, 120, 280, 480]
-    assert [grown.steps_due(queries / 20_000, 100) for queries in (3_300, 12_800, 20_000)] == [20, 180, 380]
+    assert [grown.steps_due(queries / 20_000, 100) for queries in (3_300, 12_800, 20_000)] == [
+        20,
+        180,
+        380,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,19 +205,27 @@ def test_the_loop_trains_in_rounds_and_scores_the_student_after_each():
 
     finished, listener = run(make_method("static", parts), parts, points=2, stopped=watched)
     assert finished
-    between = [{steps for spent, steps in taken if low < spent < high} for low, high in ((0, 48), (48, 112))]
+    between = [
+        {steps for spent, steps in taken if low < spent < high}
+        for low, high in ((0, 48), (48, 112))
+    ]
     assert between == [{0}, {ends[1]}], "no step is taken between rounds"
     assert (parts.students.steps, parts.students.steps_left) == (300, 0)
-    # In steps of 16 images: a quarter and an eighth, the rounds' ends (48, 112, 160), and the two halves.
+    # In steps of 16 images: a quarter and an eighth, the rounds' ends (48, 112, 160), and the two
+    # halves.
     assert listener.evaluated == [32, 48, 48, 80, 112, 160, 160]
 
 
 TELLING = ["dfme", "disguide", "knockoff"]
 
 
-@pytest.mark.parametrize("name", [*TELLING, *exhaustive(*(name for name in METHODS if name not in TELLING))])
+@pytest.mark.parametrize(
+    "name", [*TELLING, *exhaustive(*(name for name in METHODS if name not in TELLING))]
+)
 def test_every_method_may_train_in_rounds(name: str):
-    parts = make_parts(LinearTeacher(SPEC), 200, count=METHODS[name].students, steps=60, rounds=(0.4, 1.0))
+    parts = make_parts(
+        LinearTeacher(SPEC), 200, count=METHODS[name].students, steps=60, rounds=(0.4, 1.0)
+    )
     finished, _ = run(make_method(name, parts), parts)
     assert finished
     assert (parts.oracle.ledger.spent, parts.students.steps) == (200, 60)
@@ -200,7 +233,9 @@ def test_every_method_may_train_in_rounds(name: str):
 
 @pytest.mark.parametrize("shrink", [0.0, 0.4, 1.0])
 def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float):
-    _, trainer = fed(80, steps=30, rounds=(0.25, 1.0), shrink=shrink, lr=1e-9, weight_decay=0.0, average=0.5)
+    _, trainer = fed(
+        80, steps=30, rounds=(0.25, 1.0), shrink=shrink, lr=1e-9, weight_decay=0.0, average=0.5
+    )
     trainer.train_pending(10)
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     buffers = [buffer.clone() for buffer in trainer.net.buffers()]
@@ -211,7 +246,9 @@ def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float
     for old, new, now in zip(before, fresh.parameters(), trainer.net.parameters(), strict=True):
         torch.testing.assert_close(now, shrink * old + (1 - shrink) * new, atol=1e-6, rtol=0)
     for now, averaged in zip(trainer.net.parameters(), trainer.delivered.parameters(), strict=True):
-        torch.testing.assert_close(averaged, now)  # an average over the last round would remember what it was
+        torch.testing.assert_close(
+            averaged, now
+        )  # an average over the last round would remember what it was
 
 
 @pytest.mark.parametrize(
@@ -222,7 +259,10 @@ def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float
         ({"passes": 2}, ["student.passes"]),
         ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
         ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
-        ({"rounds": (1.0,), "steps": 10, "replay_steps": 2}, []),  # steps go before replay steps, here too
+        (
+            {"rounds": (1.0,), "steps": 10, "replay_steps": 2},
+            [],
+        ),  # steps go before replay steps, here too
         ({"rounds": (0.25, 0.5, 1.0), "steps": 3}, []),
         ({"decay_images": 100}, ["student.decay_images"]),
         ({"decay_images": 100, "replay_steps": 1}, []),
@@ -236,5 +276,7 @@ def test_plans_that_rule_each_other_out_are_refused(student: dict[str, object], 
 
 @pytest.mark.parametrize("rounds", [(0.5, 0.9), (0.5, 0.5, 1.0)])
 def test_rounds_are_increasing_shares_up_to_the_whole(rounds: tuple[float, ...]):
-    with pytest.raises(ValueError, match="expected increasing shares of the budget, the last one 1"):
+    with pytest.raises(
+        ValueError, match="expected increasing shares of the budget, the last one 1"
+    ):
         StudentConfig(rounds=rounds, steps=10)

@@ -1,4 +1,6 @@
-"""The replay holds what was paid for, exactly, and the newest of it when it is full; in memory as on disk."""
+"""The replay holds what was paid for, exactly, and the newest of it when it is full; in memory as
+on disk.
+"""
 
 import io
 import math
@@ -30,7 +32,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_keeps_the_newest_and_draws_them_as_a_ring_by_place(sizes: list[int], folder: Path | None) -> None:
+def test_keeps_the_newest_and_draws_them_as_a_ring_by_place(
+    sizes: list[int], folder: Path | None
+) -> None:
     """One ``randint`` over a ring that is written from its start."""
     replay, ring, added, total = Replay(10, SPEC, rng(5), folder=folder), [-1] * 10, 0, 0
     reference = rng(5)
@@ -49,12 +53,16 @@ def test_keeps_the_newest_and_draws_them_as_a_ring_by_place(sizes: list[int], fo
     assert len(replay) == min(total, 10)
     batches = list(replay.batches(4))
     assert all(len(images) == len(answers) == 4 for images, answers in batches[:-1])
-    assert torch.cat([answers for _, answers in batches]).tolist() == list(range(max(0, total - 10), total))
+    assert torch.cat([answers for _, answers in batches]).tolist() == list(
+        range(max(0, total - 10), total)
+    )
     replay.close()
 
 
 @pytest.mark.parametrize("levels", [2, 17, 256])
-def test_images_and_answers_of_every_form_come_back_bit_for_bit(levels: int, folder: Path | None) -> None:
+def test_images_and_answers_of_every_form_come_back_bit_for_bit(
+    levels: int, folder: Path | None
+) -> None:
     spec = ImageSpec((3, 4, 5), bounds=(-1.0, 1.0), levels=levels)
     images = spec.quantise(torch.rand(64, 3, 4, 5, generator=rng()) * 2 - 1)
     answers = torch.randn(64, 4, generator=rng())
@@ -94,7 +102,9 @@ def test_state_round_trips_into_the_same_draws(added: int, folder: Path | None) 
     rngs[1].set_state(rngs[0].get_state())
     assert len(first) == len(second)
     for replay in (first, second):
-        if folder is None or not added:  # two that write into one folder would not be one after the other
+        if (
+            folder is None or not added
+        ):  # two that write into one folder would not be one after the other
             replay.add(*numbered(added, 4))
     again = first.sample(50)
     first.close()

@@ -44,7 +44,11 @@ def test_items_lie_in_rows_by_number(tmp_path: Path) -> None:
     item = content[9 * ITEM : 10 * ITEM]
     image, answer, checksum = item[:15], item[15:31], item[31:]
     assert list(image) == [(9 * 7 + pixel) % 256 for pixel in range(15)]
-    assert torch.frombuffer(bytearray(answer), dtype=torch.float32)[:3].tolist() == [9.25, 9.5, 9.75]
+    assert torch.frombuffer(bytearray(answer), dtype=torch.float32)[:3].tolist() == [
+        9.25,
+        9.5,
+        9.75,
+    ]
     assert int.from_bytes(checksum, "little") == zlib.crc32(image + answer, 9)
 
 
@@ -99,9 +103,18 @@ def test_both_kept_checkpoints_find_their_items(tmp_path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (lambda file: file.unlink(), "items.bin: cannot read .*No such file"),
-    "short": (lambda file: os.truncate(file, 5), "items.bin: expected at least 16 .*, got 5 bytes; restore"),
-    "torn": (lambda file: os.truncate(file, 20 * ITEM + 1), "items.bin: expected at least 16 kept answers"),
-    "a pipe": (lambda file: (file.unlink(), os.mkfifo(file)), "items.bin: cannot read .*no regular file"),
+    "short": (
+        lambda file: os.truncate(file, 5),
+        "items.bin: expected at least 16 .*, got 5 bytes; restore",
+    ),
+    "torn": (
+        lambda file: os.truncate(file, 20 * ITEM + 1),
+        "items.bin: expected at least 16 kept answers",
+    ),
+    "a pipe": (
+        lambda file: (file.unlink(), os.mkfifo(file)),
+        "items.bin: cannot read .*no regular file",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""A replay on disk takes disk and hardly any memory: metered by the system, in a process of its own."""
+"""A replay on disk takes disk and hardly any memory: metered by the system, in a process of its
+own.
+"""
 
 import json
 import os
@@ -42,7 +44,9 @@ def fill(folder: Path, items: int) -> tuple[dict[str, float], int]:
     """What the process says, and the bytes that the folder really takes on the disk."""
     command = [sys.executable, "-c", FILL, str(folder), str(items)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=environment, timeout=110)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=PROJECT, env=environment, timeout=110
+    )
     assert done.returncode == 0, done.stderr[-2_000:]
     told: dict[str, float] = json.loads(done.stdout)
     return told, sum(path.stat().st_blocks * 512 for path in folder.iterdir())

@@ -84,7 +84,9 @@ def cases() -> Iterator[Case]:
 TELLING = [
     case
     for case in cases()
-    if case.method in ("static", "knockoff") and case.mode == "probabilities" and case.budget in (5, 43)
+    if case.method in ("static", "knockoff")
+    and case.mode == "probabilities"
+    and case.budget in (5, 43)
 ]
 EVERY = [*TELLING, *exhaustive(*(case for case in cases() if case not in TELLING))]
 
@@ -108,7 +110,9 @@ def test_rates_fall_from_the_whole_one_and_are_zero_at_the_very_end_alone(
     assert trainer.stood_still() is None
     for part in rounds_of(trainer.plan, rates):
         for before, now in pairwise(part):  # but where a step is rounded to a batch
-            iterations = case.method == "maze" and case.plan == "replay"  # has the replay of all at its end
+            iterations = (
+                case.method == "maze" and case.plan == "replay"
+            )  # has the replay of all at its end
             assert now <= before + 0.03 * LR or iterations, "a rate never rises within a schedule"
         assert sum(rate == 0 for rate in part) <= LAST_LEAP * len(part)
         assert part[0] > LR / 10
@@ -119,7 +123,9 @@ def test_rates_fall_from_the_whole_one_and_are_zero_at_the_very_end_alone(
 
 
 @pytest.mark.parametrize("kind", ["steps", "constant"])
-def test_a_budget_of_less_than_a_batch_has_the_whole_schedule(kind: str, rates: list[float]) -> None:
+def test_a_budget_of_less_than_a_batch_has_the_whole_schedule(
+    kind: str, rates: list[float]
+) -> None:
     schedule = ScheduleConfig(kind)
     trained("static", 5, steps=100, schedule=schedule)
     expected = [LR] * 100
@@ -129,10 +135,14 @@ def test_a_budget_of_less_than_a_batch_has_the_whole_schedule(kind: str, rates: 
 
 
 def test_a_student_learns_as_much_from_one_batch_as_from_many() -> None:
-    """The same images and steps, paid for at once and in many batches: both learn, and by the same rates."""
+    """The same images and steps, paid for at once and in many batches: both learn, and by the same
+    rates.
+    """
     losses = []
     for budget_of_a_batch in (8, 200):
-        parts = make_parts(LinearTeacher(SPEC), 200, steps=200, schedule=COSINE, lr=LR, replay_capacity=200)
+        parts = make_parts(
+            LinearTeacher(SPEC), 200, steps=200, schedule=COSINE, lr=LR, replay_capacity=200
+        )
         images = torch.rand(200, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         for part in images.split(budget_of_a_batch):
             parts.students.learn(part, parts.oracle(part, "student"))
@@ -153,14 +163,18 @@ def test_many_batches_have_the_rate_of_the_share_that_is_spent(rates: list[float
     assert rates == expected
 
 
-def test_steps_whose_last_batch_is_held_out_have_a_schedule_all_the_same(rates: list[float]) -> None:
+def test_steps_whose_last_batch_is_held_out_have_a_schedule_all_the_same(
+    rates: list[float],
+) -> None:
     parts = make_parts(LinearTeacher(SPEC), 16, steps=40, schedule=COSINE, lr=LR)
     images = torch.rand(16, 1, 8, 8)
     parts.students.learn(images[:8], parts.oracle(images[:8], "student"))
     parts.oracle(images[8:], "student")  # is paid for, and teaches nobody
     while parts.students.steps_left:
         parts.students.train_pending(7)
-    assert rates == pytest.approx([LR / 2 * (1 + math.cos(math.pi * step / 40)) for step in range(40)])
+    assert rates == pytest.approx(
+        [LR / 2 * (1 + math.cos(math.pi * step / 40)) for step in range(40)]
+    )
 
 
 @pytest.mark.parametrize("plan", ["steps", "half afterwards", "all afterwards", "rounds"])
@@ -205,7 +219,9 @@ def test_steps_that_teach_nothing_are_told_once(plan: str, rate: float) -> None:
     while trainer.steps_due:
         trainer.train_pending(100)
     shown = "inf" if rate == math.inf else "0"
-    assert f"the student's learning rate was {shown} in every step of the r" in (trainer.stood_still() or "")
+    assert f"the student's learning rate was {shown} in every step of the r" in (
+        trainer.stood_still() or ""
+    )
     assert trainer.stood_still() is None
 
 

@@ -22,7 +22,10 @@ def trainer(config: StudentConfig, share: float = 0.0, precision: str = "fp32") 
     rng = torch.Generator().manual_seed(0)
     replay = Replay(1_000, SPEC, rng) if config.replay_steps else None
     nets = [small_net(SPEC, seed=number) for number in range(config.count or 1)]
-    distance, schedule = make_distance("l1", TEACHER.label_mode), ScheduleConfig("steps", (0.5,), 0.5)
+    distance, schedule = (
+        make_distance("l1", TEACHER.label_mode),
+        ScheduleConfig("steps", (0.5,), 0.5),
+    )
     settings = ExtractConfig(student=config, schedule=schedule, precision=precision)
     return StudentTrainer(settings, nets, distance, replay, lambda: share, rng)
 
@@ -41,7 +44,9 @@ def test_the_loss_falls(optimizer, precision):
     assert student.net[1].weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_the_forward_pass_alone_is_in_the_precision(precision, dtype):
     student = trainer(StudentConfig(), precision=precision)
     seen = []
@@ -78,7 +83,9 @@ def test_the_average_is_torchs_and_is_what_is_delivered(every):
 
 
 def test_each_of_several_students_learns_as_it_would_alone():
-    """One optimiser over the sum of losses: the same weights, to rounding, as each student on its own."""
+    """One optimiser over the sum of losses: the same weights, to rounding, as each student on its
+    own.
+    """
     together = trainer(StudentConfig(count=2))
     alone = [trainer(StudentConfig()), trainer(StudentConfig())]
     alone[1].net.load_state_dict(small_net(SPEC, seed=1).state_dict())
@@ -87,7 +94,9 @@ def test_each_of_several_students_learns_as_it_would_alone():
         losses = [float(student.learn(*batch(16, seed))["student_loss"]) for student in alone]
         assert float(metrics["student_loss"]) == pytest.approx(sum(losses) / 2, rel=1e-5)
     for net, student in zip(together.nets, alone, strict=True):
-        for mine, theirs in zip(net.state_dict().values(), student.net.state_dict().values(), strict=True):
+        for mine, theirs in zip(
+            net.state_dict().values(), student.net.state_dict().values(), strict=True
+        ):
             torch.testing.assert_close(mine, theirs)
 
 
@@ -124,7 +133,9 @@ def test_a_batch_that_is_not_kept_is_learnt_once_and_never_again():
         ("fp32", True, (1, 28, 28), "auto", "fp32"),
     ],
 )
-def test_bf16_is_taken_where_a_cpu_is_fast_in_it_and_images_are_large(asked, fast, shape, arch, taken):
+def test_bf16_is_taken_where_a_cpu_is_fast_in_it_and_images_are_large(
+    asked, fast, shape, arch, taken
+):
     config = ExtractConfig(student=StudentConfig(arch=arch), precision=asked)
     assert config.fitting(TEACHER.label_mode, shape, fast_bf16=fast).precision == taken
 

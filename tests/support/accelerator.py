@@ -1,4 +1,6 @@
-"""The CPU as if it were an accelerator: what the code does there, and a host that may not read a tensor."""
+"""The CPU as if it were an accelerator: what the code does there, and a host that may not read a
+tensor.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,13 @@ from dfme.answers import reading
 from dfme.nets.generators import Generator
 from dfme.queries.programs import random_generators, text
 
-NOT_A_KERNEL = {"aten::detach", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+NOT_A_KERNEL = {
+    "aten::detach",
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+}
 """Besides views: what reserves memory or renames it."""
 
 
@@ -55,7 +63,9 @@ def _without_memory(*arguments: Any) -> Generator:
 
 def _cells(coarser: int, _: torch.device) -> Tensor:
     """In place of the characters of ``text``, which are sent once."""
-    return torch.zeros(len(text.WEIGHTS) * len(text.CHARACTERS), text.SIDE // coarser, text.SIDE // coarser)
+    return torch.zeros(
+        len(text.WEIGHTS) * len(text.CHARACTERS), text.SIDE // coarser, text.SIDE // coarser
+    )
 
 
 def _refuse(*_: object, **__: object) -> None:
@@ -63,7 +73,9 @@ def _refuse(*_: object, **__: object) -> None:
 
 
 class NothingSent(TorchFunctionMode):
-    """Refuses numbers for an accelerator, which waits for them; torch says "cpu" where it means the host."""
+    """Refuses numbers for an accelerator, which waits for them; torch says "cpu" where it means the
+    host.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         device = (kwargs or {}).get("device")
@@ -74,11 +86,12 @@ class NothingSent(TorchFunctionMode):
 
 @contextmanager
 def unreadable() -> Iterator[None]:
-    """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends on it.
+    """Tensors have no values meanwhile, and are on an accelerator: whatever reads one, or depends
+    on it.
 
-    Fake tensors raise where a number, a size or an index follows from values. What copies a whole tensor is
-    refused here, and so are numbers sent to a device. They cannot be swapped or deep-copied, so that modules
-    stay where they are and copies are clones.
+    Fake tensors raise where a number, a size or an index follows from values. What copies a whole
+    tensor is refused here, and so are numbers sent to a device. They cannot be swapped or
+    deep-copied, so that modules stay where they are and copies are clones.
     """
     with pretended() as patch, FakeTensorMode(), NothingSent():
         for name in ("cpu", "numpy", "__array__"):
@@ -87,14 +100,17 @@ def unreadable() -> Iterator[None]:
         patch.setattr(reading, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
         patch.setattr(nn.Module, "_apply", _in_its_place)
         patch.setattr(random_generators, "Generator", _without_memory)
-        patch.setattr(FakeTensor, "__deepcopy__", lambda self, _: self.detach().clone(), raising=False)
+        patch.setattr(
+            FakeTensor, "__deepcopy__", lambda self, _: self.detach().clone(), raising=False
+        )
         yield
 
 
 class Launches(TorchDispatchMode):
     """Counts the kernels that are launched meanwhile.
 
-    An operation with several kernels counts once, one of a whole list of tensors (fused, foreach) too.
+    An operation with several kernels counts once, one of a whole list of tensors (fused, foreach)
+    too.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,9 @@ SHAPE, K = (3, 4, 5), 3
 def question(images: Tensor) -> dict[str, Any]:
     """Images as the inference protocol v2 has them in JSON."""
     data = images.flatten().tolist()
-    return {"inputs": [{"name": "image", "datatype": "FP32", "shape": [*images.shape], "data": data}]}
+    return {
+        "inputs": [{"name": "image", "datatype": "FP32", "shape": [*images.shape], "data": data}]
+    }
 
 
 def endpoint(url: str, timeout: float = PATIENT, **options: Any) -> closing[Endpoint]:
@@ -41,7 +43,9 @@ def endpoint(url: str, timeout: float = PATIENT, **options: Any) -> closing[Endp
     return closing(Endpoint(given, url, Secrets({"DFME_KEY": KEY})))
 
 
-def post(url: str, path: str = "/ask", body: bytes = b"question", most: int = 1000, **options: Any) -> Reply:
+def post(
+    url: str, path: str = "/ask", body: bytes = b"question", most: int = 1000, **options: Any
+) -> Reply:
     """The answer to one post."""
     with endpoint(url, **options) as service:
         return service.post(path, body, {"Idempotency-Key": "k1"}, most)
@@ -103,7 +107,9 @@ GREY = IMAGES[:, :1].contiguous()
 
 
 @contextmanager
-def v2_teacher(script: V2, config: dict[str, Any] | None = None, **options: Any) -> Iterator[RemoteTeacher]:
+def v2_teacher(
+    script: V2, config: dict[str, Any] | None = None, **options: Any
+) -> Iterator[RemoteTeacher]:
     """A client of the script's model."""
     with Service(script) as service:
         given = V2Options(url=service.url, model="m", **options)

@@ -1,4 +1,6 @@
-"""Command lines in this process, the modules of teachers that they name, and what a run leaves behind."""
+"""Command lines in this process, the modules of teachers that they name, and what a run leaves
+behind.
+"""
 
 import json
 import shlex
@@ -143,7 +145,9 @@ def unreachable():
 '''
 """A module whose teachers answer, or fail as a file tells them to."""
 
-SMALL = "--method.batch-size 8 --method.student-steps 2 --method.latent-size 8 --student.arch cnn_small"
+SMALL = (
+    "--method.batch-size 8 --method.student-steps 2 --method.latent-size 8 --student.arch cnn_small"
+)
 SMALL += " --student.replay-steps 0"
 
 

@@ -23,7 +23,9 @@ FIGURES = Figures(
 
 
 class Here(WorkerPool):
-    """An engine that runs its cells one after the other in this process; where one is to fail, it does."""
+    """An engine that runs its cells one after the other in this process; where one is to fail, it
+    does.
+    """
 
     failing = ""
 

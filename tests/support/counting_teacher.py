@@ -12,14 +12,18 @@ from dfme.spec import TeacherInfo
 
 
 class Counting:
-    """Every image's scores are those of ``truth``, moved on by one class for each image asked before.
+    """Every image's scores are those of ``truth``, moved on by one class for each image asked
+    before.
 
-    It counts what was ``answered`` and ``witnessed``, what ``truth`` was, and what an ``honest`` user was.
+    It counts what was ``answered`` and ``witnessed``, what ``truth`` was, and what an ``honest``
+    user was.
     """
 
     defences: tuple[str, ...] = ("counting:moved=0.3",)
 
-    def __init__(self, at: dict[int, Callable[[], object]] | None = None, moved: float = 0.3) -> None:
+    def __init__(
+        self, at: dict[int, Callable[[], object]] | None = None, moved: float = 0.3
+    ) -> None:
         self.calls = self.answered = self.truths = self.honest = self.witnessed = 0
         self._at = at or {}
         self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))

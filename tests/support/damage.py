@@ -28,13 +28,25 @@ def flip(at: float) -> Callable[[bytes], bytes]:
 
 DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "checkpoint, a bit": ("checkpoint.pt", flip(0.5), "its bytes are not those that were saved"),
-    "checkpoint, cut short": ("checkpoint.pt", lambda data: data[:-1000], r"it is cut short \(\d+ bytes\)"),
+    "checkpoint, cut short": (
+        "checkpoint.pt",
+        lambda data: data[:-1000],
+        r"it is cut short \(\d+ bytes\)",
+    ),
     "journal, a bit": ("journal/000001.bin", flip(0.1), "expected a whole record of the journal"),
     "ledger, a line gone": (
         "ledger.jsonl",
         lambda data: b"\n".join(data.split(b"\n")[:2] + data.split(b"\n")[3:]),
         r"line 3: expected a ledger's next line: charge 2 follows charge 0",
     ),
-    "ledger, empty": ("ledger.jsonl", lambda data: b"", "expected at least the 10 charges that the check"),
-    "metrics, a line broken": ("metrics.jsonl", lambda data: b"{\n" + data, "line 1: expected a JSON record"),
+    "ledger, empty": (
+        "ledger.jsonl",
+        lambda data: b"",
+        "expected at least the 10 charges that the check",
+    ),
+    "metrics, a line broken": (
+        "metrics.jsonl",
+        lambda data: b"{\n" + data,
+        "line 1: expected a JSON record",
+    ),
 }

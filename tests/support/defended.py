@@ -47,7 +47,9 @@ class Stopped(Defended):
         mode: str = "probabilities",
         watching: Any = None,
     ) -> None:
-        super().__init__(digits(mode="logits"), parse_defences(defences), LabelMode.parse(mode), watching)
+        super().__init__(
+            digits(mode="logits"), parse_defences(defences), LabelMode.parse(mode), watching
+        )
         self.calls = self.images = 0
         self._at = at or {}
         self.info = replace(self.info, undefended=self._counted(self.undefended))
@@ -79,16 +81,26 @@ def truths() -> Tensor:
     return digits()(queries())
 
 
-def watched(names: str = "pairs,sequential", mode: str | None = None, **options: object) -> Defended:
+def watched(
+    names: str = "pairs,sequential", mode: str | None = None, **options: object
+) -> Defended:
     given = {"watch": names, "benign": "digits", "label_mode": mode, **options}
-    teacher = make_teacher(from_mapping(TeacherConfig, given), {"checkpoint": WEIGHTS}, torch.device("cpu"))
+    teacher = make_teacher(
+        from_mapping(TeacherConfig, given), {"checkpoint": WEIGHTS}, torch.device("cpu")
+    )
     assert isinstance(teacher, Defended)
     return teacher
 
 
 @cache
 def pairs() -> Tensor:
-    """600 images: of 300 strange ones each with another, a small step of a finite difference away."""
+    """600 images: of 300 strange ones each with another, a small step of a finite difference
+    away.
+    """
     rng = torch.Generator().manual_seed(0)
     x = torch.rand((300, 1, 8, 8), generator=rng) * 0.9
-    return torch.stack([x, x + 0.01 * torch.randn(x.shape, generator=rng).abs()], 1).flatten(0, 1).clamp(0, 1)
+    return (
+        torch.stack([x, x + 0.01 * torch.randn(x.shape, generator=rng).abs()], 1)
+        .flatten(0, 1)
+        .clamp(0, 1)
+    )

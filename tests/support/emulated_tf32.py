@@ -26,7 +26,11 @@ def rounded(x: Tensor) -> Tensor:
 
 class Rounding(TorchDispatchMode):
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         operands = list(args)
         for at in OPERANDS.get(func, ()):  # type: ignore[call-overload]

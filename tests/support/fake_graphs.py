@@ -1,5 +1,5 @@
-"""CUDA graphs as a CPU can play them: what was captured runs anew on the buffers that it was captured
-with."""
+"""CUDA graphs as a CPU can play them: what was captured runs anew on the buffers that it was
+captured with."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ class FakeGraph(graphs.Graph):
 
     captured = replayed = 0
     baked: Callable[[], object] = staticmethod(lambda: None)  # type: ignore[assignment]
-    """What a real graph would have kept of Python's values: the same whenever it is replayed, or the key
-    lacks it."""
+    """What a real graph would have kept of Python's values: the same whenever it is replayed, or
+    the key lacks it."""
 
     def record(self, run: graphs.Pass) -> tuple[Tensor, ...]:
         FakeGraph.captured += 1
@@ -43,7 +43,9 @@ class FakeGraph(graphs.Graph):
         return run()
 
 
-def uncounted(self: MovingAverage, model: nn.Module, update: Any = MovingAverage.update_parameters) -> None:
+def uncounted(
+    self: MovingAverage, model: nn.Module, update: Any = MovingAverage.update_parameters
+) -> None:
     """Counting is the host's."""
     before = int(self.n_averaged)
     update(self, model)
@@ -53,7 +55,10 @@ def uncounted(self: MovingAverage, model: nn.Module, update: Any = MovingAverage
 def fake_graphed_callable(net: nn.Module, given: tuple[Tensor, ...]) -> nn.Module:
     """torch.cuda.make_graphed_callables, warm-up and static memory included."""
     FakeGraph.captured += 1
-    plain, learning = net.forward, [parameter for parameter in net.parameters() if parameter.requires_grad]
+    plain, learning = (
+        net.forward,
+        [parameter for parameter in net.parameters() if parameter.requires_grad],
+    )
     made: dict[str, Any] = {}
 
     def forward() -> Tensor:
@@ -62,7 +67,9 @@ def fake_graphed_callable(net: nn.Module, given: tuple[Tensor, ...]) -> nn.Modul
         return made["out"].detach()
 
     for _ in range(3):
-        torch.autograd.grad(forward().clone() * 0 + made["out"], learning, torch.zeros_like(made["out"]))
+        torch.autograd.grad(
+            forward().clone() * 0 + made["out"], learning, torch.zeros_like(made["out"])
+        )
     made["static"] = forward().clone()
     made["grad"] = torch.empty_like(made["static"])
     made["grads"] = [torch.empty_like(parameter) for parameter in learning]

@@ -52,7 +52,9 @@ def drip(call: Call, first: bytes | None = None, piece: bytes = b"") -> Iterator
 
 
 def flaky(call: Call) -> Reply:
-    """No answer to about one query in ``argument``, always the same ones, the first time that they come."""
+    """No answer to about one query in ``argument``, always the same ones, the first time that they
+    come.
+    """
     true, pixels = call.true(), call.read().pixels
     queries = [code(x) for x in pixels]
     first = sum(entry.queries == queries for entry in list(call.server.served)) == 1
@@ -73,7 +75,9 @@ def crash(call: Call) -> Iterator[Step]:
 
 
 def die(call: Call) -> Iterator[Step]:
-    """The true answer, and nobody at home from then on; back after ``argument`` seconds, or never."""
+    """The true answer, and nobody at home from then on; back after ``argument`` seconds, or
+    never.
+    """
     true = call.true(Connection="close")
     call.go()
     yield true
@@ -123,8 +127,12 @@ def some_nan(call: Call) -> bytes:
 
 
 def swapped(call: Call) -> bytes:
-    """Binary said to be JSON for who wants binary, and JSON said to be binary for who wants JSON."""
-    return call.true(**({LENGTH: ""} | JSON if call.read().wants_binary else {LENGTH: "12"} | BYTES))
+    """Binary said to be JSON for who wants binary, and JSON said to be binary for who wants
+    JSON.
+    """
+    return call.true(
+        **({LENGTH: ""} | JSON if call.read().wants_binary else {LENGTH: "12"} | BYTES)
+    )
 
 
 def noise(call: Call) -> bytes:
@@ -147,7 +155,9 @@ UNANSWERED: dict[str, Fault] = {
     "reset_unread": reset_unread,
     "reset_served": lambda call: served(call, Do.RESET),
     "reset_in_body": lambda call: iter([call.true(lambda body: body[: len(body) // 2]), Do.RESET]),
-    "failed": lambda call: served(call, http(b"<html>sorry</html>", int(call.argument or 500), **HTML)),
+    "failed": lambda call: served(
+        call, http(b"<html>sorry</html>", int(call.argument or 500), **HTML)
+    ),
     "silent": lambda call: served(call, Do.SILENT),
     "dripping": drip,
     "dripping_head": lambda call: drip(call, b"HTTP/1.1 200 Hostile\r\nX-Slow: ", b"s"),
@@ -172,7 +182,9 @@ UNUSABLE: dict[str, Fault] = {
     "short_header": lambda call: call.true(binary=True, **{LENGTH: "9999"}),
     "swapped": swapped,
     "garbage_bytes": noise,
-    "garbage_json": lambda call: served(call, http(b'{"outputs": [{"name": "y", "data": [0.1, 0.', **JSON)),
+    "garbage_json": lambda call: served(
+        call, http(b'{"outputs": [{"name": "y", "data": [0.1, 0.', **JSON)
+    ),
     "deep_json": lambda call: served(call, http(b"[" * 100_000, **JSON)),
     "no_outputs": lambda call: served(call, http(b'{"outputs": []}', **JSON)),
     "null": lambda call: served(call, http(b"null", **JSON)),
@@ -189,7 +201,9 @@ FAULTS: dict[str, Fault] = {
     "flaky": flaky,
     # who reads on takes the second for the answer to the next question
     "twice": lambda call: honest(call) * 2,
-    "overrun": lambda call: call.true(lambda body: body + bytes(100)),  # these stand before the next answer
+    "overrun": lambda call: call.true(
+        lambda body: body + bytes(100)
+    ),  # these stand before the next answer
     **HARMLESS,
     **UNANSWERED,
     **UNUSABLE,

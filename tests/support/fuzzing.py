@@ -1,6 +1,7 @@
 """What the tests of random and damaged files share.
 
-More examples of each: ``HYPOTHESIS_MAX_EXAMPLES=3000 python -m pytest -m exhaustive -k any --timeout 0``.
+More examples of each: ``HYPOTHESIS_MAX_EXAMPLES=3000 python -m pytest -m exhaustive -k any
+--timeout 0``.
 """
 
 import hashlib
@@ -22,7 +23,9 @@ from dfme.run.checkpoint import MARK
 EVERY_TIME = settings(
     max_examples=int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60")),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # one folder serves all examples of a test
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture
+    ],  # one folder serves all examples of a test
     # what fails is told as found: to shrink it takes minutes
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
@@ -33,7 +36,12 @@ def fuzz(test: Any) -> Any:
     return pytest.mark.exhaustive(EVERY_TIME(test))
 
 
-NUMBERS = st.integers() | st.integers(0, 12) | st.floats() | st.sampled_from([10**12, 10**400, 1e308, -0.0])
+NUMBERS = (
+    st.integers()
+    | st.integers(0, 12)
+    | st.floats()
+    | st.sampled_from([10**12, 10**400, 1e308, -0.0])
+)
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.just("\ud800")),
     lambda inner: st.one_of(
@@ -94,5 +102,7 @@ def with_header(content: bytes, change: Callable[[dict[str, Any]], object]) -> b
     return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
-LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 12))
+LAUGHS = "a0: &a0 [ha, ha]\n" + "".join(
+    f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 12)
+)
 """YAML whose aliases would unfold into billions of words."""

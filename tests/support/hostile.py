@@ -1,11 +1,13 @@
 """A service that does to its clients whatever real services do, with a model of arithmetic.
 
-In a thread (``with Hostile({3: "status:429/0"}) as server``) or as a process, whose meter is a file::
+In a thread (``with Hostile({3: "status:429/0"}) as server``) or as a process, whose meter is a
+file::
 
     python tests/support/hostile.py PORT served.jsonl slow:0.003
 
-``plan`` says, for the number of a question (from 1, in the order in which their heads came), what is done to
-it: a name of ``FAULTS``, with ``:argument`` for those that take one; nothing: it is answered truly.
+``plan`` says, for the number of a question (from 1, in the order in which their heads came), what
+is done to it: a name of ``FAULTS``, with ``:argument`` for those that take one; nothing: it is
+answered truly.
 """
 
 import io
@@ -17,7 +19,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from faults import FAULTS
-from protocols import CLASSES, LENGTH, PIXELS, SHAPE, V2, Asked, Packed, code, packed, read, tensor, truth
+from protocols import (
+    CLASSES,
+    LENGTH,
+    PIXELS,
+    SHAPE,
+    V2,
+    Asked,
+    Packed,
+    code,
+    packed,
+    read,
+    tensor,
+    truth,
+)
 from service import Reply, Request, Service, Step, http, steps
 
 NAMES = [f"class {number}" for number in range(CLASSES)]
@@ -61,7 +76,9 @@ def _rows_read(request: Request) -> Asked:
     return Asked(request, {}, pixels.reshape(len(pixels), *SHAPE), False)
 
 
-def _rows_packed(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> Packed:
+def _rows_packed(
+    asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any
+) -> Packed:
     body = json.dumps({"predictions": array.astype(float).tolist()})
     return body.encode(), {"Content-Type": "application/json"}
 
@@ -73,14 +90,20 @@ def _picture_read(request: Request) -> Asked:
     return Asked(request, {}, pixels.reshape(1, *SHAPE), False)
 
 
-def _pairs_packed(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> Packed:
+def _pairs_packed(
+    asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any
+) -> Packed:
     names = [*NAMES, "one more"]
-    pairs = [{"label": names[k], "score": float(score)} for row in array for k, score in enumerate(row)]
+    pairs = [
+        {"label": names[k], "score": float(score)} for row in array for k, score in enumerate(row)
+    ]
     return json.dumps(pairs[::-1]).encode(), {"Content-Type": "application/json"}
 
 
 WORDS_OF_V2 = frozenset({"other_name", "other_type", "short_header", "swapped", "no_outputs"})
-V2_ = Dialect("v2", "/v2/models/m/infer", _v2_pages, _v2_read, packed, {"model": "m"}, {}, WORDS_OF_V2)
+V2_ = Dialect(
+    "v2", "/v2/models/m/infer", _v2_pages, _v2_read, packed, {"model": "m"}, {}, WORDS_OF_V2
+)
 SHAPED: dict[str, Any] = {"shape": SHAPE, "num_classes": CLASSES}
 TF = Dialect("tf-serving", "/", _no_pages, _rows_read, _rows_packed, {}, SHAPED)
 NAMED: dict[str, Any] = {"classes": tuple(NAMES)}
@@ -88,9 +111,15 @@ HF = Dialect("hf-api", "/", _no_pages, _picture_read, _pairs_packed, NAMED, {"sh
 
 
 def images_unread(request: Request) -> int | None:
-    """How many images a binary question of v2 holds, by its head alone; None for every other question."""
+    """How many images a binary question of v2 holds, by its head alone; None for every other
+    question.
+    """
     head = request.headers.get(LENGTH.lower())
-    return None if head is None else (int(request.headers["content-length"]) - int(head)) // (4 * PIXELS)
+    return (
+        None
+        if head is None
+        else (int(request.headers["content-length"]) - int(head)) // (4 * PIXELS)
+    )
 
 
 INFER = V2_.path
@@ -116,8 +145,8 @@ class Served(NamedTuple):
 class Hostile(Service):
     """The service.
 
-    ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language. ``max_batch``: larger
-    questions get a 400, as from Triton. ``when_served`` gets each question's
+    ``pages``: what GET gives, by path, in protocol v2; ``dialect``: another language.
+    ``max_batch``: larger questions get a 400, as from Triton. ``when_served`` gets each question's
     number before the answer is sent.
     """
 
@@ -179,17 +208,23 @@ class Call:
         """The question, which is not counted by that."""
         return self.server.dialect.read(self.request)
 
-    def packed(self, asked: Asked, scores: Any, binary: bool | None = None, **changes: Any) -> Packed:
+    def packed(
+        self, asked: Asked, scores: Any, binary: bool | None = None, **changes: Any
+    ) -> Packed:
         """An answer, which may be wrong."""
         return self.server.dialect.packed(asked, scores, binary, **changes)
 
     def serve(self) -> Asked:
-        """Compute the answer, and count it. ValueError for what cannot be answered, which is not counted."""
+        """Compute the answer, and count it. ValueError for what cannot be answered, which is not
+        counted.
+        """
         asked = self.read()
         if (self.request.path, asked.pixels.shape[1:]) != (self.server.dialect.path, SHAPE):
             raise ValueError(f"{self.request.path} {asked.pixels.shape}")
         if self.server.max_batch is not None and len(asked.pixels) > self.server.max_batch:
-            raise ValueError(f"inference request batch-size must be <= {self.server.max_batch} for 'm'")
+            raise ValueError(
+                f"inference request batch-size must be <= {self.server.max_batch} for 'm'"
+            )
         digests = [code(x) for x in asked.pixels], [code(y) for y in truth(asked.pixels)]
         key = self.request.headers.get("idempotency-key", "")
         self.server.meter(Served(self.number, len(asked.pixels), *digests, key))
@@ -202,14 +237,18 @@ class Call:
         binary: bool | None = None,
         **headers: str,
     ) -> bytes:
-        """Serve; the true answer, or another body with its Content-Length if that is to be ``said``."""
+        """Serve; the true answer, or another body with its Content-Length if that is to be
+        ``said``.
+        """
         asked = self.serve()
         body, own = self.packed(asked, truth(asked.pixels), binary)
         length = {"Content_Length": str(len(body))} if said else {}
         return http(change(body), **(own | length | headers))
 
     def drop(self) -> None:
-        """Count what the question holds, without reading it where it is binary, and go no further."""
+        """Count what the question holds, without reading it where it is binary, and go no
+        further.
+        """
         images = images_unread(self.request)
         with self.server._lock:
             self.server.dropped += len(self.read().pixels) if images is None else images

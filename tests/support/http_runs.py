@@ -24,7 +24,9 @@ from dfme.oracle.retry import Pace, RateLimiter
 BATCH, MOST = 20, 8
 """Images that the method asks for at once, and that one request carries: 8 + 8 + 4."""
 
-STUDENT = "--student.lr .01 --student.replay-steps 1 --student.replay-batch 8 --student.average .9".split()
+STUDENT = (
+    "--student.lr .01 --student.replay-steps 1 --student.replay-batch 8 --student.average .9"
+).split()
 METHOD = f"--method.name static --method.batch-size {BATCH} --method.latent-size 16".split()
 EVALUATION = "--evaluation.dataset none --evaluation.points 4".split()
 
@@ -45,8 +47,20 @@ class Ended(NamedTuple):
 
 def words(url: str, out: Path | str, *more: str, budget: int = 400) -> list[str]:
     """The words of a small run on the teacher at ``url``."""
-    teacher = f"--teacher v2 --teacher.url {url} --teacher.model m --teacher.max-batch {MOST}".split()
-    return [*teacher, *METHOD, *STUDENT, *EVALUATION, "--budget", str(budget), "--out", str(out), *more]
+    teacher = (
+        f"--teacher v2 --teacher.url {url} --teacher.model m --teacher.max-batch {MOST}".split()
+    )
+    return [
+        *teacher,
+        *METHOD,
+        *STUDENT,
+        *EVALUATION,
+        "--budget",
+        str(budget),
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 def command(argv: list[str]) -> Ended:
@@ -74,16 +88,20 @@ def summary(out: Path) -> dict[str, Any]:
 def meters_agree(server: Hostile, out: Path, unseen: int = 0) -> Totals:
     """Hold the ledger, and the summary if there is one, against the server's own count.
 
-    ``unseen``: images of at most so many questions were sent on connections that the server never accepted;
-    the client cannot know that, and counts them as lost.
+    ``unseen``: images of at most so many questions were sent on connections that the server never
+    accepted; the client cannot know that, and counts them as lost.
     """
     totals = audit(out / "ledger.jsonl")
     counted = totals.spent + totals.evaluation_queries + totals.lost
     assert 0 <= counted - (server.images + server.dropped) <= unseen * MOST
     assert totals.spent == sum(totals.spent_by_purpose.values()) <= totals.budget
     if (out / "summary.json").exists():
-        same = tuple("budget spent spent_by_purpose evaluation_queries requests refused failed lost".split())
-        assert {name: summary(out)[name] for name in same} == {name: getattr(totals, name) for name in same}
+        same = tuple(
+            "budget spent spent_by_purpose evaluation_queries requests refused failed lost".split()
+        )
+        assert {name: summary(out)[name] for name in same} == {
+            name: getattr(totals, name) for name in same
+        }
     return totals
 
 
@@ -98,13 +116,17 @@ class Witness:
         return sum(len(images) for images, _ in self.used)
 
     def all_true(self) -> None:
-        """Each answer is, bit by bit, the server's model's answer to the very image that was asked."""
+        """Each answer is, bit by bit, the server's model's answer to the very image that was
+        asked.
+        """
         for images, answers in self.used:
             np.testing.assert_array_equal(answers, truth(images), strict=True)
 
     def all_served(self, served: list[Served]) -> None:
         """Each of them was served: none is invented."""
-        given = {x: y for entry in served for x, y in zip(entry.queries, entry.answers, strict=True)}
+        given = {
+            x: y for entry in served for x, y in zip(entry.queries, entry.answers, strict=True)
+        }
         for images, answers in self.used:
             assert [given[code(x)] for x in images] == [code(y) for y in answers]
 
@@ -114,7 +136,9 @@ class Witness:
 
         def watched(oracle: Oracle, images: Tensor, purpose: Any = "student") -> Tensor:
             answers = call(oracle, images, purpose)
-            self.used.append((images.detach().cpu().numpy().copy(), answers.detach().cpu().numpy().copy()))
+            self.used.append(
+                (images.detach().cpu().numpy().copy(), answers.detach().cpu().numpy().copy())
+            )
             return answers
 
         with pytest.MonkeyPatch.context() as patch:
@@ -124,7 +148,9 @@ class Witness:
 
 @contextlib.contextmanager
 def no_waiting() -> Iterator[None]:
-    """Whoever tries again does so at once; how often and for how long is still the run's own business."""
+    """Whoever tries again does so at once; how often and for how long is still the run's own
+    business.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RateLimiter, "pause", lambda self, seconds: None)
         patch.setattr(Pace, "refused", lambda *given: None)

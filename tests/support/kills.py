@@ -15,7 +15,14 @@ KILLS = int(os.environ.get("DFME_KILLS", "3"))
 OF_THE_SESSIONS = {"seconds", "queries_per_second", "requests", "refused", "lost"}
 """What a record says of how the run went, which kills do change."""
 
-WRITE_UP = ("checkpoint.pt", "student.safetensors", "curve.png", "losses.png", "samples.png", "report.html")
+WRITE_UP = (
+    "checkpoint.pt",
+    "student.safetensors",
+    "curve.png",
+    "losses.png",
+    "samples.png",
+    "report.html",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,9 @@ def saving(run: Path, started: float) -> bool:
 
 def writing_up(name: str, budget: int) -> Callable[[Path, float], bool]:
     """Once a file of the end of a run is there, of this session."""
-    return lambda run, started: written(run / name, started) and audit(run / "ledger.jsonl").spent == budget
+    return lambda run, started: (
+        written(run / name, started) and audit(run / "ledger.jsonl").spent == budget
+    )
 
 
 def written(path: Path, started: float) -> bool:
@@ -53,9 +62,12 @@ def written(path: Path, started: float) -> bool:
 
 
 def plan(rng: random.Random, kills: int, budget: int, requests: int) -> list[Strike]:
-    """Kills in the order in which a run meets them: at its start, on its way, at the end of its budget."""
+    """Kills in the order in which a run meets them: at its start, on its way, at the end of its
+    budget.
+    """
     early, late = max(1, kills // 9), max(1, kills // 5)
-    # Loading torch takes two seconds at least: later than this, a fast machine is done before it is struck.
+    # Loading torch takes two seconds at least: later than this, a fast machine is done before it is
+    # struck.
     strikes = [Strike(at_once, rng.uniform(0.0, 2.5)) for _ in range(early)]
     for target in sorted(rng.randrange(requests) for _ in range(kills - early - late)):
         moment = saving if rng.random() < 0.2 else after(target)
@@ -65,7 +77,9 @@ def plan(rng: random.Random, kills: int, budget: int, requests: int) -> list[Str
 
 
 def strike(process: subprocess.Popen[str], run: Path, when: Strike, started: float) -> bool:
-    """Kill the process at the moment; says whether it was still alive then, or else had ended well."""
+    """Kill the process at the moment; says whether it was still alive then, or else had ended
+    well.
+    """
     while process.poll() is None and not when.moment(run, started):
         time.sleep(0.001)
     time.sleep(when.delay)
@@ -77,7 +91,10 @@ def strike(process: subprocess.Popen[str], run: Path, when: Strike, started: flo
 
 def scores(records: list[dict[str, float]]) -> list[dict[str, float]]:
     """Records without what only says how the run went."""
-    return [{key: value for key, value in record.items() if key not in OF_THE_SESSIONS} for record in records]
+    return [
+        {key: value for key, value in record.items() if key not in OF_THE_SESSIONS}
+        for record in records
+    ]
 
 
 KILLED_AT_A_WRITE = """
@@ -107,4 +124,6 @@ code = main(sys.argv[3:])
 print("writes", seen)
 sys.exit(code)
 """
-"""A program: a folder, a number, a command's words; it is killed before that many of its writes there."""
+"""A program: a folder, a number, a command's words; it is killed before that many of its writes
+there.
+"""

@@ -21,7 +21,9 @@ class Limit(Protocol):
 
 
 class Bucket:
-    """A token bucket: ``rate`` units a second, and ``burst`` of them at once. It is full at first."""
+    """A token bucket: ``rate`` units a second, and ``burst`` of them at once. It is full at
+    first.
+    """
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate, self._burst, self._tokens, self._at = rate, burst, burst, 0.0
@@ -36,7 +38,9 @@ class Bucket:
 
 
 class Window:
-    """At most ``units`` in each window of ``seconds``; the first one is ``old`` seconds old at first."""
+    """At most ``units`` in each window of ``seconds``; the first one is ``old`` seconds old at
+    first.
+    """
 
     def __init__(self, units: int, seconds: float = 1.0, old: float = 0.0) -> None:
         self._units, self._seconds, self._old = units, seconds, old
@@ -71,10 +75,11 @@ NAMES = "zero one two three four five six seven eight nine".split()
 
 
 class TopThree:
-    """A service of digits that takes one picture a request with a key, and names the three best classes.
+    """A service of digits that takes one picture a request with a key, and names the three best
+    classes.
 
-    ``hint``: whether a refusal says when to come again. ``served`` and ``refused`` are its own count, with
-    moments.
+    ``hint``: whether a refusal says when to come again. ``served`` and ``refused`` are its own
+    count, with moments.
     """
 
     def __init__(self, scores: Callable[[Any], Any], limit: Limit, hint: bool = True) -> None:
@@ -94,7 +99,9 @@ class TopThree:
             wait = self._limit.admit(now, 1)
             (self.served if wait is None else self.refused).append(now)
         if wait is not None:
-            return http({"detail": "slow down"}, 429, Retry_After=str(math.ceil(wait)) if self._hint else "")
+            return http(
+                {"detail": "slow down"}, 429, Retry_After=str(math.ceil(wait)) if self._hint else ""
+            )
         scores = [float(score) for score in self._scores(pixels)]
         best = sorted(range(len(scores)), key=lambda k: -scores[k])[:3]
         named = [{"label": NAMES[k], "score": round(scores[k], 4)} for k in best]

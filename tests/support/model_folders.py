@@ -40,7 +40,9 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def spoil(folder: Path, how: Any) -> None:
-    """Change ``config.json`` by keys, replace it by a text, or do what a function does to the folder."""
+    """Change ``config.json`` by keys, replace it by a text, or do what a function does to the
+    folder.
+    """
     if isinstance(how, dict):
         edit(folder / "config.json", **how)
     elif isinstance(how, str):

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 HOOKS = b"ccollections\nOrderedDict\n)R"
 # t = (t, t), sixty times: its hash takes 2^60 steps
 DOUBLED = b")q\0" + b"h\0\x86q\0" + b"h\0h\0\x86q\0" * 60
-LAUGHS = b"]q\0" + b"".join(b"](" + bytes([ord("h"), n]) * 10 + b"eq" + bytes([n + 1]) for n in range(20))
+LAUGHS = b"]q\0" + b"".join(
+    b"](" + bytes([ord("h"), n]) * 10 + b"eq" + bytes([n + 1]) for n in range(20)
+)
 VALUE = struct.pack("<f", 1.0)
 PLACE = b"<place>"
 
@@ -69,7 +71,9 @@ def zipped(contents: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED)
 
 def archive(pickled: bytes, values: bytes = VALUE) -> bytes:
     plain = pickled.replace(PLACE, b"")
-    return zipped({"a/data.pkl": plain, "a/byteorder": b"little", "a/data/0": values, "a/version": b"3\n"})
+    return zipped(
+        {"a/data.pkl": plain, "a/byteorder": b"little", "a/data/0": values, "a/version": b"3\n"}
+    )
 
 
 def series(pickled: bytes, values: bytes = VALUE) -> bytes:
@@ -77,7 +81,12 @@ def series(pickled: bytes, values: bytes = VALUE) -> bytes:
     start = (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True})
     keys = pickle.dumps(["0"] if PLACE in pickled else [], 2)
     values = struct.pack("<q", len(values) // 4) + values if PLACE in pickled else b""
-    return b"".join(pickle.dumps(each, 2) for each in start) + pickled.replace(PLACE, b"N") + keys + values
+    return (
+        b"".join(pickle.dumps(each, 2) for each in start)
+        + pickled.replace(PLACE, b"N")
+        + keys
+        + values
+    )
 
 
 TENSORS = {
@@ -99,10 +108,12 @@ TENSORS = {
     "text for a gradient": tensor(rest=text("yes") + HOOKS),
     "a conjugate": tensor(rest=b"\x89" + HOOKS + b"}" + text("conj") + b"\x88s"),
     "attributes": call(
-        "torch._utils._rebuild_parameter_with_state", tensor() + b"\x88" + HOOKS + b"}" + text("a") + b"K\1s"
+        "torch._utils._rebuild_parameter_with_state",
+        tensor() + b"\x88" + HOOKS + b"}" + text("a") + b"K\1s",
     ),
     "no values": call(
-        "torch._utils._rebuild_meta_tensor_no_storage", b"ctorch\nfloat32\n" + numbers(10**12) * 2 + b"\x89"
+        "torch._utils._rebuild_meta_tensor_no_storage",
+        b"ctorch\nfloat32\n" + numbers(10**12) * 2 + b"\x89",
     ),
     "a tensor's own class": call("torch.Tensor", number(10**11)),
     "a storage's own class": call("torch.FloatStorage", number(10**11)),
@@ -124,14 +135,24 @@ PICKLES = {
     "5,000 deep in tuples": b"\x80\x02)" + b"\x85" * 5_000 + b".",
     "10^20 entries by sharing": b"\x80\x02" + LAUGHS + b".",
     "10^20 letters by sharing": b"\x80\x02" + LAUGHS.replace(b"]", text("x" * 1_000), 1) + b".",
-    "methods overwritten": b"\x80\x02" + HOOKS + text("a") + tensor() + b"s}" + text("values") + b"K\5sb.",
-    "bytes by the square": entry(call("_codecs.encode", text("\u4e00\u4e01" * 50_000) + text("punycode"))),
+    "methods overwritten": b"\x80\x02"
+    + HOOKS
+    + text("a")
+    + tensor()
+    + b"s}"
+    + text("values")
+    + b"K\5sb.",
+    "bytes by the square": entry(
+        call("_codecs.encode", text("\u4e00\u4e01" * 50_000) + text("punycode"))
+    ),
     "1,000 copies of a text": b"\x80\x02"
     + call_often("_codecs.encode", text("x" * 200_000) + text("latin1"), 1_000)
     + b"N.",
     "100 copies of a dictionary": b"\x80\x02"
     + call_often(
-        "collections.Counter", b"}(" + b"".join(number(each) + b"N" for each in range(3_000)) + b"u", 100
+        "collections.Counter",
+        b"}(" + b"".join(number(each) + b"N" for each in range(3_000)) + b"u",
+        100,
     )
     + b"N.",
     "200 copies of pairs": b"\x80\x02"

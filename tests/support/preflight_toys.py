@@ -1,4 +1,6 @@
-"""Teachers whose every property is known, for the pre-flight check, and slopes that autograd gives."""
+"""Teachers whose every property is known, for the pre-flight check, and slopes that autograd
+gives.
+"""
 
 import copy
 import dataclasses
@@ -83,11 +85,15 @@ class Setting:
         return run_preflight(channel, self.generator, self.value_of, config, rng)
 
     def value_of(self, objective: ObjectiveName) -> ObjectiveOfAnswers:
-        distance = make_distance("auto" if objective == "student" else objective, self.oracle.label_mode)
+        distance = make_distance(
+            "auto" if objective == "student" else objective, self.oracle.label_mode
+        )
         return lambda x_NCHW, answers: -distance(self.student(x_NCHW).double(), answers.double())
 
     def correlation(self, config: EstimatorConfig, step: float) -> float:
-        """Cosine over 256 images between estimated slopes and autograd's, through the wire and without it."""
+        """Cosine over 256 images between estimated slopes and autograd's, through the wire and
+        without it.
+        """
         draws = torch.Generator().manual_seed(5)
         u = copy.deepcopy(self.generator)(self.generator.draw(256, draws)).detach().requires_grad_()
         x = self.generator.squash(u)

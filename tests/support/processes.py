@@ -1,4 +1,6 @@
-"""Whole runs, most in processes of their own, and a teacher that meters them by means independent of ours."""
+"""Whole runs, most in processes of their own, and a teacher that meters them by means independent
+of ours.
+"""
 
 import contextlib
 import io
@@ -42,7 +44,9 @@ class Meter:
 
 
 def in_this_process(words: Sequence[str]) -> tuple[int, str, str]:
-    """``python run.py words`` without a process of its own: exit code, standard output, standard error."""
+    """``python run.py words`` without a process of its own: exit code, standard output, standard
+    error.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([*words])
@@ -50,7 +54,9 @@ def in_this_process(words: Sequence[str]) -> tuple[int, str, str]:
 
 
 class Bench:
-    """A folder with a metering teacher in it, where runs are started as a person would start them."""
+    """A folder with a metering teacher in it, where runs are started as a person would start
+    them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +67,16 @@ class Bench:
 
     def flags(self, out: str, *more: str) -> list[str]:
         """A run on the metering teacher into ``out``, whose meter is ``out`` + .log."""
-        return ["extract", "--teacher", "meter:Meter", "--teacher.log", f"{out}.log", "--out", out, *more]
+        return [
+            "extract",
+            "--teacher",
+            "meter:Meter",
+            "--teacher.log",
+            f"{out}.log",
+            "--out",
+            out,
+            *more,
+        ]
 
     def start(self, words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """``python run.py words`` as a process whose output is not yet read."""
@@ -96,7 +111,11 @@ class Bench:
     def evaluations(self, out: str) -> list[dict[str, float]]:
         """The run's records of how good the student was, in the order of the file."""
         lines = (self.folder / out / "metrics.jsonl").read_text().splitlines()
-        return [record for record in map(json.loads, lines) if "agreement" in record or "accuracy" in record]
+        return [
+            record
+            for record in map(json.loads, lines)
+            if "agreement" in record or "accuracy" in record
+        ]
 
     def student(self, out: str) -> bytes:
         """The bytes of the student that the run delivered."""

@@ -1,7 +1,8 @@
 """What a service of protocol v2 answers: its documents and its bodies, as ``Service`` sends them.
 
-Written from the protocol's description with json and numpy, and with nothing of ``teachers``, so that the two
-can be held against each other. The one input is called x, the one output y, the model m.
+Written from the protocol's description with json and numpy, and with nothing of ``teachers``, so
+that the two can be held against each other. The one input is called x, the one output y, the model
+m.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ WEIGHT = np.random.default_rng(7).standard_normal((PIXELS, CLASSES))
 
 
 def truth(images: NDArray[Any]) -> NDArray[np.float32]:
-    """The model: a linear map and a softmax. Bitwise the same for an image in whatever batch it comes."""
+    """The model: a linear map and a softmax. Bitwise the same for an image in whatever batch it
+    comes.
+    """
     pixels = 3 * (np.asarray(images, np.float64).reshape(len(images), PIXELS, 1) - 0.5)
     # a sum in the order of the pixels, which a matrix product does not promise
     scores = (pixels * WEIGHT).sum(1)
@@ -69,7 +72,9 @@ class Asked:
         """Whether the answer is to come in binary."""
         wanted = [self.message.get("parameters", {}).get("binary_data_output", False)]
         outputs = self.message.get("outputs", [])
-        return any(wanted + [output.get("parameters", {}).get("binary_data", False) for output in outputs])
+        return any(
+            wanted + [output.get("parameters", {}).get("binary_data", False) for output in outputs]
+        )
 
 
 def read(request: Request) -> Asked:
@@ -90,18 +95,29 @@ def read(request: Request) -> Asked:
 
 
 def packed(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> Packed:
-    """An answer with one output; ``changes`` replace keys of the message or of its output. In JSON."""
+    """An answer with one output; ``changes`` replace keys of the message or of its output. In
+    JSON.
+    """
     datatype = next(word for word, dtype in NUMPY.items() if np.dtype(dtype) == array.dtype)
     output = tensor("y", datatype, list(array.shape))
-    message = {"model_name": "m", "model_version": "1"} | ({} if asked.id is None else {"id": asked.id})
+    message = {"model_name": "m", "model_version": "1"} | (
+        {} if asked.id is None else {"id": asked.id}
+    )
     for key, value in changes.items():
         (output if key in ("name", "datatype", "shape", "data") else message)[key] = value
     if asked.wants_binary if binary is None else binary:
         output["parameters"] = {"binary_data_size": array.nbytes}
         head = json.dumps({**message, "outputs": [output]}).encode()
-        return head + array.tobytes(), {"Content-Type": "application/octet-stream", LENGTH: str(len(head))}
-    output.setdefault("data", [None if item != item else item for item in array.reshape(-1).tolist()])
-    return json.dumps({**message, "outputs": [output]}).encode(), {"Content-Type": "application/json"}
+        return head + array.tobytes(), {
+            "Content-Type": "application/octet-stream",
+            LENGTH: str(len(head)),
+        }
+    output.setdefault(
+        "data", [None if item != item else item for item in array.reshape(-1).tolist()]
+    )
+    return json.dumps({**message, "outputs": [output]}).encode(), {
+        "Content-Type": "application/json"
+    }
 
 
 def answer(asked: Asked, array: np.ndarray, binary: bool | None = None, **changes: Any) -> bytes:
@@ -113,18 +129,22 @@ def answer(asked: Asked, array: np.ndarray, binary: bool | None = None, **change
 def scores(pixels: np.ndarray, classes: int = 3) -> np.ndarray:
     """What the model answers if nothing else is said: the mean of the pixels in halves of k + 1."""
     flat = pixels.reshape(len(pixels), -1).astype(np.float32)
-    return flat.mean(1, keepdims=True) * np.arange(1, classes + 1, dtype=np.float32) / 2 + flat[:, :1]
+    return (
+        flat.mean(1, keepdims=True) * np.arange(1, classes + 1, dtype=np.float32) / 2 + flat[:, :1]
+    )
 
 
 @dataclass
 class V2:
     """What a server of one model says to each request.
 
-    ``pages``: what GET gives instead, by path: bytes, a status, or a document. ``infer``: what a question
-    gets.
+    ``pages``: what GET gives instead, by path: bytes, a status, or a document. ``infer``: what a
+    question gets.
     """
 
-    inputs: list[dict[str, Any]] = field(default_factory=lambda: [tensor("x", "FP32", [-1, 1, 2, 2])])
+    inputs: list[dict[str, Any]] = field(
+        default_factory=lambda: [tensor("x", "FP32", [-1, 1, 2, 2])]
+    )
     outputs: list[dict[str, Any]] = field(default_factory=lambda: [tensor("y", "FP32", [-1, 3])])
     extensions: list[str] = field(default_factory=lambda: ["binary_tensor_data"])
     parameters: dict[str, Any] | None = None

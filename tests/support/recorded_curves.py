@@ -1,11 +1,11 @@
 """The recorded learning curves, what they say of how curves go on.
 
-    python tests/support/recorded_curves.py docs/results/curves.csv              the constants and the
-    coverage python tests/support/recorded_curves.py docs/results/curves.csv RUN RUN...   the same, with
-    finished runs added
+    python tests/support/recorded_curves.py docs/results/curves.csv              the constants and
+    the coverage python tests/support/recorded_curves.py docs/results/curves.csv RUN RUN...   the
+    same, with finished runs added
 
-A line of the file is a run that was given a pilot's budget first and a larger one afterwards (``points``:
-queries and agreement wherever the student had learnt since the last score).
+A line of the file is a run that was given a pilot's budget first and a larger one afterwards
+(``points``: queries and agreement wherever the student had learnt since the last score).
 """
 
 import csv
@@ -64,9 +64,13 @@ class Recorded:
 
     @property
     def ends(self) -> dict[float, tuple[float, float]]:
-        """Of each goal that the pilot does not reach: where it is reached, and the goal; else the end."""
+        """Of each goal that the pilot does not reach: where it is reached, and the goal; else the
+        end.
+        """
         found = {goal: when_reached(self.points, goal) for goal in GOALS}
-        reached = {goal: (queries, goal) if queries else self.later[-1] for goal, queries in found.items()}
+        reached = {
+            goal: (queries, goal) if queries else self.later[-1] for goal, queries in found.items()
+        }
         return {goal: end for goal, end in reached.items() if end[0] > self.pilot}
 
 
@@ -83,7 +87,9 @@ def when_reached(points: Series, agreement: float) -> float | None:
     if not after or points[after][1] == 1 or points[after - 1][1] == 0:
         return None if after is None else float(points[after][0])
     (before, low), (then, high) = points[after - 1], points[after]
-    return before * (then / before) ** ((logit(agreement) - logit(low)) / (logit(high) - logit(low)))
+    return before * (then / before) ** (
+        (logit(agreement) - logit(low)) / (logit(high) - logit(low))
+    )
 
 
 def departure(start: Start, law: Law, queries: float, agreement: float) -> float:
@@ -93,10 +99,14 @@ def departure(start: Start, law: Law, queries: float, agreement: float) -> float
 
 
 def rise_of(begun: Begun) -> Law:
-    """The rise by least squares over levels, a group of curves counting as the root of its number."""
+    """The rise by least squares over levels, a group of curves counting as the root of its
+    number.
+    """
     rows = []
     for curve, start in begun:
-        later = [(math.log(at / start.queries), logit(share) - start.level) for at, share in curve.later]
+        later = [
+            (math.log(at / start.queries), logit(share) - start.level) for at, share in curve.later
+        ]
         slope = sum(x * y for x, y in later) / sum(x * x for x, _ in later)
         count = sum(other.group == curve.group for other, _ in begun)
         rows.append((start.level, slope, 1 / count**0.5))
@@ -112,7 +122,9 @@ def law_of(curves: Sequence[Recorded]) -> Law:
     for group in {curve.group for curve, _ in begun}:
         law = rise_of([each for each in begun if each[0].group != group])
         own = (each for each in begun if each[0].group == group)
-        found += [departure(start, law, *end) for curve, start in own for end in curve.ends.values()]
+        found += [
+            departure(start, law, *end) for curve, start in own for end in curve.ends.values()
+        ]
     found.sort()
     outside = max(1, int(TAIL * (len(found) + 1)))  # on either side, of so many and one to come
     return replace(rise_of(begun), low=round(found[outside - 1], 3), high=round(found[-outside], 3))
@@ -150,7 +162,10 @@ def of_run(run: Path) -> Recorded:
 def read_curves(path: Path) -> list[Recorded]:
     """The curves of the file; its comments say how they came about."""
     with path.open(encoding="utf-8") as file:
-        return [_parsed(line) for line in csv.DictReader(line for line in file if not line.startswith("#"))]
+        return [
+            _parsed(line)
+            for line in csv.DictReader(line for line in file if not line.startswith("#"))
+        ]
 
 
 def _parsed(line: dict[str, str]) -> Recorded:
@@ -177,7 +192,9 @@ def main(words: Sequence[str]) -> None:
         with path.open("a", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             for each in runs:
-                points = [f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot)]
+                points = [
+                    f"{queries}:{share:.4f}" for queries, share in thinned(each.points, each.pilot)
+                ]
                 writer.writerow([*(getattr(each, name) for name in FIELDS[:-1]), " ".join(points)])
     curves = read_curves(path)
     print(law_of(curves))
@@ -185,7 +202,10 @@ def main(words: Sequence[str]) -> None:
     for curve, goal, reached, held in told:
         how = ("reached" if reached else "not reached") + (", held" if held else ", MISSED")
         print(" ".join(map(str, (*curve.group, curve.seed, curve.pilot, goal, how))))
-    known = {"reached": [held for _, _, reached, held in told if reached], "all": [each[-1] for each in told]}
+    known = {
+        "reached": [held for _, _, reached, held in told if reached],
+        "all": [each[-1] for each in told],
+    }
     for name, of in known.items():
         print(f"{name}: the interval held {sum(of)} of {len(of)}, {sum(of) / len(of):.0%}")
 

@@ -10,7 +10,12 @@ from dfme.errors import UserError
 
 
 def refused(
-    words: str, call: Callable[..., object], /, *given: Any, error: type[Exception] = UserError, **named: Any
+    words: str,
+    call: Callable[..., object],
+    /,
+    *given: Any,
+    error: type[Exception] = UserError,
+    **named: Any,
 ) -> Any:
     """The error, of one line with these words in it, that the call ends in."""
     with pytest.raises(error) as caught:

@@ -68,19 +68,34 @@ SUMMARY: dict[str, Any] = {
     **{"evaluation_queries": 360, "requests": 4, "refused": 0, "lost": 0},
     "spent_by_purpose": {"generator": 300, "student": 700, "seed": 0, "check": 0},
     "estimator": {
-        **{"kind": "finite_difference", "objective": "kl", "directions": 2, "step": 4.0, "every": 4},
+        **{
+            "kind": "finite_difference",
+            "objective": "kl",
+            "directions": 2,
+            "step": 4.0,
+            "every": 4,
+        },
         **{"form": "central", "direction": "dct", "space": "lattice"},
     },
     **{"teacher_accuracy": 0.9889, "accuracy": 0.9611, "agreement": 0.975, "kl": 0.05},
     "evaluation": {"name": "digits", "images": 360, "held_back": False},
-    **{"student_arch": "cnn_small", "student_steps": 77, "wall_seconds": 12.5, "queries_per_second": 80.0},
+    **{
+        "student_arch": "cnn_small",
+        "student_steps": 77,
+        "wall_seconds": 12.5,
+        "queries_per_second": 80.0,
+    },
     **{"device": "cpu", "config_hash": "abc", "version": "0.1.0", "torch": "2.6"},
 }
 
 
 LEADING: dict[str, Any] = {
     "teacher": {
-        **{"kind": "json", "num_classes": 3, "target": "POST https://api.example/v1, model <b>cats</b>"},
+        **{
+            "kind": "json",
+            "num_classes": 3,
+            "target": "POST https://api.example/v1, model <b>cats</b>",
+        },
         "adapter": {"file": "adapter.yaml", "sha256": "0123456789abcdef" * 4},
     },
     **{"started": "2026-01-31T12:00:00Z", "ended": "2026-01-31T12:30:00Z", "cost": 1.36},
@@ -90,7 +105,8 @@ LEADING: dict[str, Any] = {
         **{"teacher": [180, 90, 90], "student": [170, 100, 90], "queries": [999, 1, 0]},
     },
     "warnings": [
-        "the teacher answered <i>cat</i> to 99.9% of the 1,000 images paid for; likely cause: <script>"
+        "the teacher answered <i>cat</i> to 99.9% of the 1,000 images paid for; likely cause: "
+        "<script>"
     ],
 }
 """What 0.7.0 adds to a summary."""
@@ -102,16 +118,26 @@ DEFENDED: dict[str, Any] = {
 """What a teacher with defences adds."""
 
 
-def make_run(run_dir: Path, *, finished: bool = True, channels: int = 1, dataset: str = "digits") -> Path:
+def make_run(
+    run_dir: Path, *, finished: bool = True, channels: int = 1, dataset: str = "digits"
+) -> Path:
     """A run of 1,000 queries with three evaluations and three sheets of samples."""
     (run_dir / "samples").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(
         f"method:\n  name: dfme\nseed: 0\nevaluation:\n  dataset: {dataset}\n"
     )
     scores = [(200, 0.5), (600, 0.85), (1_000, 0.975)]
-    shown = [{"queries": q, "agreement": a, "accuracy": a - 0.01, "student_loss": 1 - a} for q, a in scores]
+    shown = [
+        {"queries": q, "agreement": a, "accuracy": a - 0.01, "student_loss": 1 - a}
+        for q, a in scores
+    ]
     (run_dir / "metrics.jsonl").write_text(lines(*shown))
-    charged = [("evaluation", 360, 0), ("generator", 300, 300), ("student", 300, 600), ("student", 400, 1000)]
+    charged = [
+        ("evaluation", 360, 0),
+        ("generator", 300, 300),
+        ("student", 300, 600),
+        ("student", 400, 1000),
+    ]
     ledger(run_dir, *(charge(seq, *each) for seq, each in enumerate(charged, start=1)))
     rng = np.random.default_rng(0)
     for queries, _ in scores:

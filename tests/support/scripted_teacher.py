@@ -1,4 +1,6 @@
-"""A teacher in this process whose every outcome is written down beforehand, with a meter of its own."""
+"""A teacher in this process whose every outcome is written down beforehand, with a meter of its
+own.
+"""
 
 import threading
 import time
@@ -20,15 +22,18 @@ class Interrupted(KeyboardInterrupt):
 class ScriptedTeacher:
     """Answers by arithmetic; request number n (from 0) first does what ``plan[n]`` says.
 
-    ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN; ``stop
-    before`` and ``stop after``: the client is interrupted, the request not yet or already served; a number:
-    refused for more images.
+    ``ok``; ``429``: refused; ``500``: served, then failed; ``nan``: served, and answers with NaN;
+    ``stop before`` and ``stop after``: the client is interrupted, the request not yet or already
+    served; a number: refused for more images.
     """
 
     spec, num_classes, label_mode = ImageSpec(SHAPE), 3, LabelMode("probabilities")
 
     def __init__(
-        self, plan: Sequence[str | int] = (), wire: RequestPolicy | None = None, max_batch: int | None = None
+        self,
+        plan: Sequence[str | int] = (),
+        wire: RequestPolicy | None = None,
+        max_batch: int | None = None,
     ) -> None:
         self.plan, self.wire = list(plan), wire or RequestPolicy(patience=5.0)
         self.info = TeacherInfo(max_batch=max_batch, remote=self)

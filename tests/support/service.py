@@ -1,9 +1,9 @@
 """One HTTP service on loopback for all tests: a function from a request to what is sent.
 
-``with Service(lambda request: {"said": request.json}) as service``: ask ``service.url``, then look at
-``service.requests``. What the function gives is sent so: a JSON document as a whole answer, bytes as they are
-(``http`` makes a whole answer of a body), and an iterator step by step: bytes, seconds to wait, and what
-``Do`` has.
+``with Service(lambda request: {"said": request.json}) as service``: ask ``service.url``, then look
+at ``service.requests``. What the function gives is sent so: a JSON document as a whole answer,
+bytes as they are (``http`` makes a whole answer of a body), and an iterator step by step: bytes,
+seconds to wait, and what ``Do`` has.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def then(*given: Step) -> Callable[[Request], Iterator[Step]]:
 
 
 class Request:
-    """A request as it came; names of headers are in lower case. Its body is read when it is first looked
-    at."""
+    """A request as it came; names of headers are in lower case. Its body is read when it is first
+    looked at."""
 
     def __init__(self, line: str, headers: dict[str, str], stream: BinaryIO) -> None:
         self.line, self.headers, self._stream = line, headers, stream
@@ -165,7 +165,9 @@ class Service:
                 with self._lock:
                     self._open.add(stream)
                 with stream.makefile("rb") as received:
-                    while (request := self._next(received)) and carry_out(steps(self.reply(request)), stream):
+                    while (request := self._next(received)) and carry_out(
+                        steps(self.reply(request)), stream
+                    ):
                         assert request.body is not None  # what follows it is the next request
         finally:
             with self._lock:
@@ -173,7 +175,9 @@ class Service:
             stream.close()
 
     def _next(self, received: BinaryIO) -> Request | None:
-        """The next request, with its body still to come; None once the client hangs up or speaks no HTTP."""
+        """The next request, with its body still to come; None once the client hangs up or speaks no
+        HTTP.
+        """
         if (line := received.readline()).count(b" ") < 2:
             return None
         headers = {}

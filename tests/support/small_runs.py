@@ -1,4 +1,6 @@
-"""Small runs in this process, on a teacher that counts, and can be made to stop them in its answers."""
+"""Small runs in this process, on a teacher that counts, and can be made to stop them in its
+answers.
+"""
 
 import dataclasses
 import json
@@ -34,7 +36,9 @@ def small_options(method: str, **sizes: float) -> dict[str, float]:
 class Metered:
     """A teacher that counts what it served, and does at some of its calls what ``at`` says."""
 
-    def __init__(self, at: dict[int, Callable[[], object]] | None = None, seconds: float = 0.0) -> None:
+    def __init__(
+        self, at: dict[int, Callable[[], object]] | None = None, seconds: float = 0.0
+    ) -> None:
         self.served = self.calls = 0
         self._at, self._seconds = at or {}, seconds
         self._weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
@@ -77,7 +81,13 @@ def clone(
         "evaluation": {"dataset": "none", "points": 4},
     }
     return dfme.extract(
-        teacher, shape=(1, 8, 8), num_classes=10, budget=budget, out=out, resume=resume, **settings | changes
+        teacher,
+        shape=(1, 8, 8),
+        num_classes=10,
+        budget=budget,
+        out=out,
+        resume=resume,
+        **settings | changes,
     )
 
 
@@ -103,7 +113,9 @@ def queries(out: Path) -> list[int]:
 
 @contextmanager
 def no_pictures() -> Iterator[None]:
-    """Drawing the report takes longer than all the rest; the tests of whole processes do draw it."""
+    """Drawing the report takes longer than all the rest; the tests of whole processes do draw
+    it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dfme.run.run.write_report", lambda *_, **__: None)
         yield
@@ -119,7 +131,9 @@ def no_rehearsal() -> Iterator[None]:
 
 @contextmanager
 def narrow_generators() -> Iterator[None]:
-    """The paper's generator, proven in tests/nets, takes most of a small run with its 128 channels."""
+    """The paper's generator, proven in tests/nets, takes most of a small run with its 128
+    channels.
+    """
     stages = generators._stages
 
     def narrow(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
@@ -132,7 +146,9 @@ def narrow_generators() -> Iterator[None]:
 
 
 def cut_short(out: Path) -> int:
-    """A run stopped by Ctrl-C, then by its teacher: a checkpoint and answers beyond it. The images served."""
+    """A run stopped by Ctrl-C, then by its teacher: a checkpoint and answers beyond it. The images
+    served.
+    """
     first, second = Metered({7: ctrl_c}), Metered({4: break_down})
     assert not clone(out, first).finished
     with pytest.raises(TeacherError, match="gone; all that was paid is kept: call extract again"):

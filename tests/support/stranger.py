@@ -43,9 +43,15 @@ def near(value: Any) -> Any:
 
 
 def curve_of(run: Path) -> list[tuple[int, float]]:
-    """Agreements by the lines of metrics.jsonl, whose last is that of the student that was delivered."""
+    """Agreements by the lines of metrics.jsonl, whose last is that of the student that was
+    delivered.
+    """
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(int(line["queries"]), line["agreement"]) for line in lines if line.get("agreement") is not None]
+    return [
+        (int(line["queries"]), line["agreement"])
+        for line in lines
+        if line.get("agreement") is not None
+    ]
 
 
 def charged(run: Path) -> dict[str, int]:
@@ -60,7 +66,9 @@ def charged(run: Path) -> dict[str, int]:
 
 
 def work_out_again(out: Path) -> dict[str, Any]:
-    """Assert that every figure of OUT/audit.json is what the cells' own files come to; the audit."""
+    """Assert that every figure of OUT/audit.json is what the cells' own files come to; the
+    audit.
+    """
     audit = read(out / "audit.json")
     runs = {path.parent.name: path.parent for path in sorted(out.glob("cells/*/config.yaml"))}
     assert {cell["name"] for cell in audit["cells"]} == set(runs)
@@ -97,7 +105,10 @@ def _cell(cell: dict[str, Any], run: Path, price: float | None) -> None:
     assert cell["agreement"] == curve[-1][1] == summary["agreement"]
     assert cell["agreement_balanced"] == summary["agreement_balanced"]
     assert cell["interval"] == near(wilson(summary["agreement"], summary["evaluation"]["images"]))
-    assert (cell["config_hash"], cell["steps_seconds"]) == (summary["config_hash"], summary["wall_seconds"])
+    assert (cell["config_hash"], cell["steps_seconds"]) == (
+        summary["config_hash"],
+        summary["wall_seconds"],
+    )
     assert cell["cost"] == near(price and ledger["spent"] * price / 1000)
     for name in ("seed", "budget"):
         assert cell[name] == summary[name]
@@ -120,13 +131,18 @@ def free(audit: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _price(
-    line: dict[str, Any], cells: list[dict[str, Any]], price: float | None, beside: list[tuple[float, int]]
+    line: dict[str, Any],
+    cells: list[dict[str, Any]],
+    price: float | None,
+    beside: list[tuple[float, int]],
 ) -> None:
     for cell in cells:
         assert (cell["row"], cell["mode"], cell["defence"]) == (line["row"], line["mode"], "none")
     shares = [cell["agreement"] for cell in cells]
     assert {cell["budget"] for cell in cells} <= {line["budget"]}
-    if not cells:  # of an attacker that cannot learn from such answers nothing is known, and it is said why
+    if (
+        not cells
+    ):  # of an attacker that cannot learn from such answers nothing is known, and it is said why
         assert line["reason"] and line["state"] == "not applicable"  # noqa: PT018
         assert not any(map(any, [line["agreement"], *line["queries_to"].values()]))
         return
@@ -154,44 +170,69 @@ def usable(lines: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
 def _headline(audit: dict[str, Any], price: float | None) -> None:
     head = audit["headline"]
     own = usable(free(audit), audit["target"]["label_mode"])
-    best = sorted(own, key=lambda line: (_median(line["queries_to"]["0.9"]) or 10**12, -line["mean"]))[0]
+    best = sorted(
+        own, key=lambda line: (_median(line["queries_to"]["0.9"]) or 10**12, -line["mean"])
+    )[0]
     assert (head["attacker"], head["queries"]) == (best["row"], best["queries_to"]["0.9"])
     assert head["median"] == _median(head["queries"])
-    assert head["cost"] == near(None if None in (head["median"], price) else head["median"] * price / 1000)
+    assert head["cost"] == near(
+        None if None in (head["median"], price) else head["median"] * price / 1000
+    )
     assert head["best_agreement"]["mean"] == near(best["mean"])
     if head["labels"] is not None:
         labels = [line for line in free(audit) if line["mode"] == "label"]
         assert head["labels"]["best_agreement"]["mean"] in [line["mean"] for line in labels]
     first, *others, _ = head["sentences"]
     for each in head["like"]:
-        (line,) = [one for one in audit["price"] if one["has_images"] and one["mode"] == each["mode"]]
-        told = f"{line['mean']:.1%}" if each["median"] is None else f"{each['median']:,.0f} queries for such"
+        (line,) = [
+            one for one in audit["price"] if one["has_images"] and one["mode"] == each["mode"]
+        ]
+        told = (
+            f"{line['mean']:.1%}"
+            if each["median"] is None
+            else f"{each['median']:,.0f} queries for such"
+        )
         assert told in others[0]
         assert each["queries"] == line["queries_to"]["0.9"]
-    assert (f"{best['mean']:.1%}" if head["median"] is None else f"{head['median']:,.0f} queries") in first
+    assert (
+        f"{best['mean']:.1%}" if head["median"] is None else f"{head['median']:,.0f} queries"
+    ) in first
 
 
 def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Path]) -> None:
     for line in audit["defences"]:
-        limit = int(line["defence"].partition("images=")[2]) if line["defence"].startswith("quota") else None
+        limit = (
+            int(line["defence"].partition("images=")[2])
+            if line["defence"].startswith("quota")
+            else None
+        )
         for each in line["attackers"]:
             if each["agreement"] is None:
                 assert (each["cells"], each["score"]) == ([], None)
                 continue
             curves = [curve_of(runs[name]) for name in each["cells"]]
-            shares = [[share for at, share in curve if limit is None or at <= limit][-1] for curve in curves]
+            shares = [
+                [share for at, share in curve if limit is None or at <= limit][-1]
+                for curve in curves
+            ]
             assert each["agreement"]["mean"] == near(sum(shares) / len(shares))
             assert each["agreement"]["n"] == len(shares)
             summaries = [read(runs[name] / "summary.json") for name in each["cells"]]
             renamed = [summary.get("agreement_relabelled") for summary in summaries]
-            assert each["score"]["mean"] == near(_score(shares, [] if limit or None in renamed else renamed))
-            assert {by_name[name]["seed"] for name in each["cells"]} == set(audit["options"]["seeds"])
+            assert each["score"]["mean"] == near(
+                _score(shares, [] if limit or None in renamed else renamed)
+            )
+            assert {by_name[name]["seed"] for name in each["cells"]} == set(
+                audit["options"]["seeds"]
+            )
         best = max(each["score"]["mean"] for each in line["attackers"] if each["score"])
         assert line["best_score"]["mean"] == best
     if audit["defences"]:
         bare = audit["defences"][0]
         assert bare["defence"] == "none"
-        label = next(each["score"]["mean"] for each in bare["attackers"] if each["answers"] == "label")
+        label = next(
+            each["score"]["mean"] for each in bare["attackers"] if each["answers"] == "label"
+        )
         for line in audit["defences"]:
             if line["to_label_only"] is not None:
                 free, left = bare["best_score"]["mean"], line["best_score"]["mean"]
@@ -199,7 +240,9 @@ def _defences(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Pa
 
 
 def _score(shares: list[float], renamed: list[Any]) -> float:
-    """Agreement, or that under the best renaming of classes where it gains more than five points."""
+    """Agreement, or that under the best renaming of classes where it gains more than five
+    points.
+    """
     mean, other = (sum(each) / len(each) if each else 0.0 for each in (shares, renamed))
     spread = max(statistics.stdev(each) if len(each) > 1 else 0.0 for each in (shares, renamed))
     return other if other - mean > max(0.05, spread) else mean
@@ -207,18 +250,24 @@ def _score(shares: list[float], renamed: list[Any]) -> float:
 
 def _pareto(audit: dict[str, Any], bills: list[dict[str, Any]]) -> None:
     rows = dict(zip([row["row"] for row in audit["utility"]], bills, strict=True))
-    assert [dict(row) for row in audit["utility"]] == [{"row": name, **bill} for name, bill in rows.items()]
+    assert [dict(row) for row in audit["utility"]] == [
+        {"row": name, **bill} for name, bill in rows.items()
+    ]
     assert {row["defence"] for row in bills} == set(rows)
     points = audit["pareto"]
     for point in points:
         row = "none" if point["name"].startswith("quota") else point["name"]
         paid = rows.get(row, {"held_out": {}})["held_out"]
-        assert (point["l1_mean"], point["accuracy_drop"]) == (paid.get("l1_mean"), paid.get("accuracy_drop"))
+        assert (point["l1_mean"], point["accuracy_drop"]) == (
+            paid.get("l1_mean"),
+            paid.get("accuracy_drop"),
+        )
         if not paid:
             assert not point["dominated"]
             continue
         own, *others = (
-            [of[name] for name in ("l1_mean", "accuracy_drop", "agreement")] for of in (point, *points)
+            [of[name] for name in ("l1_mean", "accuracy_drop", "agreement")]
+            for of in (point, *points)
         )
         better = [all(map(operator.le, other, own)) and other != own for other in others]
         assert point["dominated"] == any(better)
@@ -238,13 +287,17 @@ def _verdicts(audit: dict[str, Any]) -> None:
             assert (each["value"], each["pass"]) == (worst, worst <= each["wanted"])
         else:
             level = f"{int(each['limit'].rpartition('_')[2]) / 100:g}"
-            counts = [count for line in own for count in line["queries_to"][level] if count is not None]
+            counts = [
+                count for line in own for count in line["queries_to"][level] if count is not None
+            ]
             assert each["value"] == (min(counts) if counts else None)
             assert each["pass"] == (not counts or min(counts) >= each["wanted"])
 
 
 def _examined(audit: dict[str, Any], out: Path) -> None:
-    """What was examined, beside the cells; the rooms' own tests hold its arithmetic against other means."""
+    """What was examined, beside the cells; the rooms' own tests hold its arithmetic against other
+    means.
+    """
     for each in audit["fidelity"]:
         summary = read(out / "cells" / each["cell"] / "summary.json")
         assert each["agreement"] == near(summary["agreement"])
@@ -255,7 +308,10 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         of_class = [row[k] / sum(row) for k, row in enumerate(each["table"]) if sum(row)]
         assert each["agreement_balanced"] == near(sum(of_class) / len(of_class))
         assert summary["agreement_balanced"] == near(sum(of_class) / len(of_class))
-        if (each["row"], each["mode"]) == (audit["headline"]["attacker"], audit["headline"]["mode"]):
+        if (each["row"], each["mode"]) == (
+            audit["headline"]["attacker"],
+            audit["headline"]["mode"],
+        ):
             differing = audit["differences"]
             assert differing["differ"] == each["images"] - same
             assert len(differing["shown"]) == min(24, differing["differ"])
@@ -269,7 +325,9 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         shares = of[line["row"], line["mode"]]
         least = audit["games"]["constant"]
         room = twin["agreement"] - least
-        assert line["values"] == [None if share is None else near((share - least) / room) for share in shares]
+        assert line["values"] == [
+            None if share is None else near((share - least) / room) for share in shares
+        ]
     for each in (audit["detection"] or {"attacks": []})["attacks"]:
         summary = read(out / "cells" / each["cell"] / "summary.json")
         seen = summary["watch"]["detectors"][each["detector"]]

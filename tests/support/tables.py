@@ -1,4 +1,6 @@
-"""Many small cases in one test: every one is looked at, and the failure lists all that do not hold."""
+"""Many small cases in one test: every one is looked at, and the failure lists all that do not
+hold.
+"""
 
 from collections.abc import Callable, Iterable
 

@@ -17,7 +17,9 @@ def point(batch: int, shape: tuple[int, ...], seed: int = 1) -> Tensor:
 
 
 class Linear:
-    """f(x) = <g_i, x_i> in float64, whose gradient is g whatever the step; records what it was asked for."""
+    """f(x) = <g_i, x_i> in float64, whose gradient is g whatever the step; records what it was
+    asked for.
+    """
 
     def __init__(self, batch: int, shape: tuple[int, ...]) -> None:
         self.gradient = point(batch, shape, seed=2).double()
@@ -26,7 +28,8 @@ class Linear:
     def __call__(self, images_NCHW: Tensor) -> Tensor:
         start = sum(map(len, self.calls))
         self.calls.append(images_NCHW.clone())
-        # Rows follow each other in whole batches, so the place in the stream tells which image is meant.
+        # Rows follow each other in whole batches, so the place in the stream tells which image is
+        # meant.
         which_N = torch.arange(start, start + len(images_NCHW)) % len(self.gradient)
         return (images_NCHW.double() * self.gradient[which_N]).sum((1, 2, 3))
 
@@ -38,7 +41,9 @@ class Toy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.student, self.teacher = (
-                nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, 10))
+                nn.Sequential(
+                    nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.Tanh(), nn.Linear(64, 10)
+                )
                 for _ in range(2)
             )
 
@@ -88,4 +93,6 @@ def featured(objective: ImageFunction, point_BCHW: Tensor, width: int = 5) -> Ob
 def agreement(estimate_BCHW: Tensor, truth_BCHW: Tensor) -> tuple[float, float]:
     """Cosine, and the scale <estimate, truth> / <truth, truth>, over the whole batch."""
     dot = (estimate_BCHW * truth_BCHW).sum()
-    return float(dot / estimate_BCHW.norm() / truth_BCHW.norm()), float(dot / truth_BCHW.square().sum())
+    return float(dot / estimate_BCHW.norm() / truth_BCHW.norm()), float(
+        dot / truth_BCHW.square().sum()
+    )

@@ -33,10 +33,16 @@ from dfme.teachers.label_modes import reveal
 
 
 class LinearTeacher:
-    """Scores that are a fixed linear map of the image; counts the images it was really asked for."""
+    """Scores that are a fixed linear map of the image; counts the images it was really asked
+    for.
+    """
 
     def __init__(
-        self, spec: ImageSpec, num_classes: int = 3, mode: str = "probabilities", device: str = "cpu"
+        self,
+        spec: ImageSpec,
+        num_classes: int = 3,
+        mode: str = "probabilities",
+        device: str = "cpu",
     ) -> None:
         self.spec = spec
         self.num_classes = num_classes
@@ -70,7 +76,11 @@ def small_net(spec: ImageSpec, num_classes: int = 3, seed: int = 0) -> nn.Module
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Flatten(), nn.Linear(spec.numel, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_classes)
+            nn.Flatten(),
+            nn.Linear(spec.numel, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Linear(16, num_classes),
         )
 
 
@@ -84,7 +94,8 @@ def make_parts(
     schedule: ScheduleConfig | None = None,
     **student: object,
 ) -> Components:
-    """What a method works with, around a toy teacher, without files; ``keeps``: a replay in any case.
+    """What a method works with, around a toy teacher, without files; ``keeps``: a replay in any
+    case.
 
     ``schedule``: of the learning rates, which else are constant.
     """
@@ -92,20 +103,29 @@ def make_parts(
     settings = StudentConfig(**{"lr": 0.05, "replay_batch": 8, "replay_capacity": 64, **student})
     schedule = schedule or ScheduleConfig(kind="constant")
     reading = answers or AnswersConfig()
-    config = ExtractConfig(budget=budget, seed=seed, student=settings, schedule=schedule, answers=reading)
+    config = ExtractConfig(
+        budget=budget, seed=seed, student=settings, schedule=schedule, answers=reading
+    )
     method = "knockoff" if keeps else "static"
-    small = METHODS[method].config(**({"batch_size": 8} if keeps else {"batch_size": 8, "latent_size": 8}))
+    small = METHODS[method].config(
+        **({"batch_size": 8} if keeps else {"batch_size": 8, "latent_size": 8})
+    )
     job = Job(config, TeacherConfig(), {}, method, small, queries=queries or QueriesConfig())
     deferred, rng = DeferredChecks(), Streams(seed, torch.device(teacher.info.device))
     oracle = Oracle(
-        teacher, Ledger(budget), None, deferred, reader=Reader(reading, teacher.label_mode, classes, seed)
+        teacher,
+        Ledger(budget),
+        None,
+        deferred,
+        reader=Reader(reading, teacher.label_mode, classes, seed),
     )
     job = job.fitting(oracle.label_mode, teacher.spec.shape)
 
     def nets(first: int) -> list[nn.Module]:
         count = settings.count or 1
         return [
-            small_net(spec, classes, seed + first + number).to(teacher.info.device) for number in range(count)
+            small_net(spec, classes, seed + first + number).to(teacher.info.device)
+            for number in range(count)
         ]
 
     with torch.random.fork_rng():
@@ -117,10 +137,14 @@ def make_parts(
 
 
 def make_method(name: str, parts: Components, **options: object):
-    """A method by its name with a small configuration; options of the estimator go to the estimator."""
+    """A method by its name with a small configuration; options of the estimator go to the
+    estimator.
+    """
     entry = METHODS[name]
     own = {field.name for field in dataclasses.fields(EstimatorConfig)}
-    estimator = entry.section("estimator")(**{key: options.pop(key) for key in list(options) if key in own})
+    estimator = entry.section("estimator")(
+        **{key: options.pop(key) for key in list(options) if key in own}
+    )
     small = {"batch_size": 8, "student_steps": 2, "latent_size": 8, **options}
     known = {field.name for field in dataclasses.fields(entry.config)} | options.keys()
     config = entry.config(**{name: small[name] for name in small.keys() & known})
@@ -131,7 +155,14 @@ def make_method(name: str, parts: Components, **options: object):
     if parts.sources.evolve and students.replay is not None:
         evolution = Evolution(students.replay, oracle.label_mode, oracle.num_classes)
     queries = QuerySampler(
-        parts.sources, oracle.spec, generator, draw, students.nets, parts.rng, config.batch_size, evolution
+        parts.sources,
+        oracle.spec,
+        generator,
+        draw,
+        students.nets,
+        parts.rng,
+        config.batch_size,
+        evolution,
     )
     pool = entry.load().open_pool(config, oracle.spec, oracle.ledger.budget // oracle.times)
     own = {"generator": generator, "queries": queries, "estimator": estimator, "pool": pool}
@@ -139,7 +170,9 @@ def make_method(name: str, parts: Components, **options: object):
 
 
 def goes_on_bit_for_bit(begin: Callable[[int], Any], before: int = 3, after: int = 2) -> Any:
-    """A method of another seed, loaded after ``before`` steps of one, ends as that: the loaded method."""
+    """A method of another seed, loaded after ``before`` steps of one, ends as that: the loaded
+    method.
+    """
     whole, first, second = begin(0), begin(0), begin(99)
     for method in (whole, first):
         method.prepare()
@@ -154,7 +187,11 @@ def goes_on_bit_for_bit(begin: Callable[[int], Any], before: int = 3, after: int
     for method in (whole, second):
         for _ in range(after):
             method.step()
-    for mine, theirs in ((whole, second), (whole.students, second.students), (whole.rng, second.rng)):
+    for mine, theirs in (
+        (whole, second),
+        (whole.students, second.students),
+        (whole.rng, second.rng),
+    ):
         assert not differences(mine.state_dict(), theirs.state_dict(), type(mine).__name__)
     return second
 
@@ -167,10 +204,18 @@ def differences(one: Any, other: Any, where: str) -> list[str]:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if one.keys() != other.keys():
             return [where]
-        return [place for key in one for place in differences(one[key], other[key], f"{where}.{key}")]
-    if isinstance(one, Sequence) and not isinstance(one, str | bytes) and isinstance(other, Sequence):
+        return [
+            place for key in one for place in differences(one[key], other[key], f"{where}.{key}")
+        ]
+    if (
+        isinstance(one, Sequence)
+        and not isinstance(one, str | bytes)
+        and isinstance(other, Sequence)
+    ):
         if len(one) != len(other):
             return [where]
         pairs = enumerate(zip(one, other, strict=True))
-        return [place for number, (a, b) in pairs for place in differences(a, b, f"{where}[{number}]")]
+        return [
+            place for number, (a, b) in pairs for place in differences(a, b, f"{where}[{number}]")
+        ]
     return [] if one == other else [where]

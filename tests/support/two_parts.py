@@ -47,7 +47,9 @@ class TwoParts:
         scores, answers = self.student(x_BCHW), self.teacher(x_BCHW)
         student_value = -(scores - answers.detach()).abs().mean(1).sum()
         teacher_value = -(scores.detach() - answers).abs().mean(1).sum()
-        return torch.autograd.grad(student_value, x_BCHW)[0], torch.autograd.grad(teacher_value, x_BCHW)[0]
+        return torch.autograd.grad(student_value, x_BCHW)[0], torch.autograd.grad(
+            teacher_value, x_BCHW
+        )[0]
 
     def gradient(self, x_BCHW: Tensor) -> Tensor:
         own_BCHW, teachers_BCHW = self.terms(x_BCHW)
@@ -61,7 +63,8 @@ def straight(teachers_CHW: Tensor, students_CHW: Tensor) -> Objective:
         return (x_NCHW.double() * direction_CHW).sum((1, 2, 3))
 
     return Objective(
-        lambda x_NCHW: along(x_NCHW, teachers_CHW), lambda x_NCHW, a_N: a_N + along(x_NCHW, students_CHW)
+        lambda x_NCHW: along(x_NCHW, teachers_CHW),
+        lambda x_NCHW, a_N: a_N + along(x_NCHW, students_CHW),
     )
 
 

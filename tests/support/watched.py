@@ -43,7 +43,9 @@ def drawn(program: str, count: int = 1_500) -> Observation:
 def held_out(measuring: bool, seed: int = 0) -> Tensor:
     """Every second test image in random order: those to calibrate on, or the others."""
     images_NCHW = load_dataset("digits", "test").images[int(measuring) :: 2]
-    return images_NCHW[torch.randperm(len(images_NCHW), generator=torch.Generator().manual_seed(seed))]
+    return images_NCHW[
+        torch.randperm(len(images_NCHW), generator=torch.Generator().manual_seed(seed))
+    ]
 
 
 def in_turn(count: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""The names by which teachers call their classes, whatever they are and whatever is wrapped around them."""
+"""The names by which teachers call their classes, whatever they are and whatever is wrapped around
+them.
+"""
 
 from pathlib import Path
 
@@ -26,7 +28,9 @@ teacher: {shape: [1, 8, 8]}
 def test_a_card_is_believed_behind_every_label_mode() -> None:
     for mode in (None, "label", "top_k:3"):
         config = TeacherConfig(label_mode=mode)
-        assert make_teacher(config, {"checkpoint": str(CHECKPOINT)}, CPU).info.class_names == tuple(OUTLINES)
+        assert make_teacher(config, {"checkpoint": str(CHECKPOINT)}, CPU).info.class_names == tuple(
+            OUTLINES
+        )
 
 
 def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
@@ -37,14 +41,18 @@ def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
             image.new("L", (8, 8), 90 * number).save(tmp_path / "zoo" / part / name / "1.png")
     weights = tmp_path / "zoo.safetensors"
     data = TrainDataConfig(name=str(tmp_path / "zoo"))
-    train_teacher(TrainTeacherConfig(data, "cnn_small", 1, batch_size=2, threads=1, out=str(weights)))
+    train_teacher(
+        TrainTeacherConfig(data, "cnn_small", 1, batch_size=2, threads=1, out=str(weights))
+    )
     names = make_teacher(TeacherConfig(), {"checkpoint": str(weights)}, CPU).info.class_names
     assert names == ("ant", "wasp")
 
 
 def test_services_tell_by_their_options_and_adapters(tmp_path: Path) -> None:
     (tmp_path / "adapter.yaml").write_text(ADAPTER)
-    by_adapter = make_teacher(TeacherConfig(kind="json"), {"adapter": str(tmp_path / "adapter.yaml")}, CPU)
+    by_adapter = make_teacher(
+        TeacherConfig(kind="json"), {"adapter": str(tmp_path / "adapter.yaml")}, CPU
+    )
     options = {"url": "http://127.0.0.1:9/models/x", "classes": ("cat", "dog", "bird")}
     by_option = make_teacher(TeacherConfig(kind="hf-api", shape=(1, 8, 8)), options, CPU)
     for teacher in (by_adapter, by_option):

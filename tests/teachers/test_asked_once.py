@@ -1,4 +1,6 @@
-"""A teacher of one's own is asked each image once, and what it is asked outside a charge is in the ledger."""
+"""A teacher of one's own is asked each image once, and what it is asked outside a charge is in the
+ledger.
+"""
 
 import hashlib
 import logging
@@ -95,7 +97,9 @@ def test_what_is_no_answer_is_not_kept_and_a_failure_keeps_nothing(tmp_path: Pat
 def test_a_damaged_file_of_answers_is_refused_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "shared.sqlite"
     file.write_bytes(b"no database, though as long as one would be " * 50)
-    with pytest.raises(RunError, match=r"shared\.sqlite: cannot keep the answers .* remove it to ask again"):
+    with pytest.raises(
+        RunError, match=r"shared\.sqlite: cannot keep the answers .* remove it to ask again"
+    ):
         AskedOnce(wrap_callable(Counted()), file)
 
 
@@ -120,7 +124,9 @@ def test_nothing_is_written_into_a_folder_that_is_a_link(tmp_path: Path) -> None
 STRANGE = {
     "trigger": "CREATE TRIGGER t AFTER INSERT ON answers BEGIN DELETE FROM spared; END",
     "view": "CREATE VIEW v AS SELECT 1",
-    "answers": "DROP TABLE answers; CREATE VIEW answers AS SELECT x'00' AS image, 1 AS answer, 2 AS digest",
+    "answers": (
+        "DROP TABLE answers; CREATE VIEW answers AS SELECT x'00' AS image, 1 AS answer, 2 AS digest"
+    ),
     "index": "CREATE INDEX i ON answers (answer)",
     "other": "CREATE TABLE other (a)",
     "default": "DROP TABLE spared; CREATE TABLE spared (images INTEGER DEFAULT 7)",
@@ -203,7 +209,9 @@ def test_a_slow_teacher_is_asked_in_parts_so_that_others_are_let_in(tmp_path: Pa
 def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_path: Path) -> None:
     own = Counted()
     teacher = wrap_callable(own)
-    teacher(torch.rand(3, *SPEC.shape))  # before there is a ledger, as the calibration of a watch is
+    teacher(
+        torch.rand(3, *SPEC.shape)
+    )  # before there is a ledger, as the calibration of a watch is
     ledger = Ledger(10, tmp_path / "ledger.jsonl")
     oracle = Oracle(teacher, ledger)
     teacher.info.report_uncharged(ledger.record_beside)

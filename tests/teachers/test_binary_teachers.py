@@ -1,4 +1,6 @@
-"""Binary teachers with one score an image: its two classes, whatever kind of teacher, form of answer."""
+"""Binary teachers with one score an image: its two classes, whatever kind of teacher, form of
+answer.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +38,8 @@ TRUTH = {
     "label": (Z > 0).long(),
 }
 
-# In what form a function may answer: a column, a plain vector, another library's, squeezed, other precision.
+# In what form a function may answer: a column, a plain vector, another library's, squeezed, other
+# precision.
 FORMS: dict[str, Callable[[Tensor], Any]] = {
     "column": lambda score_B: score_B[:, None],
     "vector": lambda score_B: score_B,
@@ -79,13 +82,17 @@ def test_a_function_that_says_its_scores_are_logits_is_cut_at_0(mode: str, form:
     if mode == "top_k:1":
         top_B = TRUTH["label"]
         assert torch.equal(found.isnan().int().argmin(dim=1), top_B)
-        torch.testing.assert_close(found.nansum(dim=1).double(), TRUTH["probabilities"].max(dim=1).values)
+        torch.testing.assert_close(
+            found.nansum(dim=1).double(), TRUTH["probabilities"].max(dim=1).values
+        )
     else:
         torch.testing.assert_close(found.to(TRUTH[mode].dtype), TRUTH[mode], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["label", None])
-def test_logits_that_were_taken_for_probabilities_are_refused_not_cut_at_a_half(mode: str | None) -> None:
+def test_logits_that_were_taken_for_probabilities_are_refused_not_cut_at_a_half(
+    mode: str | None,
+) -> None:
     """A label from .5 on a logit's scale would be wrong, and nothing in a label would show it."""
     teacher = wrap_callable(own("logits", "column"), shape=SHAPE, num_classes=2, label_mode=mode)
     with pytest.raises(TeacherError, match=r"if these are logits.*label_mode = 'logits'"):
@@ -95,7 +102,9 @@ def test_logits_that_were_taken_for_probabilities_are_refused_not_cut_at_a_half(
 def test_another_number_of_classes_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"at least 2 .*, got 1"):
         dfme.extract(logit, shape=SHAPE, num_classes=1, budget=10)
-    with pytest.raises(TeacherError, match=r"got \(20, 1\); if it is a binary model.*num_classes=2"):
+    with pytest.raises(
+        TeacherError, match=r"got \(20, 1\); if it is a binary model.*num_classes=2"
+    ):
         run(own("probabilities", "column"), tmp_path / "run", num_classes=10)
 
 
@@ -125,7 +134,9 @@ def test_a_checkpoint_whose_last_layer_has_one_output_is_recognised(
 def test_weights_that_tell_no_architecture_but_fit_one_with_one_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a torchvision classifier: by its name and two classes, the file's one output is found."""
+    """As of a torchvision classifier: by its name and two classes, the file's one output is
+    found.
+    """
     path, _ = checkpoint(tmp_path)
     monkeypatch.setattr("dfme.teachers.local.pytorch.infer_net", lambda state: None)
     options = {"checkpoint": str(path), "arch": "cnn_small"}
@@ -144,9 +155,13 @@ class Lone(nn.Module):
 
 @pytest.mark.integration
 def test_a_program_with_one_output_without_its_axis(tmp_path: Path) -> None:
-    program = torch.export.export(Lone(), (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = torch.export.export(
+        Lone(), (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     torch.export.save(program, tmp_path / "lone.pt2")
-    teacher = loaded("pt2", {"program": str(tmp_path / "lone.pt2"), "trust": True}, label_mode="logits")
+    teacher = loaded(
+        "pt2", {"program": str(tmp_path / "lone.pt2"), "trust": True}, label_mode="logits"
+    )
     torch.testing.assert_close(teacher(IMAGES).double(), TRUTH["logits"], rtol=1e-5, atol=1e-5)
 
 
@@ -154,7 +169,9 @@ def run(teacher: Callable[..., Any], out: Path, **settings: Any) -> dfme.Result:
     settings = {"num_classes": 2, "method": "procedural", "budget": 400, **settings}
     options = {"batch_size": 20, "student_steps": 1}
     student = {"lr": 0.05, "replay_steps": 4, "replay_batch": 32}
-    return dfme.extract(teacher, shape=SHAPE, method_options=options, student=student, out=out, **settings)
+    return dfme.extract(
+        teacher, shape=SHAPE, method_options=options, student=student, out=out, **settings
+    )
 
 
 def test_a_student_of_two_classes_follows_a_function_with_one_score(tmp_path: Path) -> None:

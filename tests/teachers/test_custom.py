@@ -88,7 +88,11 @@ def test_own_function_shares_the_common_keys_it_asks_for(own_module: str) -> Non
         ("MODULE:constant", {}, "constant is .*int"),
         ("MODULE:MyTeacher", {}, r"sharpness.*it is MyTeacher\(sharpness: float"),
         ("MODULE:MyTeacher", {"sharpnes": 1.0}, "sharpnes"),
-        ("MODULE:MyTeacher", {"sharpness": -1.0}, r"ValueError: sharpness must .* \(own_.*line 12\)"),
+        (
+            "MODULE:MyTeacher",
+            {"sharpness": -1.0},
+            r"ValueError: sharpness must .* \(own_.*line 12\)",
+        ),
         ("MODULE:predict", {}, "a function named here makes the teacher"),
         ("MODULE:make_nothing", {}, "expected a callable"),
         ("MODULE:make_teacher", {}, r"say --teacher\.shape, or give it shape = \(C, H, W\)$"),
@@ -105,7 +109,9 @@ def test_own_and_built_in_kinds_that_cannot_work(
     assert "\n" not in str(error.value)
 
 
-def test_a_module_that_fails_on_import_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_on_import_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_broken.py").write_text("x = 1\nimport not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -128,8 +134,12 @@ def uniform(images: Tensor) -> Tensor:
         (lambda x: torch.tensor([[3.0, -7.0]]), "logits", [[3.0, -7.0]]),
     ],
 )
-def test_answers_of_every_sort(answer: Callable[[Tensor], Any], mode: str | None, expected: Any) -> None:
-    teacher = wrap_callable(answer, shape=(1, 2, 2), num_classes=2, label_mode=mode, bounds=(-1.0, 1.0))
+def test_answers_of_every_sort(
+    answer: Callable[[Tensor], Any], mode: str | None, expected: Any
+) -> None:
+    teacher = wrap_callable(
+        answer, shape=(1, 2, 2), num_classes=2, label_mode=mode, bounds=(-1.0, 1.0)
+    )
     assert isinstance(teacher, Teacher)
     assert teacher.spec == ImageSpec((1, 2, 2), (-1.0, 1.0))
     assert str(teacher.label_mode) == (mode or "probabilities")
@@ -155,7 +165,9 @@ def test_attributes_win_and_contradictions_are_refused() -> None:
     assert str(wrap_callable(WithFacts(), label_mode="label").label_mode) == "label"
     with pytest.raises(UserError, match="gives only"):
         wrap_callable(WithFacts(), label_mode="probabilities")
-    with pytest.raises(UserError, match=r"shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"):
+    with pytest.raises(
+        UserError, match=r"shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"
+    ):
         wrap_callable(WithFacts(), shape=(3, 2, 2))
     with pytest.raises(UserError, match=r"say --teacher\.num-classes"):
         wrap_callable(uniform, shape=(1, 2, 2))
@@ -197,7 +209,11 @@ def test_a_service_of_ones_own_is_asked_with_its_key_behind_every_wrapper() -> N
 
 def test_info_stands_for_single_attributes() -> None:
     class Whole:
-        shape, num_classes, info = (1, 2, 2), 4, TeacherInfo(max_batch=7, class_names=("a", "b", "c", "d"))
+        shape, num_classes, info = (
+            (1, 2, 2),
+            4,
+            TeacherInfo(max_batch=7, class_names=("a", "b", "c", "d")),
+        )
         max_batch = 9
 
         def __call__(self, images: Tensor) -> Tensor:
@@ -207,7 +223,9 @@ def test_info_stands_for_single_attributes() -> None:
     assert (found.max_batch, found.class_names, found.remote) == (7, ("a", "b", "c", "d"), None)
 
 
-@pytest.mark.parametrize(("total", "words"), [(1.0, "leave out label_mode"), (100.0, "divide by 100")])
+@pytest.mark.parametrize(
+    ("total", "words"), [(1.0, "leave out label_mode"), (100.0, "divide by 100")]
+)
 def test_probabilities_that_are_said_to_be_logits_are_refused(total: float, words: str) -> None:
     images = torch.rand(8, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -221,5 +239,7 @@ def test_probabilities_that_are_said_to_be_logits_are_refused(total: float, word
     logits = wrap_callable(lambda x: x.flatten(1)[:, :5].mul(3), label_mode="logits", **given)
     assert logits(images).shape == (8, 5)
     lone = wrap_callable(lambda x: 100 * x.mean((1, 2, 3)), shape=(1, 4, 4), num_classes=2)
-    with pytest.raises(TeacherError, match="if these are percentages, divide them by 100; if these are"):
+    with pytest.raises(
+        TeacherError, match="if these are percentages, divide them by 100; if these are"
+    ):
         lone(images)

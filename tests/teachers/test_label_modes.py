@@ -1,4 +1,6 @@
-"""What teachers reveal: each label mode, their stacking, and that none tells more than the one below."""
+"""What teachers reveal: each label mode, their stacking, and that none tells more than the one
+below.
+"""
 
 import numpy as np
 import pytest
@@ -56,7 +58,15 @@ def test_label_modes_can_be_stacked() -> None:
     assert one.spec is teacher.spec
 
 
-LADDER = ["logits", "probabilities", "probabilities:4", "probabilities:2", "top_k:2:2", "top_k:1:2", "label"]
+LADDER = [
+    "logits",
+    "probabilities",
+    "probabilities:4",
+    "probabilities:2",
+    "top_k:2:2",
+    "top_k:1:2",
+    "label",
+]
 
 
 def test_restrict_only_ever_reveals_less() -> None:
@@ -82,9 +92,15 @@ def test_no_restriction_reveals_more_decimals_or_classes() -> None:
 
 
 def test_at_exact_ties_every_mode_names_the_first_class() -> None:
-    """``torch.topk`` names class 2 of four equal ones; a softmax in float32 makes more of them equal."""
+    """``torch.topk`` names class 2 of four equal ones; a softmax in float32 makes more of them
+    equal.
+    """
     for classes in (3, 4, 10, 100):
-        rows = [[0.0] * classes, [-1.0] + [0.5] * (classes - 1), [0.1] * (classes - 1) + [0.1 + 1e-8]]
+        rows = [
+            [0.0] * classes,
+            [-1.0] + [0.5] * (classes - 1),
+            [0.1] * (classes - 1) + [0.1 + 1e-8],
+        ]
         labels = restricted(Fixed(rows), "label")(torch.empty(3)).tolist()
         assert labels[:2] == [0, 1]
         for mode in ("top_k:1", "top_k:1:2"):

@@ -53,7 +53,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("option", "words", "said"), REFUSED)
-def test_what_the_configuration_shows_is_refused_by_name(option: str, words: str, said: str) -> None:
+def test_what_the_configuration_shows_is_refused_by_name(
+    option: str, words: str, said: str
+) -> None:
     value, *flags = words.split()
     pairs = zip(flags[::2], flags[1::2], strict=True)
     keys = {flag.removeprefix("--teacher.").replace("-", "_"): text for flag, text in pairs}
@@ -66,7 +68,9 @@ def test_what_the_configuration_shows_is_refused_by_name(option: str, words: str
 def test_more_decimals_than_the_margin_has_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", KEY)
     for mode in ("probabilities:5", "label", "top_k:3", None):
-        config = from_mapping(TeacherConfig, {"defences": "modelguard_w+noise:key_env=K", "label_mode": mode})
+        config = from_mapping(
+            TeacherConfig, {"defences": "modelguard_w+noise:key_env=K", "label_mode": mode}
+        )
         assert check_teacher(config, {}) == ""
 
 
@@ -75,12 +79,21 @@ LINES = {
     "--teacher.watch pairs": "--teacher.benign: expected held-out",
     BENIGN: "--teacher.benign: expected --teacher.watch with it",
 }
-COMMANDS = ("extract --budget 1k --out {out}", "check", "serve --port 0")  # serve has a --benign of its own
+COMMANDS = (
+    "extract --budget 1k --out {out}",
+    "check",
+    "serve --port 0",
+)  # serve has a --benign of its own
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [(each, words) for each in COMMANDS for words in LINES if each != COMMANDS[2] or words != BENIGN],
+    [
+        (each, words)
+        for each in COMMANDS
+        for words in LINES
+        if each != COMMANDS[2] or words != BENIGN
+    ],
 )
 def test_every_command_says_it_in_one_line(
     command: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -96,9 +109,13 @@ def test_what_only_the_data_show_is_said_as_the_teacher_is_made(tmp_path: Path) 
     five = {f"{part}_labels": np.arange(60) % 5 for part in ("train", "test")}
     np.savez(tmp_path / "five.npz", train_images=images, test_images=images, **five)
     np.savez(tmp_path / "few.npz", images=images[:20])
-    with pytest.raises(UserError, match=r"sequential with benign .*five\.npz: expected images of all 10"):
+    with pytest.raises(
+        UserError, match=r"sequential with benign .*five\.npz: expected images of all 10"
+    ):
         watched("sequential", benign=str(tmp_path / "five.npz"))
-    with pytest.raises(UserError, match="benign: expected at least 20 images to calibrate on, got 10"):
+    with pytest.raises(
+        UserError, match="benign: expected at least 20 images to calibrate on, got 10"
+    ):
         watched("labels", benign=str(tmp_path / "few.npz"))
 
 
@@ -114,7 +131,9 @@ def test_a_teacher_whose_own_answers_hide_what_a_defence_needs(mode: str) -> Non
         assert torch.equal(answers.nan_to_num(), asked(images).nan_to_num())
 
 
-def own(teacher: str = "toys:LinearTeacher", mode: str = "probabilities", **config: object) -> Defended:
+def own(
+    teacher: str = "toys:LinearTeacher", mode: str = "probabilities", **config: object
+) -> Defended:
     given = from_mapping(TeacherConfig, {"kind": teacher, **config})
     options = {"spec": ImageSpec((1, 8, 8)), "num_classes": 10, "mode": mode}
     made = make_teacher(given, options if teacher.startswith("toys") else {}, CPU)
@@ -137,7 +156,9 @@ def test_a_teacher_of_ones_own_is_defended_and_watched_unless_it_is_a_service() 
     watch = {"watch": "labels", "benign": "digits"}
     with pytest.raises(UserError, match="on-alarm label: expected"):
         own(mode="logits", on_alarm="label", **watch)
-    with pytest.raises(UserError, match="the watch: expected a teacher with unrounded scores, got label"):
+    with pytest.raises(
+        UserError, match="the watch: expected a teacher with unrounded scores, got label"
+    ):
         own(mode="label", **watch)
     for options, verb in (({"defences": "lattice"}, "defended"), (watch, "watched")):
         with pytest.raises(UserError, match=f"a service is {verb} where it runs"):
@@ -158,7 +179,9 @@ def test_what_a_stack_states_is_what_its_parts_state_together() -> None:
 
     assert of("none") == ("yes", 0.0, False, False, ())
     assert of("reverse_sigmoid") == ("p_top>=1/2", None, False, False, ())
-    assert of("modelguard_w:epsilon=0.4+reverse_sigmoid")[0] == "no", "after W the top may lie below one half"
+    assert of("modelguard_w:epsilon=0.4+reverse_sigmoid")[0] == "no", (
+        "after W the top may lie below one half"
+    )
     assert of("modelguard_w:epsilon=0.4+modelguard_s:epsilon=0.5") == ("yes", 0.9, True, False, ())
     assert of("mad+grad2:keep_top=true")[1] == 2.0, "no two rows are further apart"
     assert of("noise:key_env=K+mad:q=net") == ("no", None, True, True, ("key", "surrogate"))

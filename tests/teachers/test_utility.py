@@ -18,7 +18,13 @@ from dfme.report.facts import wilson_interval
 from dfme.spec import ImageSpec, LabelMode, TeacherInfo
 from dfme.teachers import utility
 from dfme.teachers.label_modes import restrict
-from dfme.teachers.utility import as_probabilities, calibration_error, confidence_auroc, corrupted, figures
+from dfme.teachers.utility import (
+    as_probabilities,
+    calibration_error,
+    confidence_auroc,
+    corrupted,
+    figures,
+)
 
 SPEC = ImageSpec((1, 4, 4), levels=256)
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,7 +82,9 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
     rng = torch.Generator().manual_seed(5)
-    p, y = (torch.randn(20, 4, generator=rng, dtype=torch.float64).mul(2).softmax(1) for _ in range(2))
+    p, y = (
+        torch.randn(20, 4, generator=rng, dtype=torch.float64).mul(2).softmax(1) for _ in range(2)
+    )
     y[3] = y[4] = torch.tensor([0.5, 0.5, 0.0, 0.0])  # equal scores, a tie, and zeros
     labels = torch.randint(4, (20,), generator=rng)
     labels[3], labels[4] = 2, 0
@@ -89,17 +97,23 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
     pairs = [1.0 if r > w else 0.5 if r == w else 0.0 for r in right for w in wrong]
     gap = 0.0
     for place in range(15):
-        both = ((max(b), top == label) for (_, b, _), (_, top, label) in zip(rows, tops, strict=True))
+        both = (
+            (max(b), top == label) for (_, b, _), (_, top, label) in zip(rows, tops, strict=True)
+        )
         here = [each for each in both if place / 15 < each[0] <= (place + 1) / 15]
         gap += abs(sum(score for score, _ in here) - sum(hit for _, hit in here)) / 20
     assert found == {
         "answered": 20,
         "top1_changed": pytest.approx(sum(was != now for was, now, _ in tops) / 20),
         "l1_mean": pytest.approx(sum(l1) / 20),
-        "l1_p95": pytest.approx(l1[18] + 0.05 * (l1[19] - l1[18])),  # at 19 x .95 = 18.05 of the sorted ones
+        "l1_p95": pytest.approx(
+            l1[18] + 0.05 * (l1[19] - l1[18])
+        ),  # at 19 x .95 = 18.05 of the sorted ones
         "l1_max": pytest.approx(l1[19]),
         "accuracy": pytest.approx(len(right) / 20),
-        "accuracy_drop": pytest.approx(sum((was == label) - (now == label) for was, now, label in tops) / 20),
+        "accuracy_drop": pytest.approx(
+            sum((was == label) - (now == label) for was, now, label in tops) / 20
+        ),
         "became_wrong": sum(was == label != now for was, now, label in tops),
         "became_right": sum(was != label == now for was, now, label in tops),
         "ece": pytest.approx(gap),
@@ -109,7 +123,10 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
 
 
 def test_figures_by_hand() -> None:
-    scores, right = torch.tensor([0.9, 0.9, 0.6, 0.4]).double(), torch.tensor([True, False, True, False])
+    scores, right = (
+        torch.tensor([0.9, 0.9, 0.6, 0.4]).double(),
+        torch.tensor([True, False, True, False]),
+    )
     assert confidence_auroc(scores, right) == (0.5 + 1 + 0 + 1) / 4
     assert confidence_auroc(torch.ones(6).double(), torch.arange(6) < 2) == 0.5
     assert confidence_auroc(scores, torch.ones(4, dtype=torch.bool)) is None
@@ -148,7 +165,11 @@ def test_a_temperature_keeps_the_class_and_a_roll_changes_all() -> None:
     for stream in ("held_out", "corrupted"):
         plain, kept, rolled = (rows[name][stream] for name in MAPS)
         assert (plain["l1_max"], plain["top1_changed"], plain["accuracy_drop"]) == (0, 0, 0)
-        assert (kept["top1_changed"], kept["accuracy"], kept["became_wrong"]) == (0, plain["accuracy"], 0)
+        assert (kept["top1_changed"], kept["accuracy"], kept["became_wrong"]) == (
+            0,
+            plain["accuracy"],
+            0,
+        )
         assert 0 < kept["l1_mean"] < kept["l1_p95"] <= kept["l1_max"]
         assert rolled["top1_changed"] == 1.0
         changed = rolled["became_wrong"] - rolled["became_right"]
@@ -170,7 +191,9 @@ def test_every_stream_begins_cold_and_ends_at_a_refusal() -> None:
     limits = {256: 256, 300: 300, 10: 0}  # 300 images in batches of 256 and 44
     bills = billed(*(Toy(limit=limit) for limit in limits), count=300)
     for answered, bill in zip(limits.values(), bills, strict=True):
-        assert [bill[name]["answered"] for name in ("held_out", "corrupted", "data_free")] == [answered] * 3
+        assert [bill[name]["answered"] for name in ("held_out", "corrupted", "data_free")] == [
+            answered
+        ] * 3
         work = {"pow": {"seconds_of_work": answered / 10}}
         assert bill["held_out"]["report"] == bill["data_free"]["report"] == work
         assert bill["state_mb"] == bill["held_out"]["state_mb"] == answered * 8 / 1e6
@@ -203,7 +226,9 @@ def test_the_command_writes_table_json_and_picture(
     assert lattice["l1_max"] <= float(told["l1_at_most"])
     assert none["l1_max"] == 0
     assert none["accuracy_interval"] == [*wilson_interval(none["accuracy"], 359)]
-    assert label["l1_mean"] == pytest.approx(0.041, abs=5e-4)  # as measured elsewhere, by another program
+    assert label["l1_mean"] == pytest.approx(
+        0.041, abs=5e-4
+    )  # as measured elsewhere, by another program
     assert rounded["l1_mean"] == pytest.approx(0.013, abs=5e-4)
     shown = capsys.readouterr().out
     assert shown.startswith("### what each states\n")

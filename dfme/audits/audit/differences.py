@@ -21,8 +21,12 @@ MAX_SHOWN = 24
 SIDE = 96  # pixels of the longer side of a picture at most
 
 
-def differences(on: EvaluationSet, copy: Any, answers: Tensor, scores_NK: Tensor, row: str) -> Entry:
-    """``MAX_SHOWN`` of the images that differ, evenly spread, each with both answers by class name."""
+def differences(
+    on: EvaluationSet, copy: Any, answers: Tensor, scores_NK: Tensor, row: str
+) -> Entry:
+    """``MAX_SHOWN`` of the images that differ, evenly spread, each with both answers by class
+    name.
+    """
     names = numbers_without(on.class_names, copy.num_classes)
     top_N = top_class(answers)
     own_N = scores_NK.argmax(1)
@@ -32,10 +36,14 @@ def differences(on: EvaluationSet, copy: Any, answers: Tensor, scores_NK: Tensor
     found: Entry = {"row": row, "images": len(top_N), "differ": len(differ_M), "shown": []}
     if count:
         held = on.images
-        x_SCHW = held.batch(picked_S) if isinstance(held, ImageSet) else held[picked_S.to(held.device)]
+        x_SCHW = (
+            held.batch(picked_S) if isinstance(held, ImageSet) else held[picked_S.to(held.device)]
+        )
         pictures = [_address(x_CHW, copy.spec) for x_CHW in x_SCHW.cpu()]
         pairs = zip(pictures, top_N[picked_S].tolist(), own_N[picked_S].tolist(), strict=True)
-        told = [{"image": image, "model": names[top], "clone": names[own]} for image, top, own in pairs]
+        told = [
+            {"image": image, "model": names[top], "clone": names[own]} for image, top, own in pairs
+        ]
         found["shown"] = told
     return found
 

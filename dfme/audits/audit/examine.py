@@ -45,13 +45,15 @@ from dfme.students.losses import log_probabilities
 
 PROCEDURAL = 2_000  # images that are in no evaluation set
 MAX_IMAGES = 500
-"""That are perturbed for each eps and attack, and for each source too, unless a service is asked."""
+"""That are perturbed for each eps and attack, and for each source too, unless a service is asked.
+"""
 NOT_ASKED = "a service, or a teacher of one's own, is asked only with --transfer true"
 Tell = Callable[[str], None]
 
 
 class ExaminedCell(NamedTuple):
-    """A finished run in ``directory``; runs that are not examined in full give only figures over seeds.
+    """A finished run in ``directory``; runs that are not examined in full give only figures over
+    seeds.
 
     ``pictured``: images on which this copy and the teacher differ are shown.
     """
@@ -76,15 +78,17 @@ def examine(
 ) -> Entry:
     """Return ``fidelity``, ``fidelity_seeds``, ``differences`` and ``transfer`` for ``audit.json``.
 
-    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this machine.
-    ``brief``: adversarial images are made with one size of perturbation.
-    ``twin``: weights of a net trained on the owner's data. ``asked``: images that were, in all. ``not_run``:
-    what was not, and why.
+    ``transfer``: whether the job's teacher is asked; None: if it is of a built-in kind on this
+    machine. ``brief``: adversarial images are made with one size of perturbation. ``twin``: weights
+    of a net trained on the owner's data. ``asked``: images that were, in all. ``not_run``: what was
+    not, and why.
     """
     device = choose_device(job.config.device)
     folder = out / "examined"
     why = ""
-    earlier = _set_aside(folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer]))
+    earlier = _set_aside(
+        folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer])
+    )
     found: Entry = {"fidelity": [], "asked": 0}
     found |= dict.fromkeys(("differences", "transfer", "twin"))
     rows = dict[tuple[str, str], list[Entry]]()
@@ -110,17 +114,26 @@ def examine(
             box = _twin(twin, job, first, nets[0])
             beside = (top_class(first.answers), first.labels)
             with torch.no_grad():
-                class_N = torch.cat([box(x_BCHW).argmax(1).cpu() for x_BCHW in batches(first.images)])
-            shares = [None if of is None else (class_N == of).double().mean().item() for of in beside]
+                class_N = torch.cat(
+                    [box(x_BCHW).argmax(1).cpu() for x_BCHW in batches(first.images)]
+                )
+            shares = [
+                None if of is None else (class_N == of).double().mean().item() for of in beside
+            ]
             found["twin"] = {"agreement": shares[0], "accuracy": shares[1], "file": twin.name}
         if first is not None and (is_local(job) if transfer is None else transfer):
             _ask(found, nets, first, job, box, folder, tell, brief)
         elif first is not None:
             why = NOT_ASKED if transfer is None else "--transfer false"
     found["asked"] += sum(each.transfer_queries for each in earlier)
-    found["not_run"] = [{"what": "other images, and adversarial transfer", "why": why}] if why else []
+    found["not_run"] = (
+        [{"what": "other images, and adversarial transfer", "why": why}] if why else []
+    )
     found["fidelity_seeds"] = _over_seeds(rows)
-    for name, content in (("fidelity", {**found, "transfer": None}), ("transfer", found["transfer"])):
+    for name, content in (
+        ("fidelity", {**found, "transfer": None}),
+        ("transfer", found["transfer"]),
+    ):
         write_text(folder / f"{name}.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
     return found
 
@@ -136,7 +149,9 @@ def _over_seeds(rows: Mapping[tuple[str, str], Sequence[Entry]]) -> list[Entry]:
 
 
 def _set_aside(folder: Path, of: str) -> list[Totals]:
-    """Make a folder for an examination ``of`` these copies, or go on with it; what was asked about others."""
+    """Make a folder for an examination ``of`` these copies, or go on with it; what was asked about
+    others.
+    """
     known = folder / "of.json"
     same = known.exists() and known.read_text(encoding="utf-8") == of
     if (folder / "ledger.jsonl").exists() and not same:
@@ -163,15 +178,22 @@ def _recorded(
         with explain_load_errors(run / "checkpoint.pt"):
             on.load_state_dict(state["examination"])
             require_paid(on.paid, spec, classes, mode)
-        assert isinstance(on, EvaluationSet) and on.answers is not None  # noqa: PT018 (one condition)
+        # one condition
+        assert isinstance(on, EvaluationSet) and on.answers is not None  # noqa: PT018
         on.answers = on.answers.cpu()
         on.labels = None if on.labels is None else on.labels.cpu()
         yield cell, on, on.answers
 
 
-def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int, option: str = "--twin") -> Any:
-    """White box of a weights file. UserError where it has no weights, or is for other images or classes."""
-    own = replace(job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)})
+def open_twin(
+    path: Path, job: Job, spec: ImageSpec, num_classes: int, option: str = "--twin"
+) -> Any:
+    """White box of a weights file. UserError where it has no weights, or is for other images or
+    classes.
+    """
+    own = replace(
+        job, teacher=TeacherConfig(kind="torch"), teacher_options={"checkpoint": str(path)}
+    )
     try:
         box = white_box(own)
     except DfmeError as error:
@@ -184,7 +206,9 @@ def open_twin(path: Path, job: Job, spec: ImageSpec, num_classes: int, option: s
 
 
 def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
-    """Return the net's logits, classes in the teacher's order; UserError for a net that does not fit."""
+    """Return the net's logits, classes in the teacher's order; UserError for a net that does not
+    fit.
+    """
     spec = copy.spec
     classes = copy.num_classes
     box = open_twin(path, job, spec, classes)
@@ -193,8 +217,12 @@ def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
     order_K = order_of(classes, box.info.class_names or (), on.class_names).argsort().to(box.device)
     mean = job.config.evaluation.mean or (low / (low - high),)
     std = job.config.evaluation.std or (1 / (high - low),)
-    added_C11, times_C11 = (torch.tensor(each, device=box.device).view(-1, 1, 1) for each in (mean, std))
-    return lambda x_BCHW: box.logits((x_BCHW * times_C11 + added_C11) * (most - least) + least)[:, order_K]
+    added_C11, times_C11 = (
+        torch.tensor(each, device=box.device).view(-1, 1, 1) for each in (mean, std)
+    )
+    return lambda x_BCHW: box.logits((x_BCHW * times_C11 + added_C11) * (most - least) + least)[
+        :, order_K
+    ]
 
 
 def _ask(
@@ -207,9 +235,11 @@ def _ask(
     tell: Tell,
     brief: bool,
 ) -> None:
-    """Ask the job's teacher, one on this machine undefended, and put what comes of it into ``found``.
+    """Ask the job's teacher, one on this machine undefended, and put what comes of it into
+    ``found``.
 
-    By an oracle with a ledger and a journal of its own, so that what was stopped asks nothing twice.
+    By an oracle with a ledger and a journal of its own, so that what was stopped asks nothing
+    twice.
     """
     # nothing here is charged to it
     job = replace(job, config=replace(job.config, answers=AnswersConfig(), budget=1))
@@ -222,7 +252,10 @@ def _ask(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         directory = held.enter_context(RunDirectory(folder))
         parts = teacher, directory, dict[str, Any](), deferred, facts_of(job, teacher)
-        begun = lambda ledger: tell("; ".join(take_up_threads(ledger, device)) or "asking")  # noqa: E731
+
+        def begun(ledger: Ledger) -> None:
+            tell("; ".join(take_up_threads(ledger, device)) or "asking")
+
         oracle = build_oracle(job, *parts, begun)
         held.enter_context(closing(oracle)).report_to(tell)
         seldom = Seldom(tell)
@@ -235,17 +268,25 @@ def _ask(
             class_B = answered_class(oracle(x_BCHW, "transfer"))
             seldom(f"asked {oracle.ledger.totals().transfer_queries:,} images")
             kind = "procedural" if source is None else "adversarial"
-            if source is None or (source.kind != "clone" and source.logits is not None and eps == headline):
+            if source is None or (
+                source.kind != "clone" and source.logits is not None and eps == headline
+            ):
                 alike = [int((scores(net, x_BCHW).argmax(1) == class_B).sum()) for net in nets]
-                counts[kind] = [*map(add, counts[kind], [*alike, int((class_B != NO_ANSWER).sum())])]
+                counts[kind] = [
+                    *map(add, counts[kind], [*alike, int((class_B != NO_ANSWER).sum())])
+                ]
             return class_B
 
         draw = ProceduralImages(spec, ("leaves", "strokes")).draw
         rng = torch.Generator().manual_seed(derived_seed(job.config.seed, "procedural"))
-        for part in torch.arange(PROCEDURAL).split(evaluation_batch(spec.shape)) if is_local(job) else ():
+        for part in (
+            torch.arange(PROCEDURAL).split(evaluation_batch(spec.shape)) if is_local(job) else ()
+        ):
             ask(None, 0.0, spec.quantise(draw(len(part), rng)).to(device))
         sources = _sources(found, nets, job, twin)
-        x_NCHW, labels_N = _right(on, MAX_IMAGES if is_local(job) else MAX_IMAGES // len(sources), device)
+        x_NCHW, labels_N = _right(
+            on, MAX_IMAGES if is_local(job) else MAX_IMAGES // len(sources), device
+        )
         rows = measure(sources, x_NCHW, labels_N, spec, sizes, job.config.seed, ask)
         deferred.verify()
         totals = oracle.ledger.totals()
@@ -267,24 +308,35 @@ def _sources(found: Entry, nets: list[Any], job: Job, twin: Logits | None) -> li
     arch = auto_net(own.spec.shape, on_accelerator(device)) if is_own(own.arch) else own.arch
     (untrained,) = fresh_nets(arch, own.spec, own.num_classes, seed, 1)
     untrained = untrained.to(device).eval()
-    sources = [Surrogate("random signs", "stranger", None), Surrogate("untrained", "stranger", untrained)]
+    sources = [
+        Surrogate("random signs", "stranger", None),
+        Surrogate("untrained", "stranger", untrained),
+    ]
     if twin is not None:
         sources.append(Surrogate("twin", "stranger", twin, found["twin"]["agreement"]))
     if job.teacher.kind == "torch":
         sources.append(Surrogate("teacher", "ceiling", white_box(job).logits, 1.0))
     for told, net in zip(found["fidelity"], nets, strict=True):
-        sources.append(Surrogate(f"clone: {told['row']}, {told['mode']}", "clone", net, told["agreement"]))
+        sources.append(
+            Surrogate(f"clone: {told['row']}, {told['mode']}", "clone", net, told["agreement"])
+        )
     return sources
 
 
 def _right(on: Any, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return up to so many evaluation images that the teacher gets right, evenly spread, and their labels."""
+    """Return up to so many evaluation images that the teacher gets right, evenly spread, and their
+    labels.
+    """
     top_N = top_class(on.answers)
     right_M = (top_N == (top_N if on.labels is None else on.labels)).nonzero()[:, 0]
     if not (count := min(most, len(right_M))):
-        raise UserError("--transfer: the teacher is wrong on every evaluation image; see run.py check")
+        raise UserError(
+            "--transfer: the teacher is wrong on every evaluation image; see run.py check"
+        )
     picked = right_M[torch.arange(count) * len(right_M) // count]
-    images = on.images.batch(picked) if isinstance(on.images, ImageSet) else on.images[picked.to(device)]
+    images = (
+        on.images.batch(picked) if isinstance(on.images, ImageSet) else on.images[picked.to(device)]
+    )
     return images, top_N[picked].to(device)
 
 
@@ -292,18 +344,22 @@ FIGURES = ("agreement", "agreement_balanced", "top3_equal", "kendall_tau", "kl",
 
 
 def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:
-    """``FIGURES`` of a copy's scores (N, K) and the teacher's answers; None where these hide what it needs.
+    """``FIGURES`` of a copy's scores (N, K) and the teacher's answers; None where these hide what
+    it needs.
 
-    ``top3_equal``: share of images where the copy's three likeliest classes are three likeliest of the
-    teacher's, which of equal scores (rounded ones) are any. ``kendall_tau``: mean over the images where
-    neither side ties all classes. ``kl``: mean KL(teacher || copy) in nats. ``l1``: mean |p - q|.
+    ``top3_equal``: share of images where the copy's three likeliest classes are three likeliest of
+    the teacher's, which of equal scores (rounded ones) are any. ``kendall_tau``: mean over the
+    images where neither side ties all classes. ``kl``: mean KL(teacher || copy) in nats. ``l1``:
+    mean |p - q|.
     """
     compared = compare(scores_NK, answers, mode)
     found: Entry = {name: compared.get(name) for name in FIGURES}
     if mode.soft:
         p_NK = log_probabilities(answers.double(), mode).exp()
         found["l1"] = (p_NK - scores_NK.double().softmax(1)).abs().sum(1).mean().item()
-        found["kendall_tau"] = tau if (tau := kendall_tau(answers, scores_NK).nanmean().item()) > -2 else None
+        found["kendall_tau"] = (
+            tau if (tau := kendall_tau(answers, scores_NK).nanmean().item()) > -2 else None
+        )
         if scores_NK.shape[1] > 3:
             own_N3 = answers[largest(scores_NK, 3)].reshape(-1, 3).sort(1, descending=True).values
             found["top3_equal"] = (own_N3 == answers.topk(3).values).all(1).double().mean().item()
@@ -311,7 +367,9 @@ def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:
 
 
 def kendall_tau(a_NK: Tensor, b_NK: Tensor) -> Tensor:
-    """Kendall's tau-b of each row (Biometrika 33, 1945, 239-251), float64 (N,); NaN if a side is all ties."""
+    """Kendall's tau-b of each row (Biometrika 33, 1945, 239-251), float64 (N,); NaN if a side is
+    all ties.
+    """
     found = []
     at_once = max(1, COMPARED // a_NK.shape[1] ** 2)
     for pair in zip(a_NK.split(at_once), b_NK.split(at_once), strict=True):
@@ -322,12 +380,17 @@ def kendall_tau(a_NK: Tensor, b_NK: Tensor) -> Tensor:
 
 
 def examined(
-    answers: Tensor, mode: LabelMode, scores_NK: Tensor, labels_N: Tensor | None, names: Sequence[str] = ()
+    answers: Tensor,
+    mode: LabelMode,
+    scores_NK: Tensor,
+    labels_N: Tensor | None,
+    names: Sequence[str] = (),
 ) -> Entry:
     """One copy's entry in ``audit.json``, as far as these answers tell.
 
-    ``where_wrong``: images that the teacher gets wrong, and those of them where the copy gives the same wrong
-    class. ``table`` (teacher x copy, counts) is left empty for more than ``MANY_CLASSES`` classes.
+    ``where_wrong``: images that the teacher gets wrong, and those of them where the copy gives the
+    same wrong class. ``table`` (teacher x copy, counts) is left empty for more than
+    ``MANY_CLASSES`` classes.
     """
     (images, classes) = scores_NK.shape
     top_N = top_class(answers)
@@ -349,7 +412,12 @@ def examined(
         **figures(answers, mode, scores_NK),
         "interval": _wilson(int((own_N == top_N).sum()), images),
         "per_class": [
-            {"class": k, "name": names[k], "images": n, "agreement": int(table_KK[k, k]) / n if n else None}
+            {
+                "class": k,
+                "name": names[k],
+                "images": n,
+                "agreement": int(table_KK[k, k]) / n if n else None,
+            }
             for k, n in enumerate(of_class)
         ],
         "table": table_KK.tolist() if classes <= MANY_CLASSES else [],
@@ -362,7 +430,9 @@ def _wilson(count: int, images: int) -> list[float] | None:
 
 
 def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
-    """Calibration error and its 95 % interval: percentiles of 2,000 bootstraps over images (Efron 1979)."""
+    """Calibration error and its 95 % interval: percentiles of 2,000 bootstraps over images (Efron
+    1979).
+    """
     (score_N, class_N) = p_NK.max(1)
     rng = torch.Generator().manual_seed(0)
     images = len(labels_N)

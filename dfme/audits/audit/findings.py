@@ -1,4 +1,6 @@
-"""Findings of an audit for ``audit.json``, from the files of its cells, by arithmetic alone. No torch."""
+"""Findings of an audit for ``audit.json``, from the files of its cells, by arithmetic alone. No
+torch.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,10 +23,11 @@ COPY = 0.9  # the agreement at which a student counts as a copy
 
 @dataclass
 class Findings:
-    """Results of an audit so far, of whose attackers the worst counts. ``second``: once defences were tried.
+    """Results of an audit so far, of whose attackers the worst counts. ``second``: once defences
+    were tried.
 
-    ``runs``: every run of both comparisons, as it ended. By its name: ``summaries``, what each finished one
-    says, and ``ledgers``, what each asked.
+    ``runs``: every run of both comparisons, as it ended. By its name: ``summaries``, what each
+    finished one says, and ``ledgers``, what each asked.
     """
 
     own: str
@@ -39,7 +42,9 @@ class Findings:
 
     @property
     def example(self) -> Entry:
-        """Summary of a run of the teacher's own answers, which describes the teacher; empty without any."""
+        """Summary of a run of the teacher's own answers, which describes the teacher; empty without
+        any.
+        """
         names = (each.cell.name for each in self.first.outcomes if each.cell.mode == self.own)
         return next((self.summaries[name] for name in names if name in self.summaries), {})
 
@@ -50,7 +55,9 @@ class Findings:
 
     @property
     def holds_data(self) -> bool:
-        """True if the attacker of the defences has images of the teacher's task, which makes a gate void."""
+        """True if the attacker of the defences has images of the teacher's task, which makes a gate
+        void.
+        """
         return any(has_images(each.cell) for each in (self.second.outcomes if self.second else ()))
 
     @property
@@ -60,7 +67,9 @@ class Findings:
 
     @property
     def like(self) -> list[Entry]:
-        """Price lines of the attackers who have images like the owner's, beside those who have none."""
+        """Price lines of the attackers who have images like the owner's, beside those who have
+        none.
+        """
         return [line for line in self.price if line["has_images"] and line not in self.free]
 
     @property
@@ -74,7 +83,9 @@ class Findings:
         return self.beside.constant
 
     def one_sided(self, line: Entry | None) -> str:
-        """A sentence on what the answers to an attacker's images reached, if a run's are one-sided."""
+        """A sentence on what the answers to an attacker's images reached, if a run's are
+        one-sided.
+        """
         for name in line["cells"] if line else ():
             paid = (self.summaries.get(name) or {}).get("paid_answers") or {}
             if paid.get("one_sided"):
@@ -101,7 +112,9 @@ class Findings:
     def _line(self, row: str, mode: str, outcomes: Sequence[Outcome]) -> Entry:
         figures = [each.figures for each in outcomes]
         agreement = [None if each is None else each.agreement for each in figures]
-        queries = {f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS}
+        queries = {
+            f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS
+        }
         ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
         line = {"row": row, "mode": mode, "agreement": agreement, **over_seeds(agreement)}
         balanced = [None if each is None else each.agreement_balanced for each in figures]
@@ -110,13 +123,23 @@ class Findings:
         domain = first.job.queries.domain
         line |= {"has_images": has_images(first), "budget": first.budget}
         line |= {"knows": None if domain == "unknown" else domain}
-        line |= {"interval": self.interval(line["mean"]), "queries_to": queries, "state": ended.state}
+        line |= {
+            "interval": self.interval(line["mean"]),
+            "queries_to": queries,
+            "state": ended.state,
+        }
         ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
-        return line | {"reason": ended.reason, "cells": ran, "cost_to_90": self.cost(median_to_copy(line))}
+        return line | {
+            "reason": ended.reason,
+            "cells": ran,
+            "cost_to_90": self.cost(median_to_copy(line)),
+        }
 
     @cached_property
     def defences(self) -> list[Entry]:
-        """Each defence and its attackers, that of the strongest attacker's answers without one first."""
+        """Each defence and its attackers, that of the strongest attacker's answers without one
+        first.
+        """
         found = []
         cells = self.second.rows(self.own, self.budget) if self.second else {}
         for line in defended(self.second, self.own, self.budget) if self.second else ():
@@ -126,16 +149,22 @@ class Findings:
                 told: Entry = {"answers": each.answers, "agreement": plain(each.agreement)}
                 told |= {"score": plain(each.score), "remarks": [*each.remarks], "cells": made}
                 attackers.append(told)
-            score = next((each["score"] for each in attackers if each["answers"] == line.best), None)
+            score = next(
+                (each["score"] for each in attackers if each["answers"] == line.best), None
+            )
             best = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
             best["balanced"] = line.best_balanced
             found.append({"defence": line.defence, "attackers": attackers, **best})
         return found
 
     def paid(self, name: str) -> Entry:
-        """Cost of a defence or label mode to honest users on held-out images, where it was measured."""
+        """Cost of a defence or label mode to honest users on held-out images, where it was
+        measured.
+        """
         rows = {row["row"]: row["held_out"] for row in self.utility}
-        return rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}  # a quota changes no answer
+        return (
+            rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}
+        )  # a quota changes no answer
 
     def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
         """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
@@ -156,7 +185,11 @@ class Findings:
         if bare:
             yield NO_DEFENCE, "defence", *max(bare, key=lambda pair: pair[0].mean)
         yield from ((name, "defence", *found) for name, *found in tried if name != NO_DEFENCE)
-        yield from ((mode, "label mode", spreads[mode], places[mode]) for mode in spreads if mode != self.own)
+        yield from (
+            (mode, "label mode", spreads[mode], places[mode])
+            for mode in spreads
+            if mode != self.own
+        )
 
     def balanced_at(self, place: str) -> float | None:
         """The balanced agreement of the best copy at a place that ``switches`` gives."""
@@ -172,17 +205,26 @@ class Findings:
             costs = {each: self.paid(name).get(each) for each in ("l1_mean", "accuracy_drop")}
             points.append({"name": name, "kind": kind, **costs, "agreement": score.mean})
             points[-1]["balanced"] = self.balanced_at(place)
-        return [{**point, "dominated": any(_dominates(other, point) for other in points)} for point in points]
+        return [
+            {**point, "dominated": any(_dominates(other, point) for other in points)}
+            for point in points
+        ]
 
     def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:
-        """Hold each stated limit against the worst attacker and seed with the teacher's own answers.
+        """Hold each stated limit against the worst attacker and seed with the teacher's own
+        answers.
 
-        ``pass`` is None, not known, where an attack that might have failed the limit has not finished.
+        ``pass`` is None, not known, where an attack that might have failed the limit has not
+        finished.
         """
         lines = usable(self.price, self.own)
         own = [each for each in self.first.outcomes if each.cell.mode in (self.own, "label")]
-        unknown = [each.cell.name for each in own if each.state not in ("finished", "not applicable")]
-        return [_verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()]
+        unknown = [
+            each.cell.name for each in own if each.state not in ("finished", "not applicable")
+        ]
+        return [
+            _verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()
+        ]
 
     def games(self, twin: Entry | None) -> Entry:
         """Reference agreements, and a copy's share of the way from a constant answer to a twin."""
@@ -191,7 +233,9 @@ class Findings:
         way = twin["agreement"] - least if twin is not None and least is not None else 0.0
         advantage = []
         for line in self.price if way > 0 else ():
-            values = [None if share is None else (share - least) / way for share in line["agreement"]]
+            values = [
+                None if share is None else (share - least) / way for share in line["agreement"]
+            ]
             place = {"row": line["row"], "mode": line["mode"], "values": values}
             advantage.append(place | over_seeds(values))
         return {
@@ -207,7 +251,9 @@ class Findings:
         every: dict[str, Outcome] = {}
         for each in self.runs:
             if each.state != "not applicable":
-                every.setdefault(each.cell.name, each)  # of cells that share a run, its own comparison's
+                every.setdefault(
+                    each.cell.name, each
+                )  # of cells that share a run, its own comparison's
         return [self._cell(each, each.cell) for each in every.values()]
 
     def _cell(self, of: Outcome, cell: Cell) -> Entry:
@@ -215,18 +261,31 @@ class Findings:
         asked = self.ledgers.get(cell.name)
         agreement = None if of.figures is None else of.figures.agreement
         watch = (summary.get("watch") or {}).get("detectors") or {}
-        told: Entry = {"name": cell.name, "row": cell.row, "mode": cell.mode, "defence": cell.attempt.runs}
+        told: Entry = {
+            "name": cell.name,
+            "row": cell.row,
+            "mode": cell.mode,
+            "defence": cell.attempt.runs,
+        }
         told |= {"seed": cell.seed, "answers": cell.attempt.answers, "budget": cell.budget}
         told |= {"state": of.state, "reason": of.reason, "spent": asked and asked.spent}
         told["agreement_balanced"] = None if of.figures is None else of.figures.agreement_balanced
-        told |= {"agreement": agreement, "dir": f"cells/{cell.name}", "interval": self.interval(agreement)}
+        told |= {
+            "agreement": agreement,
+            "dir": f"cells/{cell.name}",
+            "interval": self.interval(agreement),
+        }
         told |= {"curve": [[*at] for at in of.figures.curve] if of.figures else []}
         told |= {"alarms": {detector: each["first_alarm"] for detector, each in watch.items()}}
         told |= {"config_hash": summary.get("config_hash"), "requests": asked and asked.requests}
-        return told | {"steps_seconds": of.figures and of.figures.seconds, "cost": self.cost(told["spent"])}
+        return told | {
+            "steps_seconds": of.figures and of.figures.seconds,
+            "cost": self.cost(told["spent"]),
+        }
 
     def ledger(self, beside: Sequence[Totals], shared: int) -> Entry:
-        """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most owed.
+        """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most
+        owed.
 
         ``shared``: those that were not asked, since another cell had asked them.
         """
@@ -279,19 +338,29 @@ def median_to_copy(line: Entry) -> float | None:
 
 
 def usable(lines: Iterable[Entry], mode: str) -> list[Entry]:
-    """Lines of attacks that answers of a form allow, its own first: whoever gets scores may learn labels."""
-    scored = [line for line in lines if line["mode"] in (mode, "label") and line["mean"] is not None]
+    """Lines of attacks that answers of a form allow, its own first: whoever gets scores may learn
+    labels.
+    """
+    scored = [
+        line for line in lines if line["mode"] in (mode, "label") and line["mean"] is not None
+    ]
     return sorted(scored, key=lambda line: line["mode"] != mode)
 
 
 def strongest(lines: Iterable[Entry], mode: str) -> Entry | None:
-    """The attacker that made a copy with the fewest queries, else the one whose students agree most."""
+    """The attacker that made a copy with the fewest queries, else the one whose students agree
+    most.
+    """
     found = usable(lines, mode)
-    return min(found, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None)
+    return min(
+        found, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None
+    )
 
 
 def _dominates(one: Entry, other: Entry) -> bool:
-    """True if a point is nowhere worse and somewhere better, in what is known of both; the price must be."""
+    """True if a point is nowhere worse and somewhere better, in what is known of both; the price
+    must be.
+    """
     pairs = [(one[name], other[name]) for name in ("l1_mean", "accuracy_drop", "agreement")]
     less = [left - right for left, right in pairs if None not in (left, right)]
     return len(less) > 1 and max(less) <= 0 and min(less) < 0
@@ -305,31 +374,47 @@ def _verdict(
     text = told if lines else "no attack has finished"
     open_still = holds and (unknown or not lines)
     text += f"; the outcome of {', '.join(unknown)} is not known" if open_still and unknown else ""
-    judged = {"limit": limit, "wanted": wanted, "value": value, "pass": None if open_still else holds}
+    judged = {
+        "limit": limit,
+        "wanted": wanted,
+        "value": value,
+        "pass": None if open_still else holds,
+    }
     return judged | {"text": f"You want {least}; {text}."}
 
 
 Judged = tuple[float | None, bool | None, str, str]
-"""The figure that a limit is held against, whether the limit holds, what is wanted, and what was found."""
+"""The figure that a limit is held against, whether the limit holds, what is wanted, and what was
+found.
+"""
 
 
 def _price_verdict(limit: str, wanted: float, lines: Sequence[Entry], beside: Beside) -> Judged:
-    """A limit on the queries until a level of agreement, which no copy below a constant answer has."""
+    """A limit on the queries until a level of agreement, which no copy below a constant answer
+    has.
+    """
     level = LIMITS[limit]
-    counts = [count for line in lines for count in line["queries_to"][f"{level:g}"] if count is not None]
+    counts = [
+        count for line in lines for count in line["queries_to"][f"{level:g}"] if count is not None
+    ]
     value = min(counts, default=None)
     least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
     if value is not None:
         return value, value >= wanted, least, f"the strongest attack needed {value:,}"
     if beside.constant is not None and beside.constant >= level:
-        told = f"one constant answer agrees on {beside.constant:.1%} without a query, and no attack on more"
+        told = (
+            f"one constant answer agrees on {beside.constant:.1%} without a query, and "
+            "no attack on more"
+        )
         return None, None, least, f"{told}, as far as {beside.images:,} images tell"
     return None, True, least, "no attack got there, which shows only that these failed"
 
 
 def _agreement_verdict(_: str, wanted: float, lines: Sequence[Entry], beside: Beside) -> Judged:
     """A limit on the agreement, which a constant answer may exceed without a query."""
-    value = max((share for line in lines for share in line["agreement"] if share is not None), default=None)
+    value = max(
+        (share for line in lines for share in line["agreement"] if share is not None), default=None
+    )
     least = f"at most {wanted:.1%} agreement"
     if value is None or value <= wanted:
         return value, True, least, "" if value is None else f"the best copy agrees on {value:.1%}"
@@ -344,19 +429,24 @@ RESAMPLES = 1_000  # of the bootstrap
 
 
 def share_at_most(events: int, trials: int, units: int) -> float:
-    """Upper limit (95 %) of the rate ``events / trials`` with so many independent units behind the trials.
+    """Upper limit (95 %) of the rate ``events / trials`` with so many independent units behind the
+    trials.
 
-    Of no event 3 / units; else the upper end of Wilson's interval, as if the rate were of the units.
+    Of no event 3 / units; else the upper end of Wilson's interval, as if the rate were of the
+    units.
     """
     return wilson_interval(events / trials, units)[1] if events else min(1.0, 3 / units)
 
 
-def auroc(attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]) -> tuple[float, list[float]]:
+def auroc(
+    attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]
+) -> tuple[float, list[float]]:
     """P(an attack's session scores above an honest one), ties counted half, and its 95 % interval.
 
-    By Mann and Whitney (1947), and the bootstrap: honest sessions are drawn again, and of ``attacks``, which
-    are sessions by seed, the seeds, since those of one begin with the same images. Of few sessions, or of
-    some that are all told apart, the interval is narrower than the truth: the counts stand beside it.
+    By Mann and Whitney (1947), and the bootstrap: honest sessions are drawn again, and of
+    ``attacks``, which are sessions by seed, the seeds, since those of one begin with the same
+    images. Of few sessions, or of some that are all told apart, the interval is narrower than the
+    truth: the counts stand beside it.
     """
     import numpy as np
 
@@ -364,7 +454,9 @@ def auroc(attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]) -> tu
     sizes = [len(own) for own in attacks.values()]
     flat = [each for own in attacks.values() for each in own]
     above_AB = np.greater.outer(flat, benign) + np.equal.outer(flat, benign) / 2
-    seeds_RA, times_RB = (rng.multinomial(n, [1 / n] * n, RESAMPLES) for n in (len(sizes), len(benign)))
+    seeds_RA, times_RB = (
+        rng.multinomial(n, [1 / n] * n, RESAMPLES) for n in (len(sizes), len(benign))
+    )
     times_RA = seeds_RA.repeat(sizes, axis=1)
     found_R = ((times_RA @ above_AB) * times_RB).sum(1) / (times_RA.sum(1) * len(benign))
     return float(above_AB.mean()), np.quantile(found_R, (0.025, 0.975)).tolist()
@@ -373,19 +465,30 @@ def auroc(attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]) -> tu
 def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``measured`` with ``attacks`` and ``auroc`` of the cells that were watched.
 
-    A cell is that of ``Findings``, its ``watch`` as in its summary, or None. At its alarm a copy is worth
-    what its last evaluation so far says, and before the first ``constant``, what one answer to everything is.
+    A cell is that of ``Findings``, its ``watch`` as in its summary, or None. At its alarm a copy is
+    worth what its last evaluation so far says, and before the first ``constant``, what one answer
+    to everything is.
     """
     attacks = list[dict[str, Any]]()
     sessions = dict[tuple[str, str], dict[Any, list[float]]]()
-    watched = [(cell, of) for cell in cells if cell["watch"] for of in cell["watch"]["detectors"].items()]
+    watched = [
+        (cell, of) for cell in cells if cell["watch"] for of in cell["watch"]["detectors"].items()
+    ]
     for cell, (name, found) in watched:
-        same = {"cell": cell["name"], **{key: cell[key] for key in ("row", "mode", "defence", "seed")}}
+        same = {
+            "cell": cell["name"],
+            **{key: cell[key] for key in ("row", "mode", "defence", "seed")},
+        }
         told = {key: found[key] for key in ("first_alarm", "largest", "largest_600")}
         first = found["first_alarm"]
         known = (worth for queries, worth in reversed(cell["curve"]) if queries <= (first or 0))
         worth = None if first is None else next(known, cell["constant"])
-        own = {"detector": name, "images": cell["watch"]["images"], **told, "agreement_at_alarm": worth}
+        own = {
+            "detector": name,
+            "images": cell["watch"]["images"],
+            **told,
+            "agreement_at_alarm": worth,
+        }
         attacks.append(same | own)
         if found["largest_600"] is not None:
             seeds = sessions.setdefault((cell["row"], name), {})
@@ -394,7 +497,10 @@ def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> d
     for (row, name), seeds in sessions.items():
         for stream, benign in measured["benign_largest"].get(name, {}).items():
             value, interval = auroc(seeds, benign)
-            counts = {"attack_sessions": sum(map(len, seeds.values())), "benign_sessions": len(benign)}
+            counts = {
+                "attack_sessions": sum(map(len, seeds.values())),
+                "benign_sessions": len(benign),
+            }
             of = {"row": row, "detector": name, "stream": stream}
             rows.append({**of, "auroc": value, "interval": interval, **counts})
     return {**measured, "attacks": attacks, "auroc": rows}

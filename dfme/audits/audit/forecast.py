@@ -22,12 +22,15 @@ from dfme.run.work import shorter
 
 BACKWARD = 3  # answers that a step on the teacher itself takes as long as; heuristic
 STRANGERS = 4
-"""Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the teacher."""
+"""Sources of adversarial images beside the copies: random signs, an untrained net, a twin and the
+teacher.
+"""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Images that an audit will ask: ``evaluation`` and those of ``attacks`` exactly, the others at most.
+    """Images that an audit will ask: ``evaluation`` and those of ``attacks`` exactly, the others at
+    most.
 
     ``seconds``: of each part, by its name; ``asking``: those of a stated rate, 0 without one.
     """
@@ -53,7 +56,9 @@ class Forecast:
         most = "at most " * (self.charged < self.attacks * each)
         attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {most}{each:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
-        more = (f", and at most {images:,} more {what}" for what, images in beside.items() if images)
+        more = (
+            f", and at most {images:,} more {what}" for what, images in beside.items() if images
+        )
         return f"{attacks} may be charged {self.charged:,} in all{''.join(more)}"
 
     @property
@@ -67,14 +72,22 @@ class Forecast:
     @property
     def time(self) -> str:
         """The time of the whole audit and of its parts, in words."""
-        parts = ", ".join(f"{duration(each)} {what}" for what, each in self.seconds.items() if each >= 1)
+        parts = ", ".join(
+            f"{duration(each)} {what}" for what, each in self.seconds.items() if each >= 1
+        )
         whole = sum(self.seconds.values())
         text = f"about {duration(whole)} on this machine: {parts}"
-        text += shorter(whole, "a smaller --budget, fewer --student-steps, --attackers or --defences")
+        text += shorter(
+            whole, "a smaller --budget, fewer --student-steps, --attackers or --defences"
+        )
         text = text if parts else "the time is not known: no attack is left here to be rehearsed"
         if self.asking:
             return f"{text}; at least {duration(self.asking)} to ask, at the rate that is stated"
-        return text if self.plan.local else f"{text}; asking comes on top, at a rate that nobody states"
+        return (
+            text
+            if self.plan.local
+            else f"{text}; asking comes on top, at a rate that nobody states"
+        )
 
 
 def forecast(

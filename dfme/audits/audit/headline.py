@@ -1,4 +1,6 @@
-"""Text of an audit: three sentences with the price, advice, limits of the figures, and the model card."""
+"""Text of an audit: three sentences with the price, advice, limits of the figures, and the model
+card.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +21,8 @@ ADVICE = 3  # lines what to do
 FAILED = "This shows that these attacks failed, not that the model is safe"
 NOTHING = "No change that we tried helps: none lowers the best copy's agreement beyond chance."
 GATES = (
-    "We do not advise a gate (misinform): it lets somebody with images of your task pass, and no such "
+    "We do not advise a gate (misinform): it lets somebody with images of your task pass, and no "
+    "such "
     "attacker was run against it."
 )
 DATA_FREE = "Only attackers without images were run against defences and quotas."
@@ -41,12 +44,17 @@ TAXONOMY = {
 
 
 def headline(of: Findings, seeds: Sequence[int]) -> Entry:
-    """Price of a copy from the teacher's own answers, and from labels alone, in figures and two sentences."""
+    """Price of a copy from the teacher's own answers, and from labels alone, in figures and two
+    sentences.
+    """
     line = strongest(of.free, of.own)
     best = {**_price(of, line), "mode": line["mode"] if line else of.own}
     labels = None
     if of.own != "label" and any(line["mode"] == "label" for line in of.free):
-        labels = {**_price(of, strongest(of.free, "label")), "l1_mean": of.paid("label").get("l1_mean")}
+        labels = {
+            **_price(of, strongest(of.free, "label")),
+            "l1_mean": of.paid("label").get("l1_mean"),
+        }
     modes = dict.fromkeys(line["mode"] for line in of.like if line["mode"] in (of.own, "label"))
     like = [{"mode": mode, **_price(of, _of_mode(of.like, mode))} for mode in modes]
     first = _first(of, best, seeds) + ("" if best["median"] else of.one_sided(line))
@@ -65,7 +73,11 @@ def _price(of: Findings, line: Entry | None) -> Entry:
         return {**unknown, "queries": [], "by_seed": [], "balanced": None}
     middle = median_to_copy(line)
     told = {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
-    queries = {"queries": line["queries_to"][f"{COPY:g}"], "median": middle, "cost": of.cost(middle)}
+    queries = {
+        "queries": line["queries_to"][f"{COPY:g}"],
+        "median": middle,
+        "cost": of.cost(middle),
+    }
     queries |= {"by_seed": seeds_text(line, f"{COPY:g}"), "balanced": line["balanced"]}
     return {"attacker": line["row"], "knows": line["knows"], **queries, "best_agreement": told}
 
@@ -104,16 +116,23 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     if counts:
         made = f"Only {len(counts)} of {runs} runs made a {copy}"
         return f"{made}: after {of.budget:,} queries {after}.{more}"
-    return f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}.{more}"
+    return (
+        f"No attack {_free(of)}made a {copy} within {of.budget:,} queries: {after}. {FAILED}.{more}"
+    )
 
 
 def _balanced(of: Findings, balanced: float | None) -> str:
-    """A sentence with the agreement that a constant answer does not flatter, where it flatters the other."""
+    """A sentence with the agreement that a constant answer does not flatter, where it flatters the
+    other.
+    """
     if not of.beside.is_large or balanced is None:
         return ""
     constant = of.beside.balanced
     beside = "" if constant is None else f", one constant answer on {constant:.1%}"
-    return f" With each class of your model counting alike, the best copy agrees on {balanced:.1%}{beside}."
+    return (
+        " With each class of your model counting alike, the best copy agrees on "
+        f"{balanced:.1%}{beside}."
+    )
 
 
 def _shares(of: Findings, line: Entry) -> str:
@@ -136,16 +155,23 @@ def _range(counts: Sequence[int]) -> str:
 
 
 def _third(of: Findings) -> list[str]:
-    """The price for somebody with images like the owner's; nothing where every attacker has some."""
+    """The price for somebody with images like the owner's; nothing where every attacker has
+    some.
+    """
     if of.free[:1] and of.free[0]["has_images"]:
         return []
     own = _of_mode(of.like, of.own)
     if own is None:
-        return ["The price for somebody with images like yours is not known: no such attack has finished."]
+        return [
+            "The price for somebody with images like yours is not known: no such attack has "
+            "finished."
+        ]
     labels = strongest(of.like, "label") if of.own != "label" else None
     told = f"Somebody with {own['budget']:,} images like yours {_gets(of, own)}."
     if labels is not None:
-        told += f" If your model answered labels alone, this attacker {_gets(of, labels, 'would ')}."
+        told += (
+            f" If your model answered labels alone, this attacker {_gets(of, labels, 'would ')}."
+        )
     return [told]
 
 
@@ -154,10 +180,15 @@ def _gets(of: Findings, line: Entry, would: str = "") -> str:
     if (middle := median_to_copy(line)) is None:
         made = f"{would}make{end} a copy that agrees on {_shares(of, line)}"
         if not is_above(line["mean"], of.constant, of.images):
-            made = f"{would}make{end} no copy: what it learns agrees on {_shares(of, line)}, no more than one"
+            made = (
+                f"{would}make{end} no copy: what it learns agrees on "
+                f"{_shares(of, line)}, no more than one"
+            )
             made += " constant answer,"
         return f"{made} after {line['budget']:,} queries"
-    return f"{would}need{end} {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
+    return (
+        f"{would}need{end} {middle:,.0f} queries for such a copy{_money({'cost': of.cost(middle)})}"
+    )
 
 
 def seeds_text(line: Entry, level: str) -> list[str]:
@@ -178,7 +209,11 @@ def _second(of: Findings, labels: Entry | None) -> str:
     if labels is None or labels["attacker"] is None:
         return "What a copy from labels alone costs is not known."
     paid = labels["l1_mean"]
-    change = "" if paid is None else f"; your users' answers would change by {paid:.2f} on average, {SCALE}"
+    change = (
+        ""
+        if paid is None
+        else f"; your users' answers would change by {paid:.2f} on average, {SCALE}"
+    )
     if labels["median"] is not None:
         price = f"{labels['median']:,.0f} queries{_money(labels)}"
         return f"If your model answered labels alone, such a copy would cost {price}{change}."
@@ -196,10 +231,14 @@ def advice(of: Findings, detection: Entry | None) -> list[Entry]:
     """What helps beyond chance of seeds and images, largest effect first; or that nothing does."""
     told = [
         {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at}
-        for gain, text, at in sorted([*_switches(of), *_watch(of, detection)], key=lambda each: -each[0])
+        for gain, text, at in sorted(
+            [*_switches(of), *_watch(of, detection)], key=lambda each: -each[0]
+        )
     ]
     tried = detection or len([*of.switches()]) > 1
-    return told[:ADVICE] or [{"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}]
+    return told[:ADVICE] or [
+        {"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}
+    ]
 
 
 def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
@@ -220,18 +259,27 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
             what = answers if kind == "label mode" else f"Switch on {name}"
             if name.startswith("quota"):
                 what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
-            text = f"{what}: the best copy then agrees on {after.mean:.1%} ({before.mean:.1%} before{least})."
+            text = (
+                f"{what}: the best copy then agrees on {after.mean:.1%} "
+                f"({before.mean:.1%} before{least})."
+            )
             if left is not None and flattered is not None:
-                text += f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
+                text += (
+                    f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
+                )
             paid = of.paid(name).get("l1_mean")
             lost = of.paid(name).get("accuracy_drop")
             if paid is not None:
                 text += f" Your users' answers change by {paid:.2f} on average, {SCALE}"
-                moves = f"{'falls' if (lost or 0) > 0 else 'rises'} by {100 * abs(lost or 0):.1f} points"
+                moves = (
+                    f"{'falls' if (lost or 0) > 0 else 'rises'} by "
+                    f"{100 * abs(lost or 0):.1f} points"
+                )
                 falls = moves if lost else "does not change"
                 text += "." if lost is None else f"; their accuracy {falls}."
             means = [
-                [line["mean"] or 0.0 for line in of.like if line["mode"] == mode] for mode in (of.own, name)
+                [line["mean"] or 0.0 for line in of.like if line["mode"] == mode]
+                for mode in (of.own, name)
             ]
             if all(shares := [max(each, default=0.0) for each in means]):
                 text += f" The copy of somebody with images like yours agrees on {shares[1]:.1%} "
@@ -244,13 +292,19 @@ def _helps(of: Findings, before: Spread, after: Spread) -> bool:
 
     An agreement that is not above a constant answer's is no copy, and nothing can take it away.
     """
-    if not of.images or not gains(before, after) or not is_above(before.mean, of.constant, of.images):
+    if (
+        not of.images
+        or not gains(before, after)
+        or not is_above(before.mean, of.constant, of.images)
+    ):
         return False
     return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
 
 
 def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
-    """The detector with alarms in the fewest honest streams; of equal ones the best against attacks."""
+    """The detector with alarms in the fewest honest streams; of equal ones the best against
+    attacks.
+    """
     benign, attacks = ((told or {}).get(name, ()) for name in ("benign", "attacks"))
     before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
     able = list[tuple[int, float, int, list[Entry]]]()
@@ -270,14 +324,24 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
         return
     _, share, at, streams = min(able, key=lambda one: one[:2])
     wrong = [one for one in streams if one["alarms"]]
-    false = [f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in wrong]
+    false = [
+        f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in wrong
+    ]
     honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
     most = max(one["per_10000_upper"] for one in streams)
     name = attacks[at]["detector"]
     first = attacks[at]["first_alarm"]
-    text = f"Switch on the detector {name}, and block the accounts that it names. It raised an alarm in "
-    text += f"every attack: in the worst case after {first:,} queries, when the copy agreed on {share:.1%} "
-    text += f"(in the end on {before.mean:.1%}). Honest sessions with a false alarm: {honest}; at most "
+    text = (
+        f"Switch on the detector {name}, and block the accounts that it names. It raised "
+        "an alarm in "
+    )
+    text += (
+        f"every attack: in the worst case after {first:,} queries, when the copy agreed "
+        f"on {share:.1%} "
+    )
+    text += (
+        f"(in the end on {before.mean:.1%}). Honest sessions with a false alarm: {honest}; at most "
+    )
     text += f"{most:,.0f} alarms in 10,000 queries, as far as your images tell."
     yield before.mean - share, text, f"detection.attacks.{at}"
 
@@ -288,29 +352,39 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
     images = "more " * any(line["has_images"] for line in of.price) + "images of your task"
     watched = "We do not know which defences or detectors the service has, and tried none."
     if local:
-        watched = "We made the honest streams from your evaluation images; your real traffic differs."
+        watched = (
+            "We made the honest streams from your evaluation images; your real traffic differs."
+        )
     return [
-        f"We ran the attackers {rows}. A stronger one, or one with {images}, may need fewer queries. Where "
+        f"We ran the attackers {rows}. A stronger one, or one with {images}, may need fewer "
+        "queries. Where "
         "no copy was made, these attacks failed; that does not show that the model is safe.",
-        f"We measured agreement on {of.images:,} images with {seeds} seed{'s' * (seeds > 1)}. The 95% "
+        f"We measured agreement on {of.images:,} images with {seeds} seed{'s' * (seeds > 1)}. The "
+        "95% "
         "intervals are over images; with fewer than five seeds we state none over seeds.",
-        "Prices are upper bounds: a copy may have been as good before the evaluation that showed it, and an "
+        "Prices are upper bounds: a copy may have been as good before the evaluation that showed "
+        "it, and an "
         "attacker who trains longer pays for no more queries.",
-        "Every copy is a net of one architecture. Another may learn far more from the same answers: name one "
+        "Every copy is a net of one architecture. Another may learn far more from the same "
+        "answers: name one "
         "by --student.arch, your model's own first.",
         *([] if of.holds_data or not local else [GATES]),
         *([DATA_FREE] if of.like and of.defences else []),
-        "Every attack came from one client. Several clients divide a quota, and what a detector sees, among "
+        "Every attack came from one client. Several clients divide a quota, and what a detector "
+        "sees, among "
         "them.",
         "We do not count what an attacker learns elsewhere, such as answers of an earlier version.",
-        "The figures hold for this model and these answers. Another model, or this one trained again, has "
+        "The figures hold for this model and these answers. Another model, or this one trained "
+        "again, has "
         "others.",
         watched,
     ]
 
 
 def commands(said: str, now: Sequence[str]) -> str:
-    """Command that repeats an audit: the recorded words, and the present ones if they change something."""
+    """Command that repeats an audit: the recorded words, and the present ones if they change
+    something.
+    """
     more = {word.partition("=")[0] for word in now if word.startswith("--")} - {"--resume", "--out"}
     return " && ".join(filter(None, (said, shown_command(now) if more or not said else "")))
 
@@ -321,8 +395,19 @@ def model_card(audit: Mapping[str, Any]) -> str:
     options = audit["options"]
     lines = ["## Extraction resistance", "", *map(plain, audit["headline"]["sentences"]), ""]
     lines += [f"- {plain(each['text'])}" for each in audit["advice"]]
-    lines += [f"- Limit {JUDGED[each['pass']]}: {plain(each['text'])}" for each in audit["verdicts"]]
-    lines += ["", "What this does not tell:", "", *(f"- {plain(text)}" for text in audit["limits"]), ""]
+    lines += [
+        f"- Limit {JUDGED[each['pass']]}: {plain(each['text'])}" for each in audit["verdicts"]
+    ]
+    lines += [
+        "",
+        "What this does not tell:",
+        "",
+        *(f"- {plain(text)}" for text in audit["limits"]),
+        "",
+    ]
     seeds = ", ".join(map(str, options["seeds"]))
-    how = f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, {options['profile']}, seeds {seeds}:"
+    how = (
+        f"dfme {audit['tool']['dfme']}, {made['started'][:10]}, {options['profile']}, "
+        f"seeds {seeds}:"
+    )
     return "\n".join([*lines, plain(how), "", f"    {printable(made['command'])}"]) + "\n"

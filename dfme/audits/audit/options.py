@@ -43,47 +43,53 @@ class AuditConfig:
     """One audit: the price of a copy, what raises it, and whether it would be noticed."""
 
     profile: Basic[Literal["quick", "standard", "full"]] = "quick"
-    """quick (minutes), standard or full (hours): how many seeds, attackers and defences, and how large a
-    budget"""
+    """quick (minutes), standard or full (hours): how many seeds, attackers and defences, and how
+    large a budget"""
     budget: Basic[Images] = 12_000
     """images that each attack may ask, such as 12k; of quick at most 3k"""
     acceptable: Basic[tuple[str, ...]] = ()
-    """limits of yours, KEY=VALUE: queries_to_50, _80, _90 or _95 (at least so many) and agreement (at most);
-    where one fails the exit code is 4"""
+    """limits of yours, KEY=VALUE: queries_to_50, _80, _90 or _95 (at least so many) and agreement
+    (at most); where one fails the exit code is 4"""
     keep_below: Basic[ShareAboveZero | None] = None
-    """an agreement, such as 0.8: find the largest quota of a key that keeps every attacker below it, and try
-    the worst attacker under it"""
+    """an agreement, such as 0.8: find the largest quota of a key that keeps every attacker below
+    it, and try the worst attacker under it"""
     per: Basic[Literal["minute", "hour", "day", "month"]] = "day"
     """the term of that quota, in which a key has so many images"""
     attackers: Basic[tuple[str, ...]] = ()
-    """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff, who has images
-    like yours"""
+    """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff, who has
+    images like yours"""
     label_modes: Basic[tuple[LabelModeText, ...]] = ()
-    """forms of answers, your model's own first; by default also probabilities:2 and label, where they tell
-    less"""
+    """forms of answers, your model's own first; by default also probabilities:2 and label, where
+    they tell less"""
     own_teacher: Basic[OwnTeacher] = "api"
-    """of a class or function of your own (module:name): api, where attacks alone ask it, or local, where it
-    answers on this machine for nothing, so that defences and detectors are measured, too"""
+    """of a class or function of your own (module:name): api, where attacks alone ask it, or local,
+    where it answers on this machine for nothing, so that defences and detectors are measured,
+    too"""
     defences: Basic[tuple[str, ...]] = ()
-    """switches of a teacher on this machine that are tried, such as lattice:n=10,mad; none: no one; by
-    default those of the profile (docs/defences.md)"""
+    """switches of a teacher on this machine that are tried, such as lattice:n=10,mad; none: no one;
+    by default those of the profile (docs/defences.md)"""
     seeds: Basic[tuple[Seed, ...]] = ()
     """seeds of everything random; by default 1 of quick, 3 of standard and 5 of full"""
     pool: Basic[str | None] = None
-    """images of a like kind that an attacker may have (knockoff): a FOLDER, a data set or procedural"""
+    """images of a like kind that an attacker may have (knockoff): a FOLDER, a data set or
+    procedural
+    """
     like_images: Basic[Literal["half", "none"]] = "half"
-    """what an attacker with images like yours has without a --pool: half of your evaluation images, while the
-    other half scores all copies; none: nobody has any"""
+    """what an attacker with images like yours has without a --pool: half of your evaluation images,
+    while the other half scores all copies; none: nobody has any"""
     twin: Basic[str] = "train"
-    """a network trained on your own data, beside which a copy is held: train, none, or its weights"""
+    """a network trained on your own data, beside which a copy is held: train, none, or its weights
+    """
     references: tuple[str, ...] = ()
-    """weights of five or more models that are surely no copies, as of run.py verify: says whether you would
-    recognise each copy"""
+    """weights of five or more models that are surely no copies, as of run.py verify: says whether
+    you would recognise each copy"""
     transfer: Basic[Literal["auto", "true", "false"]] = "auto"
-    """ask the teacher about adversarial images made on the copies; auto: of one on this machine alone"""
+    """ask the teacher about adversarial images made on the copies; auto: of one on this machine
+    alone
+    """
     total: Basic[Images | None] = None
-    """most images that may be asked in all, but those that score the copies; more is refused before the first
-    one"""
+    """most images that may be asked in all, but those that score the copies; more is refused before
+    the first one"""
     student_steps: Basic[Natural] = 0
     """optimiser steps of each student; 0: one for each image of the budget, of standard at most
     6,000; fewer make a copy look dearer"""
@@ -119,11 +125,18 @@ class Profile(NamedTuple):
 
 _FEW = ("modelguard_s", "modelguard_w", "reverse_sigmoid:beta=0.7")
 _SIX = ("lattice:n=10", *_FEW, "mad", "misinform:key_env=DFME_KEY")
-_ALL: tuple[str, ...] = (*_SIX, "temperature:t=2", "reverse_sigmoid:beta=0.21", "mad:vertices=extreme")
+_ALL: tuple[str, ...] = (
+    *_SIX,
+    "temperature:t=2",
+    "reverse_sigmoid:beta=0.21",
+    "mad:vertices=extreme",
+)
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
 LIKE = "knockoff"  # the row of an attacker who has images like the owner's
 KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain not in WORTH_NOTHING)
-"""Rows of attackers who know what the model is for, and to whom that was worth something where measured."""
+"""Rows of attackers who know what the model is for, and to whom that was worth something where
+measured.
+"""
 
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 TWIN_EPOCHS = 10  # passes over the owner's data that a twin is trained for (heuristic)
@@ -147,7 +160,9 @@ def budget_of(config: AuditConfig) -> int:
 
 
 def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
-    """Parse the limits that an owner states. UserError for unknown ones, or beyond what the budget shows."""
+    """Parse the limits that an owner states. UserError for unknown ones, or beyond what the budget
+    shows.
+    """
     found: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -205,17 +220,26 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
     knowing = "attackers who know what the model is for, " * (config.profile == "quick")
     unsaid = {"what": "whether you would recognise a copy", "why": "there are no --references"}
     brief = ", two sizes of adversarial perturbation" * (config.profile == "quick")
-    larger = {"what": f"{knowing}more defences, seeds and steps{brief}", "why": f"--profile {config.profile}"}
+    larger = {
+        "what": f"{knowing}more defences, seeds and steps{brief}",
+        "why": f"--profile {config.profile}",
+    }
     left_out = [larger] * (config.profile != "full") + not_run * bool(away)
     return settled, left_out + [unsaid] * (not config.references)
 
 
 def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
-    """Facts of the evaluation images' halves; empty, with the reason, where they cannot be halved."""
+    """Facts of the evaluation images' halves; empty, with the reason, where they cannot be
+    halved.
+    """
     if on.dataset == "none":
         return {}, "there are no evaluation images"
     if on.mean is not None:
-        return {}, "the evaluation images are normalised (--evaluation.mean), which those of a pool are not"
+        return (
+            {},
+            "the evaluation images are normalised (--evaluation.mean), which those of a pool are "
+            "not",
+        )
     load = partial(load_dataset, root=on.root, download=on.download, lazy=True)
     scored, like = (load(f"{on.dataset}{half}", "test") for half in HALVES)
     if len(like) < MIN_HALF:
@@ -229,7 +253,9 @@ def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
 
 
 def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
-    """The label modes of the audit, the teacher's own first: as ``stated``, else the first that is listed."""
+    """The label modes of the audit, the teacher's own first: as ``stated``, else the first that is
+    listed.
+    """
     own = LabelMode.parse(stated or next(iter(config.label_modes), "probabilities"))
     fine = own.kind in ("logits", "probabilities") and (own.decimals is None or own.decimals > 2)
     usual = ("probabilities:2",) * fine + ("label",) * (own.kind != "label")
@@ -262,9 +288,10 @@ Second = Callable[[str, Sequence[str]], ComparisonPlan]
 class AuditPlan:
     """An audit before it begins; ``config`` has what the profile says where the user is silent.
 
-    ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options`` is its
-    own file, ``not_run`` what it leaves out and why. ``halves``: facts of the evaluation images' halves, if
-    an attacker has one. ``planned``: makes one more comparison of the same teacher.
+    ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options``
+    is its own file, ``not_run`` what it leaves out and why. ``halves``: facts of the evaluation
+    images' halves, if an attacker has one. ``planned``: makes one more comparison of the same
+    teacher.
     """
 
     config: AuditConfig
@@ -305,11 +332,15 @@ class AuditPlan:
     def texts(self) -> list[str]:
         """The defences and label modes whose price for honest users is measured."""
         images = self.job.config.evaluation.dataset != "none"
-        return [*self.config.defences, *self.config.label_modes[1:]] if self.local and images else []
+        return (
+            [*self.config.defences, *self.config.label_modes[1:]] if self.local and images else []
+        )
 
     @property
     def accounts(self) -> int:
-        """Honest accounts of each stream on which detectors are measured; 0 where there are no detectors."""
+        """Honest accounts of each stream on which detectors are measured; 0 where there are no
+        detectors.
+        """
         return PROFILES[self.config.profile].accounts if self.watch else 0
 
     @property

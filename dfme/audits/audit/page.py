@@ -32,7 +32,8 @@ UNKNOWN = "-"
 FORM = "form of answers"
 FIXED = "\N{NO-BREAK SPACE}"
 Forms = Mapping[str, str]
-"""Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it."""
+"""Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it.
+"""
 
 
 class _Words(string.Formatter):
@@ -105,11 +106,15 @@ def _across(
         cells = [_cell(form, found[head]) if head in found else Shown(UNKNOWN) for head in heads]
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
         lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
-    return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms)) | {"rows": lines}
+    return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms)) | {
+        "rows": lines
+    }
 
 
 def write_page(audit: Entry, path: Path) -> Path:
-    """Write the page, and the appendix beside it; the page's path. RunError for what is no audit."""
+    """Write the page, and the appendix beside it; the page's path. RunError for what is no
+    audit.
+    """
     check_audit(audit)
     contents = {"audit": audit, "table": _table, "across": _across, "in_words": in_words}
     render("audits/audit/appendix.html", path.with_name(APPENDIX), contents | _behind(audit))
@@ -118,7 +123,9 @@ def write_page(audit: Entry, path: Path) -> Path:
 
 FACTS = {
     "Model": "{target[name]}, {target[kind]}",
-    "Its answers": "{target[label_mode]}, {target[num_classes]:,} classes, images of {target[shape]}",
+    "Its answers": (
+        "{target[label_mode]}, {target[num_classes]:,} classes, images of {target[shape]}"
+    ),
     "Its levels": "{target[levels]}",
     "Its defences": "{target[defences]}",
     "Its accuracy": "{target[accuracy]:.2%}",
@@ -137,19 +144,25 @@ FACTS = {
     "Money for these": "{ledger[cost]:,.2f}",
     "Versions": "dfme {tool[dfme]}, torch {tool[torch]}, Python {tool[python]}",
     "Commit": "{tool[commit]}",
-    "Made": "{made[started]} in {made[wall_seconds]:,.1f} s, on {made[machine]}, in {made[directory]}",
+    "Made": (
+        "{made[started]} in {made[wall_seconds]:,.1f} s, on {made[machine]}, in {made[directory]}"
+    ),
 }
 """What was audited, and how; what is not known is left out."""
 
 
 def _first(audit: Entry) -> Entry:
-    """What the page shows beside the audit itself: a figure for all seeds, of the answers as deployed."""
+    """What the page shows beside the audit itself: a figure for all seeds, of the answers as
+    deployed.
+    """
     modes = [audit["target"]["label_mode"], "label"]
     differing = (audit["differences"] or {"shown": ()})["shown"]
     return {
         "prices": [*_prices(audit), *_constant_row(audit)],
         "large": Beside(audit["games"]["constant"]).is_large,
-        "curves": curves(audit | {"price": [line for line in audit["price"] if line["mode"] in modes]}),
+        "curves": curves(
+            audit | {"price": [line for line in audit["price"] if line["mode"] in modes]}
+        ),
         "points": _points(audit),
         "pareto": pareto(audit),
         "alarms": _alarms(audit),
@@ -163,7 +176,11 @@ def _prices(audit: Entry) -> list[Entry]:
     found = []
     for line in (line for line in audit["price"] if line["cells"]):
         known = [share for share in line["agreement"] if share is not None]
-        told = f"{min(known):.1%} to {max(known):.1%}".replace(" ", FIXED) if len(known) > 1 else UNKNOWN
+        told = (
+            f"{min(known):.1%} to {max(known):.1%}".replace(" ", FIXED)
+            if len(known) > 1
+            else UNKNOWN
+        )
         at = {level: _of_seeds(to_copy(line, level), "not reached") for level in line["queries_to"]}
         order = modes.index(line["mode"]), median_to_copy(line) or math.inf, -(line["mean"] or 0.0)
         found.append(line | {"range": told, "at": at if known else {}, "order": order})
@@ -171,7 +188,9 @@ def _prices(audit: Entry) -> list[Entry]:
 
 
 def _constant_row(audit: Entry) -> list[Entry]:
-    """The row of one answer to everything, which asks nothing, where it agrees on more than half."""
+    """The row of one answer to everything, which asks nothing, where it agrees on more than
+    half.
+    """
     constant = audit["games"]["constant"]
     if not Beside(constant).is_large:
         return []
@@ -207,15 +226,26 @@ def _alarms(audit: Entry) -> list[Entry]:
     found = []
     for (detector, row), runs in groups.items():
         text = _of_seeds([each["first_alarm"] for each in runs], "never")
-        worth = [each["agreement_at_alarm"] for each in runs if each["agreement_at_alarm"] is not None]
-        told = {"detector": detector, "row": row, "text": text, "worth": median(worth) if worth else None}
+        worth = [
+            each["agreement_at_alarm"] for each in runs if each["agreement_at_alarm"] is not None
+        ]
+        told = {
+            "detector": detector,
+            "row": row,
+            "text": text,
+            "worth": median(worth) if worth else None,
+        }
         found.append(worst.get(detector, {}) | told)
     return found
 
 
 def _behind(audit: Entry) -> Entry:
-    """What the appendix shows beside the audit itself: rows that stand in two lists of it as one."""
-    advantage = {(each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]}
+    """What the appendix shows beside the audit itself: rows that stand in two lists of it as
+    one.
+    """
+    advantage = {
+        (each["row"], each["mode"]): each["values"] for each in audit["games"]["advantage"]
+    }
     answers = {cell["name"]: cell["answers"] for cell in audit["cells"]}
     bills = {bill["row"]: bill for bill in audit["utility"]}
     watched = audit["detection"] or {"attacks": (), "benign": ()}
@@ -223,7 +253,9 @@ def _behind(audit: Entry) -> Entry:
     facts = [{"what": what, "figure": text} for what, text in rows if text not in ("", UNKNOWN)]
     return {
         "large": Beside(audit["games"]["constant"]).is_large,
-        "facts": _table("What was audited, and how", facts, {"What": "{what}", "Figure": "{figure}"}, 2),
+        "facts": _table(
+            "What was audited, and how", facts, {"What": "{what}", "Figure": "{figure}"}, 2
+        ),
         "curves": curves(audit, alarms=True),
         "prices": [
             line
@@ -236,12 +268,17 @@ def _behind(audit: Entry) -> Entry:
             for line in audit["defences"]
             for each in line["attackers"]
         ],
-        "attacks": [each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]],
+        "attacks": [
+            each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]
+        ],
         "benign": [
-            each | {"seen": each["per_10000"] if each["alarms"] else None} for each in watched["benign"]
+            each | {"seen": each["per_10000"] if each["alarms"] else None}
+            for each in watched["benign"]
         ],
         "classes": _least_followed(audit["fidelity"]),
-        "sheets": [(name, each) for name, each in audit["pictures"].items() if SHEET.fullmatch(each)],
+        "sheets": [
+            (name, each) for name, each in audit["pictures"].items() if SHEET.fullmatch(each)
+        ],
     }
 
 
@@ -278,7 +315,9 @@ def curves(audit: Entry, alarms: bool = False) -> list[tuple[str, str]]:
         for line in lines:
             curves = [cells[name]["curve"] for name in line["cells"] if name in cells]
             known = [[(int(at), share) for at, share in curve if at] for curve in curves]
-            if known := [curve for curve in known if curve]:  # a logarithmic axis has no place for no query
+            if known := [
+                curve for curve in known if curve
+            ]:  # a logarithmic axis has no place for no query
                 draw_row(axes, harmless(line["row"][:LONGEST]), known, attackers.index(line["row"]))
         if axes.lines:
             attacks = (audit["detection"] or {"attacks": []})["attacks"] if alarms else []
@@ -299,20 +338,38 @@ def curves(audit: Entry, alarms: bool = False) -> list[tuple[str, str]]:
 
 def _references(axes: Axes, games: Entry, alarms: Sequence[Entry]) -> None:
     """First alarms, at what the copy was worth, and agreements to hold a copy against."""
-    raised = [each for each in alarms if None not in (each["first_alarm"], each["agreement_at_alarm"])]
-    for mark, detector in zip(MARKS, dict.fromkeys(each["detector"] for each in raised), strict=False):
+    raised = [
+        each for each in alarms if None not in (each["first_alarm"], each["agreement_at_alarm"])
+    ]
+    for mark, detector in zip(
+        MARKS, dict.fromkeys(each["detector"] for each in raised), strict=False
+    ):
         named = [each for each in raised if each["detector"] == detector]
         own = [(each["first_alarm"], each["agreement_at_alarm"]) for each in named]
         label = f"alarm: {harmless(detector[:LONGEST])}"
-        axes.plot(*zip(*own, strict=True), mark, color="black", fillstyle="none", markersize=5, label=label)
+        axes.plot(
+            *zip(*own, strict=True),
+            mark,
+            color="black",
+            fillstyle="none",
+            markersize=5,
+            label=label,
+        )
     twin = (games["twin"] or {"agreement": None})["agreement"]
-    for label, share, dash in (("one answer to everything", games["constant"], ":"), ("twin", twin, "--")):
+    for label, share, dash in (
+        ("one answer to everything", games["constant"], ":"),
+        ("twin", twin, "--"),
+    ):
         if share is not None:
-            axes.axhline(share, color=GREY, linewidth=1.0, linestyle=dash, label=f"{label} ({share:.1%})")
+            axes.axhline(
+                share, color=GREY, linewidth=1.0, linestyle=dash, label=f"{label} ({share:.1%})"
+            )
 
 
 def _money(axes: Axes, price: float | None, lines: Sequence[Entry]) -> None:
-    """On the right, what each level of agreement costs the attacker who needs the fewest queries for it."""
+    """On the right, what each level of agreement costs the attacker who needs the fewest queries
+    for it.
+    """
     if price is None:
         return
     costs = {}
@@ -329,8 +386,12 @@ def _money(axes: Axes, price: float | None, lines: Sequence[Entry]) -> None:
 
 
 def pareto(audit: Entry) -> tuple[str, str] | None:
-    """Cost of each protection to honest users against the best attack; None with fewer than two points."""
-    points = [point for point in _points(audit) if None not in (point["l1_mean"], point["agreement"])]
+    """Cost of each protection to honest users against the best attack; None with fewer than two
+    points.
+    """
+    points = [
+        point for point in _points(audit) if None not in (point["l1_mean"], point["agreement"])
+    ]
     if len(points) < 2:
         return None
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
@@ -340,9 +401,13 @@ def pareto(audit: Entry) -> tuple[str, str] | None:
         colour = PALE if point["dominated"] else BLUE
         label = f"{number}: {harmless(point['name'][:LONGEST])}"
         axes.plot(*place, SHAPES.get(point["kind"], "^"), color=colour, clip_on=False, label=label)
-        axes.annotate(f"{number}", place, (6, 3), textcoords="offset points", fontsize=8.5, color=colour)
+        axes.annotate(
+            f"{number}", place, (6, 3), textcoords="offset points", fontsize=8.5, color=colour
+        )
     axes.set_xscale("function", functions=(np.sqrt, np.square))
-    axes.set_xticks(ticks := [0, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2], list(map("{:g}".format, ticks)))
+    axes.set_xticks(
+        ticks := [0, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 1.5, 2], list(map("{:g}".format, ticks))
+    )
     axes.set_xlim(0, 1.1 * max(point["l1_mean"] for point in points) + 0.01)
     share_axis(axes)
     frame(axes)
@@ -360,7 +425,9 @@ def pareto(audit: Entry) -> tuple[str, str] | None:
 
 def _legend(figure: Figure) -> None:
     """Below the figure; names are a user's own, and no mathematics."""
-    for entry in figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5).get_texts():
+    for entry in figure.legend(
+        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5
+    ).get_texts():
         entry.set_parse_math(False)
 
 

@@ -28,7 +28,8 @@ def case_of(job: Job, references: Sequence[str], tell: Callable[[str], None]) ->
 def recognise(
     job: Job, references: Sequence[str], cells: Sequence[ExaminedCell], tell: Callable[[str], None]
 ) -> Entry:
-    """Each attacker's copies over seeds. ``auroc``: of their shares of matches against the references' own.
+    """Each attacker's copies over seeds. ``auroc``: of their shares of matches against the
+    references' own.
 
     UserError where the owner's images have too few mistakes to tell anything.
     """
@@ -44,8 +45,12 @@ def recognise(
         for cell, net in zip(cells, nets, strict=True):
             ask = case.answer(net.spec, case.names, partial(scores, net))
             hits = (ask(probes.images) == probes.expected).tolist()
-            seen = follow((hits[at : at + BATCH] for at in range(0, len(hits), BATCH)), told["p_reference"])
-            copies.setdefault((cell.row, cell.mode), []).append((cell.name, sum(hits) / len(hits), seen))
+            seen = follow(
+                (hits[at : at + BATCH] for at in range(0, len(hits), BATCH)), told["p_reference"]
+            )
+            copies.setdefault((cell.row, cell.mode), []).append(
+                (cell.name, sum(hits) / len(hits), seen)
+            )
     rows = []
     for (row, mode), found_of in copies.items():
         names, matches, evidence = zip(*found_of, strict=True)

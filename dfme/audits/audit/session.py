@@ -1,4 +1,6 @@
-"""Run an audit from its plan to its page: two comparisons, then the findings; everything is stored."""
+"""Run an audit from its plan to its page: two comparisons, then the findings; everything is
+stored.
+"""
 
 import io
 import json
@@ -52,12 +54,18 @@ FAILS = 4  # exit code where a stated limit fails
 
 
 def audit(
-    plan: AuditPlan, owner: ModuleType, line: StatusLine, show: Callable[[str], None], across: int | None
+    plan: AuditPlan,
+    owner: ModuleType,
+    line: StatusLine,
+    show: Callable[[str], None],
+    across: int | None,
 ) -> int:
-    """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if stopped.
+    """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if
+    stopped.
 
-    ``owner`` is ``dfme.cli.teacher_side``, which measures the owner's side. ``line`` says how far it is,
-    ``show`` what was found. UserError for what cannot work, before anything is asked, or a directory in use.
+    ``owner`` is ``dfme.cli.teacher_side``, which measures the owner's side. ``line`` says how far
+    it is, ``show`` what was found. UserError for what cannot work, before anything is asked, or a
+    directory in use.
     """
     work = Audit(plan, owner, line)
     command = resume_command(plan.out, plan.job, "audit")
@@ -87,7 +95,9 @@ def audit(
 
 
 def dry_run(plan: AuditPlan, owner: ModuleType) -> str:
-    """Table of what the audit would ask, cost, take and leave out. UserError for what cannot work."""
+    """Table of what the audit would ask, cost, take and leave out. UserError for what cannot
+    work.
+    """
     work = Audit(plan, owner, StatusLine(io.StringIO()))
     return plan_table(plan, work.check(dry=True), work.left_out)
 
@@ -116,20 +126,34 @@ class Audit:
         self.found: Entry = {}
 
     def check(self, dry: bool = False) -> Forecast:
-        """Find problems and forecast the images asked; print them unless ``dry``. UserError for problems."""
+        """Find problems and forecast the images asked; print them unless ``dry``. UserError for
+        problems.
+        """
         plan = self._plan
         first = self._sessions[0]
         if plan.halves and self._halves and plan.halves != self._halves:
-            wanted = "expected the evaluation images of which a half was held back as the audit began"
-            raise UserError(f"--evaluation.dataset: {wanted}, got others; restore them, or give a new --out")
+            wanted = (
+                "expected the evaluation images of which a half was held back as the audit began"
+            )
+            raise UserError(
+                f"--evaluation.dataset: {wanted}, got others; restore them, or give a new --out"
+            )
         own = [each.cell for each in _to_run(first) if each.cell.mode == plan.own]
-        able = dict.fromkeys(cell.row for cell in [each for each in own if not has_images(each)] or own)
-        then = [self._session(plan.second(row, plan.config.defences)) for row in able] if plan.second else []
+        able = dict.fromkeys(
+            cell.row for cell in [each for each in own if not has_images(each)] or own
+        )
+        then = (
+            [self._session(plan.second(row, plan.config.defences)) for row in able]
+            if plan.second
+            else []
+        )
         known = {each.cell.name: each.cell for each in _to_run(first)}
         defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
         cells = max((known | more for more in defended), key=len, default=known)
         waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
-        free = is_local(plan.job) and not dry  # any other teacher's count is to be that of the ledgers
+        free = (
+            is_local(plan.job) and not dry
+        )  # any other teacher's count is to be that of the ledgers
         facts: list[str] = []  # a refusal stands alone
         rehearsal = rehearse(plan.first, [*waiting.values()], facts.append, ask=free)
         found = forecast(plan, [*cells.values()], waiting, rehearsal, self._owner)
@@ -155,7 +179,14 @@ class Audit:
         job = self._plan.job
         folder = self._plan.out / "benign"
         with self._owner.benign_meter(job.teacher, job.teacher_options, folder) as self._meter:
-            for phase in (self._bill, self._attack, self._defend, self._check, self._detect, self._examine):
+            for phase in (
+                self._bill,
+                self._attack,
+                self._defend,
+                self._check,
+                self._detect,
+                self._examine,
+            ):
                 began = time.monotonic()
                 self._line.note(f"-- {phase.__doc__}")
                 done = phase()
@@ -183,12 +214,21 @@ class Audit:
         if not texts:
             return
         stacks = [tuple(text.split("+")) for text in texts]
-        asked = job.teacher, job.teacher_options, stacks, self._plan.owner_evaluation, job.config.device
+        asked = (
+            job.teacher,
+            job.teacher_options,
+            stacks,
+            self._plan.owner_evaluation,
+            job.config.device,
+        )
         measure = partial(self._owner.bills, *asked, tell=self._line.note, meter=self._meter)
-        # A meter's journal gives answers again in the order in which they came: detection's come after these.
+        # A meter's journal gives answers again in the order in which they came: detection's come
+        # after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
         bills = cached(self._plan.out / "utility.json", texts, measure, anew)
-        self._utility = [{"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)]
+        self._utility = [
+            {"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)
+        ]
 
     def _attack(self) -> bool:
         """the price of a copy"""
@@ -286,8 +326,14 @@ class Audit:
         plan = self._plan
         told = [session.findings() for session in self._sessions]
         runs = [each for session in (*self._sessions, *self._under) for each in session.runs]
-        done = {each.cell.name: plan.first.directory(each.cell) for each in runs if each.state == "finished"}
-        summaries = {name: read_summary(folder / "summary.json") or {} for name, folder in done.items()}
+        done = {
+            each.cell.name: plan.first.directory(each.cell)
+            for each in runs
+            if each.state == "finished"
+        }
+        summaries = {
+            name: read_summary(folder / "summary.json") or {} for name, folder in done.items()
+        }
         known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
         ledgers = {path.parent.name: totals for path, totals in self._ledgers("cells/*")}
         second = told[1] if told[1:] else None
@@ -295,7 +341,9 @@ class Audit:
 
     def _ledgers(self, place: str) -> list[tuple[Path, Totals]]:
         """Every ledger in such a place of the audit's directory, added up."""
-        return [(path, add_up(path)) for path in sorted(self._plan.out.glob(f"{place}/ledger.jsonl"))]
+        return [
+            (path, add_up(path)) for path in sorted(self._plan.out.glob(f"{place}/ledger.jsonl"))
+        ]
 
     def _write(self, finished: bool) -> None:
         """audit.json, and of a finished audit the page and the card."""
@@ -303,10 +351,17 @@ class Audit:
         began = self._began
         before = self._before.get("wall_seconds")
         wall = time.time() - began + (before if isinstance(before, float) else 0.0)
-        started = str(self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)))
+        started = str(
+            self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began))
+        )
         command = headline.commands(str(self._before.get("command") or ""), plan.first.command)
         machine = f"{platform.machine()}, {cores()} cores"
-        made = {"command": command, "started": started, "wall_seconds": round(wall, 1), "machine": machine}
+        made = {
+            "command": command,
+            "started": started,
+            "wall_seconds": round(wall, 1),
+            "machine": machine,
+        }
         made |= {"finished": finished, "directory": str(plan.out)}
         self.found = {"schema": SCHEMA, "tool": tool(), "made": made, **self._findings()}
         check_audit(self.found)
@@ -329,11 +384,25 @@ class Audit:
         under = next((each.cell.name for session in self._under for each in session.runs), None)
         detection = None
         if self._measured is not None:
-            watches = {name: each.get("watch") for name, each in of.summaries.items() if name != under}
-            known = [{"constant": games["constant"], "watch": watches.get(cell["name"])} for cell in cells]
+            watches = {
+                name: each.get("watch") for name, each in of.summaries.items() if name != under
+            }
+            known = [
+                {"constant": games["constant"], "watch": watches.get(cell["name"])}
+                for cell in cells
+            ]
             joint = [cell | more for cell, more in zip(cells, known, strict=True)]
             detection = joined(self._measured, joint)
-        names = ["profile", "budget", "seeds", "attackers", "label_modes", "defences", "total", "transfer"]
+        names = [
+            "profile",
+            "budget",
+            "seeds",
+            "attackers",
+            "label_modes",
+            "defences",
+            "total",
+            "transfer",
+        ]
         names += ["keep_below", "per"]
         price = plan.job.teacher.price_per_1000
         first = headline.headline(of, config.seeds)
@@ -345,8 +414,18 @@ class Audit:
             "target": target(plan, of.example),
             "halves": plan.halves or None,
             **{"headline": first, "advice": headline.advice(of, detection)},
-            **{"verdicts": of.verdicts(told), "price": of.price, "games": games, "defences": of.defences},
-            **{"utility": self._utility, "pareto": of.pareto(), "detection": detection, "cells": cells},
+            **{
+                "verdicts": of.verdicts(told),
+                "price": of.price,
+                "games": games,
+                "defences": of.defences,
+            },
+            **{
+                "utility": self._utility,
+                "pareto": of.pareto(),
+                "detection": detection,
+                "cells": cells,
+            },
             **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
             **{name: examined.get(name) for name in ("differences", "transfer")},
             "recognition": self._recognised,
@@ -363,7 +442,9 @@ def _to_run(session: Session) -> list[Outcome]:
 
 
 def target(plan: AuditPlan, example: Entry) -> Entry:
-    """The audited teacher; ``example``: the summary of a finished run of its own answers, or empty."""
+    """The audited teacher; ``example``: the summary of a finished run of its own answers, or
+    empty.
+    """
     teacher = example.get("teacher") or {}
     scored = example.get("evaluation") or {}
     accuracy = example.get("teacher_accuracy")
@@ -371,10 +452,22 @@ def target(plan: AuditPlan, example: Entry) -> Entry:
     files = (plan.job.teacher_options.get(option) for option in teacher.get("files") or ())
     places = [os.path.relpath(str(file)) for file in (*files, plan.out / OPTIONS) if file]
     place = next((place for place in places if not place.startswith("..")), OPTIONS)
-    told = {"kind": plan.job.teacher.kind, "name": name, "local": plan.local, "label_mode": plan.own}
+    told = {
+        "kind": plan.job.teacher.kind,
+        "name": name,
+        "local": plan.local,
+        "label_mode": plan.own,
+    }
     told |= {key: teacher.get(key) for key in ("shape", "num_classes", "levels")}
-    told |= {"defences": [*plan.job.teacher.defences], "authorised_by": example.get("authorised_by")}
-    on = {"name": scored.get("name"), "images": scored.get("images"), "labelled": accuracy is not None}
+    told |= {
+        "defences": [*plan.job.teacher.defences],
+        "authorised_by": example.get("authorised_by"),
+    }
+    on = {
+        "name": scored.get("name"),
+        "images": scored.get("images"),
+        "labelled": accuracy is not None,
+    }
     return told | {"accuracy": accuracy, "evaluation": on, "place": Path(place).as_posix()}
 
 
@@ -384,7 +477,9 @@ def tool() -> Entry:
     words = ["git", "describe", "--always", "--dirty"]
     with suppress(OSError, subprocess.SubprocessError):
         if (PROJECT / ".git").exists():
-            done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
+            done = subprocess.run(
+                words, cwd=PROJECT, capture_output=True, text=True, timeout=20, check=True
+            )  # noqa: S603
             return {**found, "commit": done.stdout.strip() or None}
     return {**found, "commit": None}
 
@@ -393,5 +488,7 @@ def pictures(plan: AuditPlan, attacker: str | None) -> Entry:
     """The sheet of the strongest attacker's queries, if it is not too large for the page."""
     every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
     sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
-    sheet = next((file for file in sheets if file.is_file() and file.stat().st_size <= 400_000), None)
+    sheet = next(
+        (file for file in sheets if file.is_file() and file.stat().st_size <= 400_000), None
+    )
     return {"samples": embedded(sheet.read_bytes())} if sheet else {}

@@ -16,19 +16,27 @@ from dfme.report.facts import wilson_interval
 from dfme.run.scores import batches, evaluation_batch
 from dfme.spec import ImageSpec
 
-ATTACKS = {"fgsm": (1, 1.0, 0, 0.0), "pgd20": (20, 2.5 / 20, 1, 0.0), "mifgsm": (10, 1 / 10, 0, 1.0)}
+ATTACKS = {
+    "fgsm": (1, 1.0, 0, 0.0),
+    "pgd20": (20, 2.5 / 20, 1, 0.0),
+    "mifgsm": (10, 1 / 10, 0, 1.0),
+}
 """Steps, size of one in eps, share of eps that the start is random in, momentum: of arXiv 1412.6572
 (Goodfellow et al. 2015), 1706.06083 (Madry et al. 2018) and 1710.06081 (Dong et al. 2018)."""
 
 EPS = {12: (0.05, 0.1, 0.2), 31: (0.1, 0.2, 0.3), 64: (4 / 255, 8 / 255, 16 / 255)}
-"""By the longest side of the image at most, as shares of a pixel's range; the middle one is the headline."""
+"""By the longest side of the image at most, as shares of a pixel's range; the middle one is the
+headline.
+"""
 
 Logits = Callable[[Tensor], Tensor]
 Asking = Callable[..., Tensor]
 
 
 class Surrogate(NamedTuple):
-    """A source of adversarial images. ``kind``: clone, stranger or ceiling; ``logits`` None: random signs."""
+    """A source of adversarial images. ``kind``: clone, stranger or ceiling; ``logits`` None: random
+    signs.
+    """
 
     name: str
     kind: str
@@ -52,7 +60,9 @@ def adversarial(
     spec: ImageSpec,
     rng: torch.Generator,
 ) -> Tensor:
-    """Images within ``eps`` and the bounds, on wire levels: the ball ends at its last level. CPU ``rng``."""
+    """Images within ``eps`` and the bounds, on wire levels: the ball ends at its last level. CPU
+    ``rng``.
+    """
     (steps, size, random, momentum) = ATTACKS[name]
     (low, high) = spec.bounds
     x_BCHW = spec.quantise(x_BCHW)
@@ -68,7 +78,8 @@ def adversarial(
     along_BCHW = torch.zeros_like(x_BCHW)
     for _ in range(steps):
         y_BCHW = y_BCHW.detach().requires_grad_()
-        # Cross-entropy is softplus of this margin, whose gradient has the same direction and never vanishes.
+        # Cross-entropy is softplus of this margin, whose gradient has the same direction and never
+        # vanishes.
         z_BK = source.logits(y_BCHW)
         others_B = z_BK.scatter(1, labels_B[:, None], -math.inf).logsumexp(1)
         margin_B = others_B - z_BK.gather(1, labels_B[:, None])[:, 0]
@@ -91,7 +102,8 @@ def measure(
 ) -> list[Entry]:
     """Rows per source, eps of ``sizes`` and attack: the share of images that lose their label.
 
-    Signs are asked once. Images to which a service names no class (``NO_ANSWER``) count for nothing.
+    Signs are asked once. Images to which a service names no class (``NO_ANSWER``) count for
+    nothing.
     """
     rows = list[Entry]()
     for source, eps, name in product(on, sizes, ATTACKS):

@@ -1,4 +1,6 @@
-"""What defences leave of an attack: the best attacker of each, beside what honest users pay. No torch."""
+"""What defences leave of an attack: the best attacker of each, beside what honest users pay. No
+torch.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,17 +11,18 @@ from dfme.audits.compare.plan import NO_DEFENCE, parse_attacker
 from dfme.report.markdown import plain
 
 OF_DEFENCES = """\
-A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of them
-recovers, another may. Attackers recover what answers tell, and nothing else: none hides, splits or disguises
-a client. Agreement is with the undefended teacher, in per cent, as mean +- standard deviation (n - 1) over
-seeds. `relabelled`, under the best renaming of a student's classes, counts where it gains more than the
-spread, the larger of the two deviations, and than five points, since half of the images tell it. Who undoes,
-repeats or votes is held against the best who only learns. `shared`: another defence's run stands for it,
-whose labels, or answers, are the same; a quota's is that run's last evaluation before images run out. `to
-label-only` is (A - best) / (A - L), A the best agreement without a defence and L that of `label` there: at
-100% scores are worth no more than labels. Then what honest users pay, on held-out / on corrupted images:
-accuracy lost, top classes changed, mean and 95% L1 change of an answer, and P(a right answer scores higher
-than a wrong one)."""
+A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of
+them recovers, another may. Attackers recover what answers tell, and nothing else: none hides,
+splits or disguises a client. Agreement is with the undefended teacher, in per cent, as mean +-
+standard deviation (n - 1) over seeds. `relabelled`, under the best renaming of a student's
+classes, counts where it gains more than the spread, the larger of the two deviations, and than
+five points, since half of the images tell it. Who undoes, repeats or votes is held against the
+best who only learns. `shared`: another defence's run stands for it, whose labels, or answers, are
+the same; a quota's is that run's last evaluation before images run out. `to label-only` is (A -
+best) / (A - L), A the best agreement without a defence and L that of `label` there: at 100%
+scores are worth no more than labels. Then what honest users pay, on held-out / on corrupted
+images: accuracy lost, top classes changed, mean and 95% L1 change of an answer, and P(a right
+answer scores higher than a wrong one)."""
 
 BILL = {"lost": "{accuracy_drop:.1%}", "changed": "{top1_changed:.1%}", "L1": "{l1_mean:.3f}"}
 BILL |= {"L1 95%": "{l1_p95:.2f}", "AUROC": "{confidence_auroc:.3f}"}
@@ -28,14 +31,18 @@ BILL |= {"L1 95%": "{l1_p95:.2f}", "AUROC": "{confidence_auroc:.3f}"}
 BEST_BALANCED = "balanced %"
 
 HALVES_DIFFER = 0.05
-"""What relabelled agreement must gain to count: it is that of half of some hundred images (heuristic)."""
+"""What relabelled agreement must gain to count: it is that of half of some hundred images
+(heuristic).
+"""
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """Best figures of one attacker against a defence, line ``label``; ``score``: agreement or relabelled.
+    """Best figures of one attacker against a defence, line ``label``; ``score``: agreement or
+    relabelled.
 
-    ``balanced``: that agreement balanced over the teacher's classes; None if the score is relabelled.
+    ``balanced``: that agreement balanced over the teacher's classes; None if the score is
+    relabelled.
     """
 
     label: str
@@ -54,7 +61,9 @@ class Attacked:
 
 @dataclass(frozen=True)
 class DefenceLine:
-    """A row's defence and its attackers, the best one's name, and the share of the way to labels left."""
+    """A row's defence and its attackers, the best one's name, and the share of the way to labels
+    left.
+    """
 
     row: str
     defence: str
@@ -76,7 +85,9 @@ def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defence
     for label, outcomes in findings.rows(mode, budget).items():
         row = outcomes[0].cell.row
         at = outcomes[0].cell.attempt
-        places.setdefault((row, at.defence, at.stack), []).append(_attacked(label, at.answers, outcomes))
+        places.setdefault((row, at.defence, at.stack), []).append(
+            _attacked(label, at.answers, outcomes)
+        )
     found = []
     for (row, defence, stack), attackers in places.items():
         bare = places.get((row, NO_DEFENCE, NO_DEFENCE), [])
@@ -97,9 +108,15 @@ def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[t
     answers = [one.answers for one in every[0].attackers]
     large = findings.beside.is_large
     balanced = (BEST_BALANCED,) if large else ()
-    lines: list[tuple[str, ...]] = [("defence", *answers, "best attacker", *balanced, "to label-only", *BILL)]
+    lines: list[tuple[str, ...]] = [
+        ("defence", *answers, "best attacker", *balanced, "to label-only", *BILL)
+    ]
     for each in every:
-        name = each.defence if len({other.row for other in every}) == 1 else f"{each.row}, {each.defence}"
+        name = (
+            each.defence
+            if len({other.row for other in every}) == 1
+            else f"{each.row}, {each.defence}"
+        )
         name = plain(name)
         texts = [f"**{one}**" if one.answers == each.best else str(one) for one in each.attackers]
         winners = [one for one in each.attackers if one.answers == each.best]
@@ -116,7 +133,9 @@ def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, l
     """The lines of each defence's best attacker."""
     every = defended(findings, mode, budget)
     best = {one.label for each in every for one in each.attackers if one.answers == each.best}
-    return {label: outcomes for label, outcomes in findings.rows(mode, budget).items() if label in best}
+    return {
+        label: outcomes for label, outcomes in findings.rows(mode, budget).items() if label in best
+    }
 
 
 def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked:
@@ -124,7 +143,9 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
     agreement = spread([of.agreement for of in done])
     renamed = spread([of.agreement_relabelled for of in done])
     if agreement is None:
-        states = dict.fromkeys("n/a" if each.state == "not applicable" else each.state for each in outcomes)
+        states = dict.fromkeys(
+            "n/a" if each.state == "not applicable" else each.state for each in outcomes
+        )
         return Attacked(label, answers, remarks=tuple(states))
     remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
     remarks += ("shared",) * any(each.shared for each in outcomes)
@@ -157,7 +178,9 @@ def _best(attackers: Iterable[Attacked]) -> Attacked | None:
 
 def _way(free: Attacked | None, best: Attacked | None, label: Attacked | None) -> float | None:
     """None if labels do not clearly cost agreement, or were not run."""
-    scores = [each.score for each in (free, best, label) if each is not None and each.score is not None]
+    scores = [
+        each.score for each in (free, best, label) if each is not None and each.score is not None
+    ]
     if len(scores) < 3 or not gains(scores[0], scores[2]):
         return None
     return (scores[0].mean - scores[1].mean) / (scores[0].mean - scores[2].mean)

@@ -1,4 +1,6 @@
-"""What one finished run comes to, read from its directory, and what all runs come to over seeds. No torch."""
+"""What one finished run comes to, read from its directory, and what all runs come to over seeds. No
+torch.
+"""
 
 import math
 import statistics
@@ -16,7 +18,9 @@ from dfme.report.summary_file import read_summary
 
 OF_THE_TEACHER = 0.9  # share of the teacher's accuracy whose price in queries is reported
 
-LOST = 0.8  # a run has collapsed whose last agreement is below this share of its own best on the way
+LOST = (
+    0.8  # a run has collapsed whose last agreement is below this share of its own best on the way
+)
 
 SCORES = (
     "accuracy agreement kl vote_accuracy vote_agreement agreement_served agreement_relabelled "
@@ -27,13 +31,15 @@ SCORES = (
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not reached.
+    """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not
+    reached.
 
     ``queries_to``: images charged until the first evaluation with at least that agreement, and
-    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy, both of a copy that is shown to
-    be above a constant answer. ``constant_agreement``: of one answer to everything, ``constant_balanced`` the
-    same balanced over the teacher's classes, as is ``agreement_balanced``. ``agreement_served``: with what
-    honest users are answered; ``agreement_relabelled``: under the best renaming of the student's classes.
+    ``queries_to_teacher`` until ``OF_THE_TEACHER`` of the teacher's accuracy, both of a copy that
+    is shown to be above a constant answer. ``constant_agreement``: of one answer to everything,
+    ``constant_balanced`` the same balanced over the teacher's classes, as is
+    ``agreement_balanced``. ``agreement_served``: with what honest users are answered;
+    ``agreement_relabelled``: under the best renaming of the student's classes.
     """
 
     accuracy: float | None
@@ -65,20 +71,28 @@ class Figures:
 
 
 def cut_off(figures: Figures, images: int) -> Figures:
-    """Figures of a run cut at so many images by a quota: its curve up to there, and its last point."""
+    """Figures of a run cut at so many images by a quota: its curve up to there, and its last
+    point.
+    """
     if figures.spent <= images:
         return figures
     curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
     unknown = ["accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served"]
     unknown += ["agreement_balanced", "agreement_relabelled", "queries_to_teacher"]
     nothing: dict[str, Any] = dict.fromkeys(unknown)
-    reached = {level: None if at is None or at > images else at for level, at in figures.queries_to.items()}
+    reached = {
+        level: None if at is None or at > images else at for level, at in figures.queries_to.items()
+    }
     agreement = curve[-1][1] if curve else None
-    return replace(figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images)
+    return replace(
+        figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images
+    )
 
 
 def read_figures(run_dir: Path) -> Figures:
-    """The figures of the finished run in ``run_dir``. RunError where its files are damaged or missing."""
+    """The figures of the finished run in ``run_dir``. RunError where its files are damaged or
+    missing.
+    """
     summary = read_summary(run_dir / "summary.json")
     if summary is None:
         raise RunError(f"{run_dir}: expected a finished run, but it has no summary.json; resume it")
@@ -90,7 +104,12 @@ def read_figures(run_dir: Path) -> Figures:
     of_labels = Beside(constant_accuracy, None, beside.images)
     balanced = summary.get("agreement_balanced")
     collapsed = has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"])
-    if collapsed is False and beside.is_large and balanced is not None and beside.balanced is not None:
+    if (
+        collapsed is False
+        and beside.is_large
+        and balanced is not None
+        and beside.balanced is not None
+    ):
         collapsed = is_nothing(balanced, beside.balanced)
     return Figures(
         **{name: summary.get(name) for name in SCORES.split()},
@@ -121,9 +140,11 @@ def series(records: list[dict[str, float | None]], name: str, summary: dict[str,
 
 
 def has_collapsed(agreements: list[float], classes: int) -> bool | None:
-    """True if a run lost what it had, or never had anything, from its agreements in order; None without any.
+    """True if a run lost what it had, or never had anything, from its agreements in order; None
+    without any.
 
-    Lost: the last is below ``LOST`` of the best. Nothing: see ``is_nothing``, for a guess among K classes.
+    Lost: the last is below ``LOST`` of the best. Nothing: see ``is_nothing``, for a guess among K
+    classes.
     """
     if not agreements:
         return None
@@ -154,9 +175,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Reached:
-    """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and the median.
+    """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and
+    the median.
 
-    That is over all seeds, one that did not get there counting as more than any number; None if it is such.
+    That is over all seeds, one that did not get there counting as more than any number; None if it
+    is such.
     """
 
     reached: int
@@ -169,7 +192,9 @@ class Reached:
             return self.spread.text("{:,.0f}")
         if not self.reached:
             return "not reached"
-        return f"{self.reached} of {self.seeds}" + ("" if self.median is None else f": {self.median:,.0f}")
+        return f"{self.reached} of {self.seeds}" + (
+            "" if self.median is None else f": {self.median:,.0f}"
+        )
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
@@ -177,12 +202,16 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+    return Spread(
+        statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known)
+    )
 
 
 def middle_of(counts: Iterable[float | None]) -> float | None:
     """The median, where an unknown number is more than any; None if it is unknown."""
-    middle = statistics.median([math.inf if count is None else count for count in counts] or [math.inf])
+    middle = statistics.median(
+        [math.inf if count is None else count for count in counts] or [math.inf]
+    )
     return middle if math.isfinite(middle) else None
 
 
@@ -196,7 +225,8 @@ def reached(queries: Sequence[int | None]) -> Reached:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a cell: ``state`` is finished (with ``figures``), failed, waiting or not applicable.
+    """Outcome of a cell: ``state`` is finished (with ``figures``), failed, waiting or not
+    applicable.
 
     ``shared``: the defence in whose cell the run is listed, where the cell has none of its own.
     """
@@ -212,7 +242,8 @@ class Outcome:
 class ComparisonResult:
     """All that is known of a comparison so far; ``facts`` say of what, how and where.
 
-    ``unequal``: in what rows differ besides methods. ``bills``: what stacks of defences cost honest users.
+    ``unequal``: in what rows differ besides methods. ``bills``: what stacks of defences cost honest
+    users.
     """
 
     title: str
@@ -223,7 +254,8 @@ class ComparisonResult:
 
     @property
     def beside(self) -> Beside:
-        """The figures of a constant answer, which all cells have: they are scored on the same images.
+        """The figures of a constant answer, which all cells have: they are scored on the same
+        images.
 
         Of held-back queries, which are a run's own, those of the cell where they are largest.
         """

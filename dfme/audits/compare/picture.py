@@ -1,4 +1,6 @@
-"""The curves of a comparison: agreement against queries, a line per row with the spread of its seeds."""
+"""The curves of a comparison: agreement against queries, a line per row with the spread of its
+seeds.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +17,8 @@ from dfme.audits.compare.plan import count_text
 from dfme.report.curves import GREY, legend_entries, query_axis, save_figure, share_axis, without
 from dfme.report.run_files import Series
 
-# Ten that colour-blind readers tell apart (Petroff 2021, arXiv 2107.02270); in grey print their dashes and
-# marks do.
+# Ten that colour-blind readers tell apart (Petroff 2021, arXiv 2107.02270); in grey print their
+# dashes and marks do.
 COLOURS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
@@ -28,7 +30,9 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 
 def draw(findings: ComparisonResult, path: Path) -> bool:
-    """One panel per label mode and budget; False, and no picture, where nothing was evaluated yet."""
+    """One panel per label mode and budget; False, and no picture, where nothing was evaluated
+    yet.
+    """
     without(path.with_suffix({".png": ".pdf", ".pdf": ".png"}[path.suffix]))
     groups = findings.groups()
     modes = list(dict.fromkeys(mode for mode, _ in groups))
@@ -39,7 +43,9 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     if not any(_curves([outcome]) for outcome in findings.outcomes):
         return without(path)
     wide = 1.0 + 4.6 * len(modes)
-    columns = max(1, min(3 * len(modes), len(rows) + 1, int(wide / (0.6 + 0.08 * max(map(len, rows))))))
+    columns = max(
+        1, min(3 * len(modes), len(rows) + 1, int(wide / (0.6 + 0.08 * max(map(len, rows)))))
+    )
     lines = -(-(len(rows) + 1) // columns)
     high = 0.9 + 3.4 * len(budgets) + 0.2 * max(0, lines - 3)
     figure = Figure(figsize=(wide, high), layout="constrained")
@@ -58,27 +64,37 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     found = legend_entries(grid.flat)
     labels = [label for label in (*rows, TEACHER, CONSTANT) if label in found]
     handles = [found[label] for label in labels]
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+    )
     return save_figure(figure, path)
 
 
-def mean_and_band(curves: Sequence[Series]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+def mean_and_band(
+    curves: Sequence[Series],
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Queries, and mean, least and greatest value of the curves there.
 
-    Where all of them have begun and none has ended: at every number of queries at which one was evaluated,
-    the others by linear interpolation.
+    Where all of them have begun and none has ended: at every number of queries at which one was
+    evaluated, the others by linear interpolation.
     """
     first = max(curve[0][0] for curve in curves)
     last = min(curve[-1][0] for curve in curves)
-    at_N = np.array(sorted({queries for curve in curves for queries, _ in curve if first <= queries <= last}))
+    at_N = np.array(
+        sorted({queries for curve in curves for queries, _ in curve if first <= queries <= last})
+    )
     # of one number of queries the last: a student may be scored again after the budget is spent
     lines = [dict(curve) for curve in curves]
     values_SN = np.stack([np.interp(at_N, [*line], [*line.values()]) for line in lines])
     return at_N, values_SN.mean(axis=0), values_SN.min(axis=0), values_SN.max(axis=0)
 
 
-def draw_row(axes: Axes, label: str, curves: Sequence[Series], place: int, band: bool = True) -> None:
-    """The mean of a row's curves, in the look of its place, and the band from the least to the greatest."""
+def draw_row(
+    axes: Axes, label: str, curves: Sequence[Series], place: int, band: bool = True
+) -> None:
+    """The mean of a row's curves, in the look of its place, and the band from the least to the
+    greatest.
+    """
     again = place // len(COLOURS)  # a colour that comes again has other dashes and another mark
     colour = COLOURS[place % len(COLOURS)]
     at_N, mean_N, low_N, high_N = mean_and_band(curves)

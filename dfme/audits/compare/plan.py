@@ -1,4 +1,6 @@
-"""The options of ``run.py compare``, and its cells, each a complete job, in the order in which they run."""
+"""The options of ``run.py compare``, and its cells, each a complete job, in the order in which they
+run.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,16 @@ from pydantic.dataclasses import dataclass as as_model
 from dfme.audits.compare.engines import require_engine
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import Quota, parse_defences, stated
-from dfme.config.fields import CONFIG, Basic, Count, Images, LabelModeText, Natural, Seed, accepted_by
+from dfme.config.fields import (
+    CONFIG,
+    Basic,
+    Count,
+    Images,
+    LabelModeText,
+    Natural,
+    Seed,
+    accepted_by,
+)
 from dfme.config.settings import Job
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
@@ -22,7 +33,11 @@ from dfme.spec import LabelMode
 NO_DEFENCE = "none"
 AS_IT_IS = "auto"
 
-WORDS = {**dict.fromkeys((AS_IT_IS, "scores", "kl", "label"), "learn"), "table": "recover", "net": "recover"}
+WORDS = {
+    **dict.fromkeys((AS_IT_IS, "scores", "kl", "label"), "learn"),
+    "table": "recover",
+    "net": "recover",
+}
 """Words of an attacker, and the option of the section answers that each sets."""
 ANSWERS_UNTOUCHED = ("quota", "pow")  # defences that change no answer
 WITHOUT_MAP = ("watermark", "misinform", "modelguard_s")
@@ -33,8 +48,9 @@ WITHOUT_MAP = ("watermark", "misinform", "modelguard_s")
 class Attempt:
     """A defence and an attacker as asked for, and what they come to in a label mode.
 
-    ``stack``: of the defence what changes answers. ``runs``: the stack of the run that stands for the pair.
-    ``reason``: why there is none, or nothing. ``limit``: images after which a quota ends it.
+    ``stack``: of the defence what changes answers. ``runs``: the stack of the run that stands for
+    the pair. ``reason``: why there is none, or nothing. ``limit``: images after which a quota ends
+    it.
     """
 
     defence: str = NO_DEFENCE
@@ -50,14 +66,16 @@ class Attempt:
         given = {} if self.reason else parse_attacker(self.answers)
         flags = {f"answers.{key}": text for key, text in given.items() if text != AS_IT_IS}
         flags |= {"answers.knows": self.runs} if "recover" in given else {}
-        return flags | ({"teacher.defences": self.runs} if given and self.runs != NO_DEFENCE else {})
+        return flags | (
+            {"teacher.defences": self.runs} if given and self.runs != NO_DEFENCE else {}
+        )
 
 
 def attempt(defence: str, answers: str, mode: str) -> Attempt:
     """The run that answers for a pair of defence and attacker in a label mode.
 
-    The label of a defence that keeps the top class, and is not random, is the undefended one: who learns
-    labels alone is run without it. Not where probabilities are rounded, which makes ties.
+    The label of a defence that keeps the top class, and is not random, is the undefended one: who
+    learns labels alone is run without it. Not where probabilities are rounded, which makes ties.
     """
     stack = parse_defences(defence)
     given = parse_attacker(answers)
@@ -67,11 +85,15 @@ def attempt(defence: str, answers: str, mode: str) -> Attempt:
     # of any number of classes: what is asked does not depend on it
     facts = stated([each for _, each in at_work], 10)
     undoes = "recover" in given
-    secret = " and ".join(each.name for _, each in at_work if each.name in WITHOUT_MAP or not each.has_map)
+    secret = " and ".join(
+        each.name for _, each in at_work if each.name in WITHOUT_MAP or not each.has_map
+    )
     reasons = {
-        "answers are labels": form.kind == "label" and (undoes or given.get("learn") in ("scores", "kl")),
+        "answers are labels": form.kind == "label"
+        and (undoes or given.get("learn") in ("scores", "kl")),
         "there is nothing to undo": undoes and not at_work,
-        f"what {secret} answers cannot be worked out from probabilities, name and options": undoes and secret,
+        f"what {secret} answers cannot be worked out from probabilities, name and options": undoes
+        and secret,
         "an image gets the same answer again": "repeat" in given and at_work and not facts.random,
     }
     reason = next((text for text, holds in reasons.items() if holds), "")
@@ -79,14 +101,17 @@ def attempt(defence: str, answers: str, mode: str) -> Attempt:
     same = labels_alone and form.decimals is None and not facts.random and facts.keeps_top == "yes"
     changed = "+".join(text for text, _ in at_work) or NO_DEFENCE
     limit = min((each.images for each in stack if isinstance(each, Quota)), default=None)
-    return Attempt(defence, answers, changed, NO_DEFENCE if same and not reason else changed, reason, limit)
+    return Attempt(
+        defence, answers, changed, NO_DEFENCE if same and not reason else changed, reason, limit
+    )
 
 
 def parse_attacker(text: str) -> dict[str, str]:
     """The options of the section answers that an attacker sets. UserError for one that is none.
 
-    It is what it learns (``auto``: as the row says), how it undoes the defence, which it knows, ``repeat=N``
-    and ``vote=N``, joined by +. One that undoes learns by ``kl`` unless told, as ModelGuard's adaptive ones.
+    It is what it learns (``auto``: as the row says), how it undoes the defence, which it knows,
+    ``repeat=N`` and ``vote=N``, joined by +. One that undoes learns by ``kl`` unless told, as
+    ModelGuard's adaptive ones.
     """
     found: dict[str, str] = {}
     for part in text.split("+"):
@@ -104,11 +129,13 @@ def parse_attacker(text: str) -> dict[str, str]:
 
 @as_model(frozen=True, config=CONFIG)
 class CompareConfig:
-    """One comparison: rows x seeds x budgets x label modes x defences x attackers; cells may share a run."""
+    """One comparison: rows x seeds x budgets x label modes x defences x attackers; cells may share
+    a run.
+    """
 
     methods: Basic[tuple[str, ...]] = ()
-    """rows in the order of the tables, such as static,dfme: names under rows of the file, or methods, which
-    have their defaults then; none: all rows"""
+    """rows in the order of the tables, such as static,dfme: names under rows of the file, or
+    methods, which have their defaults then; none: all rows"""
     seeds: Basic[tuple[Seed, ...]] = (0, 1, 2)
     """seeds of everything random, such as 0,1,2"""
     budgets: Basic[tuple[Images, ...]] = (30_000,)
@@ -116,31 +143,36 @@ class CompareConfig:
     label_modes: Basic[tuple[LabelModeText, ...]] = ("probabilities",)
     """forms of the teacher's answers, such as probabilities,label"""
     defences: Basic[tuple[str, ...]] = ("none",)
-    """what a teacher on this machine is defended by in turn, each one defence or several joined by +, such as
-    none,lattice:n=10,modelguard_w:epsilon=1 (docs/defences.md)"""
+    """what a teacher on this machine is defended by in turn, each one defence or several joined by
+    +, such as none,lattice:n=10,modelguard_w:epsilon=1 (docs/defences.md)"""
     answers: Basic[tuple[str, ...]] = ("auto",)
-    """attackers of each defence: what they learn (auto: as the row says; scores, kl, label), how they undo
-    the defence, which they know (table, net), repeat=N and vote=N, joined by +, such as
+    """attackers of each defence: what they learn (auto: as the row says; scores, kl, label), how
+    they undo the defence, which they know (table, net), repeat=N and vote=N, joined by +, such as
     scores,kl,label,table,net,kl+repeat=4; they recover what answers tell, and hide nothing"""
     student_steps: Basic[Count] = 3_000
     """optimiser steps of each student over the whole run, the same in every cell"""
     jobs: Basic[Count | None] = None
-    """runs side by side; each has its share of the cores. None: 1, or all that slurm or ray has room for"""
+    """runs side by side; each has its share of the cores. None: 1, or all that slurm or ray has
+    room for
+    """
     engine: Basic[Annotated[str, accepted_by(require_engine)]] = "local"
-    """who runs them: local (processes of this machine, each on a GPU of its own), commands (a list, and an
-    array of SLURM jobs, for you to run), slurm (submitit) or ray. All of them read and write --out"""
+    """who runs them: local (processes of this machine, each on a GPU of its own), commands (a list,
+    and an array of SLURM jobs, for you to run), slurm (submitit) or ray. All of them read and write
+    --out"""
     engine_options: Basic[tuple[str, ...]] = ()
-    """KEY=VALUE of the engine's own: partition=gpu,time=240,gpus_per_node=1,cpus_per_task=4 of slurm;
-    address=HOST:6379,num_cpus=4,num_gpus=0.25 of ray; of commands, what the array says to sbatch"""
+    """KEY=VALUE of the engine's own: partition=gpu,time=240,gpus_per_node=1,cpus_per_task=4 of
+    slurm; address=HOST:6379,num_cpus=4,num_gpus=0.25 of ray; of commands, what the array says to
+    sbatch"""
     retries: Basic[Natural] = 3
-    """how many times a run that was killed or preempted, or lost its node, is gone on with; one that fails is
-    not"""
+    """how many times a run that was killed or preempted, or lost its node, is gone on with; one
+    that fails is not"""
     format: Basic[Literal["png", "pdf"]] = "png"
     """of the picture: png or pdf"""
     out: Basic[str | None] = None
     """directory of tables, curves and runs; by default a free name under runs/"""
     resume: Basic[bool] = False
-    """go on with the comparison in --out: what is finished is kept, what was interrupted is resumed"""
+    """go on with the comparison in --out: what is finished is kept, what was interrupted is resumed
+    """
     dry_run: Basic[bool] = False
     """say how many images the cells would ask, and their time; ask nothing and write nothing"""
 
@@ -169,7 +201,9 @@ class Cell:
         if self.run:
             return self.run
         here = self.attempt.runs, self.attempt.answers
-        others = [re.sub(r"[^\w.+=-]", "_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)]
+        others = [
+            re.sub(r"[^\w.+=-]", "_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)
+        ]
         parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others
         return "-".join([*parts, count_text(self.budget), f"seed{self.seed}"])
 
@@ -184,8 +218,9 @@ class Cell:
 class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
-    ``options``: its file of options, with the flags that were given. ``command``: the words that asked for
-    it. ``bills``: what each stack of defences costs honest users. ``stem``: of its files' names.
+    ``options``: its file of options, with the flags that were given. ``command``: the words that
+    asked for it. ``bills``: what each stack of defences costs honest users. ``stem``: of its files'
+    names.
     """
 
     out: Path
@@ -220,15 +255,24 @@ class ComparisonPlan:
 
 
 def cells_of(
-    jobs: Mapping[tuple[str, str, Attempt], Job], seeds: Sequence[int], budgets: Sequence[int], out: Path
+    jobs: Mapping[tuple[str, str, Attempt], Job],
+    seeds: Sequence[int],
+    budgets: Sequence[int],
+    out: Path,
 ) -> tuple[Cell, ...]:
-    """All cells of ``jobs``, the first seed of every row first: a table that is not finished is fair, too."""
+    """All cells of ``jobs``, the first seed of every row first: a table that is not finished is
+    fair, too.
+    """
     cells = []
     for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
         cell = Cell(row, mode, budget, seed, job, attempt)
-        wandb = replace(job.config.wandb, group=job.config.wandb.group or out.resolve().name, name=cell.name)
+        wandb = replace(
+            job.config.wandb, group=job.config.wandb.group or out.resolve().name, name=cell.name
+        )
         directory = str(out / "cells" / cell.name)
-        config = replace(job.config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb)
+        config = replace(
+            job.config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb
+        )
         cells.append(replace(cell, job=fitted(replace(job, config=config))))
     return tuple(cells)
 
@@ -240,7 +284,8 @@ def rates_of(job: Job) -> dict[str, float]:
 
 
 def as_asked(job: Job, sharing: int, away: bool) -> Job:
-    """The job of one of so many cells that ask a service at once (0: none do), which share its rates.
+    """The job of one of so many cells that ask a service at once (0: none do), which share its
+    rates.
 
     On other machines (``away``) its records wait for the disk.
     """
@@ -254,7 +299,9 @@ def as_asked(job: Job, sharing: int, away: bool) -> Job:
 def own_options(config: Any) -> dict[str, Any]:
     """The own options of a comparison or an audit as its file has them."""
     given = {name: value for name, value in asdict(config).items() if name not in UNKEPT}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
+    }
 
 
 def count_text(images: int) -> str:

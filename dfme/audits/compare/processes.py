@@ -1,4 +1,6 @@
-"""Runs as processes, of this machine or of any node that an engine ships them to: how they start and end."""
+"""Runs as processes, of this machine or of any node that an engine ships them to: how they start
+and end.
+"""
 
 import ctypes
 import os
@@ -51,10 +53,14 @@ def open_log(log: Path) -> IO[bytes]:
         raise disk_error("write", log, error) from error
 
 
-def start(words: Sequence[str], log: Path, threads: int, gpu: str | None = None) -> subprocess.Popen[bytes]:
-    """Start ``python -m dfme words``, its output appended to ``log``, on this GPU alone if one is named.
+def start(
+    words: Sequence[str], log: Path, threads: int, gpu: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m dfme words``, its output appended to ``log``, on this GPU alone if one is
+    named.
 
-    In a session of its own: Ctrl-C reaches it only from us, once. On Linux it stops, too, if we are killed.
+    In a session of its own: Ctrl-C reaches it only from us, once. On Linux it stops, too, if we are
+    killed.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
@@ -73,7 +79,9 @@ def start(words: Sequence[str], log: Path, threads: int, gpu: str | None = None)
 
 
 def free(directory: Path, seconds: float = GRACE_SECONDS) -> str:
-    """Wait until no process works in a run's directory; what is to be said of a lock whose host is gone."""
+    """Wait until no process works in a run's directory; what is to be said of a lock whose host is
+    gone.
+    """
     deadline = time.monotonic() + seconds
     while directory.is_dir() and time.monotonic() < deadline:
         try:
@@ -98,14 +106,16 @@ def last_line(log: Path) -> str:
 
 
 BEATS_SECONDS = 150.0
-"""How long a worker waits for a directory that another node seems to hold: longer than a lost one's lock."""
+"""How long a worker waits for a directory that another node seems to hold: longer than a lost one's
+lock.
+"""
 
 
 def run_cell(words: list[str], log: str) -> int:
     """``dfme words`` in this process, all that it says at the end of ``log``; its exit code.
 
-    Not in a child of it: with a worker that is killed its run must end too, so that the system frees its
-    lock. SystemExit passes: it is how submitit gives a job back to the queue.
+    Not in a child of it: with a worker that is killed its run must end too, so that the system
+    frees its lock. SystemExit passes: it is how submitit gives a job back to the queue.
     """
     os.environ.pop("WANDB_NAME", None)  # each cell has a name of its own
     # Ray's workers have blocked them
@@ -113,7 +123,8 @@ def run_cell(words: list[str], log: str) -> int:
     with open_log(Path(log)) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (as long as the process)
+    # as long as the process
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     try:
         note = free(Path(words[words.index("--out") + 1]), BEATS_SECONDS)
         print(note, end="\n" * bool(note))
@@ -128,8 +139,8 @@ def run_cell(words: list[str], log: str) -> int:
 def outcome_file(log: str | Path) -> Path:
     """Where a shipped cell's exit code is left.
 
-    The comparison reads that, ``summary.json`` and the log, and never an object of the engine's: unpickling
-    one could run what another user put there.
+    The comparison reads that, ``summary.json`` and the log, and never an object of the engine's:
+    unpickling one could run what another user put there.
     """
     return Path(log).with_suffix(".exit")
 
@@ -145,7 +156,9 @@ class Call:
         remove(outcome_file(task.log))
 
     def __call__(self) -> None:
-        """Run it, and leave its exit code; asked to make room, end the step first, and be queued again."""
+        """Run it, and leave its exit code; asked to make room, end the step first, and be queued
+        again.
+        """
         os.chdir(self.folder)
         sys.path.insert(0, self.folder)
         requeue: Any = signal.getsignal(self.number) if self.number else None
@@ -170,16 +183,22 @@ class Call:
 
 
 class Shipped:
-    """A ``Worker`` elsewhere: ``over`` tells whether it has ended, ``cancel`` stops it, at once if True."""
+    """A ``Worker`` elsewhere: ``over`` tells whether it has ended, ``cancel`` stops it, at once if
+    True.
+    """
 
-    def __init__(self, log: Path, over: Callable[[bool], bool], cancel: Callable[[bool], object]) -> None:
+    def __init__(
+        self, log: Path, over: Callable[[bool], bool], cancel: Callable[[bool], object]
+    ) -> None:
         self._log = log
         self._over = over
         self._cancel = cancel
         self._asked = False
 
     def poll(self) -> int | None:
-        """Like ``Worker.poll``; a cell stopped by anything but the comparison was preempted, so LOST."""
+        """Like ``Worker.poll``; a cell stopped by anything but the comparison was preempted, so
+        LOST.
+        """
         over = self._over(self._asked)
         try:
             code = int(outcome_file(self._log).read_bytes()[:9])

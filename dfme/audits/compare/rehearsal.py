@@ -31,11 +31,12 @@ START_SECONDS = 5.5  # of a process until its first query, for what it imports a
 
 
 class Rehearsal(NamedTuple):
-    """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the evaluation.
+    """``sharing``: cells that ask a service at once, if it is one; ``scored``: images of the
+    evaluation.
 
-    ``seconds``: of a cell by row and budget, on its share of cores; ``of_image``: of a step and an answer;
-    ``building``: until a teacher is there and its watch calibrated. ``watched``: seconds of an image that it
-    answers while its detectors look on, 0 where it has none.
+    ``seconds``: of a cell by row and budget, on its share of cores; ``of_image``: of a step and an
+    answer; ``building``: until a teacher is there and its watch calibrated. ``watched``: seconds of
+    an image that it answers while its detectors look on, 0 where it has none.
     """
 
     sharing: int
@@ -56,10 +57,12 @@ class Rehearsal(NamedTuple):
 def rehearse(
     plan: ComparisonPlan, cells: Sequence[Cell], tell: Callable[[str], None], ask: bool = True
 ) -> Rehearsal | None:
-    """Build the teacher of the waiting cells, and each row's parts; return a line about the teacher.
+    """Build the teacher of the waiting cells, and each row's parts; return a line about the
+    teacher.
 
-    A teacher in this process is asked for one image, if ``ask``. A service is not: its count and the cells'
-    ledgers must be equal. None where no cell waits. UserError: everything that cannot work, in one line.
+    A teacher in this process is asked for one image, if ``ask``. A service is not: its count and
+    the cells' ledgers must be equal. None where no cell waits. UserError: everything that cannot
+    work, in one line.
     """
     problems = dict[str, dict[str, None]]()
     sharing = scored = 0
@@ -85,10 +88,18 @@ def rehearse(
             of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
             if rehearsal is None:
                 scored = len(evaluation_images(job.config.evaluation, *of_teacher, tell=tell) or ())
-            looked_at = looked_at or (_seconds_watched(teacher) if watched and not problems else 0.0)
-            rehearsal = Rehearsal(sharing, scored, *of_teacher[:2], timed, of_image, building, looked_at)
+            looked_at = looked_at or (
+                _seconds_watched(teacher) if watched and not problems else 0.0
+            )
+            rehearsal = Rehearsal(
+                sharing, scored, *of_teacher[:2], timed, of_image, building, looked_at
+            )
             measures = _measures(of_mode, teacher, scored, plan, sharing, problems)
-            timed |= {at: find(rehearsal) for at, find in measures.items() if not (problems or at in timed)}
+            timed |= {
+                at: find(rehearsal)
+                for at, find in measures.items()
+                if not (problems or at in timed)
+            }
             asks = ask and not sharing
             if asks and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
@@ -105,8 +116,12 @@ def rehearse(
 
 def _manner(job: Job, sharing: int, asks: bool) -> str:
     """How a teacher is asked, in words."""
-    asked = "it answers (an image each, charged to no run)" if asks else "not asked before the cells"
-    rates = " and ".join(f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items())
+    asked = (
+        "it answers (an image each, charged to no run)" if asks else "not asked before the cells"
+    )
+    rates = " and ".join(
+        f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items()
+    )
     share = f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}" * (sharing > 1)
     return f"{'a service, ' * bool(sharing)}{asked}{share}"
 
@@ -119,19 +134,25 @@ def _measures(
     sharing: int,
     problems: dict[str, dict[str, None]],
 ) -> dict[tuple[str, int], Callable[[Rehearsal], float | None]]:
-    """What ``_fitting`` gives for each row and budget; ``problems`` gets what does not fit, with its rows."""
+    """What ``_fitting`` gives for each row and budget; ``problems`` gets what does not fit, with
+    its rows.
+    """
     measures = dict[tuple[str, int], Callable[[Rehearsal], float | None]]()
     # which answers a cell gets matters little to its time
     for cell in {(cell.row, cell.budget, cell.attempt.answers): cell for cell in cells}.values():
         try:
-            measures.setdefault((cell.row, cell.budget), _fitting(cell, teacher, scored, plan, sharing))
+            measures.setdefault(
+                (cell.row, cell.budget), _fitting(cell, teacher, scored, plan, sharing)
+            )
         except UserError as error:
             problems.setdefault(str(error), {})[cell.row] = None
     return measures
 
 
 def _seconds_watched(teacher: Teacher) -> float:
-    """Seconds of an image of noise that a teacher of ours answers while its detectors look on; 0 without."""
+    """Seconds of an image of noise that a teacher of ours answers while its detectors look on; 0
+    without.
+    """
     if teacher.info.watch is None:
         return 0.0
     low, high = teacher.spec.bounds
@@ -150,7 +171,9 @@ def _seconds_watched(teacher: Teacher) -> float:
 
 
 def _require_rates(job: Job, service: str, sharing: int) -> None:
-    """Refuse cells that would ask a service, on this machine or not, at once at a rate that nobody states."""
+    """Refuse cells that would ask a service, on this machine or not, at once at a rate that nobody
+    states.
+    """
     if sharing > 1 and not rates_of(job):
         rates = "--teacher.images-per-second or --teacher.requests-per-second"
         at_once = f"--jobs: {sharing} cells would ask {service} at once, and nobody says how fast"
@@ -160,17 +183,23 @@ def _require_rates(job: Job, service: str, sharing: int) -> None:
 def _facts(teacher: Teacher, defence: str) -> list[str]:
     """A teacher's shape, classes, label mode and defence, and what was inferred of it."""
     shape = "x".join(map(str, teacher.spec.shape))
-    facts = [shape, f"{teacher.num_classes} classes", str(teacher.label_mode), *teacher.info.inferred]
+    facts = [
+        shape,
+        f"{teacher.num_classes} classes",
+        str(teacher.label_mode),
+        *teacher.info.inferred,
+    ]
     return [*facts, f"defended by {defence}"] if defence != NO_DEFENCE else facts
 
 
 def _fitting(
     cell: Cell, teacher: Teacher, scored: int, plan: ComparisonPlan, sharing: int
 ) -> Callable[[Rehearsal], float | None]:
-    """UserError unless the parts of the cell's run fit together, and its replay on this machine's CPU.
+    """UserError unless the parts of the cell's run fit together, and its replay on this machine's
+    CPU.
 
-    What comes back finds the seconds of its process, by a rehearsal on its share of this machine's CPU; None
-    if it runs elsewhere. Cells that share a service wait for one another.
+    What comes back finds the seconds of its process, by a rehearsal on its share of this machine's
+    CPU; None if it runs elsewhere. Cells that share a service wait for one another.
     """
     config = cell.job.config
     cpu = torch.device("cpu")
@@ -189,7 +218,9 @@ def _fitting(
         torch.set_num_threads(threads_each(plan.jobs))
         found = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
         torch.set_num_threads(threads)
-        whole = Work(job, method, found).whole(scored + max(0, sharing - 1) * (config.images + scored))
+        whole = Work(job, method, found).whole(
+            scored + max(0, sharing - 1) * (config.images + scored)
+        )
         if found is not None:
             step = found.replayed / method.students.config.batch(config.images)
             into.of_image.append((step, found.answer or 0.0))

@@ -30,7 +30,9 @@ EQUAL = {"steps": "student_steps", "arch": "student.arch"}
 
 
 class Parts(NamedTuple):
-    """A comparison's file: its rows, flags of all cells, its own options, and the recipe that all share."""
+    """A comparison's file: its rows, flags of all cells, its own options, and the recipe that all
+    share.
+    """
 
     rows: Content
     overrides: dict[str, str]
@@ -39,14 +41,18 @@ class Parts(NamedTuple):
 
 
 def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
-    """The parts of a comparison's or an audit's file with these ``own`` options. UserError if damaged."""
+    """The parts of a comparison's or an audit's file with these ``own`` options. UserError if
+    damaged.
+    """
     for name in ("rows", "overrides"):
         if not isinstance(content.get(name) or {}, Mapping):
             raise UserError(f"{file}: {name}: expected a mapping, got {content[name]!r}")
     rows, overrides = (content.pop(name, None) or {} for name in ("rows", "overrides"))
     written = {name: content.pop(name) for name in [*content] if name in own}
     if "engine_options" in written:  # hosts to connect to, and what runs there
-        raise UserError(f"{file}: engine_options: say --engine-options on the command line; a file cannot")
+        raise UserError(
+            f"{file}: engine_options: say --engine-options on the command line; a file cannot"
+        )
     texts = {str(key): str(value) for key, value in overrides.items()}
     return Parts({str(name): value for name, value in rows.items()}, texts, written, content)
 
@@ -54,7 +60,9 @@ def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
 def row_contents(
     names: Iterable[str], rows: Mapping[str, Any], shared: Content, arch: str | None, file: str
 ) -> dict[str, Content]:
-    """Complete recipe of each row; ``arch``: architecture that a flag names. UserError: all that is wrong."""
+    """Complete recipe of each row; ``arch``: architecture that a flag names. UserError: all that is
+    wrong.
+    """
     student = shared.get("student", {})
     if arch and isinstance(student, dict):
         shared = shared | {"student": {**student, "arch": arch}}
@@ -73,9 +81,10 @@ def row_contents(
 def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     """Complete recipe of a row, its method named; ``rows`` and ``shared`` come from the file.
 
-    A row of a file, or with a ``recipe``, has that recipe's student, schedule, method and its sections, with
-    the comparison's architecture and steps; a row written out departs from the shared recipe key by key; a
-    method has its defaults. UserError for a row that is none, or that would make the comparison unfair.
+    A row of a file, or with a ``recipe``, has that recipe's student, schedule, method and its
+    sections, with the comparison's architecture and steps; a row written out departs from the
+    shared recipe key by key; a method has its defaults. UserError for a row that is none, or that
+    would make the comparison unfair.
     """
     given = rows.get(row)
     named_alone = given is None
@@ -84,7 +93,9 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     if isinstance(given, str):
         if given not in shipped() and (named_alone or not os.path.isfile(locate(given))):
             if not named_alone:
-                raise UserError(f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}")
+                raise UserError(
+                    f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}"
+                )
             choices = dict.fromkeys([*rows, *METHODS, *names()])
             raise UserError(f"methods: {unknown_choice('row, method or recipe', given, choices)}")
         return _of_recipe(row, load_yaml(locate(str(shipped().get(given, given)))), shared)
@@ -101,11 +112,16 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
 
 
 def unequal(jobs: Mapping[str, Job]) -> str:
-    """Options that differ between rows, methods' own aside: ``batch_size 64 (frugal: 32); lr 0.1``."""
+    """Options that differ between rows, methods' own aside: ``batch_size 64 (frugal: 32); lr
+    0.1``.
+    """
     options = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
     keys = dict.fromkeys(key for each in options.values() for key in each)
     found = []
-    for key in ["method.batch_size", *(key for key in keys if key.startswith(("student.", "schedule.")))]:
+    for key in [
+        "method.batch_size",
+        *(key for key in keys if key.startswith(("student.", "schedule."))),
+    ]:
         values = {row: str(each.get(key) or "none") for row, each in options.items()}
         usual = statistics.mode(values.values())
         others = [f"{row}: {value}" for row, value in values.items() if value != usual]
@@ -117,8 +133,12 @@ def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
     recipe = whole(tidy(given))
     student = recipe.get("student", {})
     if isinstance(student, dict):
-        fixed = {name: value for name, value in _section(shared, "student").items() if name in EQUAL}
-        recipe["student"] = {name: value for name, value in student.items() if name not in EQUAL} | fixed
+        fixed = {
+            name: value for name, value in _section(shared, "student").items() if name in EQUAL
+        }
+        recipe["student"] = {
+            name: value for name, value in student.items() if name not in EQUAL
+        } | fixed
     recipe["method"] = _named(row, recipe.get("method", {}))
     equal = {name: value for name, value in shared.items() if name not in OF_A_ROW}
     return equal | {name: value for name, value in recipe.items() if name in OF_A_ROW}
@@ -127,7 +147,10 @@ def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
 def _require_fair(row: str, own: Content, shared: Content) -> None:
     for name in own:
         if name not in OF_A_ROW:
-            text = f"expected one of {', '.join(OF_A_ROW)}; the rest is shared{did_you_mean(name, OF_A_ROW)}"
+            text = (
+                f"expected one of {', '.join(OF_A_ROW)}; the rest is "
+                f"shared{did_you_mean(name, OF_A_ROW)}"
+            )
             raise UserError(f"rows.{row}.{name}: {text}")
     for name, key in EQUAL.items():
         value = _section(own, "student").get(name)
@@ -172,12 +195,18 @@ ELSEWHERE = {
 def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem]:
     """Empty or doubled lists, and values that cannot be; ``rows`` are those of the file."""
     if not config.methods and not rows:
-        yield Problem("methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none")
+        yield Problem(
+            "methods", f"expected rows to compare, such as {', '.join(METHODS)}, got none"
+        )
     for row in config.methods or rows:
         if not re.fullmatch(r"[^\W_][\w.:-]*", row):
             yield Problem("methods", f"expected names of letters, digits, _ - . and :, got {row!r}")
     yield from _list_problems("methods", config.methods or rows)
-    wanted = "none with --engine local" if config.engine == "local" else "KEY=VALUE such as partition=gpu"
+    wanted = (
+        "none with --engine local"
+        if config.engine == "local"
+        else "KEY=VALUE such as partition=gpu"
+    )
     for text in config.engine_options:
         if config.engine == "local" or not all(text.partition("=")):
             yield Problem("engine_options", f"expected {wanted}, got {text!r}")
@@ -194,8 +223,13 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
 def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
     """Keys of a file and of flags that belong to a single run."""
     for section, value in shared.items():
-        keys = [section, *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ()))]
-        yield from (f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE)
+        keys = [
+            section,
+            *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ())),
+        ]
+        yield from (
+            f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE
+        )
     for key in flags:
         section = key.partition(".")[0]
         known = section if section in ("method", "answers") else key
@@ -206,17 +240,23 @@ def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Itera
 def directory_of(
     out: str | None, resume: bool, name: str, file: str = OPTIONS, what: str = "a comparison"
 ) -> Path:
-    """The directory of ``what``, which has this ``file``: new or empty, unless it is gone on with."""
+    """The directory of ``what``, which has this ``file``: new or empty, unless it is gone on
+    with.
+    """
     if out is None:
         if resume:
-            raise UserError(f"--resume: expected --out as well: the directory of {what} to go on with")
+            raise UserError(
+                f"--resume: expected --out as well: the directory of {what} to go on with"
+            )
         return RunDirectory.free_name(Path("runs") / name)
     path = Path(out)
     if not out or (path.exists() and not path.is_dir()):
         raise UserError(f"--out: expected a directory, got {out!r}")
     if path.exists() and holds_something(path):
         if not resume:
-            raise UserError(f"--out: {out!r} exists; give another --out, or --resume to go on with it")
+            raise UserError(
+                f"--out: {out!r} exists; give another --out, or --resume to go on with it"
+            )
         if not (path / file).is_file():
             raise UserError(f"--out: expected the directory of {what}, but {out!r} has no {file}")
     return path
@@ -229,7 +269,9 @@ def require_same(plan: ComparisonPlan) -> None:
         keys = differing_keys(load_yaml(config, own=True), cell.job) if config.is_file() else []
         if keys and (keys := [key for key in keys if key not in _held_to_digests(config.parent)]):
             told = f"was run with other values of {', '.join(keys)}"
-            raise UserError(f"--resume: {config.parent} {told}; leave those out, or choose another --out")
+            raise UserError(
+                f"--resume: {config.parent} {told}; leave those out, or choose another --out"
+            )
 
 
 def _held_to_digests(run_dir: Path) -> set[str]:
@@ -239,9 +281,13 @@ def _held_to_digests(run_dir: Path) -> set[str]:
     return may_have_moved(run_dir) | {f"teacher.{name}" for name in teacher.get("files", ())}
 
 
-def _list_problems(key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str) -> Iterator[Problem]:
+def _list_problems(
+    key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str
+) -> Iterator[Problem]:
     parsed = [parse(value) for value in values]
-    twice = next((value for value, it in zip(values, parsed, strict=True) if parsed.count(it) > 1), None)
+    twice = next(
+        (value for value, it in zip(values, parsed, strict=True) if parsed.count(it) > 1), None
+    )
     if twice is not None:
         yield Problem(key, f"expected each once, got {twice} twice")
     if not parsed and key != "methods":

@@ -41,18 +41,28 @@ from dfme.students.losses import make_distance
 def compare(
     plan: ComparisonPlan, line: StatusLine, show: Callable[[str], None], across: int | None = None
 ) -> int:
-    """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was stopped.
+    """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was
+    stopped.
 
-    ``line`` says how far it is, ``show`` the tables at the end, whose lines are of ``across`` letters. Report
-    and data are written after every cell. UserError for what cannot work, before any is started.
+    ``line`` says how far it is, ``show`` the tables at the end, whose lines are of ``across``
+    letters. Report and data are written after every cell. UserError for what cannot work, before
+    any is started.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    rehearsal = session.rehearsal = rehearse(plan, session.waiting, line.note, not plan.config.dry_run)
+    rehearsal = session.rehearsal = rehearse(
+        plan, session.waiting, line.note, not plan.config.dry_run
+    )
     seconds = rehearsal.total(session.waiting, plan.jobs) if rehearsal else 0.0
     about = f"about {duration(seconds)} on this machine for " * bool(seconds)
-    told = f"{about}{len(session.waiting)} cells of {sum(cell.budget for cell in session.waiting):,} images"
+    told = (
+        f"{about}{len(session.waiting)} cells of "
+        f"{sum(cell.budget for cell in session.waiting):,} images"
+    )
     if session.waiting or plan.config.dry_run:
-        line.note(told + shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds"))
+        line.note(
+            told
+            + shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds")
+        )
     if plan.config.dry_run:
         return 0
     command = resume_command(plan.out, plan.cells[0].job, "compare")
@@ -78,7 +88,11 @@ def compare(
     findings = session.findings()
     draw(findings, plan.files[2])
     text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
-    show(wrapped(text, across, "  ") + "\n\n" + "\n".join(str(file) for file in plan.files if file.exists()))
+    show(
+        wrapped(text, across, "  ")
+        + "\n\n"
+        + "\n".join(str(file) for file in plan.files if file.exists())
+    )
     if stopped and plan.config.engine == "commands":
         line.note(f"when they have run, make the table with:\n  {command}")
     elif stopped:
@@ -88,7 +102,9 @@ def compare(
 
 
 def _require_same_images(plan: ComparisonPlan) -> None:
-    """UserError where cells on record were scored on other images than those here, or asked others."""
+    """UserError where cells on record were scored on other images than those here, or asked
+    others.
+    """
     seen: set[str] = set()
     for cell in plan.runs:
         directory = plan.directory(cell)
@@ -101,7 +117,8 @@ def _require_same_images(plan: ComparisonPlan) -> None:
 
 
 class Session:
-    """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not run.
+    """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not
+    run.
 
     ``rehearsal``: what was found for all cells before they run.
     """
@@ -115,7 +132,9 @@ class Session:
         self._due: dict[str, Cell] = {}
         engine = resolve_name(ENGINES[plan.config.engine])
         self._engine: WorkerPool = engine(plan, self._task, line.note)
-        self._outcomes = {cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs}
+        self._outcomes = {
+            cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs
+        }
         self.rehearsal: Rehearsal | None = None
         self._done = dict.fromkeys(self._outcomes, (0, 0.0))
         self._begun: dict[str, tuple[float, float]] = {}
@@ -188,10 +207,13 @@ class Session:
     def _left(self, now: float) -> float | None:
         """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
         foretold = self.rehearsal.seconds if self.rehearsal else {}
-        seconds = {name: foretold.get((cell.row, cell.budget)) or 0.0 for name, cell in self._due.items()}
+        seconds = {
+            name: foretold.get((cell.row, cell.budget)) or 0.0 for name, cell in self._due.items()
+        }
         known = all(seconds.values())
         units = seconds if known else {name: float(cell.budget) for name, cell in self._due.items()}
-        # half of a cell counts as much as what was foretold (heuristic): its first record comes late
+        # half of a cell counts as much as what was foretold (heuristic): its first record comes
+        # late
         pace = UnitTime(1.0 if known else None, max(units.values()) / 2)
         done = {name: share for name, (_, share) in self._done.items()}
         for name, (began, before) in self._begun.items():
@@ -222,7 +244,9 @@ class Session:
     def _task(self, cell: Cell) -> Task:
         self._begun[cell.name] = time.monotonic(), self._done[cell.name][1]
         if not self._line.live and self._plan.config.engine != "commands":
-            self._line.note(f"{cell.name}: {'begun' if self._plan.config.engine == 'local' else 'queued'}")
+            self._line.note(
+                f"{cell.name}: {'begun' if self._plan.config.engine == 'local' else 'queued'}"
+            )
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
@@ -234,7 +258,9 @@ class Session:
         return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
-        """Read what a cell left and report it; True if it should restart at once, since it was killed."""
+        """Read what a cell left and report it; True if it should restart at once, since it was
+        killed.
+        """
         if code < 0 and not stopping and self._again[cell.name] < self._plan.config.retries:
             self._again[cell.name] += 1
             retry = f"and is gone on with (retry {self._again[cell.name]})"
@@ -259,13 +285,17 @@ class Session:
             return Outcome(cell, "waiting")
         log = directory.with_name(f"{cell.name}.log")
         ended = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
-        said = [text for text in (ended, last_line(log)) if text] or [f"exit code {code}, and nothing said"]
+        said = [text for text in (ended, last_line(log)) if text] or [
+            f"exit code {code}, and nothing said"
+        ]
         return Outcome(cell, "failed", f"{'; '.join(said)} ({log})")
 
     def findings(self) -> ComparisonResult:
         plan = self._plan
         steps = _range(cell.job.config.student.steps for cell in plan.cells)
-        made_with = dict.fromkeys(each.figures.made_with for each in self._outcomes.values() if each.figures)
+        made_with = dict.fromkeys(
+            each.figures.made_with for each in self._outcomes.values() if each.figures
+        )
         facts = {
             "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
             "command": shown_command(plan.command),

@@ -1,4 +1,6 @@
-"""A comparison as text: its tables and what defences leave, figures of every seed, JSON and CSV. No torch."""
+"""A comparison as text: its tables and what defences leave, figures of every seed, JSON and CSV. No
+torch.
+"""
 
 import csv
 import io
@@ -24,25 +26,44 @@ from dfme.report.facts import LEVELS
 from dfme.report.markdown import code, fitted_table, plain
 
 LEGEND = f"""\
-Figures are means +- standard deviations (n - 1) over seeds, of the student that each run delivered at the
-end, on the evaluation set; `vote` is the soft vote of all students of a run that has several. Queries are
-images charged until the first evaluation with at least that agreement, or with {OF_THE_TEACHER:.0%} of the
-teacher's accuracy (`teacher`), by a copy whose 95% interval is above a constant answer; "2 of 3: 9,000" says
-how many seeds got there, and the median over all, one that did not get there counting as more than any
-number. A run has `collapsed` whose last agreement is below {LOST:.0%} of its own best on the way, or at most
-2/K (of K classes; with fewer than ten, ten points above chance); where a constant answer agrees on over half
-of the images, so does one whose balanced agreement is no higher than that. `steps` are the optimiser steps of
-each student; `seconds` are those of a run among all that ran beside it."""
+Figures are means +- standard deviations (n - 1) over seeds, of the student that each run
+delivered at the end, on the evaluation set; `vote` is the soft vote of all students of a run that
+has several. Queries are images charged until the first evaluation with at least that agreement,
+or with {OF_THE_TEACHER:.0%} of the teacher's accuracy (`teacher`), by a copy whose 95% interval
+is above a constant answer; "2 of 3: 9,000" says how many seeds got there, and the median over
+all, one that did not get there counting as more than any number. A run has `collapsed` whose last
+agreement is below {LOST:.0%} of its own best on the way, or at most 2/K (of K classes; with fewer
+than ten, ten points above chance); where a constant answer agrees on over half of the images, so
+does one whose balanced agreement is no higher than that. `steps` are the optimiser steps of each
+student; `seconds` are those of a run among all that ran beside it."""
 
 
 BALANCED = "balanced agreement %"
 HEADS = (
-    *("row", "seeds", "accuracy %", "agreement %", BALANCED, "KL", "vote accuracy %", "vote agreement %"),
+    *(
+        "row",
+        "seeds",
+        "accuracy %",
+        "agreement %",
+        BALANCED,
+        "KL",
+        "vote accuracy %",
+        "vote agreement %",
+    ),
     *(f"to {level:.0%}" for level in LEVELS),
     *("to teacher", "collapsed", "seconds", "steps"),
 )
 FIRST = (
-    *("row", "defence", "best attacker", BEST_BALANCED, "to label-only", "seeds", "agreement %", BALANCED),
+    *(
+        "row",
+        "defence",
+        "best attacker",
+        BEST_BALANCED,
+        "to label-only",
+        "seeds",
+        "agreement %",
+        BALANCED,
+    ),
     *("accuracy %", "to teacher"),
     *("collapsed", "to 90%", "to 50%", "steps"),
 )
@@ -53,12 +74,15 @@ CONSTANT = "(constant answer)"
 """The row of one answer to everything, below all others."""
 
 LARGE = """\
-A constant answer agrees on {constant:.1%}, more than half of the images, without a query: read the balanced
-agreement, in which each of the teacher's classes counts alike (docs/evaluation.md).{of_constant}"""
+A constant answer agrees on {constant:.1%}, more than half of the images, without a query: read
+the balanced agreement, in which each of the teacher's classes counts alike
+(docs/evaluation.md).{of_constant}"""
 
 
 def heads_of(findings: ComparisonResult) -> tuple[str, ...]:
-    """The heads of a table; balanced agreement stands in it where a constant answer agrees on over half."""
+    """The heads of a table; balanced agreement stands in it where a constant answer agrees on over
+    half.
+    """
     if findings.beside.is_large:
         return HEADS
     return tuple(name for name in HEADS if name != BALANCED)
@@ -101,7 +125,9 @@ def _constant_sentences(findings: ComparisonResult) -> list[str]:
         return []
     if not beside.is_large:
         return [f"One answer to everything would agree on {beside.constant:.1%}."]
-    balanced = "" if beside.balanced is None else f" A constant answer has {beside.balanced:.1%} of that."
+    balanced = (
+        "" if beside.balanced is None else f" A constant answer has {beside.balanced:.1%} of that."
+    )
     return [LARGE.format(constant=beside.constant, of_constant=balanced)]
 
 
@@ -125,12 +151,18 @@ def markdown(findings: ComparisonResult) -> str:
     parts = [f"# {plain(findings.title)}", facts, overview(findings), LEGEND, "## Each seed"]
     parts[3:3] = [OF_DEFENCES] if findings.defended else []
     for mode, budget in findings.groups():
-        each = [outcome for outcomes in findings.rows(mode, budget).values() for outcome in outcomes]
+        each = [
+            outcome for outcomes in findings.rows(mode, budget).values() for outcome in outcomes
+        ]
         heads = heads_of(findings)
-        lines = [_seed_line(one.cell, one.figures, heads) for one in each if one.figures is not None]
+        lines = [
+            _seed_line(one.cell, one.figures, heads) for one in each if one.figures is not None
+        ]
         if lines:
             heads = (heads[0], "seed", *heads[2:])
-            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}")
+            parts.append(
+                f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}"
+            )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -144,7 +176,12 @@ def as_json(findings: ComparisonResult) -> str:
         tables.append({"label_mode": mode, "budget": budget, "rows": filled})
         if findings.defended:
             tables[-1]["defences"] = [asdict(one) for one in defended(findings, mode, budget)]
-    content = {"title": findings.title, "facts": findings.facts, "tables": tables, "cells": _cells(findings)}
+    content = {
+        "title": findings.title,
+        "facts": findings.facts,
+        "tables": tables,
+        "cells": _cells(findings),
+    }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
@@ -156,7 +193,9 @@ def as_csv(findings: ComparisonResult) -> str:
         figures = line.pop("figures") or {field.name: None for field in fields(Figures)}
         reached = figures.pop("queries_to") or {}
         line |= figures | {f"queries_to_{100 * level:.0f}": reached.get(level) for level in LEVELS}
-        line["reason"] = line["reason"].lstrip("=+-@")  # no formula of a stranger's in a spreadsheet
+        line["reason"] = line["reason"].lstrip(
+            "=+-@"
+        )  # no formula of a stranger's in a spreadsheet
     columns = [name for name in lines[0] if name != "curve"]
     table = csv.DictWriter(written, columns, "", "ignore", lineterminator="\n")
     table.writeheader()
@@ -189,7 +228,10 @@ def _line(row: str, outcomes: Sequence[Outcome], heads: Sequence[str] = HEADS) -
     steps = _spread(done, "student_steps", "{:,.0f}").removesuffix(" +- 0")
     students = max(figures.students for figures in done)
     scores = *percent[:3], _spread(done, "kl", "{:.4f}"), *percent[3:]
-    effort = _spread(done, "seconds", "{:,.1f}"), steps if students == 1 else f"{students} x {steps}"
+    effort = (
+        _spread(done, "seconds", "{:,.1f}"),
+        steps if students == 1 else f"{students} x {steps}",
+    )
     cells = (plain(row), _seeds(outcomes), *scores, *_queries(done), share, *effort)
     known = dict(zip(HEADS, cells, strict=True))
     return tuple(known[head] for head in heads)
@@ -204,14 +246,26 @@ def _seed_line(cell: Cell, figures: Figures, heads: Sequence[str] = HEADS) -> tu
 
 def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     done = finished(outcomes)
-    named = ["accuracy", "agreement", "kl", "vote_accuracy", "vote_agreement", "teacher_accuracy", "seconds"]
+    named = [
+        "accuracy",
+        "agreement",
+        "kl",
+        "vote_accuracy",
+        "vote_agreement",
+        "teacher_accuracy",
+        "seconds",
+    ]
     named += ["agreement_balanced", "constant_agreement", "constant_balanced"]
-    spreads = {name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")}
+    spreads = {
+        name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")
+    }
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
     return {
         "row": row,
         "seeds": [outcome.cell.seed for outcome in outcomes if outcome.figures is not None],
-        "missing": {str(one.cell.seed): one.reason or one.state for one in outcomes if one.figures is None},
+        "missing": {
+            str(one.cell.seed): one.reason or one.state for one in outcomes if one.figures is None
+        },
         **{name: None if found is None else asdict(found) for name, found in spreads.items()},
         "queries_to": {name: asdict(found) for name, found in _reached(done).items()},
         "collapse_rate": sum(collapsed) / len(collapsed) if collapsed else None,
@@ -234,7 +288,9 @@ def _spread(done: Sequence[Figures], name: str, form: str, scale: float = 1) -> 
 
 
 def _reached(done: Sequence[Figures]) -> dict[str, Reached]:
-    levels = {f"{level:g}": reached([figures.queries_to[level] for figures in done]) for level in LEVELS}
+    levels = {
+        f"{level:g}": reached([figures.queries_to[level] for figures in done]) for level in LEVELS
+    }
     return levels | {"teacher": reached([figures.queries_to_teacher for figures in done])}
 
 

@@ -1,8 +1,9 @@
-"""How much likelier are a suspect's answers of a copy than of a model like the references? No torch.
+"""How much likelier are a suspect's answers of a copy than of a model like the references? No
+torch.
 
-If a model of the references' kind gives the owner's answer with a probability of at most ``p_reference``,
-whatever it answered before, the product of likelihood ratios is an e-value: the probability that it ever
-reaches 100 is at most 1/100 (Ville's inequality), however often one looks.
+If a model of the references' kind gives the owner's answer with a probability of at most
+``p_reference``, whatever it answered before, the product of likelihood ratios is an e-value: the
+probability that it ever reaches 100 is at most 1/100 (Ville's inequality), however often one looks.
 """
 
 import math
@@ -13,10 +14,13 @@ SURE = 100.0  # e-value from which on a suspect is more alike than every referen
 BATCH = 10  # images asked at once
 MIN_ASKED = 50
 """Images after which a sure verdict may end the asking; few would be luck if p_reference is off."""
-MIN_P_COPY = 0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
+MIN_P_COPY = (
+    0.5  # share of images on which a copy is held to match, fixed before a suspect is asked
+)
 MISTAKEN = (
     "gets wrong",
-    "the same training data, the same pretrained weights, a common ancestor that both were fine-tuned from, "
+    "the same training data, the same pretrained weights, a common ancestor that both were "
+    "fine-tuned from, "
     "one fine-tuned from the other with permission",
 )
 MARKED = (
@@ -53,7 +57,9 @@ class Evidence(NamedTuple):
 
 
 def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
-    """Count matches by batches, until the evidence is sure (from ``MIN_ASKED`` on) or no batch is left."""
+    """Count matches by batches, until the evidence is sure (from ``MIN_ASKED`` on) or no batch is
+    left.
+    """
     seen = Evidence(0, 0, p_reference)
     for batch in batches:
         seen = Evidence(seen.asked + len(batch), seen.matches + sum(batch), p_reference)
@@ -63,20 +69,28 @@ def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
 
 
 def sentences(told: Mapping[str, Any]) -> list[str]:
-    """Four for people: matches, how likely these are, what else explains them, what references came to."""
+    """Four for people: matches, how likely these are, what else explains them, what references came
+    to.
+    """
     verdict = "More alike than every reference" if told["sure"] else "It cannot be told"
     wrong, why = MARKED if told["marked"] else MISTAKEN
     rows = told["references"]
     own = ", ".join(f"{row['file']} {row['e_value']:.2g}" for row in rows)
     copies = " and ".join(row["file"] for row in rows if row["sure"])
-    spoilt = f"; but {copies} looks like a copy itself, so that little can be told" if copies else ""
+    spoilt = (
+        f"; but {copies} looks like a copy itself, so that little can be told" if copies else ""
+    )
     return [
-        f"{verdict}: of {told['asked']} images that your model ({told['model']}) {wrong}, the suspect "
-        f"({told['suspect']}) gave your model's answer to {told['matches']}, and no reference to more than "
+        f"{verdict}: of {told['asked']} images that your model ({told['model']}) {wrong}, the "
+        "suspect "
+        f"({told['suspect']}) gave your model's answer to {told['matches']}, and no reference to "
+        "more than "
         f"{told['p_reference']:.0%}.",
-        f"This is {told['e_value']:.3g} times as likely of a copy, held to match on {told['p_copy']:.0%}, as "
+        f"This is {told['e_value']:.3g} times as likely of a copy, held to match on "
+        f"{told['p_copy']:.0%}, as "
         f"of a model like the references; from {SURE:.0f} times on, it is called more alike.",
         f"What else explains likeness: {why}; the figure is a likelihood, and no proof of copying.",
-        f"Held to the same test, each left out, the references came to {own}; with {len(rows)} of them no "
+        f"Held to the same test, each left out, the references came to {own}; with {len(rows)} of "
+        "them no "
         f"rate of false alarms below {min(1.0, 3 / len(rows)):.0%} is claimed{spoilt}.",
     ]

@@ -1,4 +1,6 @@
-"""Probes: images, plain or corrupted, that the owner's model gets wrong, and references not as it does."""
+"""Probes: images, plain or corrupted, that the owner's model gets wrong, and references not as it
+does.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,9 +16,12 @@ from dfme.run.scores import batches
 from dfme.spec import ImageSpec
 
 LOOKED_AT = 8_000  # plain and corrupted images among which probes are looked for
-ONE_CLASS = 0.2  # most of the probes with the same expected answer: else one answer to everything would match
+# most of the probes with the same expected answer: else one answer to everything would match
+ONE_CLASS = 0.2
 
-Answer = Callable[[Tensor], Tensor]  # classes in the owner's order, on the host, of images within 0 and 1
+Answer = Callable[
+    [Tensor], Tensor
+]  # classes in the owner's order, on the host, of images within 0 and 1
 
 
 class Probes(NamedTuple):
@@ -30,7 +35,9 @@ class Probes(NamedTuple):
 
 
 class Mistakes(NamedTuple):
-    """Images that the owner's model gets wrong, its answers (N,) and those of each reference (R, N)."""
+    """Images that the owner's model gets wrong, its answers (N,) and those of each reference (R,
+    N).
+    """
 
     images: Tensor
     expected_N: Tensor
@@ -42,12 +49,20 @@ class Mistakes(NamedTuple):
 
 
 def find_mistakes(
-    data: ImageSet, spec: ImageSpec, own: Answer, others: Sequence[Answer], rng: torch.Generator | None
+    data: ImageSet,
+    spec: ImageSpec,
+    own: Answer,
+    others: Sequence[Answer],
+    rng: torch.Generator | None,
 ) -> Mistakes:
-    """Look at all images as they are, then, by an ``rng``, corrupted, until at ``LOOKED_AT`` or more."""
+    """Look at all images as they are, then, by an ``rng``, corrupted, until at ``LOOKED_AT`` or
+    more.
+    """
     wrong = list[tuple[Tensor, Tensor]]()
     for again in range(1 + math.ceil(LOOKED_AT / len(data)) * (rng is not None)):
-        for plain_BCHW, label_B in zip(data.split(500), data.required_labels.split(500), strict=True):
+        for plain_BCHW, label_B in zip(
+            data.split(500), data.required_labels.split(500), strict=True
+        ):
             each = [plain_BCHW]
             if again and rng is not None:
                 each = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)]
@@ -60,7 +75,8 @@ def find_mistakes(
 
 
 def choose(of: Mistakes, most: int, rng: torch.Generator) -> Tensor:
-    """Places of at most so many probes in a random order: those with the fewest references on their side.
+    """Places of at most so many probes in a random order: those with the fewest references on their
+    side.
 
     Fewer than half of the references are, and no expected class has more than its share.
     """
@@ -89,7 +105,9 @@ def matched(of: Mistakes, reference: int, most: int, rng: torch.Generator) -> li
 def p_reference(of: Mistakes, most: int, rng: torch.Generator) -> float:
     """The largest share of matches of a reference, left out, or of one answer to everything."""
     expected_N = of.expected_N[choose(of, most, rng)]
-    constant: list[bool] = (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
+    constant: list[bool] = (
+        (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
+    )
     every = [constant, *(matched(of, each, most, rng) for each in range(len(of.answers_RN)))]
     return max([(sum(own) + 0.5) / (len(own) + 1) for own in every])
 
@@ -97,7 +115,10 @@ def p_reference(of: Mistakes, most: int, rng: torch.Generator) -> float:
 def left_out(of: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:
     """Evidence on each reference, if the others were all the references there are."""
     return [
-        follow(([hit] for hit in matched(of, each, most, rng)), p_reference(of.without(each), most, rng))
+        follow(
+            ([hit] for hit in matched(of, each, most, rng)),
+            p_reference(of.without(each), most, rng),
+        )
         for each in range(len(of.answers_RN))
     ]
 

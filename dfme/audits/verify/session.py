@@ -1,4 +1,6 @@
-"""One verification: models opened, probes chosen and written, the suspect asked, figures and page kept."""
+"""One verification: models opened, probes chosen and written, the suspect asked, figures and page
+kept.
+"""
 
 import hashlib
 import json
@@ -37,7 +39,9 @@ from dfme.spec import ImageSpec
 
 IMAGES = 1_000  # held-out images that are looked at, unless a limit is given
 OWN_ARCH = 3
-"""References of the owner's architecture, at least; without any, 37 % of its twins look like copies."""
+"""References of the owner's architecture, at least; without any, 37 % of its twins look like
+copies.
+"""
 PROBES = "probes.pt"
 PLACES = ("model", "references", "record", "evaluation.root")
 KEPT = ("budget", "seed", "device", "evaluation", "teacher")
@@ -45,18 +49,24 @@ Tell = Callable[[str], None]
 
 
 class ServedLog(NamedTuple):
-    """A log of the owner's service, the account in it that counts, and the defences that were served."""
+    """A log of the owner's service, the account in it that counts, and the defences that were
+    served.
+    """
 
     record: str
     account: str | None
     watermark: tuple[str, ...]
 
 
-def verify(job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = None) -> dict[str, Any]:
-    """Ask the job's teacher, the suspect; what verify.json holds. ``paths``: weights, the owner's first.
+def verify(
+    job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = None
+) -> dict[str, Any]:
+    """Ask the job's teacher, the suspect; what verify.json holds. ``paths``: weights, the owner's
+    first.
 
-    ``log``: what the owner's service marked in it is asked, in place of what the owner's model gets wrong.
-    UserError for what cannot work, before the suspect is asked; TeacherError where it fails for good.
+    ``log``: what the owner's service marked in it is asked, in place of what the owner's model gets
+    wrong. UserError for what cannot work, before the suspect is asked; TeacherError where it fails
+    for good.
     """
     with ExitStack() as held:
         suspect = build_teacher(job, None, choose_device(job.config.device))
@@ -72,13 +82,23 @@ def verify(job: Job, paths: Sequence[Path], tell: Tell, log: ServedLog | None = 
         checks = DeferredChecks()
         oracle = build_oracle(job, suspect, directory, {}, checks, facts)
         held.enter_context(closing(oracle)).report_to(tell)
-        ask = case.answer(suspect.spec, suspect.info.class_names or (), partial(oracle, purpose="check"))
+        ask = case.answer(
+            suspect.spec, suspect.info.class_names or (), partial(oracle, purpose="check")
+        )
         seen = follow(_matches(oracle, ask, probes), found["p_reference"])
         checks.verify()
-        told = {"dfme": __version__, "suspect": facts["target"], "model": str(paths[0]), **found, **seen.told}
+        told = {
+            "dfme": __version__,
+            "suspect": facts["target"],
+            "model": str(paths[0]),
+            **found,
+            **seen.told,
+        }
         told |= {"probes": sha256, "directory": str(directory.path)}
         told["ledger"] = asdict(oracle.ledger.totals())
-        write_text(directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n")
+        write_text(
+            directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n"
+        )
         write_text(directory.path / "verify.md", "\n\n".join(sentences(told)) + "\n")
     return told
 
@@ -90,7 +110,12 @@ class Case:
     """
 
     def __init__(
-        self, job: Job, own: Any, references: Sequence[Path], tell: Tell, log: ServedLog | None = None
+        self,
+        job: Job,
+        own: Any,
+        references: Sequence[Path],
+        tell: Tell,
+        log: ServedLog | None = None,
     ) -> None:
         self._job = job
         self.log = log
@@ -107,7 +132,10 @@ class Case:
         else:
             data, self._asked[0] = served(own, *log)
         if data is None or of.mean is not None:
-            wanted = "expected --evaluation.dataset with it, images within 0 and 1 and no --evaluation.mean"
+            wanted = (
+                "expected --evaluation.dataset with it, images within 0 and 1 and no "
+                "--evaluation.mean"
+            )
             raise UserError(f"--references: {wanted}")
         self._data = replace(data, class_names=data.class_names or names)
         if log is not None:
@@ -117,15 +145,21 @@ class Case:
         self.inputs = self._checked_inputs()
 
     def _checked_inputs(self) -> list[str]:
-        """Digests of what the probes follow from. UserError for references that show no false alarms."""
+        """Digests of what the probes follow from. UserError for references that show no false
+        alarms.
+        """
         nets = [box.info.network.state_dict() for box in self._boxes]
         digests = [_digest(net.values()) for net in nets]
         (own, *others) = ({name: weight.shape for name, weight in net.items()} for net in nets)
         if len(set(digests)) < len(digests):
-            raise UserError("--references: expected different models, none of them yours, got one file twice")
+            raise UserError(
+                "--references: expected different models, none of them yours, got one file twice"
+            )
         if (alike := others.count(own)) < OWN_ARCH:
             expected = f"expected {OWN_ARCH} or more of your model's architecture, got {alike}"
-            raise UserError(f"--references: {expected}; train them with other seeds by run.py train-teacher")
+            raise UserError(
+                f"--references: {expected}; train them with other seeds by run.py train-teacher"
+            )
         images = _digest(chain([self._data.required_labels], batches(self._data)))
         return [*digests, images, str(self._job.config.seed)]
 
@@ -138,8 +172,12 @@ class Case:
         pairs = zip(names, recorded, self.inputs, strict=True)
         return list(dict.fromkeys(name for name, before, now in pairs if before != now))
 
-    def answer(self, spec: ImageSpec, names: Sequence[str], ask: Callable[[Tensor], Tensor]) -> Answer:
-        """The classes that a model answers, in the order of the owner's classes; ``NO_ANSWER`` for none."""
+    def answer(
+        self, spec: ImageSpec, names: Sequence[str], ask: Callable[[Tensor], Tensor]
+    ) -> Answer:
+        """The classes that a model answers, in the order of the owner's classes; ``NO_ANSWER`` for
+        none.
+        """
         (low, high) = spec.bounds
         order_K = order_of(self._boxes[0].num_classes, names, self._data.class_names)
 
@@ -150,8 +188,8 @@ class Case:
         return classes
 
     def choose(self, most: int, levels: int | None) -> tuple[Probes, dict[str, Any]]:
-        """Probes, quantised to so many levels, and what the references come to. UserError where no answers to
-        them could tell anything.
+        """Probes, quantised to so many levels, and what the references come to. UserError where no
+        answers to them could tell anything.
         """
         wrong = "was made to answer wrongly" if self.log else "gets wrong"
         self._tell(f"looking for images that your model {wrong}, and the references not as it does")
@@ -165,7 +203,10 @@ class Case:
         at = choose(mistakes, most, rng)
         share = p_reference(mistakes, most, rng)
         if not Evidence(len(at), len(at), share).sure:
-            few = f"found {len(at)} images to ask, too few where an independent model matches on {share:.0%}"
+            few = (
+                f"found {len(at)} images to ask, too few where an independent model "
+                f"matches on {share:.0%}"
+            )
             option = "--record" if self.log else "--evaluation.dataset"
             raise UserError(f"{option}: {few}; give more of them, or a larger --budget")
         seen = zip(self._references, left_out(mistakes, most, rng), strict=True)
@@ -174,7 +215,9 @@ class Case:
         return Probes(mistakes.images[at], mistakes.expected_N[at]), found
 
     def kept(self, directory: RunDirectory) -> tuple[Probes, dict[str, Any]]:
-        """The probes on file, and what the references came to. UserError if those of other inputs."""
+        """The probes on file, and what the references came to. UserError if those of other
+        inputs.
+        """
         path = directory.path / PROBES
         with explain_load_errors(path):
             kept = load_checkpoint(path)
@@ -183,7 +226,9 @@ class Case:
             return Probes(kept["images"], kept["expected"]), json.loads(kept["found"])
 
 
-def _open_directory(case: Case, job: Job, paths: Sequence[Path], levels: int | None) -> RunDirectory:
+def _open_directory(
+    case: Case, job: Job, paths: Sequence[Path], levels: int | None
+) -> RunDirectory:
     """A new directory with probes in it, or the one of the verification being resumed.
 
     One that was killed before its probes were on file has asked nothing: they are chosen then.
@@ -229,8 +274,8 @@ def _settings(case: Case, job: Job, paths: Sequence[Path]) -> dict[str, Any]:
 def _require_same(directory: RunDirectory, settings: Mapping[str, Any], job: Job) -> None:
     """UserError, with the keys, for other values than the verification was begun with.
 
-    Where models and images lie is free; what they are is compared with the probes (``Case.changed``), and the
-    suspect's files with their digests in the ledger.
+    Where models and images lie is free; what they are is compared with the probes
+    (``Case.changed``), and the suspect's files with their digests in the ledger.
     """
     recorded = load_yaml(directory.config, own=True)
     before, now = (decisive(json.loads(json.dumps(each))) for each in (recorded, settings))
@@ -261,7 +306,9 @@ def _digest(of: Iterable[Tensor]) -> str:
 
 
 def _matches(oracle: Oracle, classes: Answer, probes: Probes) -> Iterator[list[bool]]:
-    """Matches batch by batch, as far as the budget reaches, of the images that are given a class."""
+    """Matches batch by batch, as far as the budget reaches, of the images that are given a
+    class.
+    """
     for start in range(0, len(probes.images), BATCH):
         if count := min(BATCH, oracle.remaining):
             part = slice(start, start + count)

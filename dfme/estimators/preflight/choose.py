@@ -1,4 +1,6 @@
-"""From a finding to settings: what is left open is chosen, in two lines that say so and one that warns."""
+"""From a finding to settings: what is left open is chosen, in two lines that say so and one that
+warns.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -7,16 +9,22 @@ from dfme.spec import ImageSpec, LabelMode
 
 FINEST_LATTICE = 65_536
 COARSEST_LATTICE = 9
-"""Levels of a lattice that is walked on: beyond it floats will do, and below it a step crosses too much."""
+"""Levels of a lattice that is walked on: beyond it floats will do, and below it a step crosses too
+much.
+"""
 
 WITHIN_OF_BEST = 0.98
 """Steps whose predicted correlation is at least this share of the best are as good as it."""
 
 TIE = 1e-4
-"""Predicted correlations that differ by less differ by what machines round, which must decide nothing."""
+"""Predicted correlations that differ by less differ by what machines round, which must decide
+nothing.
+"""
 
 ENOUGH = 0.9
-"""Predicted correlation that noise alone, or curvature alone, may leave of a step that is said to do."""
+"""Predicted correlation that noise alone, or curvature alone, may leave of a step that is said to
+do.
+"""
 
 DOUBTFUL = 0.5
 """Predicted correlation below which a run is warned."""
@@ -27,10 +35,11 @@ class StepCandidate:
     """One candidate step, and what a difference along it is predicted to say.
 
     ``step`` is in units of the perturbed space (of a lattice: levels). ``signal``: rms of central
-    differences; ``noise``: rms of what they owe to the answers' resolution and to noise. ``carried``: cosine
-    between the way intended and the way the wire carries. ``forward`` and ``central``: predicted correlation
-    of the difference with the true slope along its direction. ``steady``: that correlation if curvature were
-    all; ``clear``: if noise and rounding were all (both of central differences).
+    differences; ``noise``: rms of what they owe to the answers' resolution and to noise.
+    ``carried``: cosine between the way intended and the way the wire carries. ``forward`` and
+    ``central``: predicted correlation of the difference with the true slope along its direction.
+    ``steady``: that correlation if curvature were all; ``clear``: if noise and rounding were all
+    (both of central differences).
     """
 
     step: float
@@ -51,12 +60,13 @@ class StepCandidate:
 class Finding:
     """Findings of a few hundred images about a teacher's answers and the steps that survive them.
 
-    ``declared``: its label mode; ``answers``: the form seen. ``decimals``: that the scores are rounded to,
-    none if they are not; ``relative``: their resolution as floats. ``levels``: pixel values the wire carries.
-    ``repeat`` and ``batch``: largest change of an answer when the same images come again, and when they come
-    among others. ``hidden``: share of the scores that were answered as exactly zero, or not at all.
-    ``objective``, ``space`` and ``direction``: of what, where and along what the steps were tried; no
-    ``candidates`` where answers have no scores. ``images``: charged.
+    ``declared``: its label mode; ``answers``: the form seen. ``decimals``: that the scores are
+    rounded to, none if they are not; ``relative``: their resolution as floats. ``levels``: pixel
+    values the wire carries. ``repeat`` and ``batch``: largest change of an answer when the same
+    images come again, and when they come among others. ``hidden``: share of the scores that were
+    answered as exactly zero, or not at all. ``objective``, ``space`` and ``direction``: of what,
+    where and along what the steps were tried; no ``candidates`` where answers have no scores.
+    ``images``: charged.
     """
 
     declared: str
@@ -87,39 +97,54 @@ def default_settings(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfi
     """The settings with all chosen that needs no query: of kind auto, the space and the directions.
 
     8-bit images are walked on as the lattice they are; dct directions, since the parameters of a
-    convolutional generator follow low frequencies best (docs/results/estimators.md has the figures).
+    convolutional generator follow low frequencies best (docs/results/estimators.md has the
+    figures).
     """
     if config.kind != "auto":
         return config
     lattice = spec.levels is not None and COARSEST_LATTICE <= spec.levels <= FINEST_LATTICE
     return replace(
-        config, kind="finite_difference", space="lattice" if lattice else "pre_squash", direction="dct"
+        config,
+        kind="finite_difference",
+        space="lattice" if lattice else "pre_squash",
+        direction="dct",
     )
 
 
-def choose(config: EstimatorConfig, finding: Finding, spec: ImageSpec, reuse: bool) -> EstimatorConfig:
-    """Settings without ``auto``. ``step: auto`` sets the step, ``kind: auto`` all but ``directions``.
+def choose(
+    config: EstimatorConfig, finding: Finding, spec: ImageSpec, reuse: bool
+) -> EstimatorConfig:
+    """Settings without ``auto``. ``step: auto`` sets the step, ``kind: auto`` all but
+    ``directions``.
 
-    ``reuse``: the answer at the point itself costs nothing, so that forward differences do not pay for it.
+    ``reuse``: the answer at the point itself costs nothing, so that forward differences do not pay
+    for it.
     """
     chosen = default_settings(config, spec)
     if config.kind == "auto":
         form = best_form(finding, config.directions, reuse)
         chosen = replace(chosen, form=form, objective=finding.objective)
-    return replace(chosen, step=best_step(finding, chosen.form)) if needs_preflight(config) else chosen
+    return (
+        replace(chosen, step=best_step(finding, chosen.form)) if needs_preflight(config) else chosen
+    )
 
 
 def best_form(finding: Finding, directions: int, reuse: bool) -> Form:
-    """Central where it costs no more, or where forward differences lose more by curvature than it costs.
+    """Central where it costs no more, or where forward differences lose more by curvature than it
+    costs.
 
-    At equal queries central differences have (m + 1) / 2 directions to m forward ones, and the cosine of an
-    estimate grows with the root of their number.
+    At equal queries central differences have (m + 1) / 2 directions to m forward ones, and the
+    cosine of an estimate grows with the root of their number.
     """
     if reuse:
         return "forward"
     forward = max((candidate.forward for candidate in finding.candidates), default=0.0)
     central = max((candidate.central for candidate in finding.candidates), default=0.0)
-    return "central" if central * ((directions + 1) / (2 * directions)) ** 0.5 >= forward - TIE else "forward"
+    return (
+        "central"
+        if central * ((directions + 1) / (2 * directions)) ** 0.5 >= forward - TIE
+        else "forward"
+    )
 
 
 def best_step(finding: Finding, form: Form) -> float:
@@ -143,7 +168,8 @@ def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
     """Two lines for the user: what was chosen, and the measured reasons."""
     cost = 2 * chosen.directions if chosen.form == "central" else chosen.directions + 1
     what = (
-        f"estimator: {chosen.kind}, {chosen.form}, step {float(chosen.step):g} in space {chosen.space}, "
+        f"estimator: {chosen.kind}, {chosen.form}, step {float(chosen.step):g} in space "
+        f"{chosen.space}, "
         f"direction {chosen.direction}, objective {chosen.objective} ({cost} images a point); "
         f"the check took {finding.images} images"
     )
@@ -152,7 +178,8 @@ def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
     candidate = finding.candidate(float(chosen.step))
     images = "images as floats" if finding.levels is None else f"images of {finding.levels} levels"
     why = (
-        f"because: {_answers(finding)}; {images}; at this step a difference is {_ratio(candidate)} the noise "
+        f"because: {_answers(finding)}; {images}; at this step a difference is {_ratio(candidate)} "
+        "the noise "
         f"and its predicted correlation with the true slope {candidate.of(chosen.form):.2f}; "
         f"{_window(finding)}"
     )
@@ -160,33 +187,41 @@ def explain(finding: Finding, chosen: EstimatorConfig) -> tuple[str, str]:
 
 
 def warning(finding: Finding, chosen: EstimatorConfig) -> str | None:
-    """One line where the gradients will be little but noise: how little, the likely cause, the remedy."""
+    """One line where the gradients will be little but noise: how little, the likely cause, the
+    remedy.
+    """
     candidate = finding.candidate(float(chosen.step)) if finding.candidates else None
     found = 0.0 if candidate is None else candidate.of(chosen.form)
     if found >= DOUBTFUL:
         return None
     cause, remedy = _diagnosis(finding, chosen, candidate)
     return (
-        f"warning: the predicted correlation of a difference with the true slope is {found:.2f}: the "
+        f"warning: the predicted correlation of a difference with the true slope is {found:.2f}: "
+        "the "
         f"generator will mostly follow noise; likely cause: {cause}; {remedy}"
     )
 
 
 def flags(chosen: EstimatorConfig) -> str:
     """The command line's words for what was chosen."""
-    words = {name: getattr(chosen, name) for name in ("kind", "objective", "space", "direction", "form")}
+    words = {
+        name: getattr(chosen, name) for name in ("kind", "objective", "space", "direction", "form")
+    }
     words["step"] = f"{float(chosen.step):g}"
     return " ".join(f"--estimator.{name} {value}" for name, value in words.items())
 
 
-def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandidate | None) -> tuple[str, str]:
+def _diagnosis(
+    finding: Finding, chosen: EstimatorConfig, candidate: StepCandidate | None
+) -> tuple[str, str]:
     """The likely cause of differences that say nothing, and what would help."""
     no_queries = "take a method whose generator needs no such differences (--method.name static)"
     if finding.answers in ("labels", "one-hot") or candidate is None:
         return f"the answers are {finding.answers} and change in jumps only", no_queries
     if candidate.carried < DOUBTFUL:
         return (
-            f"images travel as {finding.levels} levels, which {1 - candidate.carried:.0%} of the step is "
+            f"images travel as {finding.levels} levels, which {1 - candidate.carried:.0%} of the "
+            "step is "
             "lost to",
             "try --estimator.space lattice --estimator.step auto, or --estimator.kind auto",
         )
@@ -199,7 +234,8 @@ def _diagnosis(finding: Finding, chosen: EstimatorConfig, candidate: StepCandida
         share = f", {finding.hidden:.0%} of them to zero" if finding.hidden > 0 else ""
         return (
             f"scores rounded to {finding.decimals} decimals{share}",
-            "--estimator.objective kl hardly depends on scores near zero (--estimator.kind auto takes it), "
+            "--estimator.objective kl hardly depends on scores near zero (--estimator.kind auto "
+            "takes it), "
             "and more decimals would help most",
         )
     return (
@@ -215,7 +251,9 @@ def _quantum(finding: Finding) -> float:
 def _answers(finding: Finding) -> str:
     if finding.answers == "labels":
         return "answers are labels"
-    rounded = "not rounded" if finding.decimals is None else f"rounded to {finding.decimals} decimals"
+    rounded = (
+        "not rounded" if finding.decimals is None else f"rounded to {finding.decimals} decimals"
+    )
     hidden = f" ({finding.hidden:.0%} of them zero or not told)" if finding.hidden >= 0.01 else ""
     steady = "" if max(finding.repeat, finding.batch) <= _quantum(finding) else ", not repeatable"
     declared = LabelMode.parse(finding.declared)

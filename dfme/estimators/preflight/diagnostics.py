@@ -1,4 +1,6 @@
-"""What answers and differences show without another query: resolution, alignment, signal to noise."""
+"""What answers and differences show without another query: resolution, alignment, signal to
+noise.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec
 
 DOUBT = 0.3
-"""Spread of the factors, in logarithms, that the weight of hidden classes in the objective is felt with."""
+"""Spread of the factors, in logarithms, that the weight of hidden classes in the objective is felt
+with.
+"""
 
 DRAWS = 8
 """Draws of such factors for each image."""
@@ -31,14 +35,18 @@ ObjectiveOfAnswers = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Resolution:
-    """Distance of two answers that the wire loses: a rounding step of ``decimals``, or ``relative``."""
+    """Distance of two answers that the wire loses: a rounding step of ``decimals``, or
+    ``relative``.
+    """
 
     decimals: int | None = None
     relative: float = FLOAT32
 
     @classmethod
     def seen(cls, answers_NK: Tensor) -> Resolution:
-        """Resolution that scores show: decimals, or a short floating-point format that carries them all."""
+        """Resolution that scores show: decimals, or a short floating-point format that carries them
+        all.
+        """
         places = decimals(answers_NK)
         known = answers_NK[torch.isfinite(answers_NK)]
         if places is None:
@@ -74,8 +82,8 @@ def pair_of_images(
 ) -> tuple[Tensor, Tensor]:
     """Both images per point of one difference of these settings, before the wire rounds them.
 
-    (plus, minus) of central differences, (plus, base) of forward ones: what the estimator itself would ask
-    for along its first direction. ``features_BFHW``: for the direction range.
+    (plus, minus) of central differences, (plus, base) of forward ones: what the estimator itself
+    would ask for along its first direction. ``features_BFHW``: for the direction range.
     """
     single = replace(config, kind="finite_difference", directions=1)
     # lattice probes are never rounded
@@ -109,7 +117,9 @@ def probe_alignment(
     rng: torch.Generator,
     features_BFHW: Tensor | None = None,
 ) -> Tensor:
-    """The metric: mean alignment of the settings' differences at the points u, a scalar; 1 for floats."""
+    """The metric: mean alignment of the settings' differences at the points u, a scalar; 1 for
+    floats.
+    """
     if spec.levels is None:
         return u_BCHW.new_ones(())
     return alignment(*pair_of_images(config, spec, squash, u_BCHW, rng, features_BFHW), spec).mean()
@@ -123,7 +133,8 @@ def difference_snr(
     resolution: Resolution,
     rng: torch.Generator,
 ) -> Tensor:
-    """The metric: rms of the differences over the rms of what the answers' resolution hides in one, a scalar.
+    """The metric: rms of the differences over the rms of what the answers' resolution hides in one,
+    a scalar.
 
     ``images_NCHW`` and ``answers``: any of those that the differences were made of.
     """
@@ -138,7 +149,9 @@ def hidden_rms(
     resolution: Resolution,
     rng: torch.Generator,
 ) -> Tensor:
-    """Rms, a scalar, of what the answers' resolution hides in one value of the objective; 0 of labels."""
+    """Rms, a scalar, of what the answers' resolution hides in one value of the objective; 0 of
+    labels.
+    """
     if answers.ndim == 1:
         return torch.zeros((), dtype=torch.float64, device=answers.device)
     return rms(value(images_NCHW, resolution.jitter(answers, rng)) - value(images_NCHW, answers))
@@ -155,8 +168,8 @@ def revealed_share(
 ) -> float:
     """Correlation of the objective's changes with and without the hidden classes (heuristic).
 
-    All scores are moved at random, by factors before they are normalised again; of the hidden ones, which
-    stand at one rounding step here, nobody hears.
+    All scores are moved at random, by factors before they are normalised again; of the hidden ones,
+    which stand at one rounding step here, nobody hears.
     """
     if not hidden_NK.any():
         return 1.0
@@ -166,5 +179,7 @@ def revealed_share(
     moved_NK = (base_NK.log() + DOUBT * noise_NK).softmax(dim=1)
     heard_NK = torch.where(hidden_NK.repeat(DRAWS, 1), base_NK, moved_NK)
     images_NCHW = images_NCHW.repeat(DRAWS, 1, 1, 1)
-    before_N, true_N, heard_N = (value(images_NCHW, each_NK) for each_NK in (base_NK, moved_NK, heard_NK))
+    before_N, true_N, heard_N = (
+        value(images_NCHW, each_NK) for each_NK in (base_NK, moved_NK, heard_NK)
+    )
     return max(0.0, cosine_similarity(true_N - before_N, heard_N - before_N, dim=0).item())

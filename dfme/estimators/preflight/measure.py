@@ -33,7 +33,9 @@ MIN_POINTS = 4
 
 
 class Channel(NamedTuple):
-    """The check's access to a teacher. ``ask``: charged as ``check``; ``left``: images the budget allows."""
+    """The check's access to a teacher. ``ask``: charged as ``check``; ``left``: images the budget
+    allows.
+    """
 
     ask: Callable[[Tensor], Tensor]
     spec: ImageSpec
@@ -46,12 +48,16 @@ ValueOf = Callable[[ObjectiveName], ObjectiveOfAnswers]
 
 
 def preflight_images(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> int:
-    """Images that ``run_preflight`` asks for, whatever it finds; ``scores``: of a teacher that gives them."""
+    """Images that ``run_preflight`` asks for, whatever it finds; ``scores``: of a teacher that
+    gives them.
+    """
     return sum(preflight_calls(config, spec, scores))
 
 
 def preflight_calls(config: EstimatorConfig, spec: ImageSpec, scores: bool = True) -> list[int]:
-    """Images of each batch of ``run_preflight``: at the points, again, among others, at the steps."""
+    """Images of each batch of ``run_preflight``: at the points, again, among others, at the
+    steps.
+    """
     steps = candidate_steps(default_settings(config, spec), spec) if scores else ()
     return [POINTS, POINTS, 2 * POINTS] + [2 * POINTS] * len(steps)
 
@@ -60,7 +66,8 @@ def require_budget(left: int, images: int) -> None:
     """UserError where a check of so many images does not fit into what is left of the budget."""
     if left < images:
         raise UserError(
-            f"--budget: expected at least {images} images for the check that --estimator.kind auto and "
+            f"--budget: expected at least {images} images for the check that --estimator.kind auto "
+            "and "
             f"--estimator.step auto begin with, {left} are left; choose both by hand, or give more"
         )
 
@@ -72,9 +79,11 @@ def run_preflight(
     config: EstimatorConfig,
     rng: torch.Generator,
 ) -> Finding:
-    """Ask for ``preflight_images`` images and say how well differences of their answers follow true slopes.
+    """Ask for ``preflight_images`` images and say how well differences of their answers follow true
+    slopes.
 
-    The student behind ``value_of`` is in eval mode. Points are the generator's, whose state does not change.
+    The student behind ``value_of`` is in eval mode. Points are the generator's, whose state does
+    not change.
 
     Raises:
         UserError: the budget does not reach; nothing was asked.
@@ -84,7 +93,9 @@ def run_preflight(
     require_budget(channel.left, images)
     with torch.no_grad(), ieee_fp32():
         settings = default_settings(config, channel.spec)
-        return _Check(channel, value_of, settings, rng, config.kind == "auto").finding(generator, images)
+        return _Check(channel, value_of, settings, rng, config.kind == "auto").finding(
+            generator, images
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +129,9 @@ class _Check:
         pairs = []
         for step in steps:
             central = replace(self.config, step=step, form="central")
-            pairs.append(pair_of_images(central, spec, squash, u_NCHW, self._same_chance(), features_NFHW))
+            pairs.append(
+                pair_of_images(central, spec, squash, u_NCHW, self._same_chance(), features_NFHW)
+            )
         asked = [self._ask(torch.cat(pair)) for pair in pairs]
         known_N = _answered(base, again, among)
         if not known_N.all():
@@ -133,7 +146,9 @@ class _Check:
         candidates: tuple[StepCandidate, ...] = ()
         if steps:
             value = self.value_of(objective)
-            candidates = self._candidates(value, steps, pairs, asked, base_NCHW, (base, again), resolution)
+            candidates = self._candidates(
+                value, steps, pairs, asked, base_NCHW, (base, again), resolution
+            )
         return Finding(
             declared=str(self.channel.label_mode),
             answers=form_of(answers),
@@ -151,7 +166,9 @@ class _Check:
         )
 
     def _objective(self, answers: Tensor) -> ObjectiveName:
-        """Objective to differentiate: if free, kl where probabilities are rounded or partly hidden."""
+        """Objective to differentiate: if free, kl where probabilities are rounded or partly
+        hidden.
+        """
         if not self.free or answers.ndim != 2 or self.channel.label_mode.kind == "logits":
             return self.config.objective
         whole = Resolution.seen(answers).decimals is None and not _hidden(answers).any()
@@ -181,7 +198,9 @@ class _Check:
         images_NCHW = spec.quantise(base_NCHW)
         base_N = value(images_NCHW, base).double()
         repeated = (value(images_NCHW, again) - base_N).square().mean().item() / 2
-        unresolved = hidden_rms(value, images_NCHW, base, resolution, self._same_chance()).item() ** 2
+        unresolved = (
+            hidden_rms(value, images_NCHW, base, resolution, self._same_chance()).item() ** 2
+        )
         revealed = []
         ends = []
         for (plus_NCHW, minus_NCHW), answers in zip(pairs, asked, strict=True):
@@ -212,8 +231,10 @@ def _answered(*answers: Tensor) -> Tensor:
     known_N = ~torch.stack([unanswered(each) for each in answers]).any(dim=0)
     if known_N.sum() < MIN_POINTS:
         raise Unserved(
-            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images each time, "
-            "too few to choose by; start a new run with --estimator.kind and --estimator.step chosen by "
+            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images "
+            "each time, "
+            "too few to choose by; start a new run with --estimator.kind and --estimator.step "
+            "chosen by "
             "hand, or with a method that estimates nothing, such as --recipe frugal"
         )
     return known_N
@@ -225,7 +246,9 @@ def _hidden(answers_NK: Tensor) -> Tensor:
 
 
 def largest_change(first: Tensor, second: Tensor) -> float:
-    """The most by which any answer differs from the other to the same image; 1 for another label."""
+    """The most by which any answer differs from the other to the same image; 1 for another
+    label.
+    """
     if first.ndim == 1:
         return float((first != second).any())
     return (first.double().nan_to_num() - second.double().nan_to_num()).abs().max().item()

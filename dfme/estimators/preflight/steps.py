@@ -1,17 +1,19 @@
-"""Which steps to try, and how well slopes there follow the true ones: predicted from pairs of values.
+"""Which steps to try, and how well slopes there follow the true ones: predicted from pairs of
+values.
 
-At image i the half difference over the step, s_i(h) = (f(+h) - f(-h)) / 2h, is the true slope t_i blurred by
-the answers' resolution and noise (less, the larger h) and bent by curvature (more, the larger h). The
-correlation with t, taken as a cosine over the images since that is what reaches the generator, is predicted
-to be the least of
+At image i the half difference over the step, s_i(h) = (f(+h) - f(-h)) / 2h, is the true slope t_i
+blurred by the answers' resolution and noise (less, the larger h) and bent by curvature (more, the
+larger h). The correlation with t, taken as a cosine over the images since that is what reaches the
+generator, is predicted to be the least of
 
     blur      1 / sqrt(1 + w^2 / (2 h^2 E[t^2])), w^2 being the variance of one value
     carried   the cosine between the way intended and the way that the wire carries
     likeness  the cosine with the slopes of a reference, over the reference's own correlation with t
 
-times what classes hidden by the answers leave. The reference is the smaller of two neighbouring steps whose
-slopes are the same, in size and sign; since their errors differ, r = 2 <s, s'> / (<s, s> + <s', s'>) is the
-square of its correlation and <s, s'> measures E[t^2]. Forward differences have four times the variance.
+times what classes hidden by the answers leave. The reference is the smaller of two neighbouring
+steps whose slopes are the same, in size and sign; since their errors differ, r = 2 <s, s'> / (<s,
+s> + <s', s'>) is the square of its correlation and <s, s'> measures E[t^2]. Forward differences
+have four times the variance.
 """
 
 import math
@@ -55,8 +57,8 @@ def candidate_steps(config: EstimatorConfig, spec: ImageSpec) -> tuple[float, ..
 
 
 ALIKE = 0.95
-"""Pairs of steps that agree at least this much of the best pair do as well for a reference; the smallest is
-taken."""
+"""Pairs of steps that agree at least this much of the best pair do as well for a reference; the
+smallest is taken."""
 
 MIN_COSINE = 1e-3
 """Slopes less alike than this have nothing in common."""
@@ -77,10 +79,10 @@ def predicted(
 ) -> tuple[StepCandidate, ...]:
     """Every step with its correlations, by this module's model: 0 where no value ever differs.
 
-    The objective, in float64, at both ends of every step (J steps, N images) and at the images themselves.
-    ``known_noise``: variance of one value, as far as it is known. ``carried_J``: alignment of the ways
-    between both ends; ``carried_forward_J``: between an end and the image. ``revealed_J``: correlation left
-    by classes of which nothing is known.
+    The objective, in float64, at both ends of every step (J steps, N images) and at the images
+    themselves. ``known_noise``: variance of one value, as far as it is known. ``carried_J``:
+    alignment of the ways between both ends; ``carried_forward_J``: between an end and the image.
+    ``revealed_J``: correlation left by classes of which nothing is known.
     """
     h_J1 = steps_J.unsqueeze(1)
     slope_JN = (plus_JN - minus_JN) / (2 * h_J1)
@@ -115,8 +117,9 @@ def predicted(
 def reference(slope_JN: Tensor, known_J: Tensor) -> tuple[int, Tensor, Tensor]:
     """The reference step, the mean square of true slopes, and the step's correlation with them.
 
-    ``known_J``: variance that the known noise of values gives the slopes of each step: steps that it drowns
-    agree by chance only. A single step has nothing to agree with but what noise leaves of itself.
+    ``known_J``: variance that the known noise of values gives the slopes of each step: steps that
+    it drowns agree by chance only. A single step has nothing to agree with but what noise leaves of
+    itself.
     """
     power_J = slope_JN.square().mean(1)
     if len(slope_JN) == 1:

@@ -14,7 +14,9 @@ CHUNK = 1 << 18  # numbers worked on at once: as many as a processor's cache hol
 
 
 def in_chunks(drawn: DrawProgram) -> DrawProgram:
-    """``drawn``, asked for as many images at a time as memory allows, and brought within the bounds."""
+    """``drawn``, asked for as many images at a time as memory allows, and brought within the
+    bounds.
+    """
 
     @wraps(drawn)
     def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
@@ -26,7 +28,9 @@ def in_chunks(drawn: DrawProgram) -> DrawProgram:
 
 
 def pixel_grid(spec: ImageSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres of the pixels, x (1, W) and y (H, 1), from the middle in halves of the shorter side."""
+    """Centres of the pixels, x (1, W) and y (H, 1), from the middle in halves of the shorter
+    side.
+    """
     _, height, width = spec.shape
     unit = min(height, width) / 2
     x_1W = (torch.arange(width, device=device) + (1 - width) / 2).div_(unit).unsqueeze(0)
@@ -41,13 +45,19 @@ def uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generato
 
 def log_uniform(shape: tuple[int, ...], low: float, high: float, rng: torch.Generator) -> Tensor:
     """Numbers whose logarithms are spread evenly: a power law with an exponent of -1."""
-    return torch.rand(shape, generator=rng, device=rng.device).mul_(math.log(high / low)).exp_().mul_(low)
+    return (
+        torch.rand(shape, generator=rng, device=rng.device)
+        .mul_(math.log(high / low))
+        .exp_()
+        .mul_(low)
+    )
 
 
 def shuffled(images_NCHW: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """``count`` of the images, each as likely as any other, in random order.
 
-    Kinds of image are drawn in equal shares, rounded up: so no host has to draw the shares and wait.
+    Kinds of image are drawn in equal shares, rounded up: so no host has to draw the shares and
+    wait.
     """
     return images_NCHW[torch.randperm(len(images_NCHW), generator=rng, device=rng.device)[:count]]
 

@@ -20,9 +20,10 @@ FAR = 1e4  # where a thing is not seen
 class Things:
     """Objects that fall.
 
-    ``numbers``: ranges, each of which an equal share of the images has. ``cover(count, numbers, spec, rng)``:
-    how much of each pixel each thing covers (B, M, H, W), within 0 and 1; ``colours(count, most, spec,
-    rng)``: (B, M, C, 1, 1), or (B, M, C, H, W) where things have textures.
+    ``numbers``: ranges, each of which an equal share of the images has. ``cover(count, numbers,
+    spec, rng)``: how much of each pixel each thing covers (B, M, H, W), within 0 and 1;
+    ``colours(count, most, spec, rng)``: (B, M, C, 1, 1), or (B, M, C, H, W) where things have
+    textures.
     """
 
     numbers: tuple[Range, ...]
@@ -48,7 +49,9 @@ def grounds(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """Grounds within 0 and 1: one colour for half of the images, a gradient for the other half."""
     half = -(-count // 2)
     flat_BC11 = uniform((half, spec.shape[0], 1, 1), 0, 1, rng)
-    both_NCHW = torch.cat([flat_BC11.expand(-1, *spec.shape), ramps.draw(half, ImageSpec(spec.shape), rng)])
+    both_NCHW = torch.cat(
+        [flat_BC11.expand(-1, *spec.shape), ramps.draw(half, ImageSpec(spec.shape), rng)]
+    )
     return shuffled(both_NCHW, count, rng)
 
 
@@ -59,7 +62,11 @@ def drop(image_BCHW: Tensor, cover_BMHW: Tensor, colours_BMCHW: Tensor) -> None:
 
 
 def absent(count: int, numbers: Range, rng: torch.Generator) -> Tensor:
-    """Mask of the things beyond an image's number of M, drawn evenly from the range, (B, M, 1, 1)."""
+    """Mask of the things beyond an image's number of M, drawn evenly from the range, (B, M, 1,
+    1).
+    """
     fewest, most = numbers
-    number_B111 = torch.randint(fewest, most + 1, (count, 1, 1, 1), generator=rng, device=rng.device)
+    number_B111 = torch.randint(
+        fewest, most + 1, (count, 1, 1, 1), generator=rng, device=rng.device
+    )
     return torch.arange(most, device=rng.device).view(1, -1, 1, 1) >= number_B111

@@ -1,10 +1,12 @@
-"""Dead leaves: overlapping discs, rectangles and diamonds of random size, place, turn, aspect and colour.
+"""Dead leaves: overlapping discs, rectangles and diamonds of random size, place, turn, aspect and
+colour.
 
-Lee, Mumford and Huang 2001, "Occlusion models for natural images", International Journal of Computer Vision
-41; as training data: Baradad et al. 2021 (arXiv 2106.05963). There leaves fall until nothing else is seen;
-here few fall on a ground of one colour or of a gradient, since small pictures hold few things. The ranges are
-heuristic. Tried on three tasks of small images, two seeds each: gradients on half of the grounds gained 0 to
-2 points of accuracy over plain ones, 1/f noise on a quarter cost up to 4.
+Lee, Mumford and Huang 2001, "Occlusion models for natural images", International Journal of
+Computer Vision 41; as training data: Baradad et al. 2021 (arXiv 2106.05963). There leaves fall
+until nothing else is seen; here few fall on a ground of one colour or of a gradient, since small
+pictures hold few things. The ranges are heuristic. Tried on three tasks of small images, two seeds
+each: gradients on half of the grounds gained 0 to 2 points of accuracy over plain ones, 1/f noise
+on a quarter cost up to 4.
 """
 
 import math
@@ -16,7 +18,12 @@ from dfme.queries.programs.canvas import log_uniform, pixel_grid, uniform
 from dfme.queries.programs.heaps import FAR, Range, Things, absent, heap
 from dfme.spec import ImageSpec
 
-NUMBERS = ((1, 5), (6, 10), (11, 15), (16, 20))  # leaves of an image: a quarter of the images has each
+NUMBERS = (
+    (1, 5),
+    (6, 10),
+    (11, 15),
+    (16, 20),
+)  # leaves of an image: a quarter of the images has each
 RADII = (0.16, 1.2)  # in halves of the shorter side; a power law, as things in photographs have
 ASPECTS = (math.exp(-1), math.exp(1))  # one radius over their geometric mean
 
@@ -31,11 +38,13 @@ def _colours(count: int, most: int, spec: ImageSpec, rng: torch.Generator) -> Te
 
 
 def cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Share of each pixel that each leaf covers, (B, M, H, W) within 0 and 1: edges are a pixel wide.
+    """Share of each pixel that each leaf covers, (B, M, H, W) within 0 and 1: edges are a pixel
+    wide.
 
-    With a and b the coordinates in the leaf's own axes and radii, not negative, a pixel lies inside where
-    max(a, b) < 1 (rectangle), a**2 + b**2 < 1 (disc) or a + b < 1 (diamond). With h = max(a, b) and
-    l = min(a, b), all three squares are h**2 + l * (s * l + d * h) for (s, d) of (0, 0), (1, 0) and (1, 2).
+    With a and b the coordinates in the leaf's own axes and radii, not negative, a pixel lies inside
+    where max(a, b) < 1 (rectangle), a**2 + b**2 < 1 (disc) or a + b < 1 (diamond). With h = max(a,
+    b) and l = min(a, b), all three squares are h**2 + l * (s * l + d * h) for (s, d) of (0, 0), (1,
+    0) and (1, 2).
     """
     one = (count, numbers[1], 1, 1)
     x_1W, y_H1 = pixel_grid(spec, rng.device)

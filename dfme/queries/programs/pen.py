@@ -1,9 +1,10 @@
-"""Pen strokes: a few curves by one round pen, most joined end to start, in one ink on an empty ground.
+"""Pen strokes: a few curves by one round pen, most joined end to start, in one ink on an empty
+ground.
 
-Heuristic: what is known of handwriting without having seen any, of whatever script. Unlike ``strokes``, an
-image has one pen and one ink, its ground is empty, and its curves lie within a box around the middle. Of grey
-images most are light on dark; coloured ones have any two colours. What it is worth is in
-docs/results/real_size.md.
+Heuristic: what is known of handwriting without having seen any, of whatever script. Unlike
+``strokes``, an image has one pen and one ink, its ground is empty, and its curves lie within a box
+around the middle. Of grey images most are light on dark; coloured ones have any two colours. What
+it is worth is in docs/results/real_size.md.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""Colour gradients: from one random colour to another along a line or from a point, once or in waves.
+"""Colour gradients: from one random colour to another along a line or from a point, once or in
+waves.
 
 No paper: the smooth end of what a picture can be, where leaves are all edges.
 """
@@ -29,7 +30,9 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 def _position(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """Where a pixel stands: along a line of any direction, or away from any point of the image, (B, H, W)."""
+    """Where a pixel stands: along a line of any direction, or away from any point of the image, (B,
+    H, W).
+    """
     one = (count, 1, 1)
     x_1W, y_H1 = pixel_grid(spec, rng.device)
     centre_x = uniform(one, -1, 1, rng) * x_1W.amax()

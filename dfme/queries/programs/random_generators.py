@@ -1,6 +1,8 @@
-"""Images of generators fresh from initialisation: another net for every batch, none of them ever trained.
+"""Images of generators fresh from initialisation: another net for every batch, none of them ever
+trained.
 
-Baradad et al. 2021 (arXiv 2106.05963) draw from untrained StyleGANs; here it is the generator of DFME.
+Baradad et al. 2021 (arXiv 2106.05963) draw from untrained StyleGANs; here it is the generator of
+DFME.
 """
 
 import math
@@ -18,7 +20,9 @@ CHUNK = 1 << 17  # pixels at once, each of 128 activations: what a net needs in 
 
 
 def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
-    """``count`` images (B, C, H, W), float32 within the bounds, on ``rng``'s device: a net per 256."""
+    """``count`` images (B, C, H, W), float32 within the bounds, on ``rng``'s device: a net per
+    256.
+    """
     chunk = max(MIN_IMAGES, min(MAX_IMAGES, CHUNK // math.prod(spec.shape[1:])))
     parts = [_drawn(min(chunk, count - start), spec, rng) for start in range(0, count, chunk)]
     return torch.cat(parts)

@@ -1,9 +1,10 @@
-"""Strokes: a few curved lines of random course, width and colour on a ground, as of a pen or a brush.
+"""Strokes: a few curved lines of random course, width and colour on a ground, as of a pen or a
+brush.
 
-No paper. What leaves lack: thin things that bend and join, which letters and the outlines of things are made
-of. The ranges are heuristic. Tried on three tasks of small images, two seeds each: half strokes and half
-leaves gave 3 points of accuracy more than leaves alone on textured colour shapes, 2 on grey shapes, and as
-many on digits.
+No paper. What leaves lack: thin things that bend and join, which letters and the outlines of things
+are made of. The ranges are heuristic. Tried on three tasks of small images, two seeds each: half
+strokes and half leaves gave 3 points of accuracy more than leaves alone on textured colour shapes,
+2 on grey shapes, and as many on digits.
 """
 
 from itertools import pairwise
@@ -42,7 +43,8 @@ def _cover(count: int, numbers: Range, spec: ImageSpec, rng: torch.Generator) ->
 def lines(
     points_SBM2: Tensor, width_BM11: Tensor, numbers: Range, spec: ImageSpec, rng: torch.Generator
 ) -> Tensor:
-    """Share of each pixel that lines through the points cover, (B, M, H, W): edges are a pixel wide.
+    """Share of each pixel that lines through the points cover, (B, M, H, W): edges are a pixel
+    wide.
 
     ``width_BM11`` is half of theirs, in halves of the shorter side.
     """
@@ -53,7 +55,8 @@ def lines(
 
 
 def curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float) -> Tensor:
-    """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere in the image.
+    """Points (S + 1, B, M, 2) on quadratic Bezier curves, whose three points lie anywhere in the
+    image.
 
     This ``share`` of curves start where the one before them ended.
     """
@@ -65,15 +68,21 @@ def curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: 
     joined[:, 0] = False
     start = torch.where(joined, end.roll(1, dims=1), start)
     share_S111 = torch.linspace(0, 1, SEGMENTS + 1, device=rng.device).view(-1, 1, 1, 1)
-    return torch.lerp(torch.lerp(start, middle, share_S111), torch.lerp(middle, end, share_S111), share_S111)
+    return torch.lerp(
+        torch.lerp(start, middle, share_S111), torch.lerp(middle, end, share_S111), share_S111
+    )
 
 
 def _nearest(points_SBM2: Tensor, spec: ImageSpec) -> Tensor:
-    """The square of every pixel's distance to the nearest segment between successive points, (B, M, H, W)."""
+    """The square of every pixel's distance to the nearest segment between successive points, (B, M,
+    H, W).
+    """
     x_1W, y_H1 = pixel_grid(spec, points_SBM2.device)
     nearest_BMHW: Tensor | None = None
     for first_BM2, last_BM2 in pairwise(points_SBM2.unbind()):
-        (px, py), (dx, dy) = (pair[..., None, None].unbind(2) for pair in (first_BM2, last_BM2 - first_BM2))
+        (px, py), (dx, dy) = (
+            pair[..., None, None].unbind(2) for pair in (first_BM2, last_BM2 - first_BM2)
+        )
         length = (dx.square() + dy.square()).clamp_min(1e-12)
         along_x = x_1W - px
         along_y = y_H1 - py
@@ -82,6 +91,8 @@ def _nearest(points_SBM2: Tensor, spec: ImageSpec) -> Tensor:
         off_x = torch.addcmul(along_x, foot_BMHW, dx, value=-1)
         off_y = torch.addcmul(along_y, foot_BMHW, dy, value=-1)
         squared_BMHW = off_x.square_().addcmul_(off_y, off_y)
-        nearest_BMHW = squared_BMHW if nearest_BMHW is None else torch.minimum(nearest_BMHW, squared_BMHW)
+        nearest_BMHW = (
+            squared_BMHW if nearest_BMHW is None else torch.minimum(nearest_BMHW, squared_BMHW)
+        )
     assert nearest_BMHW is not None
     return nearest_BMHW

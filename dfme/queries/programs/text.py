@@ -1,9 +1,10 @@
-"""Text: a line of printed characters in one ink, a little turned, slanted and stretched, on any ground.
+"""Text: a line of printed characters in one ink, a little turned, slanted and stretched, on any
+ground.
 
-Heuristic: what is known of printed text without having seen any that the teacher reads. The characters are
-those of Pillow's own font (Aileron) in three weights. Half of the grounds are plain, half textured leaves.
-An image wider than high is filled by its line, the more so the wider it is, and half of the lines are upside
-down. What it is worth is in docs/results/real_size.md.
+Heuristic: what is known of printed text without having seen any that the teacher reads. The
+characters are those of Pillow's own font (Aileron) in three weights. Half of the grounds are plain,
+half textured leaves. An image wider than high is filled by its line, the more so the wider it is,
+and half of the lines are upside down. What it is worth is in docs/results/real_size.md.
 """
 
 import math
@@ -45,7 +46,9 @@ def draw(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     ground_BCHW = shuffled(both_NCHW, count, rng)
     inks_2BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng)
     # Of two inks the one that can be read better.
-    apart_2B111 = (inks_2BC11 - ground_BCHW.mean((2, 3), keepdim=True)).square().mean(2, keepdim=True)
+    apart_2B111 = (
+        (inks_2BC11 - ground_BCHW.mean((2, 3), keepdim=True)).square().mean(2, keepdim=True)
+    )
     ink_BC11 = torch.where(apart_2B111[0] > apart_2B111[1], inks_2BC11[0], inks_2BC11[1])
     return torch.lerp(ground_BCHW, ink_BC11, _cover(count, spec, rng))
 
@@ -66,7 +69,9 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     lowest, highest = HEIGHTS
     cell_B11 = uniform(one, lowest + (1 - play) * (highest - lowest), highest, rng) / CAPITAL
     down_BHW = (y_BHW * turn_B11.cos() - x_BHW * turn_B11.sin()) / cell_B11
-    along_BHW = (x_BHW * turn_B11.cos() + y_BHW * turn_B11.sin()) / (cell_B11 * uniform(one, *STRETCHES, rng))
+    along_BHW = (x_BHW * turn_B11.cos() + y_BHW * turn_B11.sin()) / (
+        cell_B11 * uniform(one, *STRETCHES, rng)
+    )
     along_BHW = along_BHW + uniform(one, -TURN, TURN, rng) * down_BHW
     gone_BM11 = absent(count, (1, most), rng)
     gone_BM11[:, 1:] |= uniform((count, 1, 1, 1), 0, 1, rng) < play * SINGLE
@@ -80,7 +85,9 @@ def _cover(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     cover_BHW = torch.zeros_like(along_BHW)
     for place in range(most):
         digit_B = torch.randint(len(DIGITS), (count,), generator=rng, device=rng.device)
-        letter_B = torch.randint(len(DIGITS), len(CHARACTERS), (count,), generator=rng, device=rng.device)
+        letter_B = torch.randint(
+            len(DIGITS), len(CHARACTERS), (count,), generator=rng, device=rng.device
+        )
         which_B = torch.where(uniform((count,), 0, 1, rng) < DIGIT_SHARE, digit_B, letter_B)
         cell_B1HW = cells_NHW[weight_B * len(CHARACTERS) + which_B].unsqueeze(1)
         at_BHW2 = torch.stack([along_BHW - (place - middle_B11) * pitch_B11, down_BHW], -1)

@@ -1,7 +1,8 @@
-"""Textured leaves: dead leaves, each filled with 1/f noise of its own, on a ground that is textured as well.
+"""Textured leaves: dead leaves, each filled with 1/f noise of its own, on a ground that is textured
+as well.
 
-After Baradad et al. 2021 (arXiv 2106.05963), who draw leaves with textures as training data; theirs are of
-another kind. The ranges are heuristic. What it is worth is in docs/results/real_size.md.
+After Baradad et al. 2021 (arXiv 2106.05963), who draw leaves with textures as training data; theirs
+are of another kind. The ranges are heuristic. What it is worth is in docs/results/real_size.md.
 """
 
 import torch

@@ -1,4 +1,6 @@
-"""The description of an API, read from its YAML file and checked before anything is sent. No torch here."""
+"""The description of an API, read from its YAML file and checked before anything is sent. No torch
+here.
+"""
 
 import math
 import re
@@ -37,7 +39,10 @@ def problems(description: Description) -> Iterator[str]:
     yield from _answer_problems(description)
     image = description.image
     if image.scale is not None and (image.eight_bit or image.scale[0] == image.scale[1]):
-        yield "image.scale: expected two different numbers, and dtype: float32 in raw, raw_base64 or list"
+        yield (
+            "image.scale: expected two different numbers, and dtype: float32 in raw, "
+            "raw_base64 or list"
+        )
     if image.flat and image.encoding != "list":
         yield f"image.flat: expected with encoding: list, got {image.encoding}"
     for name in description.headers:
@@ -55,8 +60,15 @@ def problems(description: Description) -> Iterator[str]:
         values = description.answer.values
         if description.answer.scale is not None and mode.kind == "logits":
             yield "answer.scale: expected none for label_mode: logits, which have no scale"
-        if values is not None and mode.kind != "label" and (mode.kind == "logits") != (values == "logits"):
-            yield f"answer.values: expected none or what teacher.label_mode says, {mode}, got {values}"
+        if (
+            values is not None
+            and mode.kind != "label"
+            and (mode.kind == "logits") != (values == "logits")
+        ):
+            yield (
+                f"answer.values: expected none or what teacher.label_mode says, {mode}, "
+                f"got {values}"
+            )
     except UserError as error:
         yield str(error)
 
@@ -67,10 +79,16 @@ def _request_problems(description: Description) -> Iterator[str]:
     ways = {"json": request.json, "bytes": request.bytes, "multipart": request.multipart}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
-        yield f"request: expected one of json, bytes and multipart, got {' and '.join(given) or 'none'}"
+        yield (
+            "request: expected one of json, bytes and multipart, got "
+            f"{' and '.join(given) or 'none'}"
+        )
     elif given == ["json"]:
         if encoding in ("png", "raw"):
-            yield f"image.encoding: expected {encoding}_base64 or another that JSON can say, got {encoding}"
+            yield (
+                f"image.encoding: expected {encoding}_base64 or another that JSON can "
+                f"say, got {encoding}"
+            )
         elif problem := problem_of(request.json, description.batch, encoding != "list"):
             yield f"request.json: {problem}"
     elif encoding not in ("png", "raw"):
@@ -86,7 +104,10 @@ def _form_problems(request: RequestForm) -> Iterator[str]:
     fields = [("fields", name) for name in request.fields]
     for key, name in (("multipart", request.multipart), ("filename", request.filename), *fields):
         if name is not None and not _FIELD.fullmatch(name):
-            yield f"request.{key}: expected printable ASCII without quotes and backslashes, got {name!r}"
+            yield (
+                f"request.{key}: expected printable ASCII without quotes and "
+                f"backslashes, got {name!r}"
+            )
     if request.fields and request.multipart is None:
         yield "request.fields: expected with multipart"
 
@@ -100,7 +121,10 @@ def _answer_problems(description: Description) -> Iterator[str]:
             yield f"answer.{key}: {error}"
             continue
         if key == "path" and description.batch > 1 and not path.each:
-            yield f"answer.path: with batch: {description.batch}, expected [*] where the images are listed"
+            yield (
+                f"answer.path: with batch: {description.batch}, expected [*] where the "
+                "images are listed"
+            )
         if key in ("label", "score") and path.each and answer.form != "lists":
             yield f"answer.{key}: expected a path without [*], got {path.text!r}"
     if answer.form == "name" and answer.classes is None:
@@ -141,7 +165,8 @@ class JsonApi:
 
 
 def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None) -> JsonApi:
-    """Description in a YAML file, which may be one that ships with dfme; ``classes`` replace the file's.
+    """Description in a YAML file, which may be one that ships with dfme; ``classes`` replace the
+    file's.
 
     UserError naming the file and everything that is wrong with it.
     """
@@ -155,20 +180,25 @@ def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None)
     names = description.answer.classes
     option = f"{path}: answer.classes" if classes is None else "--teacher.classes"
     folder = Path(path).parent if classes is None else None
-    return JsonApi(description, ClassNames(read_names(names, option, folder), option) if names else None)
+    return JsonApi(
+        description, ClassNames(read_names(names, option, folder), option) if names else None
+    )
 
 
 def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     """Like ``check_service``, for the URL of flags or adapter; and faults of that file."""
     if config.mean is not None or config.std is not None:
         raise UserError(
-            f"--teacher.mean and --teacher.std: {config.kind} sends pixels as they are; leave normalising to "
+            f"--teacher.mean and --teacher.std: {config.kind} sends pixels as they are; leave "
+            "normalising to "
             "the service, or say with --teacher.bounds which pixels it takes"
         )
     description = load_adapter(options["adapter"], options.get("classes")).description
     url = options.get("url") or description.url
     if not url:
-        raise UserError(f"--teacher.url: neither the flag nor {options['adapter']} says where the service is")
+        raise UserError(
+            f"--teacher.url: neither the flag nor {options['adapter']} says where the service is"
+        )
     return check_service(config, {**options, "url": url}, secrets_of(description, url))
 
 
@@ -191,11 +221,15 @@ def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
             "--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W"
         )
     if api.description.image.picture and shape[0] not in COLOUR_TYPES:
-        raise UserError(f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}")
+        raise UserError(
+            f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}"
+        )
     levels = described.levels if config.levels is None else config.levels
     if api.description.image.eight_bit:
         if levels not in (None, 256):
-            raise UserError(f"--teacher.levels: got {levels}, but the adapter sends pixels as bytes: 256")
+            raise UserError(
+                f"--teacher.levels: got {levels}, but the adapter sends pixels as bytes: 256"
+            )
         levels = 256
     spec = ImageSpec(shape, config.bounds or described.bounds or (0.0, 1.0), levels)
     text = config.label_mode or described.label_mode
@@ -214,12 +248,14 @@ def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
     if api.classes is not None:
         if number not in (None, len(api.classes)):
             raise UserError(
-                f"--teacher.num-classes: got {number}, but the adapter names {len(api.classes)} classes"
+                f"--teacher.num-classes: got {number}, but the adapter names {len(api.classes)} "
+                "classes"
             )
         return api.classes
     if number is None or number < 2:
         raise UserError(
-            "--teacher.num-classes: expected two or more, by flag or adapter; give their number, or names "
+            "--teacher.num-classes: expected two or more, by flag or adapter; give their number, "
+            "or names "
             "with --teacher.classes"
         )
     return ClassNames(tuple(map(str, range(number))))

@@ -41,14 +41,18 @@ NO_CONTENT = 204
 Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
 
 
-def connect_json(options: JsonOptions, config: TeacherConfig, device: torch.device) -> RemoteTeacher:
+def connect_json(
+    options: JsonOptions, config: TeacherConfig, device: torch.device
+) -> RemoteTeacher:
     """The API of ``options.adapter``; nothing is asked. UserError for problems of a run."""
     api = load_adapter(options.adapter, options.classes)
     url = options.url or api.description.url
     model = model_spec(api, config)
     secrets = read_secrets(vars(options), url, *secrets_of(api.description, url))
     endpoint = Endpoint(options, url, secrets, api.description.headers)
-    adapter = JsonAdapter(api.description.image, body_of(api, secrets), api.description.answer, model)
+    adapter = JsonAdapter(
+        api.description.image, body_of(api, secrets), api.description.answer, model
+    )
     batch = min(config.max_batch or api.description.batch, api.description.batch)
     wire = narrowed(RequestPolicy, options)
     names = model.classes.names
@@ -61,7 +65,11 @@ def body_of(api: JsonApi, secrets: Secrets) -> Body:
     if request.multipart is not None:
         fields = {name: secrets.fill(value) for name, value in request.fields.items()}
         return partial(
-            multipart_body, request.multipart, request.filename, api.description.image.picture, fields
+            multipart_body,
+            request.multipart,
+            request.filename,
+            api.description.image.picture,
+            fields,
         )
     headers = {"Content-Type": request.bytes or "application/json", "Accept": "application/json"}
     if request.bytes is not None:
@@ -71,7 +79,9 @@ def body_of(api: JsonApi, secrets: Secrets) -> Body:
 
 
 class JsonAdapter(Adapter):
-    """Writes requests as ``form`` and ``body`` say, reads answers as ``answer`` and ``model`` say."""
+    """Writes requests as ``form`` and ``body`` say, reads answers as ``answer`` and ``model``
+    say.
+    """
 
     def __init__(self, form: ImageForm, body: Body, answer: AnswerForm, model: ModelSpec) -> None:
         self._form = form
@@ -141,7 +151,11 @@ ENCODINGS: dict[str, Callable[[Array], Any]] = {
 
 def encode_images(images_BCHW: Tensor, form: ImageForm, spec: ImageSpec) -> list[Any]:
     """Each image as bytes, as text or as nested lists."""
-    x_BCHW = spec.encode(images_BCHW).numpy() if form.eight_bit else _pixels(images_BCHW, form.scale, spec)
+    x_BCHW = (
+        spec.encode(images_BCHW).numpy()
+        if form.eight_bit
+        else _pixels(images_BCHW, form.scale, spec)
+    )
     x = x_BCHW if form.layout == "nchw" and not form.picture else x_BCHW.transpose(0, 2, 3, 1)
     encode = ENCODINGS[form.encoding]
     return [encode(image.reshape(-1) if form.flat else image) for image in x]
@@ -163,17 +177,25 @@ def _pixels(images_BCHW: Tensor, scale: tuple[float, float] | None, spec: ImageS
 def multipart_body(
     name: str, filename: str, picture: bool, fields: Mapping[str, str], images: Sequence[Any]
 ) -> tuple[bytes, dict[str, str]]:
-    """A form (RFC 7578) with the fields, and each image as a file of the field ``name``; and its headers."""
+    """A form (RFC 7578) with the fields, and each image as a file of the field ``name``; and its
+    headers.
+    """
     kind = "image/png" if picture else "application/octet-stream"
     parts = [(f'name="{key}"', "", value.encode()) for key, value in fields.items()]
     parts += [
-        (f'name="{name}"; filename="{filename}"', f"Content-Type: {kind}\r\n", image) for image in images
+        (f'name="{name}"; filename="{filename}"', f"Content-Type: {kind}\r\n", image)
+        for image in images
     ]
     # no content holds its own digest
     boundary = hashlib.sha256(b"".join(content for *_, content in parts)).hexdigest()
     pieces = [
-        f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n{more}\r\n".encode() + content + b"\r\n"
+        f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n{more}\r\n".encode()
+        + content
+        + b"\r\n"
         for head, more, content in parts
     ]
     body = b"".join(pieces) + f"--{boundary}--\r\n".encode()
-    return body, {"Content-Type": f"multipart/form-data; boundary={boundary}", "Accept": "application/json"}
+    return body, {
+        "Content-Type": f"multipart/form-data; boundary={boundary}",
+        "Accept": "application/json",
+    }

@@ -16,7 +16,9 @@ _LABELS = re.compile("label|class|name|tag|categor|predict|result", re.IGNORECAS
 _SURE_LABELS = re.compile("label|class|tag|categor", re.IGNORECASE)
 _IDS = re.compile(r"label|class|categor|(^|[._])(id|index|idx)(s|es)?$", re.IGNORECASE)
 _OTHER_NAMES = re.compile("model|file|version|user|host|server|service|status", re.IGNORECASE)
-_NO_SCORES = re.compile("box|bound|rect|polygon|coord|point|embed|feature|vector|size|shape", re.IGNORECASE)
+_NO_SCORES = re.compile(
+    "box|bound|rect|polygon|coord|point|embed|feature|vector|size|shape", re.IGNORECASE
+)
 NEAR_ONE = 0.02  # how far a sum of rounded probabilities may be from one
 
 CHAT_KEYS = frozenset(
@@ -41,7 +43,9 @@ CHAT_TEXTS = ("content", "text", "generated_text", "response", "completion")
 
 
 class Found(NamedTuple):
-    """A part of an answer that may be the scores of one image; ``weight``: how surely, a heuristic."""
+    """A part of an answer that may be the scores of one image; ``weight``: how surely, a
+    heuristic.
+    """
 
     weight: float
     path: str
@@ -65,13 +69,20 @@ def best_candidate(document: object) -> Found | None:
 
 
 def chat_text(document: object) -> str | None:
-    """The path of the text in a language model's answer, perhaps empty; None for any other answer."""
+    """The path of the text in a language model's answer, perhaps empty; None for any other
+    answer.
+    """
     dicts = list(_dicts(document, "", 0))
-    is_chat = any(CHAT_KEYS & node.keys() or {"role", "content"} <= node.keys() for _, node in dicts)
+    is_chat = any(
+        CHAT_KEYS & node.keys() or {"role", "content"} <= node.keys() for _, node in dicts
+    )
     if not is_chat:
         return None
     texts = [
-        joined(path, key) for path, node in dicts for key in CHAT_TEXTS if isinstance(node.get(key), str)
+        joined(path, key)
+        for path, node in dicts
+        for key in CHAT_TEXTS
+        if isinstance(node.get(key), str)
     ]
     return texts[0] if texts else ""
 
@@ -104,7 +115,9 @@ def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
         yield from _listed(value, path, depth)
     elif isinstance(value, str) and is_name(value) and _LABELS.search(key):
         doubt = bool(_OTHER_NAMES.search(key))
-        yield Found(1.0 + 0.5 * bool(_SURE_LABELS.search(key)) - 0.8 * doubt, path, "name", [], [value])
+        yield Found(
+            1.0 + 0.5 * bool(_SURE_LABELS.search(key)) - 0.8 * doubt, path, "name", [], [value]
+        )
     elif type(value) is int and value >= 0 and _LABELS.search(key):
         yield Found(1.0, path, "number", [], [])
 
@@ -127,7 +140,9 @@ def _listed(value: list[Any], path: str, depth: int) -> Iterator[Found]:
     elif len(value) > 1 and all(map(_is_score, value)):
         if _may_be_scores(value, key):
             scores = list(map(_number, value))
-            yield Found(_weight(scores, key), path, "scores", scores, [], percent=_has_percent(value))
+            yield Found(
+                _weight(scores, key), path, "scores", scores, [], percent=_has_percent(value)
+            )
     elif value and "[*]" not in path and all(_is_like(value[0], item) for item in value):
         for found in _candidates(value[0], f"{path}[*]", depth + 1):
             yield found._replace(images=len(value))
@@ -149,10 +164,14 @@ def _pairs(entries: list[Any]) -> Found | None:
         return bool(_SCORES.search(path)), not isinstance(leaves[0][path], int)
 
     score = max(scores, key=surely)
-    labels = sorted((path for path in labels if path != score), key=lambda path: not _LABELS.search(path))
+    labels = sorted(
+        (path for path in labels if path != score), key=lambda path: not _LABELS.search(path)
+    )
     numbered = [path for path in scores if path != score and _IDS.search(path)]
     labels += [path for path in numbered if type(leaves[0][path]) is int]
-    label = next((path for path in labels if len({each[path] for each in leaves}) == len(leaves)), None)
+    label = next(
+        (path for path in labels if len({each[path] for each in leaves}) == len(leaves)), None
+    )
     if label is None:
         return None
     given = [each[score] for each in leaves]
@@ -174,7 +193,9 @@ def _rows(entries: list[Any]) -> Found | None:
 
 def _single_entries(entries: list[Any]) -> Found | None:
     """A list of objects that have one name and its score each."""
-    if len(entries) < 2 or not all(isinstance(entry, dict) and len(entry) == 1 for entry in entries):
+    if len(entries) < 2 or not all(
+        isinstance(entry, dict) and len(entry) == 1 for entry in entries
+    ):
         return None
     names = [name for entry in entries for name in entry]
     given = [score for entry in entries for score in entry.values()]
@@ -187,7 +208,9 @@ def _parallel(value: dict[str, Any]) -> Found | None:
     """A list of labels and, beside it, as long a list of scores."""
     lists = [(path, item) for path, item in _leaves(value, "", 0) if isinstance(item, list)]
     opened = [(path, path, item) for path, item in lists]
-    opened += [(f"{path}[0]", path, item[0]) for path, item in lists if item and isinstance(item[0], list)]
+    opened += [
+        (f"{path}[0]", path, item[0]) for path, item in lists if item and isinstance(item[0], list)
+    ]
     scores = [
         (path, items)
         for path, key, items in opened
@@ -205,7 +228,9 @@ def _parallel(value: dict[str, Any]) -> Found | None:
 
 
 def _names_in(path: str, key: str, items: list[Any]) -> tuple[str, list[str], bool]:
-    """The path of the names in a list, the names, and whether they are numbers; no names if it has none."""
+    """The path of the names in a list, the names, and whether they are numbers; no names if it has
+    none.
+    """
     if _are_names(items):
         return path, items, False
     if all(isinstance(item, dict) for item in items):
@@ -219,7 +244,9 @@ def _names_in(path: str, key: str, items: list[Any]) -> tuple[str, list[str], bo
     return path, [], True
 
 
-def _named(form: str, names: list[str], given: list[Any], label: str = "", score: str = "") -> Found:
+def _named(
+    form: str, names: list[str], given: list[Any], label: str = "", score: str = ""
+) -> Found:
     values = list(map(_number, given))
     return Found(
         6.0 + _weight(values, score),
@@ -300,7 +327,9 @@ def _has_percent(values: Any) -> bool:
 
 def _are_names(items: list[Any]) -> bool:
     """True for texts, each once, that are no numbers themselves."""
-    texts = [item for item in items if isinstance(item, str) and is_name(item) and not _is_score(item)]
+    texts = [
+        item for item in items if isinstance(item, str) and is_name(item) and not _is_score(item)
+    ]
     return 0 < len(texts) == len(items) == len(set(texts))
 
 

@@ -1,4 +1,6 @@
-"""The description of an HTTP API with JSON answers, as a YAML file has it (docs/adapters.md). No torch."""
+"""The description of an HTTP API with JSON answers, as a YAML file has it (docs/adapters.md). No
+torch.
+"""
 
 from dataclasses import field
 from typing import Any, Literal
@@ -13,8 +15,8 @@ class ImageForm:
     """Encoding of an image."""
 
     encoding: Literal["png", "png_base64", "data_url", "raw", "raw_base64", "list"] = "png_base64"
-    """png, png_base64 or data_url (a PNG in base64); raw or raw_base64 (the numbers' bytes, little endian);
-    list (nested lists of numbers)"""
+    """png, png_base64 or data_url (a PNG in base64); raw or raw_base64 (the numbers' bytes, little
+    endian); list (nested lists of numbers)"""
     dtype: Literal["uint8", "float32"] = "uint8"
     """of raw, raw_base64 and list: uint8 (0 to 255) or float32; pictures are uint8"""
     layout: Literal["nhwc", "nchw"] = "nhwc"
@@ -40,8 +42,8 @@ class RequestForm:
     """Where an image goes; ``json`` is any document, taken as it is."""
 
     json: Any = None
-    """any document with ${image} in it, or ${images} for the list of all; a list of one item with ${image} in
-    it is repeated for each image"""
+    """any document with ${image} in it, or ${images} for the list of all; a list of one item with
+    ${image} in it is repeated for each image"""
     bytes: str | None = None
     """in place of json: the encoded image (png or raw) is the body, of this content type, such as
     image/png"""
@@ -58,26 +60,26 @@ class AnswerForm:
     """Where the scores are in an answer, and what they are."""
 
     path: str = ""
-    """where the scores are: names and numbers with dots, [*] for one item an image, ["odd name"]; empty: the
-    whole answer"""
+    """where the scores are: names and numbers with dots, [*] for one item an image, ["odd name"];
+    empty: the whole answer"""
     form: Literal["scores", "mapping", "pairs", "lists", "name", "number"] = "scores"
-    """scores (a list of numbers, null: not revealed; one number of a binary model: that of the second class),
-    mapping (names to numbers), pairs (objects with a label and a score), lists (a list of labels and one of
-    scores), name (of a class) or number (of a class, from 0)"""
+    """scores (a list of numbers, null: not revealed; one number of a binary model: that of the
+    second class), mapping (names to numbers), pairs (objects with a label and a score), lists (a
+    list of labels and one of scores), name (of a class) or number (of a class, from 0)"""
     label: str = "label"
     """of pairs: the path of the label in an object; of lists: of the list of labels"""
     score: str = "score"
     """of pairs: the path of the score in an object; of lists: of the list of scores"""
     no_answer: tuple[str | int, ...] = ()
-    """what the service says where it knows no class, such as "not sure" or -1; such images are charged,
-    counted and left out, as are those with an empty list, an empty text or null"""
+    """what the service says where it knows no class, such as "not sure" or -1; such images are
+    charged, counted and left out, as are those with an empty list, an empty text or null"""
     no_answer_status: tuple[int, ...] = ()
     """HTTP statuses that say the same, such as 404 or 422; 204 always does"""
     optional: bool = False
     """whether path may lead nowhere, which then says the same"""
     classes: tuple[str, ...] | str | None = None
-    """the classes' names in the order of the student's, or a text file beside this one with one a line; none:
-    their numbers"""
+    """the classes' names in the order of the student's, or a text file beside this one with one a
+    line; none: their numbers"""
     values: Literal["probabilities", "logits"] | None = None
     """what the scores are; none: as the label mode says"""
     scale: float | None = None

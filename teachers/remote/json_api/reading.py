@@ -1,4 +1,6 @@
-"""Reads each image's part of an answer: its class, its scores, or that the service names no class for it."""
+"""Reads each image's part of an answer: its class, its scores, or that the service names no class
+for it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ CURE = "; if that stands for no class, name it in answer.no_answer"
 
 @dataclass
 class BatchRead:
-    """What was read of a batch so far: rows of those that have a class, and the gaps (``PartialAnswers``)."""
+    """What was read of a batch so far: rows of those that have a class, and the gaps
+    (``PartialAnswers``).
+    """
 
     rows: list[object] = field(default_factory=list)
     gaps: list[int] = field(default_factory=list)
@@ -97,7 +101,9 @@ class AnswerReader:
         try:
             reading.take(classes.index(value) if self._form == "name" else classes.row(pairs))
         except Unusable as error:
-            if error.reason not in LEFT_OUT or not all(type(name) in (str, int) for name, _ in pairs):
+            if error.reason not in LEFT_OUT or not all(
+                type(name) in (str, int) for name, _ in pairs
+            ):
                 raise
             # Beside names that are classes, or close to one, it is rather a slip of the adapter.
             if "did you mean" in str(error) or any(name in classes for name, _ in pairs):
@@ -105,13 +111,17 @@ class AnswerReader:
             reading.leave_out(UNKNOWN_CLASS, str(error).rpartition("got ")[2].partition(";")[0])
 
     def _says_none(self, value: object) -> bool:
-        """True for null, for a list, an object or a text with nothing in it, and for ``answer.no_answer``."""
+        """True for null, for a list, an object or a text with nothing in it, and for
+        ``answer.no_answer``.
+        """
         if value is None or (isinstance(value, str | list | dict) and not value):
             return True
         return isinstance(value, str | int | float) and value in self._no_answer
 
     def _named(self, pairs: list[tuple[object, object]]) -> list[tuple[object, object]]:
-        """The pairs without those of ``answer.no_answer``; none at all where one of these is on top."""
+        """The pairs without those of ``answer.no_answer``; none at all where one of these is on
+        top.
+        """
         kept = [pair for pair in pairs if not self._says_none(pair[0])]
         if len(kept) == len(pairs):
             return pairs
@@ -129,7 +139,9 @@ class AnswerReader:
         expected = dict if self._form == "mapping" else list
         if not isinstance(value, expected):
             what = "an object" if expected is dict else "a list of objects"
-            raise Unusable(f"expected {what} with the scores of an image, got {shown(value)}", "no answer")
+            raise Unusable(
+                f"expected {what} with the scores of an image, got {shown(value)}", "no answer"
+            )
         if isinstance(value, dict):
             return value.items()
         return [(self._label.values(entry)[0], self._score.values(entry)[0]) for entry in value]
@@ -171,7 +183,9 @@ class AnswerReader:
         return np.where(known_BK, scores_BK, rest_BK)
 
     def _require_scale(self, scores_BK: Array) -> None:
-        """Unusable, with a class's name, where the sum of an image's scores is far from ``answer.scale``."""
+        """Unusable, with a class's name, where the sum of an image's scores is far from
+        ``answer.scale``.
+        """
         kind = self._model.mode.kind
         scale = self._scale
         sums_B = scores_BK.sum(1)
@@ -182,7 +196,8 @@ class AnswerReader:
             cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
             instead = self._other_mode(scores_BK / scale)
             raise Unusable(
-                f"answer.scale: the class {self._model.classes.names[top]!r} has {scores_BK[row, top]:g} of "
+                f"answer.scale: the class {self._model.classes.names[top]!r} has "
+                f"{scores_BK[row, top]:g} of "
                 f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
                 f"start a new run {cure}, or: {instead}",
                 "wrong scale",
@@ -209,5 +224,7 @@ def _items(path: JsonPath, value: object) -> list[object]:
     if path.each:
         return items
     if not isinstance(items[0], list):
-        raise Unusable(f"{path.key}: expected a list at {path.text!r}, got {shown(items[0])}", "no answer")
+        raise Unusable(
+            f"{path.key}: expected a list at {path.text!r}, got {shown(items[0])}", "no answer"
+        )
     return items[0]

@@ -31,7 +31,8 @@ def write_adapter(sample: str, path: str) -> str:
     found = best_candidate(document)
     if found is None:
         raise UserError(
-            f"--sample: expected an answer with scores or a label in it, got {outline(document)[:300]}; "
+            "--sample: expected an answer with scores or a label in it, got "
+            f"{outline(document)[:300]}; "
             "docs/adapters.md has the forms that can be read"
         )
     text = adapter_text(found)
@@ -45,7 +46,9 @@ def write_adapter(sample: str, path: str) -> str:
             file.write(text)
     except OSError as error:
         reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(f"--write-adapter: cannot write {path}: {reason}; name another file") from None
+        raise UserError(
+            f"--write-adapter: cannot write {path}: {reason}; name another file"
+        ) from None
     what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
     where = f"at {found.path}" if found.path else "as the whole answer"
     return (
@@ -60,8 +63,10 @@ def _require_no_chat(document: object) -> None:
     if text is not None:
         where = f", at {text[:100]}" if text else ""
         raise UserError(
-            f"--sample: expected the answer of a classifier, got the text of a language model{where}, which "
-            "names no class reliably: no adapter is written; if it says nothing but a class's name, write "
+            "--sample: expected the answer of a classifier, got the text of a language "
+            f"model{where}, which "
+            "names no class reliably: no adapter is written; if it says nothing but a class's "
+            "name, write "
             "form: name by hand, with answer.no_answer for whatever else it says (docs/adapters.md)"
         )
 
@@ -90,14 +95,24 @@ def adapter_text(found: Found) -> str:
         'url: "" # TODO where images are posted, or --teacher.url',
         "image:",
         "  encoding: png_base64 # how an image travels: also png, data_url, raw, raw_base64, list",
-        *([f"batch: {found.images} # TODO the most images in one request"] if found.images > 1 else []),
+        *(
+            [f"batch: {found.images} # TODO the most images in one request"]
+            if found.images > 1
+            else []
+        ),
         "request: # TODO as your request has it: json, bytes or multipart",
         "  json:",
-        '    images: ["${image}"] # repeated for each image' if found.images > 1 else "    image: ${image}",
+        '    images: ["${image}"] # repeated for each image'
+        if found.images > 1
+        else "    image: ${image}",
         "answer:",
         f"  path: {_text(found.path)}",
         f"  form: {found.form}",
-        *([f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"] if found.label else []),
+        *(
+            [f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"]
+            if found.label
+            else []
+        ),
     ]
     if found.scale != 1:
         lines.append("  scale: 100 # they add up to nearly that: percentages")
@@ -109,9 +124,15 @@ def adapter_text(found: Found) -> str:
     if found.form == "scores":
         lines.append(f"  num_classes: {len(found.values)}")
     elif found.form == "number":
-        lines.append("  # num_classes: 10 # TODO how many classes there are, or --teacher.num-classes")
+        lines.append(
+            "  # num_classes: 10 # TODO how many classes there are, or --teacher.num-classes"
+        )
         lines.append('  # numbers from 1 on: form: name above, with classes: ["1", "2", ...]')
-    doubt = " (these are below zero or sum to more than one: are they logits?)" if mode == "logits" else ""
+    doubt = (
+        " (these are below zero or sum to more than one: are they logits?)"
+        if mode == "logits"
+        else ""
+    )
     return "\n".join([*lines, f"  label_mode: {mode} # what an answer reveals{doubt}", ""])
 
 

@@ -15,7 +15,8 @@ from dfme.errors import Unusable, UserError
 from dfme.teachers.remote.json_bodies import shown
 
 _STEP = re.compile(
-    r'\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'
+    r"\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)"
+    r'|\[(?P<index>\d{1,6}|\*)\]|\["(?P<quoted>[^"]*)"\]'
 )
 _MAX_STEPS = 32
 _EACH = object()
@@ -25,7 +26,8 @@ _EACH = object()
 class JsonPath:
     """A path, read; an empty text is the document itself.
 
-    A step is a name in an object, a number in a list (or the same digits as a name), or ``_EACH`` item.
+    A step is a name in an object, a number in a list (or the same digits as a name), or ``_EACH``
+    item.
     """
 
     text: str
@@ -41,7 +43,8 @@ class JsonPath:
             found = _STEP.match(text, position)
             if found is None or (text[position] == "." and position == 0):
                 raise ValueError(
-                    'expected names with dots and numbers, such as predictions[*].scores or ["odd name"].0, '
+                    "expected names with dots and numbers, such as predictions[*].scores or "
+                    '["odd name"].0, '
                     f"got {text!r}, which cannot be read from {text[position : position + 20]!r}"
                 )
             number = found["number"] or found["index"]
@@ -82,7 +85,9 @@ class JsonPath:
             return None
 
     def put(self, document: Any, value: Any) -> Any:
-        """The document with ``value`` at the path; with ``[*]`` a list of new ones, one an item of it."""
+        """The document with ``value`` at the path; with ``[*]`` a list of new ones, one an item of
+        it.
+        """
         if not self.steps:
             return value
         step, below = self.steps[0], JsonPath("", self.steps[1:])
@@ -132,7 +137,8 @@ def problem_of(template: object, batch: int, as_text: bool) -> str | None:
         return f"expected {place} alone, as the whole of a text, got {found[0][:60]!r}"
     if batch > 1 and needs_one(template):
         return (
-            f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one item, which is repeated"
+            f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one "
+            "item, which is repeated"
         )
     return None
 
@@ -147,13 +153,17 @@ def texts(node: object) -> Iterator[str]:
 
 
 def environment_names(*values: str) -> list[str]:
-    """The environment variables that texts want, each once. UserError for a name that none can have."""
+    """The environment variables that texts want, each once. UserError for a name that none can
+    have.
+    """
     names = dict.fromkeys(
         name for text in values for name in _NAME.findall(text) if name not in ("image", "images")
     )
     odd = next((name for name in names if not _ENVIRONMENT.fullmatch(name)), None)
     if odd is not None:
-        raise UserError(f"expected ${{NAME}} with the name of an environment variable, got ${{{odd[:40]}}}")
+        raise UserError(
+            f"expected ${{NAME}} with the name of an environment variable, got ${{{odd[:40]}}}"
+        )
     return list(names)
 
 
@@ -185,7 +195,9 @@ def fill_images(node: Any, images: Sequence[Any]) -> Any:
 
 
 def needs_one(node: object) -> bool:
-    """True if ``${image}`` stands in a document outside every list that would be repeated for it."""
+    """True if ``${image}`` stands in a document outside every list that would be repeated for
+    it.
+    """
     if isinstance(node, str):
         return IMAGE in node
     if isinstance(node, dict):
@@ -194,7 +206,9 @@ def needs_one(node: object) -> bool:
 
 
 def find_images(node: Any, document: Any) -> list[Any]:
-    """The encoded images in a document that ``fill_images`` made of a template. Any error if it did not."""
+    """The encoded images in a document that ``fill_images`` made of a template. Any error if it did
+    not.
+    """
     if isinstance(node, list) and len(node) == 1 and needs_one(node[0]):
         return [each for item in document for each in find_images(node[0], item)]
     if isinstance(node, dict | list):

@@ -1,4 +1,6 @@
-"""An audit.json of two attackers, two label modes, three defences and three seeds; its pages as read."""
+"""An audit.json of two attackers, two label modes, three defences and three seeds; its pages as
+read.
+"""
 
 import json
 import re

@@ -59,10 +59,25 @@ from dfme.cli.main import main
 with cells_here():
     main(sys.argv[1:])
 """
-WORDS = ["audit", "--teacher", "client:Client", "--evaluation.dataset", "digits", "--evaluation.limit", "60"]
+WORDS = [
+    "audit",
+    "--teacher",
+    "client:Client",
+    "--evaluation.dataset",
+    "digits",
+    "--evaluation.limit",
+    "60",
+]
 WORDS += "--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split()
 WORDS += ["--twin", "none", "--price-per-1000", "2", "--jobs", "1"]
-LOCAL = ["--own-teacher", "local", "--defences", "lattice:n=10", "--label-modes", "probabilities,label"]
+LOCAL = [
+    "--own-teacher",
+    "local",
+    "--defences",
+    "lattice:n=10",
+    "--label-modes",
+    "probabilities,label",
+]
 LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits", "--like-images", "none"]
 
 
@@ -84,8 +99,15 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def run_and_kill(kill_at: int, *words: str) -> None:
     """A command line in a process that is killed when the teacher's meter has so many bytes."""
     path = os.pathsep.join([str(PROJECT), str(PROJECT / "tests/support"), str(Path.cwd())])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KILL_AT": str(kill_at)}
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], env=environment, capture_output=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "KILL_AT": str(kill_at),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *words], env=environment, capture_output=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -98,12 +120,20 @@ def asked() -> int:
 def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
     done = run(*WORDS, "--total", "320", "--out", "a")
     assert done.returncode == 0, done.stderr
-    line = "2 attacks of 160 images may be charged 320 in all; 60 more to score the copies; cost at most 0.76"
+    line = (
+        "2 attacks of 160 images may be charged 320 in all; 60 more to score the copies; "
+        "cost at most 0.76"
+    )
     assert line in done.stderr
     told = json.loads(Path("a/audit.json").read_text())
     ledger = told["ledger"]
     assert asked() == ledger["served"] == 380  # both attacks are scored by the same answers
-    assert (ledger["images"], ledger["evaluation"], ledger["benign"], ledger["cost"]) == (320, 60, 0, 0.76)
+    assert (ledger["images"], ledger["evaluation"], ledger["benign"], ledger["cost"]) == (
+        320,
+        60,
+        0,
+        0.76,
+    )
     assert [cell["agreement"] is None for cell in told["cells"]] == [False, False]
     why = {each["what"]: each["why"] for each in told["not_run"]}
     assert "--own-teacher local" in why["defences"]
@@ -117,14 +147,21 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
     assert (told["detection"]["benign"] != [], len(told["utility"])) == (True, 3)
     ledger = told["ledger"]
     assert asked() == ledger["served"]
-    assert ledger["served"] == ledger["images"] + ledger["evaluation"] + ledger["benign"] - ledger["shared"]
+    assert (
+        ledger["served"]
+        == ledger["images"] + ledger["evaluation"] + ledger["benign"] - ledger["shared"]
+    )
     assert ledger["shared"] > 60  # the images that score, and queries of three attacks of one seed
     measured = audit(Path("a/benign/ledger.jsonl")).benign_queries
     most = int(done.stderr.split("and at most ")[1].split()[0].replace(",", ""))
     assert 5_000 < measured < ledger["benign"] <= most
     before = asked()
-    kill_at = Path("meter").stat().st_size // 2  # in the midst of detection, which asks by far the most
-    assert run("audit", "--resume", "--out", "a").returncode == 0  # what is known is not asked again
+    kill_at = (
+        Path("meter").stat().st_size // 2
+    )  # in the midst of detection, which asks by far the most
+    assert (
+        run("audit", "--resume", "--out", "a").returncode == 0
+    )  # what is known is not asked again
     assert asked() == before
 
     Path("meter").unlink()
@@ -139,7 +176,15 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
 
 
 def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alone() -> None:
-    words = [*WORDS, "--jobs", "2", "--attackers", "frugal", "--label-modes", "probabilities,probabilities:2"]
+    words = [
+        *WORDS,
+        "--jobs",
+        "2",
+        "--attackers",
+        "frugal",
+        "--label-modes",
+        "probabilities,probabilities:2",
+    ]
     words += ["--like-images", "none", *LOCAL[:4], *LOCAL[6:]]
     done = run(*words, "--out", "a")
     assert done.returncode == 0, done.stderr
@@ -185,14 +230,26 @@ def test_a_dry_run_asks_nothing_and_writes_nothing() -> None:
 
 
 def test_utility_asks_only_who_is_said_to_answer_for_nothing_and_counts_it() -> None:
-    words = ["utility", *WORDS[1:7], "--teacher.defences", "lattice:n=10,label", "--price-per-1000", "2"]
+    words = [
+        "utility",
+        *WORDS[1:7],
+        "--teacher.defences",
+        "lattice:n=10,label",
+        "--price-per-1000",
+        "2",
+    ]
     refused = run(*words, "--out", "u")
     assert (refused.returncode, asked(), Path("u").exists()) == (2, 0, False)
     assert "--own-teacher: expected local, since client:Client would be asked" in refused.stderr
     done = run(*words, "--own-teacher", "local", "--out", "u")
     assert done.returncode == 0, done.stderr
-    assert asked() == audit(Path("u/benign/ledger.jsonl")).served <= 180  # three streams of 60, once each
-    assert f"the teacher was asked {asked():,} images, which cost {asked() * 0.002:,.2f}" in done.stderr
+    assert (
+        asked() == audit(Path("u/benign/ledger.jsonl")).served <= 180
+    )  # three streams of 60, once each
+    assert (
+        f"the teacher was asked {asked():,} images, which cost {asked() * 0.002:,.2f}"
+        in done.stderr
+    )
 
 
 def test_a_twin_without_weights_is_found_before_anything_is_asked() -> None:

@@ -22,7 +22,16 @@ pytestmark = pytest.mark.integration
 
 WORDS = ["audit", "--budget", "200", "--student.arch", "cnn_small", "--evaluation.points", "4"]
 WORDS += ["--teacher.watch", "labels"]
-SMALL = ["--label-modes", "probabilities", "--defences", "none", "--twin", "none", "--transfer", "false"]
+SMALL = [
+    "--label-modes",
+    "probabilities",
+    "--defences",
+    "none",
+    "--twin",
+    "none",
+    "--transfer",
+    "false",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,20 +46,32 @@ def told(out: str = "a") -> dict[str, Any]:
 
 def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--label-modes", "probabilities,label", "--defences", "lattice:n=10,quota:images=100"]
-    limits = "--acceptable queries_to_50=200,queries_to_95=200,agreement=0.999 --price-per-1000 1.5".split()
+    limits = (
+        "--acceptable queries_to_50=200,queries_to_95=200,agreement=0.999 --price-per-1000 1.5"
+    ).split()
     words += ["--keep-below", "0.8"]
-    code = main([*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"])
+    code = main(
+        [*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"]
+    )
     audit = work_out_again(Path("a"))
     assert code == (0 if all(each["pass"] for each in audit["verdicts"]) else 4)
     assert audit["made"]["finished"] is True
     # it learns, so that there is something to count
     assert audit["price"][0]["queries_to"]["0.5"][0] is not None
-    assert [each["defence"] for each in audit["defences"]][:3] == ["none", "lattice:n=10", "quota:images=100"]
+    assert [each["defence"] for each in audit["defences"]][:3] == [
+        "none",
+        "lattice:n=10",
+        "quota:images=100",
+    ]
     quota = audit["quota"]
     (under,) = [cell for cell in audit["cells"] if cell["name"] == quota["checked"]["cell"]]
     assert (under["budget"], under["row"]) == (quota["images"], quota["attacker"])
     assert under["spent"] <= quota["images"] < audit["options"]["budget"]
-    judged = {"cell": under["name"], "agreement": under["agreement"], "holds": under["agreement"] < 0.8}
+    judged = {
+        "cell": under["name"],
+        "agreement": under["agreement"],
+        "holds": under["agreement"] < 0.8,
+    }
     assert quota["checked"] == judged
     assert all(each["cell"] != under["name"] for each in audit["detection"]["attacks"])
     out = capsys.readouterr().out
@@ -60,11 +81,17 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     assert Path("a/audit.html").stat().st_size > 10_000
 
     parts = [Path("a", name) for name in ("utility.json", "detection.json", "examined/found.json")]
-    before = {path: path.stat().st_mtime_ns for path in (*Path("a").glob("cells/*/summary.json"), *parts)}
+    before = {
+        path: path.stat().st_mtime_ns for path in (*Path("a").glob("cells/*/summary.json"), *parts)
+    }
     assert main(["audit", "--resume", "--out", "a"]) == code
     again = told()
-    assert {path: path.stat().st_mtime_ns for path in before} == before  # nothing was run, or measured, twice
-    assert again["made"]["command"] == audit["made"]["command"]  # how to make it, not how it went on
+    assert {
+        path: path.stat().st_mtime_ns for path in before
+    } == before  # nothing was run, or measured, twice
+    assert (
+        again["made"]["command"] == audit["made"]["command"]
+    )  # how to make it, not how it went on
     assert again | {"made": None, "tool": None} == audit | {"made": None, "tool": None}
 
 
@@ -73,13 +100,28 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SMALL", [*SMALL, "--like-images", "none"])
     assert main([*WORDS, *SMALL, "--total", "100", "--out", "t"]) == 2
-    assert "1 attack of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
+    assert (
+        "1 attack of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
+    )
     assert not Path("t").exists()
-    assert main([*WORDS, *SMALL, "--acceptable", "agreement=0.01", "--total", "200", "--out", "a"]) == 4
+    assert (
+        main([*WORDS, *SMALL, "--acceptable", "agreement=0.01", "--total", "200", "--out", "a"])
+        == 4
+    )
     (verdict,) = told()["verdicts"]
     assert (verdict["pass"], verdict["value"]) == (False, told()["price"][0]["agreement"][0])
     monkeypatch.setattr(Here, "failing", "seed1")
-    words = ["--seeds", "0,1", "--acceptable", "agreement=1", "--total", "400", "--resume", "--out", "a"]
+    words = [
+        "--seeds",
+        "0,1",
+        "--acceptable",
+        "agreement=1",
+        "--total",
+        "400",
+        "--resume",
+        "--out",
+        "a",
+    ]
     assert main([*WORDS, *SMALL, *words]) == 1
     audit = told()
     assert (audit["price"][0]["agreement"][1], audit["price"][0]["state"]) == (None, "failed")
@@ -92,7 +134,9 @@ def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
     assert main([*words, "--out", "whole"]) == 0
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dfme", *words, "--out", "cut"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     ledger = next(Path("whole").glob("cells/*/ledger.jsonl")).parent.name
     charges = Path("cut/cells", ledger, "ledger.jsonl")
     deadline = time.monotonic() + 60

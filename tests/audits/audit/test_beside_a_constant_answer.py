@@ -41,7 +41,8 @@ def beside(
     labels: float | None = 0.3,
     **more: Any,
 ) -> Findings:
-    """Findings on images of which a constant answer has so much, as the files of real runs would say.
+    """Findings on images of which a constant answer has so much, as the files of real runs would
+    say.
 
     ``labels``: the balanced agreement of copies from labels alone.
     """
@@ -70,10 +71,13 @@ def test_no_copy_is_made_by_one_answer_to_everything() -> None:
     told = headline(of, (0,))
     assert (told["median"], told["cost"]) == (None, None)
     first, like, labels = told["sentences"]
-    assert first.startswith("No attack without images copied your model: after 3,000 queries the best copy")
+    assert first.startswith(
+        "No attack without images copied your model: after 3,000 queries the best copy"
+    )
     assert "one constant answer agrees on 92.0%. This shows" in first
     assert first.endswith(
-        "With each class of your model counting alike, the best copy agrees on 50.0%, one constant answer on "
+        "With each class of your model counting alike, the best copy agrees on 50.0%, one constant "
+        "answer on "
         "50.0%."
     )
     assert "makes no copy: what it learns agrees on 93.0%" in like
@@ -88,7 +92,8 @@ def test_a_copy_above_a_large_constant_answer_is_called_one_beside_both_figures(
     assert (told["median"], told["balanced"]) == (3000, 0.831)
     first = told["sentences"][0]
     assert first.startswith(
-        "A copy that agrees with your model on 90% of 1,000 held-out images (one constant answer: 92.0%) "
+        "A copy that agrees with your model on 90% of 1,000 held-out images (one constant answer: "
+        "92.0%) "
         "costs 3,000 queries"
     )
     assert first.endswith("the best copy agrees on 83.1%, one constant answer on 50.0%.")
@@ -98,11 +103,17 @@ def test_a_copy_above_a_large_constant_answer_is_called_one_beside_both_figures(
 
 
 def test_no_switch_is_advised_against_what_is_no_copy() -> None:
-    runs = outcome("frugal", "probabilities", 0, ALL_ONE), outcome("frugal", "label", 0, ((3000, 0.4),))
+    runs = (
+        outcome("frugal", "probabilities", 0, ALL_ONE),
+        outcome("frugal", "label", 0, ((3000, 0.4),)),
+    )
     bills = [bill("none", 0.0), bill("label", 0.04)]
     (line,) = advice(beside(0.92, 1_000, *runs, bills=bills), None)
     assert line["text"] == NOTHING
-    runs = outcome("frugal", "probabilities", 0, BETTER), outcome("frugal", "label", 0, ((3000, 0.4),))
+    runs = (
+        outcome("frugal", "probabilities", 0, BETTER),
+        outcome("frugal", "label", 0, ((3000, 0.4),)),
+    )
     (line,) = advice(beside(0.92, 1_000, *runs, bills=bills), None)
     assert line["effect"] == "5.0 points of agreement less", "to what a constant answer has anyway"
     assert "(97.0% before; one constant answer on 92.0%)" in line["text"]
@@ -116,7 +127,12 @@ def test_no_switch_is_advised_against_what_is_no_copy() -> None:
 @pytest.mark.parametrize(
     ("curve", "limit", "passed", "words"),
     [
-        (ALL_ONE, {"queries_to_90": 3000.0}, None, "one constant answer agrees on 92.0% without a query"),
+        (
+            ALL_ONE,
+            {"queries_to_90": 3000.0},
+            None,
+            "one constant answer agrees on 92.0% without a query",
+        ),
         (ALL_ONE, {"queries_to_95": 3000.0}, True, "no attack got there"),
         (BETTER, {"queries_to_90": 3001.0}, False, "the strongest attack needed 3,000"),
         (BETTER, {"queries_to_90": 3000.0}, True, "the strongest attack needed 3,000"),
@@ -143,7 +159,9 @@ def test_an_advantage_is_none_where_a_twin_is_no_better_than_a_constant_answer()
 
 
 def flattered() -> dict[str, Any]:
-    """The sample on images of which a constant answer has two thirds, as an audit of today has it."""
+    """The sample on images of which a constant answer has two thirds, as an audit of today has
+    it.
+    """
     told = audit()
     told["games"] |= {"constant": 0.66, "constant_balanced": 0.1}
     for at, line in enumerate(told["price"]):
@@ -156,14 +174,17 @@ def flattered() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_balanced_figures_stand_beside_plain_ones_where_a_constant_answer_is_large(tmp_path: Path) -> None:
+def test_balanced_figures_stand_beside_plain_ones_where_a_constant_answer_is_large(
+    tmp_path: Path,
+) -> None:
     page = page_of(flattered(), tmp_path)
     rows = {(row[0], row[1]): row[2:4] for row in page.table("Agreement after all")}
     assert rows["frugal", "probabilities"] == ["94.2%", "30.0%"]
     assert rows["dfme", "label"] == ["32.3%", "60.0%"]
     assert rows["one answer to everything", "-"] == ["66.0%", "10.0%"]
     assert (
-        "One answer to everything agrees on 66.0%, more than half of the images, without a query" in page.text
+        "One answer to everything agrees on 66.0%, more than half of the images, without a query"
+        in page.text
     )
     assert all("balanced 45.0%" in row[2] for row in page.table("The best copy under each change"))
     prices = page.behind.table("Agreement at the end of the queries")
@@ -171,7 +192,9 @@ def test_balanced_figures_stand_beside_plain_ones_where_a_constant_answer_is_lar
     assert all("balanced 35.0%" in " ".join(row) for row in page.behind.table("Every cell"))
 
 
-def test_the_picture_of_switches_has_a_large_constant_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_of_switches_has_a_large_constant_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     labels = list[str]()
     monkeypatch.setattr(
         page_module,
@@ -208,7 +231,8 @@ def test_no_quota_keeps_an_agreement_below_what_a_constant_answer_has(
     assert (quota["images"], quota["lines"], quota["checked"]) == (0, {}, None)
     (text,) = quota["text"]
     assert (
-        "No quota keeps an agreement below 80.0%: one constant answer agrees on 82.0% without a query" in text
+        "No quota keeps an agreement below 80.0%: one constant answer agrees on 82.0% without a "
+        "query" in text
     )
     told["quota"] = quota
     assert controls(told)[0]["figure"] == text
@@ -229,7 +253,12 @@ def test_a_test_case_fails_for_no_level_that_a_constant_answer_has(
     told["games"]["constant"] = 0.92
     told["options"]["seeds"] = [0]
     for cell in told["cells"]:
-        cell |= {"seed": 0, "state": "finished", "agreement": 0.92, "curve": [[100, 0.92], [200, 0.92]]}
+        cell |= {
+            "seed": 0,
+            "state": "finished",
+            "agreement": 0.92,
+            "curve": [[100, 0.92], [200, 0.92]],
+        }
     told["verdicts"] = [judged(limit, wanted, holds)]
     suite = ElementTree.fromstring(junit(told)).find("testsuite")
     assert suite is not None
@@ -239,10 +268,18 @@ def test_a_test_case_fails_for_no_level_that_a_constant_answer_has(
 
 def test_a_constant_answer_stands_in_the_files_for_other_tools() -> None:
     told = without_limits()
-    (detail,) = [one for one in sarif(told)["runs"][0]["results"] if one["ruleId"] == "output-detail"]
-    assert "the best copy agrees on 94.2% (one constant answer: 10.6%)." in detail["message"]["text"]
+    (detail,) = [
+        one for one in sarif(told)["runs"][0]["results"] if one["ruleId"] == "output-detail"
+    ]
+    assert (
+        "the best copy agrees on 94.2% (one constant answer: 10.6%)." in detail["message"]["text"]
+    )
     told["price"][0]["balanced"] = 0.9
     (model,) = bom(told, "ab" * 32)["components"]
     metrics = model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
-    assert {"slice": "one constant answer", "type": "agreement after 0 queries", "value": "0.1058"} in metrics
+    assert {
+        "slice": "one constant answer",
+        "type": "agreement after 0 queries",
+        "value": "0.1058",
+    } in metrics
     assert [each["value"] for each in metrics if "balanced" in each["type"]] == ["0.9000"]

@@ -17,7 +17,9 @@ def brute(attacks: list[float], benign: list[float]) -> float:
 def test_auroc_is_that_of_brute_force_and_half_for_equal_scores() -> None:
     rng = random.Random(3)
     for _ in range(20):
-        attacks, benign = ([float(rng.randrange(6)) for _ in range(rng.randrange(1, 21))] for _ in range(2))
+        attacks, benign = (
+            [float(rng.randrange(6)) for _ in range(rng.randrange(1, 21))] for _ in range(2)
+        )
         assert auroc({0: attacks}, benign)[0] == pytest.approx(brute(attacks, benign))
         by_seed = {each: attacks[each::3] for each in range(min(3, len(attacks)))}
         assert auroc(by_seed, benign)[0] == pytest.approx(brute(attacks, benign))
@@ -42,9 +44,12 @@ def test_the_interval_is_a_bootstrap_over_sessions_and_seeds() -> None:
 
 
 def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
-    assert share_at_most(0, 36_000, 180) == pytest.approx(3 / 180)  # "fewer than 167 per 10,000", never 0
+    assert share_at_most(0, 36_000, 180) == pytest.approx(
+        3 / 180
+    )  # "fewer than 167 per 10,000", never 0
     assert share_at_most(0, 10, 2) == 1.0
-    # Wilson's upper end solves (p - r)^2 = z^2 p (1 - p) / n; of 100 of 1,000 with 180 units behind them:
+    # Wilson's upper end solves (p - r)^2 = z^2 p (1 - p) / n; of 100 of 1,000 with 180 units behind
+    # them:
     upper = share_at_most(100, 1_000, 180)
     assert (upper - 0.1) ** 2 == pytest.approx(1.959964**2 * upper * (1 - upper) / 180)
     assert upper > 0.1
@@ -53,10 +58,25 @@ def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
     assert rates == sorted(rates)
 
 
-def cell(name: str, seed: int, first: int | None, largest_600: float | None, **more: Any) -> dict[str, Any]:
-    found = {"first_alarm": first, "alarms": 3, "largest": 9.0, "largest_600": largest_600, "threshold": 1.0}
+def cell(
+    name: str, seed: int, first: int | None, largest_600: float | None, **more: Any
+) -> dict[str, Any]:
+    found = {
+        "first_alarm": first,
+        "alarms": 3,
+        "largest": 9.0,
+        "largest_600": largest_600,
+        "threshold": 1.0,
+    }
     watch = {"images": 3_000, "on_alarm": "log", "detectors": {"pairs": found}}
-    own = {"name": name, "row": "dfme", "mode": "label", "defence": "none", "seed": seed, "constant": 0.11}
+    own = {
+        "name": name,
+        "row": "dfme",
+        "mode": "label",
+        "defence": "none",
+        "seed": seed,
+        "constant": 0.11,
+    }
     return {**own, "curve": [[256, 0.3], [1_024, 0.5], [3_000, 0.8]], "watch": watch, **more}
 
 
@@ -70,7 +90,9 @@ WORTH = [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024,
 
 
 @pytest.mark.parametrize(("first", "worth"), WORTH)
-def test_what_the_copy_was_worth_is_read_off_its_curve(first: int | None, worth: float | None) -> None:
+def test_what_the_copy_was_worth_is_read_off_its_curve(
+    first: int | None, worth: float | None
+) -> None:
     found = joined(MEASURED, [cell("a", 0, first, 0.5)])["attacks"]
     assert [each["agreement_at_alarm"] for each in found] == [worth]
     unscored = joined(MEASURED, [cell("a", 0, first, 0.5, curve=[], constant=None)])["attacks"]
@@ -86,7 +108,9 @@ def test_cells_and_streams_are_joined() -> None:
     assert told.items() <= found["attacks"][0].items()
     plain, corrupted = found["auroc"]
     assert (plain["row"], plain["detector"], plain["stream"]) == ("dfme", "pairs", "random order")
-    assert plain["auroc"] == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)
+    assert (
+        plain["auroc"] == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)
+    )
     # no session of cell c was long enough
     assert (plain["attack_sessions"], plain["benign_sessions"]) == (2, 3)
     assert plain["interval"][0] <= plain["auroc"] <= plain["interval"][1]

@@ -1,4 +1,6 @@
-"""Copies of the embedded digits teacher, examined: what is asked, counted, kept, and never asked twice."""
+"""Copies of the embedded digits teacher, examined: what is asked, counted, kept, and never asked
+twice.
+"""
 
 import base64
 import io
@@ -32,7 +34,9 @@ from dfme.run.student_file import load_student
 from dfme.spec import RequestPolicy, Teacher
 
 LIMIT, MODES = 40, ("probabilities", "label")
-WORDS = "--recipe digits_procedural --budget 200 --student.arch cnn_small --student.steps 40".split()
+WORDS = (
+    "--recipe digits_procedural --budget 200 --student.arch cnn_small --student.steps 40".split()
+)
 WORDS += f"--evaluation.limit {LIMIT} --evaluation.points 1 --device cpu --student.lr 0.02".split()
 
 
@@ -49,8 +53,12 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[ExaminedCell]:
     folder, found = tmp_path_factory.mktemp("cells"), []
     with small_runs.no_pictures():
         for mode in MODES:
-            run_job(job_of("--teacher.label-mode", mode, "--out", str(folder / mode)), console=False)
-            found.append(ExaminedCell(f"cell-{mode}", "procedural", mode, 0, folder / mode, mode == MODES[0]))
+            run_job(
+                job_of("--teacher.label-mode", mode, "--out", str(folder / mode)), console=False
+            )
+            found.append(
+                ExaminedCell(f"cell-{mode}", "procedural", mode, 0, folder / mode, mode == MODES[0])
+            )
     return found
 
 
@@ -62,11 +70,17 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Meter:
-    """The job's teacher, counting what it served; ``at``: what it does before it answers so many-th calls."""
+    """The job's teacher, counting what it served; ``at``: what it does before it answers so many-th
+    calls.
+    """
 
     def __init__(self, teacher: Teacher, at: dict[int, Callable[[], object]]) -> None:
         self._teacher, self._at, self.served, self.calls = teacher, at, 0, 0
-        self.spec, self.num_classes, self.label_mode = teacher.spec, teacher.num_classes, teacher.label_mode
+        self.spec, self.num_classes, self.label_mode = (
+            teacher.spec,
+            teacher.num_classes,
+            teacher.label_mode,
+        )
         self.info = teacher.info
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -109,7 +123,9 @@ def test_what_is_asked_is_in_a_ledger_outside_the_budget_and_told(
     found = examine(tmp_path, cells, job_of(), None, None, told.append)
     totals = audit(tmp_path / "examined" / "ledger.jsonl")
     right, sources = found["transfer"]["images"], 4  # random signs, untrained, teacher, copy
-    assert meters[0].served == totals.transfer_queries == found["asked"] == found["transfer"]["asked"]
+    assert (
+        meters[0].served == totals.transfer_queries == found["asked"] == found["transfer"]["asked"]
+    )
     assert totals.transfer_queries == 100 + right * 3 * (1 + 3 * (sources - 1))
     far = [int(line.split()[1].replace(",", "")) for line in told if line.startswith("asked ")]
     assert far == sorted(far)
@@ -119,20 +135,27 @@ def test_what_is_asked_is_in_a_ledger_outside_the_budget_and_told(
     assert set(totals.spent_by_purpose) == {"generator", "student", "seed", "check"}
     assert LIMIT - 3 < right <= LIMIT
     assert json.loads((tmp_path / "examined/transfer.json").read_text()) == found["transfer"]
-    assert json.loads((tmp_path / "examined/fidelity.json").read_text())["fidelity"] == found["fidelity"]
+    assert (
+        json.loads((tmp_path / "examined/fidelity.json").read_text())["fidelity"]
+        == found["fidelity"]
+    )
 
 
-def test_the_figures_are_those_of_the_cells_own_files(cells: Cells, metered: Metering, tmp_path: Path):
+def test_the_figures_are_those_of_the_cells_own_files(
+    cells: Cells, metered: Metering, tmp_path: Path
+):
     metered()
     both = [cell._replace(examined_in_full=True) for cell in cells]
     found = examine(tmp_path, both, job_of(), None, None, quiet)
     for cell, told in zip(both, found["fidelity"], strict=True):
         summary = json.loads((cell.directory / "summary.json").read_text())
         assert told["agreement"] == summary["agreement"]
-        assert told["kl"] == (pytest.approx(summary["kl"]) if cell.mode == "probabilities" else None)
-        assert [told[name] is None for name in ("l1", "kendall_tau", "top3_equal", "teacher_ece")] == (
-            [cell.mode == "label"] * 4
+        assert told["kl"] == (
+            pytest.approx(summary["kl"]) if cell.mode == "probabilities" else None
         )
+        assert [
+            told[name] is None for name in ("l1", "kendall_tau", "top3_equal", "teacher_ece")
+        ] == ([cell.mode == "label"] * 4)
         assert sum(map(sum, told["table"])) == LIMIT
     seeds = {(row["mode"], row["figure"]): row for row in found["fidelity_seeds"]}
     assert seeds["label", "agreement"]["values"] == [found["fidelity"][1]["agreement"]]
@@ -141,7 +164,11 @@ def test_the_figures_are_those_of_the_cells_own_files(cells: Cells, metered: Met
     }  # fmt: skip
     clones = {row["source"] for row in found["transfer"]["rows"] if row["kind"] == "clone"}
     assert clones == {"clone: procedural, probabilities", "clone: procedural, label"}
-    top = {row["eps"]: row["success"] for row in found["transfer"]["rows"] if row["source"] == "teacher"}
+    top = {
+        row["eps"]: row["success"]
+        for row in found["transfer"]["rows"]
+        if row["source"] == "teacher"
+    }
     assert top[0.2] > 0.9  # white box
     followed = [told["procedural"] for told in found["fidelity"]]
     assert followed[0]["images"] == 100
@@ -166,17 +193,26 @@ def test_images_that_differ_are_the_evaluations_own_with_both_answers(
     low, high = student.spec.bounds
     data = evaluation_images(job_of().config.evaluation, student.spec, 10)
     grey_NHW = ((data.images[:, 0] - low) / (high - low)).numpy()
-    shown = [imread(io.BytesIO(base64.b64decode(each["image"].partition(",")[2]))) for each in told["shown"]]
+    shown = [
+        imread(io.BytesIO(base64.b64decode(each["image"].partition(",")[2])))
+        for each in told["shown"]
+    ]
     places = [int(abs(grey_NHW - image[..., 0]).max((1, 2)).argmin()) for image in shown]
-    assert all(abs(grey_NHW[at] - of[..., 0]).max() < 0.003 for at, of in zip(places, shown, strict=True))
+    assert all(
+        abs(grey_NHW[at] - of[..., 0]).max() < 0.003 for at, of in zip(places, shown, strict=True)
+    )
     assert places == sorted({*places})
     answers = student(data.images[places]).argmax(1).tolist()
     assert [each["clone"] for each in told["shown"]] == [*map(str, answers)]
     assert all(each["model"] != each["clone"] for each in told["shown"])
 
 
-def test_after_a_kill_nothing_answered_is_asked_again(cells: Cells, metered: Metering, tmp_path: Path):
-    """What a kill leaves are the files as they are while the teacher is at work: they are copied then."""
+def test_after_a_kill_nothing_answered_is_asked_again(
+    cells: Cells, metered: Metering, tmp_path: Path
+):
+    """What a kill leaves are the files as they are while the teacher is at work: they are copied
+    then.
+    """
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     metered({13: lambda: shutil.copytree(whole, killed)})
     expected = examine(whole, cells, job_of(), None, None, quiet)
@@ -195,7 +231,9 @@ def test_after_a_kill_nothing_answered_is_asked_again(cells: Cells, metered: Met
     assert again[0].served == 0
 
 
-def test_other_copies_are_examined_anew_beside_what_was_paid(cells: Cells, metered: Metering, tmp_path: Path):
+def test_other_copies_are_examined_anew_beside_what_was_paid(
+    cells: Cells, metered: Metering, tmp_path: Path
+):
     first = examine(tmp_path, cells, job_of(), None, None, quiet)
     meters = metered()
     found = examine(tmp_path, [cells[0]._replace(name="another")], job_of(), None, None, quiet)
@@ -223,7 +261,10 @@ def test_a_service_is_asked_only_where_that_is_said(
     assert not (tmp_path / "no/examined/ledger.jsonl").exists()
     assert silent["fidelity"][0]["agreement"] is not None
     assert silent["not_run"][0]["why"] == module.NOT_ASKED
-    assert examine(tmp_path / "no", cells, job, None, False, quiet)["not_run"][0]["why"] == "--transfer false"
+    assert (
+        examine(tmp_path / "no", cells, job, None, False, quiet)["not_run"][0]["why"]
+        == "--transfer false"
+    )
     monkeypatch.setattr(module, "MAX_IMAGES", 20)
     found = examine(tmp_path / "yes", cells, job, None, True, quiet)
     assert found["transfer"]["images"] == 20 // 4
@@ -234,7 +275,9 @@ def test_a_service_is_asked_only_where_that_is_said(
 
 def test_another_teacher_on_record_is_refused(cells: Cells, tmp_path: Path):
     examine(tmp_path, cells, job_of(), None, True, quiet)
-    with pytest.raises(UserError, match="this run was started with a teacher of label_mode probabilities"):
+    with pytest.raises(
+        UserError, match="this run was started with a teacher of label_mode probabilities"
+    ):
         examine(tmp_path, cells, job_of("--teacher.label-mode", "label"), None, True, quiet)
     fewer = job_of("--evaluation.limit", "30")
     with pytest.raises(RunError, match="does not fit this run"):
@@ -246,9 +289,13 @@ def test_another_teacher_on_record_is_refused(cells: Cells, tmp_path: Path):
 
 
 @pytest.mark.integration
-def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(cells: Cells, tmp_path: Path):
+def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(
+    cells: Cells, tmp_path: Path
+):
     job, copy = job_of(), cells[0].directory
-    one, two = (train_twin(job, copy, tmp_path / f"{name}.safetensors", quiet) for name in ("one", "two"))
+    one, two = (
+        train_twin(job, copy, tmp_path / f"{name}.safetensors", quiet) for name in ("one", "two")
+    )
     assert one.read_bytes() == two.read_bytes()
     one.write_bytes(b"kept")
     assert train_twin(job, copy, one, quiet).read_bytes() == b"kept"
@@ -264,4 +311,6 @@ def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(cells: 
     assert found["file"] == "two.safetensors"
     assert found["accuracy"] == (top == data.labels).double().mean().item() > 0.85
     with pytest.raises(UserError, match=r"--twin .*expected a net for images"):
-        examine(tmp_path, cells, job, PACKAGE / "teachers/checkpoints/shapes.safetensors", False, quiet)
+        examine(
+            tmp_path, cells, job, PACKAGE / "teachers/checkpoints/shapes.safetensors", False, quiet
+        )

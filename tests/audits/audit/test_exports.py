@@ -1,4 +1,6 @@
-"""What other tools read of an audit: held against published schemas, another reader, and arithmetic."""
+"""What other tools read of an audit: held against published schemas, another reader, and
+arithmetic.
+"""
 
 import hashlib
 import json
@@ -44,7 +46,13 @@ def of(**changed: Any) -> dict[str, Any]:
 
 
 def judged(limit: str, wanted: float, holds: bool | None) -> dict[str, Any]:
-    return {"limit": limit, "wanted": wanted, "value": None, "pass": holds, "text": f"{limit}, {wanted}"}
+    return {
+        "limit": limit,
+        "wanted": wanted,
+        "value": None,
+        "pass": holds,
+        "text": f"{limit}, {wanted}",
+    }
 
 
 def advised(place: str, effect: str = "9 points of agreement less") -> list[dict[str, str]]:
@@ -59,7 +67,9 @@ def levels(told: dict[str, Any]) -> dict[str, str]:
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == RULES
     for rule in rules:
-        assert {"MITRE ATLAS AML.T0024.002", "OWASP ML05", "AISVS 11.2.2"} < {*rule["properties"]["tags"]}
+        assert {"MITRE ATLAS AML.T0024.002", "OWASP ML05", "AISVS 11.2.2"} < {
+            *rule["properties"]["tags"]
+        }
     assert [each["ruleId"] for each in run["results"]] == [
         RULES[each["ruleIndex"]] for each in run["results"]
     ]
@@ -69,12 +79,18 @@ def levels(told: dict[str, Any]) -> dict[str, str]:
 PARENTS = {"testsuite": "testsuites", "testcase": "testsuite"}
 PARENTS |= dict.fromkeys(("skipped", "error", "failure"), "testcase")
 COUNTS = {"tests", "failures", "errors"}
-KNOWN = {"testsuites": COUNTS, "testsuite": COUNTS | {"name", "skipped"}, "testcase": {"classname", "name"}}
+KNOWN = {
+    "testsuites": COUNTS,
+    "testsuite": COUNTS | {"name", "skipped"},
+    "testcase": {"classname", "name"},
+}
 """The form that CI servers share, by junit-10.xsd of Jenkins' xUnit plugin; no package ships it."""
 
 
 def held(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and outcome of each test case, as junitparser reads them; its counts are those of the file."""
+    """Name and outcome of each test case, as junitparser reads them; its counts are those of the
+    file.
+    """
     text = junit(told)
     root = ElementTree.fromstring(text)
     assert root.tag == "testsuites"
@@ -116,8 +132,13 @@ def test_a_limit_is_an_error_where_it_fails_and_only_there() -> None:
 
 def test_the_place_is_a_relative_address_and_figures_are_the_audits() -> None:
     told = of()
-    places = {"models/my digits.pt": "models/my%20digits.pt", "javascript:go()": "javascript%3Ago%28%29"}
-    for place, uri in (places | dict.fromkeys(("/etc/passwd", "//evil.example/x"), "audit.yaml")).items():
+    places = {
+        "models/my digits.pt": "models/my%20digits.pt",
+        "javascript:go()": "javascript%3Ago%28%29",
+    }
+    for place, uri in (
+        places | dict.fromkeys(("/etc/passwd", "//evil.example/x"), "audit.yaml")
+    ).items():
         told["target"]["place"] = place
         levels(told)
         first, labels, alarm, detail = sarif(told)["runs"][0]["results"]
@@ -125,14 +146,23 @@ def test_the_place_is_a_relative_address_and_figures_are_the_audits() -> None:
     assert first["properties"]["queries"] == [2000, 1000, 2000]
     assert labels["properties"]["best_agreement"]["mean"] == 0.7423
     assert "frugal-probabilities-3k-seed0" in alarm["properties"]["first_alarms"]
-    assert detail["properties"]["agreement"] == {line["mode"]: line["mean"] for line in told["price"][:2]}
+    assert detail["properties"]["agreement"] == {
+        line["mode"]: line["mean"] for line in told["price"][:2]
+    }
 
 
 def test_a_case_per_limit_and_seed_of_the_worst_attacker() -> None:
-    """The sample's curves are 90 % at 2,000, 1,000 and 2,000 queries; its ends 94.15, 95.13 and 93.45 %."""
-    told = of(not_run=[], verdicts=[judged("queries_to_90", 1500, False), judged("agreement", 0.945, False)])
+    """The sample's curves are 90 % at 2,000, 1,000 and 2,000 queries; its ends 94.15, 95.13 and
+    93.45 %.
+    """
+    told = of(
+        not_run=[],
+        verdicts=[judged("queries_to_90", 1500, False), judged("agreement", 0.945, False)],
+    )
     cases = [
-        f"{limit}, seed {seed}" for limit in ("queries_to_90=1500", "agreement=0.945") for seed in range(3)
+        f"{limit}, seed {seed}"
+        for limit in ("queries_to_90=1500", "agreement=0.945")
+        for seed in range(3)
     ]
     expected = [(name, "Failure" if "seed 1" in name else "") for name in cases]
     assert held(told) == [*expected, ("frugal-mad-kl-3k-seed0", "Error")]
@@ -141,11 +171,16 @@ def test_a_case_per_limit_and_seed_of_the_worst_attacker() -> None:
     assert held(told)[3] == ("agreement=0.945, seed 0", "Failure")
 
 
-def test_what_failed_is_an_error_what_was_not_run_is_skipped_and_a_known_failure_stays_one() -> None:
+def test_what_failed_is_an_error_what_was_not_run_is_skipped_and_a_known_failure_stays_one() -> (
+    None
+):
     told = of(verdicts=[judged("agreement", 0.945, False)])
     for cell in told["cells"][6:8]:  # those of dfme on scores, of seeds 0 and 1
         cell |= {"state": "failed", "reason": "it broke", "curve": [], "agreement": None}
-    told["not_run"] = [{"what": "dfme", "why": "it broke"}, {"what": "detection", "why": "a service"}]
+    told["not_run"] = [
+        {"what": "dfme", "why": "it broke"},
+        {"what": "detection", "why": "a service"},
+    ]
     outcomes = [outcome for _, outcome in held(told)]
     assert outcomes == ["Skipped", "Failure", "", "Error", "Error", "Error", "Skipped"]
 
@@ -177,9 +212,13 @@ def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
         found,
         "cells/" + audit()["price"][0]["cells"][0],
     )
-    (unknown,) = [row for row in controls(audit() | {"recognition": None}) if row["control"] == "11.3.3"]
+    (unknown,) = [
+        row for row in controls(audit() | {"recognition": None}) if row["control"] == "11.3.3"
+    ]
     assert (unknown["figure"], unknown["dir"]) == (None, None)
-    assert {row["dir"] for row in rows.values()} <= {cell["dir"] for cell in audit()["cells"]} | {None}
+    assert {row["dir"] for row in rows.values()} <= {cell["dir"] for cell in audit()["cells"]} | {
+        None
+    }
     assert not re.search("compl[iy]|conform", json.dumps([*rows.values()]))
     assert audit()["controls"] == [*rows.values()], "the sample is of today"
 
@@ -197,14 +236,20 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 def curved(curves: Curves, per: str = "day", checked: float | None = None) -> dict[str, Any]:
-    """The sample with these curves of the model as deployed, and perhaps an attack under the quota."""
+    """The sample with these curves of the model as deployed, and perhaps an attack under the
+    quota.
+    """
     told = of(defences=[])
     like = told["cells"][0]
     for name, curve in (curves | ({"check": [(1, checked)]} if checked else {})).items():
-        told["cells"].append(like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve})
+        told["cells"].append(
+            like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve}
+        )
     told["options"] |= {"keep_below": 0.8, "per": per, "budget": 1_000}
     told["price"][0]["cells"] = [name for name in curves if name != "b"]
-    told["price"][1]["cells"] = [name for name in curves if name == "b"]  # on labels, which scores tell
+    told["price"][1]["cells"] = [
+        name for name in curves if name == "b"
+    ]  # on labels, which scores tell
     told["price"][2]["cells"] = []  # the other attacker's on scores
     told["quota"] = sheet(told, "check")
     told["controls"] = controls(told)
@@ -214,7 +259,12 @@ def curved(curves: Curves, per: str = "day", checked: float | None = None) -> di
 @pytest.mark.parametrize(
     ("curves", "images", "attacker", "never"),
     [
-        ({"a": [(100, 0.5), (200, 0.79), (300, 0.8)], "b": [(400, 0.7), (500, 0.9)]}, 200, "a", False),
+        (
+            {"a": [(100, 0.5), (200, 0.79), (300, 0.8)], "b": [(400, 0.7), (500, 0.9)]},
+            200,
+            "a",
+            False,
+        ),
         # a thief keeps the best; two scores at one count, before and after training
         ({"a": [(100, 0.5), (200, 0.1), (200, 0.85), (300, 0.2)]}, 100, "a", False),
         ({"a": [(50, 0.9)], "b": [(900, 0.9)]}, 0, "a", False),
@@ -253,7 +303,9 @@ def test_servers_let_no_more_pass_in_a_term(per: str, images: int) -> None:
     (limit,) = yaml.safe_load(lines["Envoy"])["descriptors"]
     assert limit["rate_limit"] == {"unit": per, "requests_per_unit": images}
     assert yaml.safe_load(lines["Kong"])["plugins"][0]["config"][per] == images
-    assert lines["serve"].endswith(f" --teacher.defences quota:images={images}:window={minutes * 60}")
+    assert lines["serve"].endswith(
+        f" --teacher.defences quota:images={images}:window={minutes * 60}"
+    )
 
 
 def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) -> None:
@@ -266,7 +318,9 @@ def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) ->
     assert (page["url"], page["hashes"][0]["content"]) == ("audit.html", digest)
 
 
-def test_the_jobs_of_the_page_say_limits_that_can_fail_and_upload_what_is_written(tmp_path: Path) -> None:
+def test_the_jobs_of_the_page_say_limits_that_can_fail_and_upload_what_is_written(
+    tmp_path: Path,
+) -> None:
     page = (PROJECT / "docs/audit.md").read_text()
     github, gitlab = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
     command = gitlab["extraction"]["script"][-1]
@@ -286,7 +340,9 @@ def spoilt(part: Any) -> Any:
 
 def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:
     text = json.dumps(of(verdicts=[judged("agreement", 0.9, False)]))
-    every = json.loads(text, object_hook=lambda part: {name: spoilt(each) for name, each in part.items()})
+    every = json.loads(
+        text, object_hook=lambda part: {name: spoilt(each) for name, each in part.items()}
+    )
     told = every | {"schema": audit()["schema"]}
     write_all(told, tmp_path)
     levels(told)
@@ -297,7 +353,12 @@ def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:
 
 BROKEN: dict[str, Any] = {
     **{"price.0.interval": [0.1], "price.0.queries_to": {"0.9": [1]}, "cells.0.curve": [[1]]},
-    **{"price.0.budget": "3000", "cells.0.seed": True, "options.keep_below": "0.8", "target.place": None},
+    **{
+        "price.0.budget": "3000",
+        "cells.0.seed": True,
+        "options.keep_below": "0.8",
+        "target.place": None,
+    },
     **{"quota": {}, "controls": None, "headline.sentences": [], "made.wall_seconds": float("nan")},
 }
 

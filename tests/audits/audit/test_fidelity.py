@@ -21,7 +21,11 @@ def test_kendalls_tau_is_that_of_every_pair_counted_one_by_one():
         agree = untied_one = untied_other = 0
         for i, j in combinations(range(7), 2):
             x, y = np.sign(one[i] - one[j]), np.sign(other[i] - other[j])
-            agree, untied_one, untied_other = agree + x * y, untied_one + abs(x), untied_other + abs(y)
+            agree, untied_one, untied_other = (
+                agree + x * y,
+                untied_one + abs(x),
+                untied_other + abs(y),
+            )
         product = math.sqrt(untied_one * untied_other)
         assert math.isnan(tau) if product == 0 else tau == pytest.approx(agree / product, abs=1e-12)
 
@@ -30,7 +34,11 @@ def test_figures_are_those_of_sums_over_classes_and_images():
     rng = torch.Generator().manual_seed(1)
     scores, other = (torch.randn(50, 6, generator=rng) for _ in range(2))
     p = other.softmax(1)
-    found, teacher, copy = figures(p, P, scores), p.double().tolist(), scores.double().softmax(1).tolist()
+    found, teacher, copy = (
+        figures(p, P, scores),
+        p.double().tolist(),
+        scores.double().softmax(1).tolist(),
+    )
     kl = l1 = equal = top3 = 0.0
     for one, two in zip(teacher, copy, strict=True):
         kl += sum(x * math.log(x / y) for x, y in zip(one, two, strict=True))
@@ -45,10 +53,15 @@ def test_figures_are_those_of_sums_over_classes_and_images():
 
 
 def test_answers_that_hide_scores_give_none_where_one_is_needed():
-    scores, labels = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 3.0, 1.0, 2.0]]), torch.tensor([0, 2])
+    scores, labels = (
+        torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 3.0, 1.0, 2.0]]),
+        torch.tensor([0, 2]),
+    )
     known = {"agreement": 0.5, "agreement_balanced": 0.5}
     assert figures(labels, LABEL, scores) == dict.fromkeys(FIGURES) | known
-    hidden = torch.tensor([[0.9, math.nan, math.nan, math.nan], [math.nan, math.nan, 0.7, math.nan]])
+    hidden = torch.tensor(
+        [[0.9, math.nan, math.nan, math.nan], [math.nan, math.nan, 0.7, math.nan]]
+    )
     assert figures(hidden, LabelMode("top_k", k=1), scores) == dict.fromkeys(FIGURES) | known
     seen = examined(labels, LABEL, scores, labels)
     assert seen["teacher_ece"] is None
@@ -57,14 +70,18 @@ def test_answers_that_hide_scores_give_none_where_one_is_needed():
     assert (blind["where_wrong"], blind["clone_ece"]) == (None, None)
     constant = torch.full((2, 4), 0.25)
     assert figures(constant, P, scores)["kendall_tau"] is None
-    rounded = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])  # any two others may follow
+    rounded = torch.tensor(
+        [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
+    )  # any two others may follow
     assert figures(rounded, P, scores)["top3_equal"] == 1.0
 
 
 def test_one_copy_by_hand():
     teacher = torch.tensor([0, 0, 1, 1, 2, 2])
     copy = torch.tensor([0, 1, 1, 1, 2, 0])
-    labels = torch.tensor([0, 1, 1, 0, 0, 0])  # the teacher is wrong on the last three and on the second
+    labels = torch.tensor(
+        [0, 1, 1, 0, 0, 0]
+    )  # the teacher is wrong on the last three and on the second
     found = examined(teacher, LABEL, 5 * torch.eye(3)[copy], labels, ("a", "b", "c"))
     assert (found["images"], found["agreement"]) == (6, 4 / 6)
     assert found["table"] == [[1, 1, 0], [0, 2, 0], [1, 0, 1]]
@@ -74,7 +91,9 @@ def test_one_copy_by_hand():
         {"class": 2, "name": "c", "images": 2, "agreement": 0.5},
     ]
     assert (found["where_wrong"]["images"], found["where_wrong"]["same"]) == (4, 2)
-    assert found["where_wrong"]["interval"] == pytest.approx([0.150, 0.850], abs=1e-3)  # Wilson of 2 of 4
+    assert found["where_wrong"]["interval"] == pytest.approx(
+        [0.150, 0.850], abs=1e-3
+    )  # Wilson of 2 of 4
     assert found["interval"] == pytest.approx([0.300, 0.903], abs=1e-3)  # and of 4 of 6
     assert examined(teacher, LABEL, torch.eye(3)[copy], teacher)["where_wrong"] == {
         "images": 0, "same": 0, "interval": None,
@@ -88,5 +107,7 @@ def test_the_interval_of_a_calibration_error_is_that_of_the_binomial_it_is_drawn
     found = calibration(p, labels)
     drawn = np.abs(np.random.default_rng(0).binomial(200, 0.6, 200_000) / 200 - 0.8)
     assert found["value"] == pytest.approx(0.2)
-    assert found["interval"] == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist(), abs=0.0101)
+    assert found["interval"] == pytest.approx(
+        np.quantile(drawn, [0.025, 0.975]).tolist(), abs=0.0101
+    )
     assert calibration(p, labels) == found

@@ -1,4 +1,6 @@
-"""The time of an audit: what it says of examining, against the images that are counted in its own parts."""
+"""The time of an audit: what it says of examining, against the images that are counted in its own
+parts.
+"""
 
 import json
 from collections import Counter
@@ -33,14 +35,18 @@ OWNER = SimpleNamespace(
 def foretold(
     words: str, step: float = 0.0, answer: float = 0.0, attack: float = 60.0, finished: int = 0
 ) -> Forecast:
-    """The forecast for two copies, whose attacks take a minute each on one core; so many are finished."""
+    """The forecast for two copies, whose attacks take a minute each on one core; so many are
+    finished.
+    """
     plan = plan_of(f"--budget 200 --label-modes probabilities --defences none {words}".split())
     cells = plan.first.cells
     seconds = {(cell.row, cell.budget): attack for cell in cells}
     assert len(cells) == 2
     plan = replace(plan, first=replace(plan.first, jobs=1))
     waiting = [cell.name for cell in cells[finished:]]
-    return forecast(plan, cells, waiting, Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)]), OWNER)
+    return forecast(
+        plan, cells, waiting, Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)]), OWNER
+    )
 
 
 def examining(words: str, step: float = 0.0, answer: float = 0.0) -> float:
@@ -67,21 +73,28 @@ def counted() -> Counter[str]:
     sources += [Surrogate("teacher", "ceiling", logits("teacher"))]
     sources += [Surrogate(f"clone {number}", "clone", logits("student")) for number in range(2)]
     labels_N = torch.zeros(SCORED, dtype=torch.int64)
-    measure(sources, torch.rand(SCORED, *SPEC.shape), labels_N, SPEC, eps_of(SPEC, brief=True), 0, ask)
+    measure(
+        sources, torch.rand(SCORED, *SPEC.shape), labels_N, SPEC, eps_of(SPEC, brief=True), 0, ask
+    )
     return seen
 
 
 def test_images_through_students_the_teacher_and_its_answers_are_those_that_are_counted() -> None:
     seen = counted()
     by_students = examining("--twin none", step=1.0)
-    # what is asked beside the adversarial images, and random signs for all attacks, are at most some more
+    # what is asked beside the adversarial images, and random signs for all attacks, are at most
+    # some more
     assert seen["student"] <= by_students <= seen["student"] + 11 * PROCEDURAL
     by_teacher = examining("--twin none", answer=1.0)
-    assert by_teacher == pytest.approx(seen["asked"] + PROCEDURAL + BACKWARD * seen["teacher"], rel=0.05)
+    assert by_teacher == pytest.approx(
+        seen["asked"] + PROCEDURAL + BACKWARD * seen["teacher"], rel=0.05
+    )
     assert examining("--transfer false --twin none", step=1.0, answer=1.0) == 0
 
 
-def test_a_twin_takes_the_images_of_its_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_twin_takes_the_images_of_its_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = Counter[str]()
 
     def counted(self: Any, x_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,9 +116,14 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
     assert whole.time == "about 2:00 on this machine: 2:00 for the attacks"
     resumed = foretold("--twin none --transfer false", finished=1)
     assert resumed.time == "about 1:00 on this machine: 1:00 for the attacks"
-    assert (resumed.total, resumed.line) == (whole.total, whole.line)  # --total counts the whole audit
+    assert (resumed.total, resumed.line) == (
+        whole.total,
+        whole.line,
+    )  # --total counts the whole audit
     told = foretold("--twin none --transfer false", answer=0.03)
-    assert told.time == ("about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch honest accounts")
+    assert told.time == (
+        "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch honest accounts"
+    )
     hint = "shorter with a smaller --budget, fewer --student-steps, --attackers or --defences"
     for seconds, is_long in ((500.0, False), (1500.0, True)):  # 20 minutes are 1,200 s
         assert (hint in foretold("--twin none --transfer false", attack=seconds).time) is is_long

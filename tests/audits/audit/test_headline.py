@@ -24,7 +24,9 @@ from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.report.facts import LEVELS
 
-JOB = Job(ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None)
+JOB = Job(
+    ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None
+)
 SUMMARY: dict[str, Any] = {"evaluation": {"images": 359, "held_back": False}}
 SUMMARY |= {"baselines": {"constant_agreement": 0.1, "chance": 0.1}}
 
@@ -39,15 +41,28 @@ def outcome(
     held = row == "knockoff"
     job = replace(JOB, method_config=KnockoffConfig(pool="digits@like")) if held else JOB
     cell = Cell(
-        row, mode, curve[-1][0] if held and curve else 3000, seed, job, attempt(defence, answers, mode)
+        row,
+        mode,
+        curve[-1][0] if held and curve else 3000,
+        seed,
+        job,
+        attempt(defence, answers, mode),
     )
     if curve is None:
         return Outcome(cell, "failed", "it broke")
-    nothing: dict[str, Any] = dict.fromkeys(("kl", "vote_accuracy", "vote_agreement", "teacher_accuracy"))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("kl", "vote_accuracy", "vote_agreement", "teacher_accuracy")
+    )
     nothing |= {"accuracy": None, "queries_to_teacher": None, "collapsed": None}
     reached = {level: next((at for at, share in curve if share >= level), None) for level in LEVELS}
     known = {"seconds": 1.0, "students": 1, "student_steps": 9, "spent": 3000, "made_with": "hands"}
-    own: Any = {**nothing, **known, "queries_to": reached, "curve": list(curve), "agreement": curve[-1][1]}
+    own: Any = {
+        **nothing,
+        **known,
+        "queries_to": reached,
+        "curve": list(curve),
+        "agreement": curve[-1][1],
+    }
     return Outcome(cell, "finished", figures=Figures(**own))
 
 
@@ -58,7 +73,14 @@ def found(
     every = (*runs, *defended)
     summaries = {each.cell.name: SUMMARY for each in every if each.figures}
     return Findings(
-        "probabilities", 3000, price, ComparisonResult("a", {}, runs), second, every, summaries, bills
+        "probabilities",
+        3000,
+        price,
+        ComparisonResult("a", {}, runs),
+        second,
+        every,
+        summaries,
+        bills,
     )
 
 
@@ -84,12 +106,18 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
     assert figures == ["frugal", [850] * 3, 850, 1.275]
     price, like, hard = told["sentences"]
-    assert like.startswith("The price for somebody with images like yours is not known: no such attack")
+    assert like.startswith(
+        "The price for somebody with images like yours is not known: no such attack"
+    )
     assert price == (
-        "A copy that agrees with your model on 90% of 359 held-out images (one constant answer: 10.0%) costs "
+        "A copy that agrees with your model on 90% of 359 held-out images (one constant answer: "
+        "10.0%) costs "
         "850 queries (1.27 at your price; 850 in 3 runs)."
     )
-    assert "no attack without images made such a copy within 3,000 queries: the best copy agrees on" in hard
+    assert (
+        "no attack without images made such a copy within 3,000 queries: the best copy agrees on"
+        in hard
+    )
     assert "would change by 0.04 on average, on a scale from 0 to 2" in hard
 
 
@@ -105,7 +133,9 @@ def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -
     (verdict,) = of.verdicts({"agreement": 0.8})
     assert (verdict["value"], verdict["pass"]) == (0.94, False)
     unfinished = outcome("frugal", "label", 0, None)
-    (verdict,) = found(outcome("frugal", "probabilities", 0, LOW), unfinished).verdicts({"agreement": 0.8})
+    (verdict,) = found(outcome("frugal", "probabilities", 0, LOW), unfinished).verdicts(
+        {"agreement": 0.8}
+    )
     assert verdict["pass"] is None, "labels might have done better"
 
 
@@ -117,9 +147,21 @@ def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -
             2000,
             "costs 2,000 queries (3.00 at your price; 2 of 3 runs made one)",
         ),
-        ([REACHED, LOW, LOW], None, "Only 1 of 3 runs made a copy that agrees with your model on 90%"),
-        ([LOW, LOW, LOW], None, "within 3,000 queries: the best copies (frugal) agree on 75.0%. This"),
-        ([REACHED, None, None], 850, "costs 850 queries (1.27 at your price; one run; 2 more failed)"),
+        (
+            [REACHED, LOW, LOW],
+            None,
+            "Only 1 of 3 runs made a copy that agrees with your model on 90%",
+        ),
+        (
+            [LOW, LOW, LOW],
+            None,
+            "within 3,000 queries: the best copies (frugal) agree on 75.0%. This",
+        ),
+        (
+            [REACHED, None, None],
+            850,
+            "costs 850 queries (1.27 at your price; one run; 2 more failed)",
+        ),
         ([REACHED], 850, "costs 850 queries (1.27 at your price; one run)"),
         ([None], None, "What a copy costs is not known"),
     ],
@@ -127,7 +169,9 @@ def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -
 def test_seeds_that_get_there_and_seeds_that_do_not(
     curves: list[Curve], median: float | None, words: str
 ) -> None:
-    of = found(*(outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(curves)))
+    of = found(
+        *(outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(curves))
+    )
     told = headline(of, range(len(curves)))
     assert told["median"] == median
     assert words in told["sentences"][0]
@@ -153,8 +197,10 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
         ("label", "knockoff", None),
     ]
     assert told["sentences"][1] == (
-        "Somebody with 179 images like yours needs 179 queries for such a copy (0.27 at your price). If your "
-        "model answered labels alone, this attacker would make a copy that agrees on 83.0% after 179 queries."
+        "Somebody with 179 images like yours needs 179 queries for such a copy (0.27 at your "
+        "price). If your "
+        "model answered labels alone, this attacker would make a copy that agrees on 83.0% after "
+        "179 queries."
     )
     (line,) = advice(of, None)
     assert "the best copy then agrees on 75.0% (94.0% before)." in line["text"]
@@ -164,29 +210,37 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
 
 def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
     fail = outcome("frugal", "probabilities", 0, ((3000, 0.115),))
-    first, like, _ = headline(found(fail, outcome("knockoff", "probabilities", 0, ((179, 0.83),))), (0,))[
-        "sentences"
-    ]
+    first, like, _ = headline(
+        found(fail, outcome("knockoff", "probabilities", 0, ((179, 0.83),))), (0,)
+    )["sentences"]
     assert first == (
         "No attack without images copied your model: after 3,000 queries the best copy agrees on "
-        "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these attacks "
+        "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these "
+        "attacks "
         "failed, not that the model is safe."
     )
     assert like == (
         "Somebody with 179 images like yours makes a copy that agrees on 83.0% after 179 queries."
     )
-    better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))["sentences"][0]
+    better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))[
+        "sentences"
+    ][0]
     assert better.startswith("No attack without images made a copy"), "Wilson: 0.117 to 0.191"
     assert better.endswith("not that the model is safe.")
 
 
 def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
-    bare, labels = outcome("frugal", "probabilities", 0, REACHED), outcome("frugal", "label", 0, LOW)
+    bare, labels = (
+        outcome("frugal", "probabilities", 0, REACHED),
+        outcome("frugal", "label", 0, LOW),
+    )
     tried = [
         outcome("frugal", "probabilities", 0, REACHED),
         outcome("frugal", "probabilities", 0, ((3000, 0.5),), "mad"),
         outcome("frugal", "probabilities", 0, ((3000, 0.75),), "grad2"),
-        outcome("frugal", "probabilities", 0, ((3000, 0.93),), "lattice"),  # within what images can tell
+        outcome(
+            "frugal", "probabilities", 0, ((3000, 0.93),), "lattice"
+        ),  # within what images can tell
         outcome("frugal", "probabilities", 0, REACHED, "quota:images=800"),
     ]
     paid = {"none": 0.0, "mad": 1.0, "grad2": 0.9, "lattice": 0.1, "label": 0.04}
@@ -208,11 +262,19 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     bare = outcome("frugal", "probabilities", 0, REACHED)
     told = advice(found(bare, labels, defended=[bare, same]), None)
     assert [each["text"] for each in told] == [NOTHING]
-    spread = [((3000, 0.99),), ((3000, 0.70),), ((3000, 0.98),)]  # seeds differ by more than the switch takes
-    bare_seeds = [outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(spread)]
+    spread = [
+        ((3000, 0.99),),
+        ((3000, 0.70),),
+        ((3000, 0.98),),
+    ]  # seeds differ by more than the switch takes
+    bare_seeds = [
+        outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(spread)
+    ]
     label_seeds = [outcome("frugal", "label", seed, ((3000, 0.80),)) for seed in range(3)]
     assert advice(found(*bare_seeds, *label_seeds), None)[0]["text"] == NOTHING
-    assert advice(found(bare), None)[0]["text"] == UNTRIED, "a service, whose switches nobody could try"
+    assert advice(found(bare), None)[0]["text"] == UNTRIED, (
+        "a service, whose switches nobody could try"
+    )
 
 
 def alarm(detector: str, first: int | None, share: float | None, **other: Any) -> dict[str, Any]:
@@ -237,14 +299,19 @@ def test_the_command_is_what_makes_an_audit_again() -> None:
 
 def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> None:
     cell = Cell("dfme", "label", 3000, 0, JOB, attempt("none", "auto", "label"))
-    _, line = found(outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")).price
+    _, line = found(
+        outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")
+    ).price
     told = [line[name] for name in ("state", "cells", "mean", "reason")]
     assert told == ["not applicable", [], None, "it needs"]
 
 
 def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
     gate = "misinform:key_env=DFME_KEY"
-    for row, texts in (("frugal", [NOTHING]), ("knockoff", [])):  # alone, so that it meets the defences
+    for row, texts in (
+        ("frugal", [NOTHING]),
+        ("knockoff", []),
+    ):  # alone, so that it meets the defences
         bare = outcome(row, "probabilities", 0, REACHED)
         of = found(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
         (line,) = advice(of, None)
@@ -271,27 +338,45 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
 
 
 def test_a_limit_is_held_against_the_worst_attack() -> None:
-    runs = [outcome("frugal", "probabilities", 0, REACHED), outcome("dfme", "probabilities", 0, LOW)]
+    runs = [
+        outcome("frugal", "probabilities", 0, REACHED),
+        outcome("dfme", "probabilities", 0, LOW),
+    ]
     runs += [outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96)))]
     of = found(*runs)
-    asked = limits(["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000)
+    asked = limits(
+        ["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000
+    )
     told = {each["limit"]: (each["value"], each["pass"]) for each in of.verdicts(asked)}
     assert told.pop("agreement") == (0.96, False)
     assert [*told.values()] == [(700, False), (3000, True), (700, True)]
     (never,) = found(outcome("dfme", "probabilities", 0, LOW)).verdicts({"queries_to_90": 3000})
     assert (never["value"], never["pass"]) == (None, True)
     (unknown,) = found(outcome("dfme", "probabilities", 0, None)).verdicts({"queries_to_90": 3000})
-    assert (unknown["pass"], "no attack has finished; the outcome of dfme" in unknown["text"]) == (None, True)
-    failed = [outcome("frugal", "probabilities", 0, LOW), outcome("frugal", "probabilities", 1, None)]
+    assert (unknown["pass"], "no attack has finished; the outcome of dfme" in unknown["text"]) == (
+        None,
+        True,
+    )
+    failed = [
+        outcome("frugal", "probabilities", 0, LOW),
+        outcome("frugal", "probabilities", 1, None),
+    ]
     holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
-    assert (holds["pass"], fails["pass"]) == (None, False)  # a failed attack may have been a better one
-    assert holds["text"].endswith("these failed; the outcome of frugal-probabilities-3k-seed1 is not known.")
+    assert (holds["pass"], fails["pass"]) == (
+        None,
+        False,
+    )  # a failed attack may have been a better one
+    assert holds["text"].endswith(
+        "these failed; the outcome of frugal-probabilities-3k-seed1 is not known."
+    )
     with pytest.raises(UserError, match="cannot be decided"):
         limits(["queries_to_90=3001"], 3000)
 
 
 def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
-    of = found(*(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None))))
+    of = found(
+        *(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None)))
+    )
     (line,) = of.games({"agreement": 0.969})["advantage"]
     assert line["values"] == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
     assert of.games(None)["advantage"] == []

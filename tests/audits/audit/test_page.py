@@ -1,4 +1,6 @@
-"""The audit's page and appendix say figure for figure what audit.json says, in safe files read in order."""
+"""The audit's page and appendix say figure for figure what audit.json says, in safe files read in
+order.
+"""
 
 import base64
 import json
@@ -71,11 +73,23 @@ def test_prices_are_those_of_the_json_seed_by_seed(page: Page) -> None:
     for row, each, way in zip(rows, told["price"], told["games"]["advantage"], strict=True):
         spread = [percent(each["mean"]), span(each["interval"]), percent(each["sd"])]
         values = ", ".join(number(value, 2) for value in way["values"])
-        assert row == [each["row"], each["mode"], "3,000", *spread, percents(each["agreement"]), values]
-    for row, each in zip(page.behind.table("Queries until an agreement"), told["price"], strict=True):
+        assert row == [
+            each["row"],
+            each["mode"],
+            "3,000",
+            *spread,
+            percents(each["agreement"]),
+            values,
+        ]
+    for row, each in zip(
+        page.behind.table("Queries until an agreement"), told["price"], strict=True
+    ):
         counts = [seeds(each["queries_to"][level]) for level in LEVELS]
         assert row == [each["row"], each["mode"], *counts, number(each["cost_to_90"], 2)]
-    assert "agrees on 10.6%, a guess on 10.0%, and a twin, trained on your own data, on 96.9%" in page.text
+    assert (
+        "agrees on 10.6%, a guess on 10.0%, and a twin, trained on your own data, on 96.9%"
+        in page.text
+    )
 
 
 def middle(counts: list[int | None]) -> str:
@@ -95,13 +109,21 @@ def test_the_page_says_medians_over_seeds_the_cheapest_copy_first(page: Page) ->
         reached = [middle(each["queries_to"][level]) or "not reached" for level in LEVELS[1:]]
         spread = [percent(each["mean"]), f"{percent(min(shares))} to {percent(max(shares))}"]
         cells = [cell.replace("\xa0", " ") for cell in row]
-        assert cells == [each["row"], each["mode"], *spread, *reached, number(each["cost_to_90"], 2)]
+        assert cells == [
+            each["row"],
+            each["mode"],
+            *spread,
+            *reached,
+            number(each["cost_to_90"], 2),
+        ]
     assert "in 1 of 3" in page.text.replace("\xa0", " ")
 
 
 def test_first_alarms_stand_beside_the_worst_honest_stream(page: Page) -> None:
     told = audit()["detection"]
-    told["attacks"] = [x for x in told["attacks"] if (x["mode"], x["defence"]) == ("probabilities", "none")]
+    told["attacks"] = [
+        x for x in told["attacks"] if (x["mode"], x["defence"]) == ("probabilities", "none")
+    ]
     for detector, *cells, alarms, most, name in page.table("Queries until the first alarm"):
         for attacker, cell in zip(("frugal", "dfme"), cells, strict=True):
             own = [x for x in told["attacks"] if (x["row"], x["detector"]) == (attacker, detector)]
@@ -115,7 +137,9 @@ def test_first_alarms_stand_beside_the_worst_honest_stream(page: Page) -> None:
         assert name in {x["stream"] for x in streams if x["per_10000"] == worst["per_10000"]}
 
 
-def test_defences_stand_beside_what_honest_users_pay_and_the_best_attacker_is_bold(page: Page) -> None:
+def test_defences_stand_beside_what_honest_users_pay_and_the_best_attacker_is_bold(
+    page: Page,
+) -> None:
     told = audit()
     bills = {each["row"]: each["held_out"] for each in told["utility"]}
     rows = page.behind.table("Agreement that each attacker is left")
@@ -132,20 +156,30 @@ def test_defences_stand_beside_what_honest_users_pay_and_the_best_attacker_is_bo
     best = [percent(each["best_score"]["mean"]) for each in told["defences"]]
     assert [text.split()[0] for text in page.behind.strong if "\xb1" in text] == best
     for row, point in zip(page.table("The best copy under each"), told["pareto"], strict=True):
-        figures = [percent(point["agreement"]), percent(point["accuracy_drop"]), number(point["l1_mean"])]
+        figures = [
+            percent(point["agreement"]),
+            percent(point["accuracy_drop"]),
+            number(point["l1_mean"]),
+        ]
         named = ["as deployed", "-"] if point["name"] == "none" else [point["name"], point["kind"]]
         named[1] = {"label mode": "form of answers"}.get(named[1], named[1])
         assert row == [*named, *figures, "yes" if point["dominated"] else "no"]
 
 
-def test_alarms_and_honest_streams_one_by_one_with_the_bound_in_place_of_nothing(page: Page) -> None:
+def test_alarms_and_honest_streams_one_by_one_with_the_bound_in_place_of_nothing(
+    page: Page,
+) -> None:
     told = audit()["detection"]
     for row, mode, _, _, *cells in page.behind.table("First alarm"):
         for detector, cell in zip(("pairs", "labels"), cells, strict=True):
             place = row, mode, detector
             own = [x for x in told["attacks"] if (x["row"], x["mode"], x["detector"]) == place]
-            firsts, shares = ([each[key] for each in own] for key in ("first_alarm", "agreement_at_alarm"))
-            expected = f"{', '.join(map(str, firsts))} {percents(shares)}" if any(firsts) else "never"
+            firsts, shares = (
+                [each[key] for each in own] for key in ("first_alarm", "agreement_at_alarm")
+            )
+            expected = (
+                f"{', '.join(map(str, firsts))} {percents(shares)}" if any(firsts) else "never"
+            )
             assert cell == expected
     for line, each in zip(page.behind.table("False alarms"), told["benign"], strict=True):
         seen = number(each["per_10000"], 1) if each["alarms"] else "none seen"
@@ -163,10 +197,16 @@ def test_images_that_fool_the_model_stand_by_source_attack_and_size(page: Page) 
             for eps, cell in zip(told["eps"], row[3:], strict=True):
                 cells[row[0], attack, eps] = cell
     assert cells == {
-        (each["source"], each["attack"], each["eps"]): f"{percent(each['success'])} {span(each['interval'])}"
+        (
+            each["source"],
+            each["attack"],
+            each["eps"],
+        ): f"{percent(each['success'])} {span(each['interval'])}"
         for each in told["rows"]
     }
-    assert page.behind.table("Gain over") == [["clone: frugal, probabilities", "pgd20", "39.5% over twin"]]
+    assert page.behind.table("Gain over") == [
+        ["clone: frugal, probabilities", "pgd20", "39.5% over twin"]
+    ]
 
 
 def test_the_ledgers_totals_and_every_text_are_told(page: Page) -> None:
@@ -176,13 +216,17 @@ def test_the_ledgers_totals_and_every_text_are_told(page: Page) -> None:
     assert facts["May have been served"] == "134,763 images"
     assert facts["Money for these"] == "202.14"
     assert facts["Versions"] == "dfme 0.11.0, torch 2.14.1, Python 3.11.7"
-    assert facts.keys() & {"Its levels", "Authorised by", "Its defences"} == set(), "they are not known"
+    assert facts.keys() & {"Its levels", "Authorised by", "Its defences"} == set(), (
+        "they are not known"
+    )
     texts = [*told["headline"]["sentences"], *(each["text"] for each in told["advice"])]
     assert all(text in page.text for text in (*texts, told["made"]["command"]))
 
 
 def figures(value: Any) -> Iterator[set[str]]:
-    """Of every number of the JSON the forms that the page has, and those in its texts as they stand."""
+    """Of every number of the JSON the forms that the page has, and those in its texts as they
+    stand.
+    """
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from figures(each)
@@ -214,9 +258,14 @@ def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -
     assert money == {0.5: "0.38", 0.8: "1.50", 0.9: f"{told['price'][0]['cost_to_90']:.2f}"}
     figure, _ = page_module.pareto(told)
     points = [point for point in told["pareto"] if point["l1_mean"] is not None]
-    drawn = [(line.get_xdata()[0], line.get_ydata()[0], line.get_color()) for line in figure.axes[0].lines]
+    drawn = [
+        (line.get_xdata()[0], line.get_ydata()[0], line.get_color())
+        for line in figure.axes[0].lines
+    ]
     colour = {True: page_module.PALE, False: page_module.BLUE}
-    assert drawn == [(point["l1_mean"], point["agreement"], colour[point["dominated"]]) for point in points]
+    assert drawn == [
+        (point["l1_mean"], point["agreement"], colour[point["dominated"]]) for point in points
+    ]
     named = [line.get_label() for line in figure.axes[0].lines]
     names = ["as deployed", *(point["name"] for point in points[1:])]
     assert named == [f"{number}: {name}" for number, name in enumerate(names, 1)]
@@ -226,7 +275,9 @@ def test_the_pictures_show_what_the_json_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_outline_is_one_question_and_its_parts_in_order(page: Page) -> None:
-    assert [text for level, text in page.headings if level == "h1"] == [audit()["headline"]["sentences"][0]]
+    assert [text for level, text in page.headings if level == "h1"] == [
+        audit()["headline"]["sentences"][0]
+    ]
     for each, parts in ((page, 10), (page.behind, 9)):
         assert [level for level, _ in each.headings].count("h2") == parts
         levels = [int(level[1]) for level, _ in each.headings]
@@ -234,23 +285,43 @@ def test_the_outline_is_one_question_and_its_parts_in_order(page: Page) -> None:
         assert ("html", {"lang": "en"}) in each.tags
 
 
-def test_tables_have_captions_and_heads_with_a_scope_and_pictures_say_their_message(page: Page) -> None:
+def test_tables_have_captions_and_heads_with_a_scope_and_pictures_say_their_message(
+    page: Page,
+) -> None:
     for of in (page, page.behind):
         assert "" not in of.tables
         assert {attributes["scope"] for tag, attributes in of.tags if tag == "th"} == {"col", "row"}
         scrolled = [attributes for _, attributes in of.tags if attributes.get("class") == "wide"]
-        assert [(each["tabindex"], each["role"]) for each in scrolled] == [("0", "region")] * len(of.tables)
-        assert {each["aria-label"] for each in scrolled} == of.tables.keys(), "a keyboard can scroll it"
+        assert [(each["tabindex"], each["role"]) for each in scrolled] == [("0", "region")] * len(
+            of.tables
+        )
+        assert {each["aria-label"] for each in scrolled} == of.tables.keys(), (
+            "a keyboard can scroll it"
+        )
     scores, _, pareto, *_ = (attributes["alt"] for tag, attributes in page.tags if tag == "img")
-    assert scores.endswith("probabilities: frugal 94.2% after 3,000 queries, dfme 72.0% after 3,000 queries.")
-    assert "no other beats as deployed (change 0.000, agreement 94.2%); lattice:n=10 (change 0.013" in pareto
+    assert scores.endswith(
+        "probabilities: frugal 94.2% after 3,000 queries, dfme 72.0% after 3,000 queries."
+    )
+    assert (
+        "no other beats as deployed (change 0.000, agreement 94.2%); lattice:n=10 (change 0.013"
+        in pareto
+    )
 
 
 def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(page: Page) -> None:
     links = []
     for of, pictures in ((page, 3), (page.behind, 2)):
-        assert {tag for tag, _ in of.tags} & {"script", "link", "iframe", "object", "form", "base"} == set()
-        addresses = [(tag, each[name]) for tag, each in of.tags for name in ("src", "href") if name in each]
+        assert {tag for tag, _ in of.tags} & {
+            "script",
+            "link",
+            "iframe",
+            "object",
+            "form",
+            "base",
+        } == set()
+        addresses = [
+            (tag, each[name]) for tag, each in of.tags for name in ("src", "href") if name in each
+        ]
         links += [address for tag, address in addresses if tag == "a"]
         drawings = [address for tag, address in addresses if tag != "a" and "svg" in address]
         assert len(drawings) == pictures
@@ -259,7 +330,9 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
             drawing = base64.b64decode(coded, validate=True).decode()
             assert "<script" not in drawing
             assert set(re.findall(r'href="([^#"]*)', drawing)) == {""}, "it refers to itself alone"
-    named, named_behind = ({each["id"] for _, each in of.tags if "id" in each} for of in (page, page.behind))
+    named, named_behind = (
+        {each["id"] for _, each in of.tags if "id" in each} for of in (page, page.behind)
+    )
     own = {link.removeprefix("#") for link in links if link.startswith("#")}
     assert own == {"alarms", "changes"} <= named
     behind = {link.removeprefix("appendix.html#") for link in links if link.startswith("appendix")}
@@ -275,11 +348,17 @@ def hostile(value: Any, key: str = "") -> Any:
         return {name: hostile(each, name) for name, each in value.items()}
     if isinstance(value, list):
         return [hostile(each, key) for each in value]
-    return f"{value}{HOSTILE}" if isinstance(value, str) and key not in ("schema", "from") else value
+    return (
+        f"{value}{HOSTILE}" if isinstance(value, str) and key not in ("schema", "from") else value
+    )
 
 
 def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -> None:
-    sheets = {"samples": "//evil.example/x.png", "disagreements": PICTURE, "<b>x": f'{PICTURE}" a="b'}
+    sheets = {
+        "samples": "//evil.example/x.png",
+        "disagreements": PICTURE,
+        "<b>x": f'{PICTURE}" a="b',
+    }
     told = hostile(audit()) | {"pictures": sheets}
     told["differences"]["shown"][0]["image"] = PICTURE
     attacked = page_of(told, tmp_path)
@@ -288,14 +367,24 @@ def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -
         assert tags == wanted, "a sheet has a caption"
         names, wanted = ({name for _, of in each.tags for name in of} for each in (bad, good))
         assert names == wanted
-        assert not any("evil" in each.get(name, "") for _, each in bad.tags for name in ("src", "href"))
+        assert not any(
+            "evil" in each.get(name, "") for _, each in bad.tags for name in ("src", "href")
+        )
         assert [each["src"] for _, each in bad.tags if "png" in each.get("src", "")] == [PICTURE]
     assert f"{attacked.text}{attacked.behind.text}".count(HOSTILE) > 100
 
 
 def test_a_services_audit_says_what_was_left_out(tmp_path: Path) -> None:
-    told = audit() | {"detection": None, "transfer": None, "fidelity_seeds": [], "verdicts": [], "advice": []}
-    told |= {name: [] for name in ("defences", "utility", "pareto", "fidelity")} | {"differences": None}
+    told = audit() | {
+        "detection": None,
+        "transfer": None,
+        "fidelity_seeds": [],
+        "verdicts": [],
+        "advice": [],
+    }
+    told |= {name: [] for name in ("defences", "utility", "pareto", "fidelity")} | {
+        "differences": None
+    }
     told["target"] |= {"local": False, "accuracy": None, "authorised_by": "the owner, by letter"}
     told["games"] |= {"twin": None, "advantage": []}
     told["ledger"]["cost"] = told["options"]["price_per_1000"] = None
@@ -305,7 +394,9 @@ def test_a_services_audit_says_what_was_left_out(tmp_path: Path) -> None:
     facts = dict(service.behind.tables["What was audited, and how"])  # type: ignore[arg-type]
     assert facts["Authorised by"] == "the owner, by letter"
     assert facts.keys() & {"Money for these", "Price of 1,000", "Its accuracy"} == set()
-    assert [row[-1] for row in service.behind.table("Agreement at the end")] == ["-"] * 4, "no advantage"
+    assert [row[-1] for row in service.behind.table("Agreement at the end")] == ["-"] * 4, (
+        "no advantage"
+    )
     assert [tag for tag, _ in service.tags].count("img") == 2
     assert not f"{service.text}{service.behind.text}".count("None")
 
@@ -343,7 +434,9 @@ def test_of_one_seed_there_is_no_deviation(tmp_path: Path) -> None:
         ({"more": 1}, "more: Extra inputs are not permitted"),
     ],
 )
-def test_what_is_no_audit_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_what_is_no_audit_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
     with pytest.raises(RunError, match=re.escape(says)) as error:
         write_page(audit() | change, tmp_path / "audit.html")
     assert "\n" not in str(error.value)
@@ -355,7 +448,9 @@ def test_what_is_no_audit_is_refused_in_one_line(tmp_path: Path, change: dict[st
 def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
     (tmp_path / "audit.json").write_text(json.dumps(audit()))
     assert report.run([str(tmp_path)]) == 0
-    assert (tmp_path / "audit.html").read_bytes() == write_page(audit(), tmp_path / "other.html").read_bytes()
+    assert (tmp_path / "audit.html").read_bytes() == write_page(
+        audit(), tmp_path / "other.html"
+    ).read_bytes()
     for content in ("[" * 100_000, "[1]", "{}", "\x00"):
         (tmp_path / "audit.json").write_text(content)
         with pytest.raises(RunError, match=r"audit\.json: expected"):

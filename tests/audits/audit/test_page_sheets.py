@@ -19,24 +19,35 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_images_that_differ_stand_with_both_answers_or_there_is_a_sentence(tmp_path: Path) -> None:
     told = audit()
     page = page_of(told, tmp_path)
-    assert "The copy by frugal gives another answer than your model on 21 of 359 evaluation" in page.text
+    assert (
+        "The copy by frugal gives another answer than your model on 21 of 359 evaluation"
+        in page.text
+    )
     assert all(text in page.text for text in ("model: 3 copy: 8", "model: 9 copy: 7"))
-    pictures = [each["src"] for tag, each in page.tags if each.get("alt", "").startswith("Evaluation image")]
+    pictures = [
+        each["src"] for tag, each in page.tags if each.get("alt", "").startswith("Evaluation image")
+    ]
     assert pictures == [each["image"] for each in told["differences"]["shown"]]
     told["differences"] |= {"differ": 0, "shown": []}
     assert "gives your model's answer on all 359 evaluation images." in page_of(told, tmp_path).text
 
 
 def standard(told: dict[str, Any]) -> dict[str, Any]:
-    """The sample at the size of a standard audit: attackers, label modes, switches, detectors, images."""
+    """The sample at the size of a standard audit: attackers, label modes, switches, detectors,
+    images.
+    """
     told["price"] = [
         line | {"row": f"attacker {row}", "mode": mode}
         for row in range(7)
-        for mode, line in zip(("probabilities", "label", "probabilities:2"), told["price"], strict=False)
+        for mode, line in zip(
+            ("probabilities", "label", "probabilities:2"), told["price"], strict=False
+        )
     ]
     told["pareto"] = [told["pareto"][1] | {"name": f"switch {at}"} for at in range(10)]
     watched = told["detection"]
-    cells = [(line["cells"], line["row"]) for line in told["price"] if line["mode"] == "probabilities"]
+    cells = [
+        (line["cells"], line["row"]) for line in told["price"] if line["mode"] == "probabilities"
+    ]
     like = watched["attacks"][0]
     watched["attacks"] = [
         like | {"cell": name, "row": row, "detector": f"detector {at}"}
@@ -49,7 +60,9 @@ def standard(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_standard_audit_has_tables_for_six_sheets_of_paper(tmp_path: Path) -> None:
-    """Printed by Chromium, a page of these sizes has six sheets of A4, with a quarter of one to spare."""
+    """Printed by Chromium, a page of these sizes has six sheets of A4, with a quarter of one to
+    spare.
+    """
     page = page_of(standard(audit()), tmp_path)
     sizes = {caption.split()[0].strip(","): len(rows) - 1 for caption, rows in page.tables.items()}
     assert sizes.pop("Left") < 10

@@ -34,7 +34,8 @@ def images(spec: ImageSpec, count: int = 6) -> Tensor:
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_linear_model_is_attacked_as_far_as_can_be(spec: ImageSpec, name: str, scale: float):
-    """Its loss rises along one direction, so the worst image has every pixel at the end of its interval.
+    """Its loss rises along one direction, so the worst image has every pixel at the end of its
+    interval.
 
     A sure class has a gradient of 1e-40 and less, which float32 does not hold.
     """
@@ -56,7 +57,9 @@ def test_no_image_leaves_the_ball_the_bounds_or_the_wire(spec: ImageSpec, name: 
     x, labels, net = images(spec, 20), torch.arange(20) % 3, small_net(spec).eval()
     source = Surrogate("", "clone", None if name == "random signs" else net)
     for eps in (0.01, 0.1, 0.9):
-        found = adversarial(name if name in ATTACKS else "fgsm", source, x, labels, eps, spec, rng())
+        found = adversarial(
+            name if name in ATTACKS else "fgsm", source, x, labels, eps, spec, rng()
+        )
         assert float((found - x).abs().max()) <= eps * (spec.bounds[1] - spec.bounds[0]) + 1e-6
         assert spec.bounds[0] <= float(found.min()) <= float(found.max()) <= spec.bounds[1]
         assert torch.equal(found, spec.quantise(found))
@@ -66,7 +69,9 @@ def test_random_signs_move_every_pixel_as_far_as_they_may_either_way():
     x, source = torch.full((50, *FLOATS.shape), 0.5), Surrogate("", "stranger", None)
     found = adversarial("fgsm", source, x, torch.zeros(50).long(), 0.1, FLOATS, rng())
     assert torch.allclose((found - x).abs(), torch.tensor(0.1))
-    assert float((found > x).float().mean()) == pytest.approx(0.5, abs=0.06)  # three deviations of 800
+    assert float((found > x).float().mean()) == pytest.approx(
+        0.5, abs=0.06
+    )  # three deviations of 800
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -82,7 +87,9 @@ def test_on_a_network_the_steps_are_the_published_ones(name: str):
         cross_entropy(net(y), labels).backward()
         speed = speed + y.grad / y.grad.abs().mean((1, 2, 3), keepdim=True)
         direction = speed if name == "mifgsm" else y.grad
-        y = torch.max(torch.min(y.detach() + step * direction.sign(), x + 0.2), x - 0.2).clamp(-1, 1)
+        y = torch.max(torch.min(y.detach() + step * direction.sign(), x + 0.2), x - 0.2).clamp(
+            -1, 1
+        )
     found = adversarial(name, Surrogate("", "clone", net), x, labels, eps, spec, rng(3))
     assert torch.allclose(found, y, atol=1e-5)
 
@@ -96,7 +103,9 @@ def test_foolbox_fools_as_many():
     model = foolbox.PyTorchModel(net, bounds=(0, 1), device="cpu")
     theirs = {
         "fgsm": foolbox.attacks.LinfFastGradientAttack(),
-        "pgd20": foolbox.attacks.LinfProjectedGradientDescentAttack(rel_stepsize=2.5 / 20, steps=20),
+        "pgd20": foolbox.attacks.LinfProjectedGradientDescentAttack(
+            rel_stepsize=2.5 / 20, steps=20
+        ),
     }
     for name, attack in theirs.items():
         fooled = attack(model, x, labels, epsilons=eps)[2].float().mean()
@@ -115,12 +124,18 @@ def test_success_is_counted_and_random_signs_are_asked_once():
         asked.append((source.name, eps, len(y)))
         return torch.arange(40) < (20 if source.logits is None else 30)  # ones, which are wrong
 
-    sources = [Surrogate("random signs", "stranger", None), Surrogate("clone: a, b", "clone", net, 0.9)]
+    sources = [
+        Surrogate("random signs", "stranger", None),
+        Surrogate("clone: a, b", "clone", net, 0.9),
+    ]
     rows = measure(sources, x, labels, spec, eps_of(spec), 0, ask)
     assert asked == [(name, eps, 40) for name, times in (("random signs", 1), ("clone: a, b", 3))
                      for eps in (0.05, 0.1, 0.2) for _ in range(times)]  # fmt: skip
     assert len(rows) == 2 * 3 * 3
-    assert {(row["source"], row["success"]) for row in rows} == {("random signs", 0.5), ("clone: a, b", 0.75)}
+    assert {(row["source"], row["success"]) for row in rows} == {
+        ("random signs", 0.5),
+        ("clone: a, b", 0.75),
+    }
     assert rows[-1]["interval"] == pytest.approx([0.598, 0.858], abs=1e-3)  # Wilson of 30 of 40
     assert not any(math.isnan(row["eps"]) or "logits" in row for row in rows)
 

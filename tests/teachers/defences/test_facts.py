@@ -1,4 +1,6 @@
-"""Each defence keeps to its stated facts on the digits teacher's answers to real images and to noise."""
+"""Each defence keeps to its stated facts on the digits teacher's answers to real images and to
+noise.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from dfme.teachers.defences.wrapper import Defended
 TABLE = (
     "lattice:n=10 lattice:n=3 temperature:t=2 temperature:t=.5 modelguard_w modelguard_w:margin=0 "
     "modelguard_s modelguard_s:epsilon=.3 reverse_sigmoid:beta=.7 reverse_sigmoid:beta=2 mad "
-    "mad:epsilon=.4:q=net mad:vertices=extreme grad2 grad2:keep_top=true:q=net misinform:wrong=roll "
+    "mad:epsilon=.4:q=net mad:vertices=extreme grad2 grad2:keep_top=true:q=net "
+    "misinform:wrong=roll "
     "misinform:key_env=K misinform:wrong=net:gate=entropy:key_env=K "
     "misinform:gate=mahalanobis:data=digits:key_env=K noise:key_env=K "
     "noise:fresh=false:keep_top=true:key_env=K watermark:key_env=K:rate=.1 quota:images=20000 "
@@ -22,7 +25,8 @@ TABLE = (
 )
 EVERY = TABLE.split()
 WITHOUT_EFFECT = (
-    "temperature:t=1 modelguard_w:epsilon=0 modelguard_s:epsilon=0:limit=20000 reverse_sigmoid:beta=0 "
+    "temperature:t=1 modelguard_w:epsilon=0 modelguard_s:epsilon=0:limit=20000 "
+    "reverse_sigmoid:beta=0 "
     "reverse_sigmoid:gamma=0 mad:epsilon=0 mad:epsilon=0:q=net mad:epsilon=0:vertices=extreme "
     "grad2:epsilon=0 grad2:epsilon=0:keep_top=true:q=net noise:sigma=0:key_env=K "
     "watermark:rate=0:key_env=K quota:images=20000 pow quota:images=20000+pow+temperature:t=1"
@@ -74,10 +78,16 @@ def test_how_images_are_split_changes_no_bit_of_answers_and_state(text: str) -> 
         (defence,) = defended(text)._stack
         parts = zip(p.split(sizes), images.split(sizes), strict=True)
         answers.append(torch.cat([defence.answer(*part) for part in parts]))
-        states.append({name: each for name, each in defence.state_dict().items() if name != "window"})
+        states.append(
+            {name: each for name, each in defence.state_dict().items() if name != "window"}
+        )
     for other, state in zip(answers[1:], states[1:], strict=True):
         exact = "mahalanobis" not in text  # which asks the network
-        assert torch.equal(other, answers[0]) if exact else torch.allclose(other, answers[0], atol=1e-6)
+        assert (
+            torch.equal(other, answers[0])
+            if exact
+            else torch.allclose(other, answers[0], atol=1e-6)
+        )
         assert str(state) == str(states[0])
 
 
@@ -92,9 +102,15 @@ def test_the_order_is_that_of_the_text_and_the_label_mode_comes_last() -> None:
 
 
 def test_a_top_class_that_float32_would_tie_stays_ahead() -> None:
-    """The first image's scores differ by 1e-9; the second has a clear top, and is answered as the first."""
+    """The first image's scores differ by 1e-9; the second has a clear top, and is answered as the
+    first.
+    """
     scores = torch.tensor([[0.0] * 9 + [1e-9], [0.0] * 9 + [1.0]])
-    asked = wrap_callable(lambda x: scores[: len(x)], shape=(1, 8, 8), num_classes=10, label_mode="logits")
-    first, second = Defended(asked, parse_defences("modelguard_s"), LabelMode("probabilities"))(queries()[:2])
+    asked = wrap_callable(
+        lambda x: scores[: len(x)], shape=(1, 8, 8), num_classes=10, label_mode="logits"
+    )
+    first, second = Defended(asked, parse_defences("modelguard_s"), LabelMode("probabilities"))(
+        queries()[:2]
+    )
     assert int(second.argmax()) == 9
     assert float((second - first).abs().max()) < 1e-7

@@ -16,7 +16,11 @@ def test_misinformation_leaves_images_at_home_alone_and_answers_the_others_wrong
 ) -> None:
     p = truths()[:1_359].double()
     y = defended(f"misinform:gate={gate}:tau=.7:wrong={wrong}")(queries()[:1_359]).double()
-    s = p.amax(1) if gate == "softmax" else 1 + (p * p.clamp(min=1e-300).log()).sum(1) / math.log(10)
+    s = (
+        p.amax(1)
+        if gate == "softmax"
+        else 1 + (p * p.clamp(min=1e-300).log()).sum(1) / math.log(10)
+    )
     home, strange = s > 0.71, s < 0.69
     assert 300 < int(home.sum()) < 1_300
     assert int(strange.sum()) > 50
@@ -34,7 +38,9 @@ def test_permutations_are_of_the_key_and_of_the_image_as_its_eight_bits_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "misinform:tau=1:key_env=K"
-    images = torch.arange(64).view(1, 1, 8, 8).repeat(500, 1, 1, 1) * 4 / 255 + torch.zeros(500, 1, 1, 1)
+    images = torch.arange(64).view(1, 1, 8, 8).repeat(500, 1, 1, 1) * 4 / 255 + torch.zeros(
+        500, 1, 1, 1
+    )
     images[:, 0, 0, 0] = torch.arange(500) % 250 / 255
     (defence,) = defended(text)._stack
     p = torch.softmax(torch.arange(10.0).double(), 0).repeat(500, 1)

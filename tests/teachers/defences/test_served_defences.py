@@ -1,4 +1,6 @@
-"""Defences behind ``run.py serve``, and in a run's directory: what clients get, what they are not told."""
+"""Defences behind ``run.py serve``, and in a run's directory: what clients get, what they are not
+told.
+"""
 
 import json
 import re
@@ -41,18 +43,27 @@ def test_a_client_gets_what_the_defended_teacher_answers(mode: str) -> None:
                 assert float((answers.sum(1) - 1).abs().max()) < 1e-6
         client.close()
         for path in ("/v2", "/v2/models/digits", "/v2/models/digits/config", "/metrics"):
-            assert not re.search("noise|modelguard|watermark|defen", httpx2.get(serving.url + path).text)
+            assert not re.search(
+                "noise|modelguard|watermark|defen", httpx2.get(serving.url + path).text
+            )
 
 
 def test_a_quota_is_refused_in_words_and_served_to_nobody() -> None:
-    for text, status, wait in (("quota:images=100", 403, None), ("quota:images=100:window=50", 429, "50")):
+    for text, status, wait in (
+        ("quota:images=100", 403, None),
+        ("quota:images=100:window=50", 429, "50"),
+    ):
         with Serving(defended(text), name="digits") as serving:
             url = f"{serving.url}/v2/models/digits/infer"
             replies = [httpx2.post(url, json=question(queries()[:40])) for _ in range(3)]
             assert [reply.status_code for reply in replies] == [200, 200, status]
             assert replies[2].json() == {"error": "refused: quota"}
             assert replies[2].headers.get("Retry-After") == wait
-            assert (serving.meter.images, serving.meter.requests, serving.meter.answered) == (80, 2, 2)
+            assert (serving.meter.images, serving.meter.requests, serving.meter.answered) == (
+                80,
+                2,
+                2,
+            )
             assert serving.meter.refused == {"quota": 1}
             assert serving.meter.failed == 0
 
@@ -64,32 +75,55 @@ def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: P
     server = bench.start([*serve, "--teacher.checkpoint", str(PROJECT / WEIGHTS)])
     found = re.match(r"digits at (\S+): [^+]* extract: [^+]*\n", server.stdout.readline())
     assert "noise" not in found[0]
-    assert server.stdout.readline().startswith("behind quota:images=500:window=0.0+noise:sigma=0.2:")
-    line = f"extract --method.name procedural --teacher v2 --teacher.url {found[1]} --teacher.model digits"
-    run = bench.start([*line.split(), "--evaluation.dataset", "none", "--budget", "2k", "--out", "kept"])
+    assert server.stdout.readline().startswith(
+        "behind quota:images=500:window=0.0+noise:sigma=0.2:"
+    )
+    line = (
+        f"extract --method.name procedural --teacher v2 --teacher.url {found[1]} "
+        "--teacher.model digits"
+    )
+    run = bench.start(
+        [*line.split(), "--evaluation.dataset", "none", "--budget", "2k", "--out", "kept"]
+    )
     out, err = run.communicate(timeout=120)
     assert run.returncode == 3, err
     (last,) = [line for line in err.splitlines() if "answered 403" in line]
-    assert re.search(r'answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last)
+    assert re.search(
+        r'answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last
+    )
     assert "Traceback" not in out + err
-    ledger = [json.loads(line) for line in (tmp_path / "kept/ledger.jsonl").read_text().splitlines()]
+    ledger = [
+        json.loads(line) for line in (tmp_path / "kept/ledger.jsonl").read_text().splitlines()
+    ]
     assert any("403" in str(line) for line in ledger)
     server.send_signal(signal.SIGTERM)
     out, err = server.communicate(timeout=60)
-    served = re.search(r"served (\d+) images .*; refused 1 requests .*; quota \{'images': (\d+)", out)
+    served = re.search(
+        r"served (\d+) images .*; refused 1 requests .*; quota \{'images': (\d+)", out
+    )
     assert served is not None, out
     assert served[1] == served[2]
     assert 0 < int(served[1]) <= 500
     assert KEY not in out + err
 
 
-def test_no_key_is_written_anywhere_by_a_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    defences = "noise:key_env=K+watermark:key_env=K+misinform:key_env=K:tau=.5+modelguard_s:epsilon=.2"
-    line = f"extract --teacher.checkpoint {WEIGHTS} --teacher.defences {defences} --method.name procedural"
+def test_no_key_is_written_anywhere_by_a_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    defences = (
+        "noise:key_env=K+watermark:key_env=K+misinform:key_env=K:tau=.5+modelguard_s:epsilon=.2"
+    )
+    line = (
+        f"extract --teacher.checkpoint {WEIGHTS} --teacher.defences {defences} "
+        "--method.name procedural"
+    )
     assert main(f"{line} --budget 300 --student.steps 5 --out {tmp_path / 'run'}".split()) == 0
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 4
     forms = [KEY.encode(), KEY.encode().hex().encode(), KEY.encode("utf-16-le")]
     shown = ["".join(capfd.readouterr()).encode(), *(path.read_bytes() for path in files)]
     assert not any(form in content for content in shown for form in forms)
-    assert "noise:sigma=0.2:fresh=true:keep_top=false:key_env=K" in (tmp_path / "run/config.yaml").read_text()
+    assert (
+        "noise:sigma=0.2:fresh=true:keep_top=false:key_env=K"
+        in (tmp_path / "run/config.yaml").read_text()
+    )

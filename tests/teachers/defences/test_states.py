@@ -1,4 +1,6 @@
-"""What defences remember: a state taken up goes on bit by bit, an honest user's look changes nothing."""
+"""What defences remember: a state taken up goes on bit by bit, an honest user's look changes
+nothing.
+"""
 
 import math
 import re
@@ -20,7 +22,9 @@ STATEFUL = (
 
 
 def comparable(state: dict[str, Any]) -> str:
-    return str({name: {k: v for k, v in each.items() if k != "window"} for name, each in state.items()})
+    return str(
+        {name: {k: v for k, v in each.items() if k != "window"} for name, each in state.items()}
+    )
 
 
 @pytest.mark.parametrize("text", [*STATEFUL, "watch"])
@@ -38,7 +42,9 @@ def test_a_state_taken_up_or_replayed_goes_on_bit_by_bit(text: str) -> None:
     assert torch.equal(replaying(parts[2]), answers[2])
     states = [comparable(each.state_dict()) for each in (whole, resumed, replaying)]
     assert states[0] == states[1] == states[2] != comparable(before.state_dict())
-    assert KEY not in str(whole.report()) + str(whole.state_dict()) + repr(whole) + str(whole.info.defences)
+    assert KEY not in str(whole.report()) + str(whole.state_dict()) + repr(whole) + str(
+        whole.info.defences
+    )
     if text == "watch":
         reports = [each.info.watch.report() for each in (whole, resumed, replaying)]
         assert reports[0] == reports[1] == reports[2]
@@ -46,7 +52,9 @@ def test_a_state_taken_up_or_replayed_goes_on_bit_by_bit(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", STATEFUL)
-def test_an_honest_users_look_leaves_the_state_alone(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_honest_users_look_leaves_the_state_alone(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     teacher = defended(text)
     teacher(queries()[:300])
     state = str(teacher.state_dict())
@@ -78,11 +86,15 @@ def test_the_truth_is_the_teacher_without_defences_in_the_same_label_mode() -> N
 
 
 @pytest.mark.parametrize("mode", ["top_k:3", None])
-def test_another_key_is_noticed_by_the_witness(mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_key_is_noticed_by_the_witness(
+    mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = defended("noise:key_env=K:sigma=.5", mode)(queries()[:64])
     defended("noise:key_env=K:sigma=.5", mode).replay_answer(queries()[:64], answers)
     monkeypatch.setenv("K", "another-key")
-    with pytest.raises(ValueError, match=r"noise:.*: other answers than on record; expected the same key"):
+    with pytest.raises(
+        ValueError, match=r"noise:.*: other answers than on record; expected the same key"
+    ):
         defended("noise:key_env=K:sigma=.5", mode).replay_answer(queries()[:64], answers)
 
 
@@ -97,7 +109,9 @@ def test_modelguard_s_answers_the_first_stored_within_epsilon_in_order() -> None
     for row in p:
         store = stores.setdefault(int(row.argmax()), [])
         distances = [float((row - each).abs().sum()) for each in store]
-        near = [each for each, distance in zip(store, distances, strict=True) if distance <= epsilon]
+        near = [
+            each for each, distance in zip(store, distances, strict=True) if distance <= epsilon
+        ]
         if near:
             expected.append(near[0])
         elif len(store) < 6:
@@ -135,7 +149,8 @@ def test_a_quota_with_a_window_says_when_to_come_again(monkeypatch: pytest.Monke
     now = 1_000.0
     monkeypatch.setattr(time, "time", lambda: now)
     teacher = defended("quota:images=100:window=60")
-    for now, images in ((1_000.0, 50), (1_010.0, 30), (1_020.0, 20)):  # noqa: B007 (the clock reads it)
+    # the clock reads it
+    for now, images in ((1_000.0, 50), (1_010.0, 30), (1_020.0, 20)):  # noqa: B007
         teacher(queries()[:images])
     for images, seconds in ((1, 40), (50, 40), (51, 50), (100, 60)):
         with pytest.raises(Refused, match="within 60 s") as caught:
@@ -156,7 +171,9 @@ def test_work_is_that_of_the_stream_so_far() -> None:
     teacher = defended("pow:usual=.2:base=1.05")
     p = truths()[:400].double()
     teacher(queries()[:400])
-    told = [-sum(x * math.log(x) for x in row if x > 0) for row in (p / p.sum(1, keepdim=True)).tolist()]
+    told = [
+        -sum(x * math.log(x) for x in row if x > 0) for row in (p / p.sum(1, keepdim=True)).tolist()
+    ]
     seconds = [min(max(1.05 ** (sum(told[:n]) - 0.2 * n), 0.1), 2_948.0) for n in range(400)]
     report = teacher.report()["pow"]
     assert report["images"] == 400

@@ -1,4 +1,6 @@
-"""Programs of every form of answer, as plain functions: each is read as what it is, or asked about."""
+"""Programs of every form of answer, as plain functions: each is read as what it is, or asked
+about.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -34,7 +34,9 @@ class Channels(nn.Module):
 
 
 def test_torch_teacher_normalises_and_records_no_autograd() -> None:
-    teacher = TorchTeacher(Channels().train(), ImageSpec((2, 3, 3)), 2, mean=(0.5, 0.25), std=(0.5, 2.0))
+    teacher = TorchTeacher(
+        Channels().train(), ImageSpec((2, 3, 3)), 2, mean=(0.5, 0.25), std=(0.5, 2.0)
+    )
     assert isinstance(teacher, Teacher)
     x_BCHW = torch.rand(4, 2, 3, 3, requires_grad=True)
     answer = teacher(x_BCHW)
@@ -66,10 +68,14 @@ def torch_teacher(path: Path, arch: str | None = None, **common: Any) -> Teacher
     return make_teacher(TeacherConfig(**common), {"checkpoint": str(path), "arch": arch}, CPU)
 
 
-def published(tmp_path: Path, arch: str, shape: tuple[int, int, int], classes: int) -> tuple[Path, nn.Module]:
+def published(
+    tmp_path: Path, arch: str, shape: tuple[int, int, int], classes: int
+) -> tuple[Path, nn.Module]:
     net = build_net(arch, shape, classes).eval()
     path = tmp_path / f"{arch}.pth"
-    torch.save({"state_dict": {f"module.{name}": value for name, value in net.state_dict().items()}}, path)
+    torch.save(
+        {"state_dict": {f"module.{name}": value for name, value in net.state_dict().items()}}, path
+    )
     return path, net
 
 
@@ -113,22 +119,30 @@ def test_torchvision_classifier_by_name(tmp_path: Path) -> None:
     torch.save(net.state_dict(), tmp_path / "net.pth")
     refused("give --teacher.arch", torch_teacher, tmp_path / "net.pth")
     refused("--teacher.num-classes", torch_teacher, tmp_path / "net.pth", arch="squeezenet1_1")
-    teacher = torch_teacher(tmp_path / "net.pth", arch="squeezenet1_1", num_classes=4, shape=(3, 64, 64))
+    teacher = torch_teacher(
+        tmp_path / "net.pth", arch="squeezenet1_1", num_classes=4, shape=(3, 64, 64)
+    )
     assert teacher(torch.rand(2, 3, 64, 64)).shape == (2, 4)
 
 
 def test_what_is_given_must_fit_what_is_found(tmp_path: Path) -> None:
     path, _ = published(tmp_path, "cnn_small", (1, 8, 8), 10)
-    refused("--teacher.num-classes: got 7, but the", torch_teacher, path, num_classes=7, shape=(1, 8, 8))
+    refused(
+        "--teacher.num-classes: got 7, but the", torch_teacher, path, num_classes=7, shape=(1, 8, 8)
+    )
     refused("--teacher.shape: got 3,8,8, but the weights", torch_teacher, path, shape=(3, 8, 8))
-    refused("as lenet5 (they look like cnn_small)", torch_teacher, path, arch="lenet5", shape=(1, 8, 8))
+    refused(
+        "as lenet5 (they look like cnn_small)", torch_teacher, path, arch="lenet5", shape=(1, 8, 8)
+    )
     refused("cnn_small", torch_teacher, path, arch="cnn_smal")
 
 
 def test_the_card_tells_everything_and_the_configuration_wins(tmp_path: Path) -> None:
     net = build_net("cnn_small", (1, 8, 8), 3)
     path = tmp_path / "teacher.safetensors"
-    save_weights(path, net, Card("cnn_small", (1, 8, 8), 3, mean=(0.5,), std=(0.5,), bounds=(-1.0, 1.0)))
+    save_weights(
+        path, net, Card("cnn_small", (1, 8, 8), 3, mean=(0.5,), std=(0.5,), bounds=(-1.0, 1.0))
+    )
     teacher = torch_teacher(path, label_mode="logits", levels=256, max_batch=17)
     assert teacher.spec == ImageSpec((1, 8, 8), (-1.0, 1.0), 256)
     assert teacher.info.max_batch == 17

@@ -121,7 +121,9 @@ def saved(family: str, folder: Path) -> nn.Module:
     settings, _, _ = FAMILIES[family]
     name = f"{family}ForImageClassification{HEADS.get(family, '')}"
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**settings, num_labels=4, architectures=[name])
+    config = getattr(transformers, f"{family}Config")(
+        **settings, num_labels=4, architectures=[name]
+    )
     model: nn.Module = getattr(transformers, name)(config)
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):

@@ -1,4 +1,6 @@
-"""Teachers saved whole by PyTorch: torch.export's .pt2 and TorchScript; and ONNX as PyTorch writes it."""
+"""Teachers saved whole by PyTorch: torch.export's .pt2 and TorchScript; and ONNX as PyTorch writes
+it.
+"""
 
 import logging
 import pickle
@@ -41,7 +43,9 @@ def net(end: nn.Module | None = None) -> nn.Module:
 
 
 def export(path: Path, module: nn.Module, dynamic: Any = ANY_BATCH, batch: int = 2) -> Path:
-    torch.export.save(torch.export.export(module, (torch.rand(batch, *SHAPE),), dynamic_shapes=dynamic), path)
+    torch.export.save(
+        torch.export.export(module, (torch.rand(batch, *SHAPE),), dynamic_shapes=dynamic), path
+    )
     return path
 
 
@@ -55,7 +59,9 @@ def to_onnx(path: Path, module: nn.Module) -> Path:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
     example = (torch.rand(2, *SHAPE),)
-    torch.onnx.export(module, example, str(path), dynamo=True, dynamic_shapes=ANY_BATCH, verbose=False)
+    torch.onnx.export(
+        module, example, str(path), dynamo=True, dynamic_shapes=ANY_BATCH, verbose=False
+    )
     return path
 
 
@@ -84,7 +90,9 @@ def test_a_saved_network_answers_as_it_does_in_python(tmp_path: Path, kind: str)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert all(torch.equal(teacher(x_BCHW), answer_BK) for _ in range(4))
     by_default = load(kind, path, shape=SHAPE, label_mode=None)
-    torch.testing.assert_close(by_default(x_BCHW), answers(module, x_BCHW).softmax(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        by_default(x_BCHW), answers(module, x_BCHW).softmax(1), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ALL_SAVERS)
@@ -95,7 +103,9 @@ def test_probabilities_and_a_lone_output(tmp_path: Path, kind: str) -> None:
     for said in ({"answers": "probabilities"}, {}):
         teacher = load(kind, path, said, shape=SHAPE, label_mode="probabilities")
         torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
-    refused("say --teacher.answers probabilities", load, kind, path, {"answers": "logits"}, shape=SHAPE)
+    refused(
+        "say --teacher.answers probabilities", load, kind, path, {"answers": "logits"}, shape=SHAPE
+    )
     refused("only probabilities", load, kind, path, shape=SHAPE)
     binary = net(nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()))
     path = ALL_SAVERS[kind](tmp_path / "binary.pt2", binary)
@@ -128,9 +138,13 @@ class Ending(nn.Module):
         return z_B1
 
 
-@pytest.mark.parametrize("end", ["sigmoid", "vector of sigmoids", "log-sigmoid", "linear", "percentage"])
+@pytest.mark.parametrize(
+    "end", ["sigmoid", "vector of sigmoids", "log-sigmoid", "linear", "percentage"]
+)
 @pytest.mark.parametrize("kind", ALL_SAVERS)
-def test_the_last_operation_tells_what_a_lone_output_is(tmp_path: Path, kind: str, end: str) -> None:
+def test_the_last_operation_tells_what_a_lone_output_is(
+    tmp_path: Path, kind: str, end: str
+) -> None:
     """Also where all answers are of one class: the bias decides it."""
     module = Ending(end, bias=20.0 if end == "linear" else 0.0).eval()
     if kind == "torchscript":
@@ -163,24 +177,36 @@ class Both(nn.Module):
 def test_of_two_outputs_the_scores_are_named(tmp_path: Path, kind: str) -> None:
     module = Both().eval()
     path = ALL_SAVERS[kind](tmp_path / "net.pt2", module)
-    asked = str(refused("name the one with the scores: --teacher.output NAME", load, kind, path, shape=SHAPE))
+    asked = str(
+        refused(
+            "name the one with the scores: --teacher.output NAME", load, kind, path, shape=SHAPE
+        )
+    )
     name = asked.partition("192), ")[2].partition(" (B, 5)")[0]
     x_BCHW = torch.rand(3, *SHAPE)
     for options, classes in (({"output": name}, None), ({}, 5)):
         teacher = load(kind, path, options, shape=SHAPE, num_classes=classes)
-        torch.testing.assert_close(teacher(x_BCHW), answers(module.net, x_BCHW), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            teacher(x_BCHW), answers(module.net, x_BCHW), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", ALL_SAVERS)
 def test_what_is_given_must_fit_the_program(tmp_path: Path, kind: str) -> None:
     path = ALL_SAVERS[kind](tmp_path / "net.pt2", net())
     refused("--teacher.num-classes: got 7", load, kind, path, shape=SHAPE, num_classes=7)
-    words = "--teacher.shape: got 3,9,9" if kind != "torchscript" else "does not take an image of shape 3,9,9"
+    words = (
+        "--teacher.shape: got 3,9,9"
+        if kind != "torchscript"
+        else "does not take an image of shape 3,9,9"
+    )
     refused(words, load, kind, path, shape=(3, 9, 9))
 
 
 @pytest.mark.parametrize("kind", SAVERS)
-def test_the_wrong_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str) -> None:
+def test_the_wrong_file_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
     module = net()
     torch.save(module.state_dict(), tmp_path / "weights.pt")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
@@ -206,7 +232,11 @@ def test_the_wrong_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("dynamic", "batch", "least", "most"),
-    [(None, 4, 4, 4), (({0: torch.export.Dim("batch", min=3, max=5)},), 4, 3, 5), (ANY_BATCH, 2, 1, None)],
+    [
+        (None, 4, 4, 4),
+        (({0: torch.export.Dim("batch", min=3, max=5)},), 4, 3, 5),
+        (ANY_BATCH, 2, 1, None),
+    ],
 )
 def test_the_batches_that_a_program_takes(
     tmp_path: Path, dynamic: Any, batch: int, least: int, most: Any
@@ -222,7 +252,10 @@ def test_the_batches_that_a_program_takes(
 
 def test_a_program_of_any_size_must_be_told_which(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    dims = [torch.export.Dim(name, min=least) for name, least in (("batch", 1), ("height", 4), ("width", 4))]
+    dims = [
+        torch.export.Dim(name, min=least)
+        for name, least in (("batch", 1), ("height", 4), ("width", 4))
+    ]
     path = export(tmp_path / "net.pt2", module, (dict(zip((0, 2, 3), dims, strict=True)),))
     refused("C,H,W = 3,?,?", load, "pt2", path)
     x_BCHW = torch.rand(2, 3, 5, 6)
@@ -250,7 +283,12 @@ def test_a_program_that_takes_bytes(tmp_path: Path) -> None:
 def test_a_program_exported_in_training_mode_is_refused(tmp_path: Path, index: int) -> None:
     module = net()
     module[index].train()
-    refused("was exported in training mode; export it", load, "pt2", export(tmp_path / "net.pt2", module))
+    refused(
+        "was exported in training mode; export it",
+        load,
+        "pt2",
+        export(tmp_path / "net.pt2", module),
+    )
 
 
 def test_a_program_of_two_inputs(tmp_path: Path) -> None:
@@ -279,7 +317,9 @@ def test_nothing_of_a_pt2_is_loaded_without_trust(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tmp_path: Path) -> None:
+def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(
+    tmp_path: Path,
+) -> None:
     """A control stands last: where its maker is trusted, it does write."""
     precious = tmp_path / "precious"
     precious.write_bytes(b"mine")
@@ -291,7 +331,9 @@ def test_a_torchscript_archive_that_writes_a_file_is_not_loaded_without_trust(tm
     module = torch.jit.ScriptModule()
     module.define(source)
     torch.jit.save(module, str(tmp_path / "net.ts"))
-    refused("--teacher.trust", load, "torchscript", tmp_path / "net.ts", {"trust": False}, shape=SHAPE)
+    refused(
+        "--teacher.trust", load, "torchscript", tmp_path / "net.ts", {"trust": False}, shape=SHAPE
+    )
     assert precious.read_bytes() == b"mine"
     load("torchscript", tmp_path / "net.ts", {"answers": "logits"}, shape=SHAPE)
     assert precious.read_bytes() == b"!!!!"
@@ -311,7 +353,9 @@ def test_torchscript_is_said_to_be_deprecated_in_one_line(
     recwarn.clear()
     with caplog.at_level(logging.WARNING, logger="dfme"):
         load("torchscript", path, shape=SHAPE)(torch.rand(2, *SHAPE))
-    assert ["deprecated TorchScript; save net.pt" in message for message in caplog.messages] == [True]
+    assert ["deprecated TorchScript; save net.pt" in message for message in caplog.messages] == [
+        True
+    ]
     assert [str(each.message) for each in recwarn] == []
 
 

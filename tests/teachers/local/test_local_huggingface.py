@@ -37,9 +37,16 @@ def _no_network() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn.Module]]:
-    """A tiny ViT and a tiny ResNet, saved as transformers saves them, with a preprocessor_config.json."""
+    """A tiny ViT and a tiny ResNet, saved as transformers saves them, with a
+    preprocessor_config.json.
+    """
     torch.manual_seed(0)
-    few = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    few = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     vit = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=5, **few)
     few = {"num_channels": 1, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
     names = {3: "elk", 1: "bee", 0: "cat", 2: "dog"}
@@ -71,7 +78,9 @@ def vit(models: dict[str, tuple[Path, nn.Module]], tmp_path: Path) -> Path:
     return Path(shutil.copytree(models["vit"][0], tmp_path / "vit"))
 
 
-@pytest.mark.parametrize(("name", "shape", "classes"), [("vit", (3, 16, 16), 5), ("resnet", (1, 28, 28), 4)])
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"), [("vit", (3, 16, 16), 5), ("resnet", (1, 28, 28), 4)]
+)
 def test_a_folder_answers_as_the_model_behind_its_preprocessor(
     models: dict[str, tuple[Path, nn.Module]],
     name: str,
@@ -103,10 +112,19 @@ OFFSET = {**PLAIN, "do_center_crop": False, "rescale_factor": 1 / 127.5, "rescal
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "rescaled and normalised": ("ViTImageProcessor", PLAIN),
     "not normalised": ("ViTImageProcessor", {**PLAIN, "do_normalize": False}),
-    "not rescaled": ("ViTImageProcessor", {**PLAIN, "do_rescale": False, "image_std": [60.0, 70.0, 80.0]}),
-    "one number for all channels": ("ViTImageProcessor", {**PLAIN, "image_mean": 0.5, "image_std": 0.5}),
+    "not rescaled": (
+        "ViTImageProcessor",
+        {**PLAIN, "do_rescale": False, "image_std": [60.0, 70.0, 80.0]},
+    ),
+    "one number for all channels": (
+        "ViTImageProcessor",
+        {**PLAIN, "image_mean": 0.5, "image_std": 0.5},
+    ),
     "rescaled to -1 and 1": ("EfficientNetImageProcessor", {**OFFSET, "include_top": False}),
-    "divided twice": ("EfficientNetImageProcessor", {**PLAIN, "do_center_crop": False, "include_top": True}),
+    "divided twice": (
+        "EfficientNetImageProcessor",
+        {**PLAIN, "do_center_crop": False, "include_top": True},
+    ),
 }
 
 
@@ -121,7 +139,9 @@ def test_bytes_through_the_real_processor(vit: Path, case: str) -> None:
     (vit / "preprocessor_config.json").write_text(json.dumps(named))
     bytes_BHWC = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
     pixels = processor(list(bytes_BHWC), return_tensors="pt")["pixel_values"]
-    model = transformers.ViTForImageClassification.from_pretrained(vit, local_files_only=True).eval()
+    model = transformers.ViTForImageClassification.from_pretrained(
+        vit, local_files_only=True
+    ).eval()
     with torch.no_grad():
         expected = model(pixels).logits
     x_BCHW = torch.from_numpy(bytes_BHWC).permute(0, 3, 1, 2) / 255
@@ -164,7 +184,12 @@ def test_weights_in_parts(models: dict[str, tuple[Path, nn.Module]], vit: Path) 
     assert torch.equal(load(vit)(x_BCHW), expected)
     index = json.loads((vit / "model.safetensors.index.json").read_text())
     first = next(iter(index["weight_map"]))
-    outside = ("../elsewhere.safetensors", str(moved), "a/../../elsewhere.safetensors", "C:\\x.safetensors")
+    outside = (
+        "../elsewhere.safetensors",
+        str(moved),
+        "a/../../elsewhere.safetensors",
+        "C:\\x.safetensors",
+    )
     for name in outside:
         edit(vit / "model.safetensors.index.json", weight_map={**index["weight_map"], first: name})
         refused("outside the folder", load, vit)
@@ -185,8 +210,12 @@ def test_weights_whose_metadata_the_library_refuses(
     assert torch.equal(load(vit)(x_BCHW), load(models["vit"][0])(x_BCHW))
 
 
-def test_half_precision_weights_run_in_fp32(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:
-    model = transformers.ViTForImageClassification.from_pretrained(vit, local_files_only=True).half()
+def test_half_precision_weights_run_in_fp32(
+    models: dict[str, tuple[Path, nn.Module]], vit: Path
+) -> None:
+    model = transformers.ViTForImageClassification.from_pretrained(
+        vit, local_files_only=True
+    ).half()
     model.save_pretrained(vit)
     x_BCHW = torch.rand(2, 3, 16, 16)
     answer_BK = load(vit)(x_BCHW)
@@ -235,11 +264,17 @@ SPOILT: list[tuple[Any, str]] = [
     ("{", "expected the JSON of a model"),
     ("[]", "a JSON object, got list"),
     (no_config, "a model folder with config.json"),
-    (lambda folder: (folder / "adapter_config.json").write_text("{}"), "an adapter to another model"),
+    (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        "an adapter to another model",
+    ),
     ({"transformers_weights": "../x.safetensors"}, "cannot load"),
     (processed(image_std=[0, 1, 1]), "expected positive rescale_factor and image_std"),
     (processed(rescale_factor=float("nan")), "expected positive rescale_factor and image_std"),
-    (processed(rescale_factor=-1 / 255), "an image processor that scales pixels and orders channels"),
+    (
+        processed(rescale_factor=-1 / 255),
+        "an image processor that scales pixels and orders channels",
+    ),
     (processed(image_mean="half"), "its image processor fails"),
     (processed(image_mean=[0.5, 0.5]), "its image processor fails"),
     (processed(image_processor_type="Trainer"), "transformers has no image processor 'Trainer'"),
@@ -250,7 +285,10 @@ SPOILT: list[tuple[Any, str]] = [
     (processed(preprocess="text"), "its image processor fails"),
     ({"problem_type": "multi_label_classification"}, "got one of several labels"),
     ({"problem_type": "regression"}, "got a regression"),
-    ({"id2label": {"0": "age"}}, "a regression to transformers; if it is the logit of class 1, say"),
+    (
+        {"id2label": {"0": "age"}},
+        "a regression to transformers; if it is the logit of class 1, say",
+    ),
     # as many gigabytes as one likes, by a few letters
     ({"hidden_size": 20_000, "intermediate_size": 40_000}, "describes a network of 3,2"),
     ({"intermediate_size": 1_000_000}, "describes a network of"),
@@ -277,7 +315,9 @@ def test_the_library_is_as_loud_as_it_was(vit: Path) -> None:
     assert (log.get_verbosity(), log.is_progress_bar_enabled()) == before
 
 
-def test_without_transformers_the_command_is_named(vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_command_is_named(
+    vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     refused("is not installed; pip install transformers", load, vit)
 
@@ -286,7 +326,11 @@ def test_without_transformers_the_command_is_named(vit: Path, monkeypatch: pytes
 def test_a_missing_folder_is_seen_without_torch(tmp_path: Path, kind: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "file").write_text("")
-    for name, text in {"modl": "mean model?", "other": "save one with", "file": "is a file"}.items():
+    for name, text in {
+        "modl": "mean model?",
+        "other": "save one with",
+        "file": "is a file",
+    }.items():
         (problem,) = kind_problems(kind, {"folder": str(tmp_path / name)})
         assert problem.key == "teacher.folder"
         assert text in problem.text

@@ -1,4 +1,6 @@
-"""ONNX teachers: equal to the network they were exported from, whatever their batch, axes, dtype."""
+"""ONNX teachers: equal to the network they were exported from, whatever their batch, axes,
+dtype.
+"""
 
 import sys
 from pathlib import Path
@@ -28,7 +30,9 @@ WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 
 def load(path: Path, options: dict[str, Any] | None = None, **common: Any) -> Any:
     common.setdefault("label_mode", "logits")
-    return make_teacher(TeacherConfig(kind="onnx", **common), {"model": str(path), **(options or {})}, CPU)
+    return make_teacher(
+        TeacherConfig(kind="onnx", **common), {"model": str(path), **(options or {})}, CPU
+    )
 
 
 def linear(
@@ -56,8 +60,13 @@ def linear(
     names = [*(["ended"] if end else []), "scores", "best"]
     inputs = [value("image", kind, list(axes)), *(value(name, FLOAT, [1]) for name in more or [])]
     outputs = [value(name, 7 if name == "best" else FLOAT, None) for name in names]
-    graph = make.make_graph(nodes, "g", inputs, outputs, [onnx.numpy_helper.from_array(WEIGHT, "w")])
-    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", opset)], ir_version=ir), str(path))
+    graph = make.make_graph(
+        nodes, "g", inputs, outputs, [onnx.numpy_helper.from_array(WEIGHT, "w")]
+    )
+    onnx.save(
+        make.make_model(graph, opset_imports=[make.make_opsetid("", opset)], ir_version=ir),
+        str(path),
+    )
     return path
 
 
@@ -88,7 +97,11 @@ def test_channels_last(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("axes", "nhwc", "given"),
     [
-        (("n", "a", "b", "c"), False, (3, 2, 2)),  # nothing is known: as ONNX's own operators have it
+        (
+            ("n", "a", "b", "c"),
+            False,
+            (3, 2, 2),
+        ),  # nothing is known: as ONNX's own operators have it
         (("n", "a", "b", 3), True, (3, 2, 2)),
         (("n", 2, 2, "c"), True, (3, 2, 2)),  # only what is given tells
         (("n", 6, 2, 1), False, (6, 2, 1)),  # the sizes alone would say otherwise
@@ -144,7 +157,9 @@ def test_probabilities_are_not_mistaken_for_logits(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", end="Softmax")
     said = {"answers": "probabilities", "output": "scores"}
     refused("say --teacher.answers logits", load, path, said)
-    refused("say --teacher.answers probabilities", load, path, {"answers": "logits", "output": "ended"})
+    refused(
+        "say --teacher.answers probabilities", load, path, {"answers": "logits", "output": "ended"}
+    )
     refused("only probabilities", load, path, {"output": "ended"}, label_mode="logits")
 
 
@@ -157,7 +172,9 @@ def test_names(tmp_path: Path) -> None:
     refused("ended, scores, best", load, path, {"output": "score"})
     refused("best holds no scores", load, path, {"output": "best"})
     refused("ended (B, 5), scores (B, 5), best (B, 1) of int64; name", load, path)
-    refused("temperature", load, linear(tmp_path / "two.onnx", more=["temperature"]), {"input": "image"})
+    refused(
+        "temperature", load, linear(tmp_path / "two.onnx", more=["temperature"]), {"input": "image"}
+    )
 
 
 def test_what_is_given_must_fit_the_model(tmp_path: Path) -> None:
@@ -231,18 +248,24 @@ def test_a_model_left_in_training_mode_is_refused(tmp_path: Path) -> None:
     refused("answers the same image differently each", load, tmp_path / "m.onnx")
 
 
-def test_a_gpu_that_onnxruntime_cannot_use_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpu_that_onnxruntime_cannot_use_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime can use one")
     options = {"model": str(linear(tmp_path / "m.onnx"))}
-    teacher = make_teacher(TeacherConfig(kind="onnx", label_mode="logits"), options, torch.device("cuda"))
+    teacher = make_teacher(
+        TeacherConfig(kind="onnx", label_mode="logits"), options, torch.device("cuda")
+    )
     x_BCHW = torch.rand(2, 3, 2, 2)
     torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
     assert ["has no CUDA" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_without_onnxruntime_the_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_the_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     refused("is not installed; pip install onnxruntime", load, linear(tmp_path / "m.onnx"))

@@ -51,14 +51,20 @@ def made(options: dict[str, Any], kind: str = "torch", **common: Any) -> Any:
     return make_teacher(TeacherConfig(kind=kind, label_mode="logits", **common), options, CPU)
 
 
-def held_to_be_the_owners(kind: str, options: dict[str, Any], images: Tensor, **common: Any) -> None:
-    """Of each precision one answer, as float32, whoever asks; bf16's is another, near the exact one."""
+def held_to_be_the_owners(
+    kind: str, options: dict[str, Any], images: Tensor, **common: Any
+) -> None:
+    """Of each precision one answer, as float32, whoever asks; bf16's is another, near the exact
+    one.
+    """
     exact, ieee, tf32, bf16 = (
         answers(made(options | {"precision": name}, kind, **common), images)
         for name in ("auto", "ieee", "tf32", "bf16")
     )
     for found in (exact, ieee, tf32, bf16):
-        assert all(answer.dtype == torch.float32 and torch.equal(answer, found[0]) for answer in found)
+        assert all(
+            answer.dtype == torch.float32 and torch.equal(answer, found[0]) for answer in found
+        )
     assert torch.equal(exact[0], ieee[0])
     assert torch.equal(exact[0], tf32[0])  # of a CPU, which has none
     assert 1e-4 < (bf16[0] - exact[0]).abs().max() < 0.1 * exact[0].abs().max()
@@ -75,7 +81,9 @@ def test_programs_too(tmp_path: Path, images: Tensor, kind: str) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(800, 5)).eval()
     path = tmp_path / "net"
     if kind == "pt2":
-        exported = torch.export.export(net, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        exported = torch.export.export(
+            net, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
         torch.export.save(exported, path := path.with_suffix(".pt2"))
     else:
         with warnings.catch_warnings(action="ignore"):
@@ -93,7 +101,9 @@ class Watching(nn.Module):
         return x_BCHW.flatten(1)[:, :3]
 
 
-@pytest.mark.parametrize(("name", "seen"), [("auto", "medium"), ("ieee", "highest"), ("bf16", "highest")])
+@pytest.mark.parametrize(
+    ("name", "seen"), [("auto", "medium"), ("ieee", "highest"), ("bf16", "highest")]
+)
 def test_the_askers_settings_reach_it_only_by_auto(name: Any, seen: str) -> None:
     teacher = TorchTeacher(Watching(), ImageSpec((1, 2, 2)), 3, precision=name)
     before = torch.get_float32_matmul_precision()
@@ -106,7 +116,9 @@ def test_the_askers_settings_reach_it_only_by_auto(name: Any, seen: str) -> None
     assert Watching.seen == seen
 
 
-def test_tf32_holds_inside_a_difference_of_ieee(monkeypatch: pytest.MonkeyPatch, images: Tensor) -> None:
+def test_tf32_holds_inside_a_difference_of_ieee(
+    monkeypatch: pytest.MonkeyPatch, images: Tensor
+) -> None:
     monkeypatch.setattr(precision, "tf32", emulated_tf32.tf32)
     plain, coarse = made(SHAPES), made(SHAPES | {"precision": "tf32"})
     with emulated_tf32.tf32():

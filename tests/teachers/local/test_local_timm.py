@@ -59,7 +59,9 @@ def vit(models: dict[str, tuple[Path, nn.Module]], tmp_path: Path) -> Path:
     return Path(shutil.copytree(models["test_vit"][0], tmp_path / "vit"))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("test_resnet", (1, 160, 160)), ("test_vit", (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("test_resnet", (1, 160, 160)), ("test_vit", (3, 32, 32))]
+)
 def test_a_folder_answers_as_the_network(
     models: dict[str, tuple[Path, nn.Module]], name: str, shape: tuple[int, int, int]
 ) -> None:
@@ -93,11 +95,15 @@ def test_the_older_layout_without_a_pretrained_cfg(
     assert teacher.spec.shape == (1, 64, 64)
     x_BCHW = torch.rand(2, 1, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(teacher(x_BCHW), model((x_BCHW - 0.5) / 0.5), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            teacher(x_BCHW), model((x_BCHW - 0.5) / 0.5), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_the_pooling_is_the_one_that_was_trained_with(tmp_path: Path) -> None:
-    """timm writes it at the top for people; where model_args lack it, another one would be built."""
+    """timm writes it at the top for people; where model_args lack it, another one would be
+    built.
+    """
     model = timm.create_model("test_resnet", num_classes=4, global_pool="max").eval()
     timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -106,13 +112,17 @@ def test_the_pooling_is_the_one_that_was_trained_with(tmp_path: Path) -> None:
     x_BCHW = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         expected = model((x_BCHW - 0.4) / 0.3)
-    torch.testing.assert_close(load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5
+    )
     del config["model_args"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     refused("its global_pool is 'max', but what it describes is built with 'avg'", load, tmp_path)
     config["pretrained_cfg"]["global_pool"] = "max"  # which timm itself reads
     (tmp_path / "config.json").write_text(json.dumps(config))
-    torch.testing.assert_close(load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_what_is_given_must_fit_the_folder(models: dict[str, tuple[Path, nn.Module]]) -> None:
@@ -183,7 +193,9 @@ def test_without_timm_the_command_is_named(vit: Path, monkeypatch: pytest.Monkey
     refused("is not installed; pip install timm", load, vit)
 
 
-def test_a_package_that_is_broken_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_broken_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "for_another_torch.py").write_text("raise RuntimeError('no such operator')")
     (tmp_path / "lacking.py").write_text("import no_such_package_at_all")
     monkeypatch.syspath_prepend(tmp_path)

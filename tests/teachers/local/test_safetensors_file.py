@@ -28,7 +28,10 @@ def entry(begin: int, end: int, *shape: Any, dtype: Any = "F32") -> dict[str, An
 
 def test_every_dtype_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "all.safetensors"
-    tensors = {name: torch.arange(12).reshape(3, 4).to(dtype).contiguous() for name, dtype in DTYPES.items()}
+    tensors = {
+        name: torch.arange(12).reshape(3, 4).to(dtype).contiguous()
+        for name, dtype in DTYPES.items()
+    }
     tensors["empty"] = torch.empty(0, 5)
     tensors["number"] = torch.tensor(2.5)
     save_file(tensors, path, metadata={"format": "pt"})
@@ -59,10 +62,14 @@ def test_metadata_that_the_library_refuses_is_read(tmp_path: Path) -> None:
         path = written(tmp_path / "x.safetensors", header, torch.arange(6.0).numpy().tobytes())
         state, card = read_weights(path)
         assert torch.equal(state["fc.weight"], torch.arange(6.0).reshape(3, 2))
-        assert card.num_classes == (3 if isinstance(metadata, dict) and 3 in metadata.values() else None)
+        assert card.num_classes == (
+            3 if isinstance(metadata, dict) and 3 in metadata.values() else None
+        )
 
     all_hold(holds, ((metadata,) for metadata in NULLS))
-    written(tmp_path / "x.safetensors", {"__metadata__": {"a": None}, "w": entry(0, 4, 1)}, bytes(4))
+    written(
+        tmp_path / "x.safetensors", {"__metadata__": {"a": None}, "w": entry(0, 4, 1)}, bytes(4)
+    )
     with pytest.raises(SafetensorError), safe_open(tmp_path / "x.safetensors", framework="pt"):
         pass  # else this reader could go
 
@@ -73,7 +80,11 @@ HOSTILE: dict[str, tuple[Any, bytes, str]] = {
     "the same bytes twice": ({"a": W, "b": W}, bytes(4), "begins at byte 0, expected 4"),
     "a gap": ({"a": W, "b": entry(8, 12, 1)}, bytes(12), "begins at byte 8, expected 4"),
     "a gap at the start": ({"a": entry(4, 8, 1)}, bytes(8), "begins at byte 4, expected 0"),
-    "beyond the file": ({"a": entry(0, 4_000_000_000, 10**9)}, bytes(4), "take 4,000,000,000 bytes"),
+    "beyond the file": (
+        {"a": entry(0, 4_000_000_000, 10**9)},
+        bytes(4),
+        "take 4,000,000,000 bytes",
+    ),
     "bytes left over": ({"a": W}, bytes(8), "the file has 8"),
     "a size too small": ({"a": entry(0, 4, 1000)}, bytes(4), "takes 4 bytes, expected 4,000"),
     "a product beyond 64 bits": (
@@ -91,7 +102,11 @@ HOSTILE: dict[str, tuple[Any, bytes, str]] = {
     "many axes": ({"a": entry(0, 4, *[1] * 65)}, bytes(4), "no whole numbers"),
     "unknown dtype": ({"a": entry(0, 4, 1, dtype="F4")}, bytes(4), "the dtype 'F4'"),
     "dtype of another type": ({"a": entry(0, 4, 1, dtype=["F32"])}, bytes(4), "lacks a dtype"),
-    "no shape": ({"a": {"dtype": "F32", "data_offsets": [0, 4]}}, bytes(4), "lacks a dtype, a shape"),
+    "no shape": (
+        {"a": {"dtype": "F32", "data_offsets": [0, 4]}},
+        bytes(4),
+        "lacks a dtype, a shape",
+    ),
     "three offsets": (
         {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]}},
         bytes(4),

@@ -53,7 +53,9 @@ def test_what_only_two_networks_can_do_is_refused_of_others(tmp_path: Path) -> N
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
-def test_auxiliary_heads_are_left_out_and_the_input_is_scaled_as_said(tmp_path: Path, arch: str) -> None:
+def test_auxiliary_heads_are_left_out_and_the_input_is_scaled_as_said(
+    tmp_path: Path, arch: str
+) -> None:
     path = tmp_path / "net.pth"
     net = made(arch, init_weights=False)
     torch.save(net.state_dict(), path)

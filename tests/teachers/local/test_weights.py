@@ -1,4 +1,6 @@
-"""Reading and writing weights: every form people publish, and everything that is no weights at all."""
+"""Reading and writing weights: every form people publish, and everything that is no weights at
+all.
+"""
 
 import itertools
 import os
@@ -49,8 +51,12 @@ PUBLISHED = {
     "nested": lambda state: {"model": {"state_dict": state, "step": 1}},
     "data_parallel": lambda state: {f"module.{name}": value for name, value in state.items()},
     "compiled": lambda state: {f"_orig_mod.{name}": value for name, value in state.items()},
-    "both": lambda state: {"state_dict": {f"module._orig_mod.{name}": v for name, v in state.items()}},
-    "compiled_parallel": lambda state: {f"_orig_mod.module.{name}": value for name, value in state.items()},
+    "both": lambda state: {
+        "state_dict": {f"module._orig_mod.{name}": v for name, v in state.items()}
+    },
+    "compiled_parallel": lambda state: {
+        f"_orig_mod.module.{name}": value for name, value in state.items()
+    },
 }
 
 
@@ -79,8 +85,15 @@ def test_saved_weights_come_back_with_their_card_and_saving_again_gives_the_same
     path, module = tmp_path / "deep" / "teacher.safetensors", net()
     path.parent.mkdir()
     path.write_text("old")
-    known = {"mean": (0.5,), "std": (0.25,), "bounds": (-1.0, 1.0), "class_names": ("a", "b", "\u00fc")}
-    card = Card(arch="lenet5", shape=(1, 8, 8), num_classes=3, accuracy=0.98, recipe={"lr": 0.1}, **known)
+    known = {
+        "mean": (0.5,),
+        "std": (0.25,),
+        "bounds": (-1.0, 1.0),
+        "class_names": ("a", "b", "\u00fc"),
+    }
+    card = Card(
+        arch="lenet5", shape=(1, 8, 8), num_classes=3, accuracy=0.98, recipe={"lr": 0.1}, **known
+    )
     contents = set()
     for _ in range(8):
         save_weights(path, module, card)
@@ -95,7 +108,9 @@ def test_saved_weights_come_back_with_their_card_and_saving_again_gives_the_same
     assert [entry.name for entry in path.parent.iterdir()] == ["teacher.safetensors"]
 
 
-def test_safetensors_of_other_makers_are_read_and_unreadable_metadata_is_named(tmp_path: Path) -> None:
+def test_safetensors_of_other_makers_are_read_and_unreadable_metadata_is_named(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"module.fc.weight": torch.ones(2, 3)}, path, metadata={"format": "pt"})
     state, card = read_weights(path)
@@ -206,7 +221,9 @@ def test_load_into_counts_and_names_what_does_not_fit() -> None:
         load_into(module, state)
     assert "2 of 9 missing, first 0.weight" in str(error.value)
     assert "1 unexpected, first 4.extra" in str(error.value)
-    assert "1 of another shape, first 3.weight: (5, 2) in the file, (3, 2) in the network" in str(error.value)
+    assert "1 of another shape, first 3.weight: (5, 2) in the file, (3, 2) in the network" in str(
+        error.value
+    )
     assert_same(module.state_dict(), before)
 
 

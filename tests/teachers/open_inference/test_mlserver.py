@@ -1,6 +1,7 @@
 """The v2 client against MLServer, a server of others; only where its command is found.
 
-``DFME_MLSERVER`` names the command if it is not on the path, such as one in an environment of its own.
+``DFME_MLSERVER`` names the command if it is not on the path, such as one in an environment of its
+own.
 """
 
 import json
@@ -62,7 +63,10 @@ class Linear(MLModel):
 '''
 IMAGE = {"name": "image", "datatype": "FP32", "shape": [-1, 1, 2, 2]}
 MODELS: dict[str, dict[str, Any]] = {
-    "linear": {"inputs": [IMAGE], "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 3]}]},
+    "linear": {
+        "inputs": [IMAGE],
+        "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 3]}],
+    },
     "silent": {},
 }
 
@@ -99,7 +103,12 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MLServer]:
     """MLServer with two models of one runtime."""
     folder = tmp_path_factory.mktemp("mlserver")
     ports = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
-    server = {"host": "127.0.0.1", **ports, "metrics_dir": str(folder / "metrics"), "parallel_workers": 0}
+    server = {
+        "host": "127.0.0.1",
+        **ports,
+        "metrics_dir": str(folder / "metrics"),
+        "parallel_workers": 0,
+    }
     (folder / "settings.json").write_text(json.dumps(server))
     for model, tensors in MODELS.items():
         (folder / model).mkdir()
@@ -151,7 +160,9 @@ def test_scores_equal_the_arithmetic_and_every_image_is_counted(
     with connected(mlserver, {"label_mode": "logits"}, version=version, encoding=encoding) as made:
         assert (made.spec.shape, made.num_classes, str(made.label_mode)) == ((1, 2, 2), 3, "logits")
         for batch in (1, 5):
-            assert np.array_equal(made(images(batch, batch)).numpy(), arithmetic(images(batch, batch)))
+            assert np.array_equal(
+                made(images(batch, batch)).numpy(), arithmetic(images(batch, batch))
+            )
     assert mlserver.served("linear") - before == 6
 
 

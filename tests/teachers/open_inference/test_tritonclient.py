@@ -66,12 +66,16 @@ def test_health_and_metadata_are_understood(served: tuple[Any, Serving]) -> None
 
 @pytest.mark.parametrize("raw", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("label_mode", ["logits", "probabilities", "top_k:3:4", "label"])
-def test_answers_equal_those_of_the_teacher_in_this_process(label_mode: str, raw: tuple[bool, bool]) -> None:
+def test_answers_equal_those_of_the_teacher_in_this_process(
+    label_mode: str, raw: tuple[bool, bool]
+) -> None:
     teacher, batch = digits(label_mode), rand(7)
     name = "label" if label_mode == "label" else "scores"
     with Serving(teacher, "digits") as serving, connected(serving) as client:
         wanted = [triton.InferRequestedOutput(name, binary_data=raw[1])]
-        result = client.infer("digits", [tensor(batch, raw[0])], outputs=wanted, request_id="audit-7")
+        result = client.infer(
+            "digits", [tensor(batch, raw[0])], outputs=wanted, request_id="audit-7"
+        )
         unnamed = client.infer("digits", [tensor(batch, True)]).as_numpy(name)
     answered, truth = result.as_numpy(name), teacher(torch.from_numpy(batch)).numpy()
     if not raw[1] and label_mode.startswith("top_k"):  # in JSON, unrevealed classes are null

@@ -1,7 +1,8 @@
-"""Protocol v2 without an axis for the batch, and with one score an image: against a server of exact shapes.
+"""Protocol v2 without an axis for the batch, and with one score an image: against a server of exact
+shapes.
 
-A model whose configuration says ``max_batch_size`` 0 takes and gives tensors of the very shapes that its
-metadata state (Triton's model configuration, section Maximum Batch Size).
+A model whose configuration says ``max_batch_size`` 0 takes and gives tensors of the very shapes
+that its metadata state (Triton's model configuration, section Maximum Batch Size).
 """
 
 from collections.abc import Callable
@@ -36,7 +37,9 @@ def exact(takes: tuple[int, ...], gives: tuple[int, ...]) -> Callable[[Asked], b
 
     def infer(asked: Asked) -> bytes:
         if asked.pixels.shape != takes:
-            return http({"error": f"unexpected shape for input 'x': {list(asked.pixels.shape)}"}, 400)
+            return http(
+                {"error": f"unexpected shape for input 'x': {list(asked.pixels.shape)}"}, 400
+            )
         return answer(asked, ten_classes(asked.pixels).reshape(gives))
 
     return infer
@@ -94,11 +97,15 @@ def test_ten_classes_in_other_shapes(
     ("takes", "gives"),
     [([-1, 1, 5, 5], [-1]), ([-1, 1, 5, 5], [-1, 1]), ([1, 1, 5, 5], [1]), ([1, 5, 5], [1])],
 )
-def test_one_score_an_image_is_that_of_the_second_of_two_classes(takes: list[int], gives: list[int]) -> None:
+def test_one_score_an_image_is_that_of_the_second_of_two_classes(
+    takes: list[int], gives: list[int]
+) -> None:
     def infer(asked: Asked) -> bytes:
         batch = asked.pixels.size // 25
         shape = [batch if size == -1 else size for size in gives]
-        return answer(asked, asked.pixels.reshape(batch, 25).mean(1).astype(np.float32).reshape(shape))
+        return answer(
+            asked, asked.pixels.reshape(batch, 25).mean(1).astype(np.float32).reshape(shape)
+        )
 
     most = 8 if takes[0] == -1 else 0
     script = V2(

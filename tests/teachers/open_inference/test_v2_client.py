@@ -1,4 +1,6 @@
-"""The v2 client against a server that a test scripts: what is sent, what is taken, and what is refused."""
+"""The v2 client against a server that a test scripts: what is sent, what is taken, and what is
+refused.
+"""
 
 import math
 from collections.abc import Callable
@@ -39,7 +41,11 @@ def test_pixels_arrive_and_scores_come_back_to_the_last_bit(encoding: str, datat
     assert np.array_equal(asked.pixels, IMAGES.numpy())
     assert scores_BK.dtype == torch.float32
     assert np.array_equal(scores_BK.numpy(), scores(IMAGES.numpy()))
-    assert (made.spec.shape, made.num_classes, made.label_mode) == ((3, 2, 2), 3, LabelMode("probabilities"))
+    assert (made.spec.shape, made.num_classes, made.label_mode) == (
+        (3, 2, 2),
+        3,
+        LabelMode("probabilities"),
+    )
     assert made.info.max_batch is None
 
 
@@ -151,7 +157,9 @@ def test_sizes_of_one_and_single_scores_and_labels_are_read(
 ) -> None:
     datatype = {"<f4": "FP32", "<i8": "INT64", "u1": "UINT8"}[dtype]
     infer = answers(*shape, dtype=dtype, binary=binary)
-    with v2_teacher(V2(outputs=[tensor("y", datatype, [-1, *shape[1:]])], infer=infer), config) as made:
+    with v2_teacher(
+        V2(outputs=[tensor("y", datatype, [-1, *shape[1:]])], infer=infer), config
+    ) as made:
         given = made(GREY)
         assert (given.tolist(), given.dtype == torch.int64) == (read, dtype == "<i8")
         assert made.label_mode.kind == config.get("label_mode", "probabilities")
@@ -196,8 +204,14 @@ def test_labels_that_are_no_whole_numbers_are_unusable() -> None:
         (b"batch 12 > max_batch_size: 4", 4),
         (b"unexpected shape for input 'x' for model 'm'. Expected [1,3,4,4], got [8,3,4,4]", 1),
         (b"unexpected shape for input 'x' for model 'm'. Expected [1,3,4,4], got [8,3,5,5]", False),
-        (b"unexpected shape for input 'x' for model 'm'. Expected [-1,3,4,4], got [8,3,5,5]", False),
-        (b"Got invalid dimensions for input: x for the following indices index: 0 Got: 8 Expected: 1", 1),
+        (
+            b"unexpected shape for input 'x' for model 'm'. Expected [-1,3,4,4], got [8,3,5,5]",
+            False,
+        ),
+        (
+            b"Got invalid dimensions for input: x for the following indices index: 0 Got: 8 Expected: 1",
+            1,
+        ),
         (b"the batch is too large", None),
         (b"Batch of 9 exceeds what this model takes", None),
         (b"inference request batch-size must be >= 1", False),
@@ -213,7 +227,11 @@ def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bo
 
 
 def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
-    script = V2(infer=lambda asked: http({"error": "inference request batch-size must be <= 1 for 'm'"}, 400))
+    script = V2(
+        infer=lambda asked: http(
+            {"error": "inference request batch-size must be <= 1 for 'm'"}, 400
+        )
+    )
     with v2_teacher(script) as made:
         caught = refused("must be <= 1", made, GREY, error=BatchTooLarge)
         assert caught.limit == 1
@@ -227,7 +245,9 @@ def refusing_binary(status: int) -> V2:
 
     def infer(asked: Asked) -> bytes:
         return (
-            http({"error": "cannot parse"}, status) if asked.binary else answer(asked, scores(asked.pixels))
+            http({"error": "cannot parse"}, status)
+            if asked.binary
+            else answer(asked, scores(asked.pixels))
         )
 
     return V2(infer=infer)
@@ -276,7 +296,9 @@ def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] 
     ("said", "batch", "limit"),
     [("batch: at most 8", 9, 8), ("batch: at most 1", 2, 1), ("too many images", 9, None)],
 )
-def test_a_refusal_for_size_names_the_limit(status: int, said: str, batch: int, limit: int | None) -> None:
+def test_a_refusal_for_size_names_the_limit(
+    status: int, said: str, batch: int, limit: int | None
+) -> None:
     with v2_teacher(V2(infer=lambda asked: http(said.encode(), status)), encoding="json") as made:
         assert refused(said, made, torch.zeros(batch, 1, 2, 2), error=BatchTooLarge).limit == limit
 
@@ -287,7 +309,9 @@ OTHERS = [
     (429, "too many images", 9),
     (413, "too many images", 1),
 ]
-OTHERS += [(400, f"batch: at most {limit}", 9) for limit in (0, 9, 64)] + [(413, "batch: at most 8", 1)]
+OTHERS += [(400, f"batch: at most {limit}", 9) for limit in (0, 9, 64)] + [
+    (413, "batch: at most 8", 1)
+]
 
 
 @pytest.mark.parametrize(("status", "said", "batch"), OTHERS)
@@ -301,4 +325,6 @@ def test_any_other_refusal_stays_what_it_is(status: int, said: str, batch: int) 
 def test_the_wire_is_what_the_options_say() -> None:
     limits = {"images_per_second": 5.0, "requests_per_second": 2.0}
     options = V2Options(url="", model="m", in_flight=3, attempts=7, patience=11.0, **limits)
-    assert narrowed(RequestPolicy, options) == RequestPolicy(3, 7, RequestPolicy().unusable, 11.0, 5.0, 2.0)
+    assert narrowed(RequestPolicy, options) == RequestPolicy(
+        3, 7, RequestPolicy().unusable, 11.0, 5.0, 2.0
+    )

@@ -64,7 +64,9 @@ def survives(body: bytes, length: int | None) -> None:
     in_memory(100_000 + 200 * len(body), read)
 
 
-def damaged(whole: tuple[bytes, int | None], damage: list[tuple[int, bytes]]) -> tuple[bytes, int | None]:
+def damaged(
+    whole: tuple[bytes, int | None], damage: list[tuple[int, bytes]]
+) -> tuple[bytes, int | None]:
     body, length = whole
     for at, patch in damage:
         body = body[:at] + patch + body[at + 1 :]
@@ -88,7 +90,9 @@ MESSAGES = {
 @pytest.mark.parametrize("kind", MESSAGES)
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_any_message_is_tensors_or_a_value_error_in_bounded_memory(kind: str, data: st.DataObject) -> None:
+def test_any_message_is_tensors_or_a_value_error_in_bounded_memory(
+    kind: str, data: st.DataObject
+) -> None:
     survives(*data.draw(MESSAGES[kind]))
 
 
@@ -129,14 +133,22 @@ WHOLE = {
     "outputs": st.just([tensor("y", "FP32", [-1, 3])]),
     "parameters": st.fixed_dictionaries({}, optional=PARAMETERS) | VALUES,
 }
-METADATA = st.fixed_dictionaries({"inputs": TENSORS, "outputs": TENSORS}) | st.fixed_dictionaries(WHOLE)
+METADATA = st.fixed_dictionaries({"inputs": TENSORS, "outputs": TENSORS}) | st.fixed_dictionaries(
+    WHOLE
+)
 
 
 @settings(max_examples=400, deadline=None)
 @given(METADATA | VALUES, VALUES, VALUES)
-def test_fuzzed_metadata_are_a_line_for_the_user_or_a_model(metadata: Any, server: Any, triton: Any) -> None:
+def test_fuzzed_metadata_are_a_line_for_the_user_or_a_model(
+    metadata: Any, server: Any, triton: Any
+) -> None:
     extensions = {"extensions": server}
-    pages = {"/v2/models/m": metadata, "/v2": extensions, "/v2/models/m/config": {"max_batch_size": triton}}
+    pages = {
+        "/v2/models/m": metadata,
+        "/v2": extensions,
+        "/v2/models/m/config": {"max_batch_size": triton},
+    }
     options = V2Options(url=Documents.url, model="m")
     model, problem = None, ""
     try:
@@ -182,7 +194,11 @@ OUTPUT = {
 def test_a_fuzzed_answer_is_unusable_or_in_form(
     model: V2Model, said: bytes | list[object], length: str | None
 ) -> None:
-    body = said if isinstance(said, bytes) else json.dumps({"model_name": "m", "outputs": said}).encode()
+    body = (
+        said
+        if isinstance(said, bytes)
+        else json.dumps({"model_name": "m", "outputs": said}).encode()
+    )
     reply = Reply(200, {} if length is None else {"inference-header-content-length": length}, body)
 
     def read() -> None:

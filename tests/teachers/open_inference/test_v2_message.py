@@ -28,7 +28,9 @@ from dfme.teachers.open_inference.tensors import (
 MOST = 1_000_000
 malformed = partial(refused, error=ValueError)
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)
-NUMBERS = st.sampled_from(sorted(DATATYPES)).flatmap(lambda name: hnp.arrays(DATATYPES[name], SHAPES))
+NUMBERS = st.sampled_from(sorted(DATATYPES)).flatmap(
+    lambda name: hnp.arrays(DATATYPES[name], SHAPES)
+)
 TEXTS = hnp.arrays(object, SHAPES, elements=st.binary(max_size=9))
 IMAGES = np.arange(24, dtype=np.float32).reshape(2, 1, 3, 4)
 
@@ -58,7 +60,9 @@ def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key:
 @given(NUMBERS | hnp.arrays(object, SHAPES, elements=st.text(max_size=9).map(str.encode)))
 def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) -> None:
     if array.dtype.kind == "f" and np.isinf(array).any():
-        malformed("JSON has no infinity", pack, {}, [NamedTensor("t", array)], "inputs", binary=False)
+        malformed(
+            "JSON has no infinity", pack, {}, [NamedTensor("t", array)], "inputs", binary=False
+        )
         return
     body, length = pack({}, [NamedTensor("t", array)], "inputs", binary=False)
     assert length is None
@@ -74,7 +78,11 @@ def test_a_long_list_is_read_like_a_short_one_up_to_its_end() -> None:
         assert (array.ravel() == np.array(numbers)).all()
         for odd, text in ((True, "got bool"), ("1", "got str")):
             malformed(
-                f"elements that are {datatype}, {text}", from_list, [*numbers, odd], datatype, [200_001]
+                f"elements that are {datatype}, {text}",
+                from_list,
+                [*numbers, odd],
+                datatype,
+                [200_001],
             )
     malformed("some beyond its range", from_list, [*numbers, 256], "UINT8", [200_001])
     malformed("some beyond its range", from_list, [*numbers, 2**63], "INT64", [200_001])
@@ -82,7 +90,17 @@ def test_a_long_list_is_read_like_a_short_one_up_to_its_end() -> None:
 
 
 def test_a_message_shows_the_beginning_of_a_value_however_large_it_is() -> None:
-    for value in ({"a": [1, None, "x"]}, [[[1.5]]], "text", b"bytes", 7, None, {}, [], {"b": {"c": True}}):
+    for value in (
+        {"a": [1, None, "x"]},
+        [[[1.5]]],
+        "text",
+        b"bytes",
+        7,
+        None,
+        {},
+        [],
+        {"b": {"c": True}},
+    ):
         assert short(value) == repr(value)
     wide = dict.fromkeys(range(100_000), [[0.5] * 100] * 100)
     started = time.process_time()
@@ -97,14 +115,20 @@ def test_a_message_shows_the_beginning_of_a_value_however_large_it_is() -> None:
 def test_the_bytes_are_those_of_the_specification() -> None:
     array = np.array([[b"ab", b""]], dtype=object)
     assert to_bytes(array) == b"\x02\x00\x00\x00ab\x00\x00\x00\x00"
-    assert bytes(to_bytes(np.array([[1, 2], [3, 4]], dtype=">i2").T)) == struct.pack("<4h", 1, 3, 2, 4)
+    assert bytes(to_bytes(np.array([[1, 2], [3, 4]], dtype=">i2").T)) == struct.pack(
+        "<4h", 1, 3, 2, 4
+    )
     assert bytes(to_bytes(np.array([True, False]))) == b"\x01\x00"
-    body, length = pack({"id": "7"}, [NamedTensor("x", np.array([1.5], np.float32))], "inputs", binary=True)
+    body, length = pack(
+        {"id": "7"}, [NamedTensor("x", np.array([1.5], np.float32))], "inputs", binary=True
+    )
     assert length is not None
     assert length % 8 == 0
     assert json.loads(body[:length]) == {
         "id": "7",
-        "inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}],
+        "inputs": [
+            {"name": "x", "shape": [1], "datatype": "FP32", "parameters": {"binary_data_size": 4}}
+        ],
     }
     assert body[length:] == struct.pack("<f", 1.5)
 
@@ -121,7 +145,12 @@ def test_one_message_may_mix_binary_and_json() -> None:
     raw = struct.pack("<2f", 1.0, 2.0)
     entries = [
         {"name": "a", "shape": [2], "datatype": "INT64", "data": [3, 4]},
-        {"name": "b", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8, "other": True}},
+        {
+            "name": "b",
+            "shape": [2],
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": 8, "other": True},
+        },
         {"name": "c", "shape": [1, 2], "datatype": "FP16", "data": [[None, 0.5]]},
     ]
     head = json.dumps({"model_name": "m", "outputs": entries}).encode()
@@ -149,11 +178,20 @@ MALFORMED_TENSORS: list[tuple[str, list[dict[str, object]]]] = [
     (f"at most {MOST} elements", [{"shape": [10**30]}, {"shape": [0, 10**9]}]),
     ("elements for", [{"shape": [3]}, {"shape": []}]),
     ("data as a list", [{"data": "12"}, {"data": None}]),
-    ("elements that are FP32", [{"data": [1.0, "2"]}, {"data": [1.0, True]}, {"data": [[1.0], [2.0]]}]),
-    ("nested as", [{"shape": [2, 1], "data": [[1.0], [2.0, 3.0]]}, {"shape": [2, 1], "data": [[1.0], 2.0]}]),
+    (
+        "elements that are FP32",
+        [{"data": [1.0, "2"]}, {"data": [1.0, True]}, {"data": [[1.0], [2.0]]}],
+    ),
+    (
+        "nested as",
+        [{"shape": [2, 1], "data": [[1.0], [2.0, 3.0]]}, {"shape": [2, 1], "data": [[1.0], 2.0]}],
+    ),
     ("nested as", [{"shape": [1, 2], "data": [[1.0], [2.0]]}]),
     ("expected 2 elements", [{"shape": [1, 2], "data": [[1.0, 2.0], [3.0, 4.0]]}]),
-    ("beyond its range", [{"datatype": "UINT8", "data": [1, 256]}, {"datatype": "UINT64", "data": [1, -1]}]),
+    (
+        "beyond its range",
+        [{"datatype": "UINT8", "data": [1, 256]}, {"datatype": "UINT64", "data": [1, -1]}],
+    ),
     ("beyond its range", [{"datatype": "FP64", "data": [1, 10**400]}]),
     ("elements that are INT64", [{"datatype": "INT64", "data": [1, 2.0]}]),
     ("elements that are INT32", [{"datatype": "INT32", "data": [1, None]}]),
@@ -181,7 +219,10 @@ MALFORMED_MESSAGES: list[tuple[str, bytes, int | None]] = [
 
 def test_a_malformed_message_is_described_in_a_line() -> None:
     tensors = ((words, change) for words, changes in MALFORMED_TENSORS for change in changes)
-    wrong = [(words, json.dumps({"inputs": [entry(**change)]}).encode(), None) for words, change in tensors]
+    wrong = [
+        (words, json.dumps({"inputs": [entry(**change)]}).encode(), None)
+        for words, change in tensors
+    ]
 
     def is_described(words: str, body: bytes, length: int | None) -> None:
         assert len(str(malformed(words, unpack, body, length, "inputs", MOST))) < 300
@@ -204,7 +245,9 @@ def test_raw_bytes_must_fit_their_shape() -> None:
 
 
 def test_the_most_elements_are_those_of_all_tensors_together() -> None:
-    body, length = pack({}, [NamedTensor("a", IMAGES), NamedTensor("b", IMAGES)], "inputs", binary=True)
+    body, length = pack(
+        {}, [NamedTensor("a", IMAGES), NamedTensor("b", IMAGES)], "inputs", binary=True
+    )
     assert len(unpack(body, length, "inputs", 48)[1]) == 2
     malformed("tensor 'b': expected a tensor of at most 23", unpack, body, length, "inputs", 47)
 
@@ -213,4 +256,6 @@ def test_the_length_of_the_header_is_a_whole_number() -> None:
     assert read_header_length({"inference-header-content-length": "17"}) == 17
     assert read_header_length({}) is None
     for text in ("", "-1", "1.5", "١٢", "9" * 5000):
-        malformed("as a whole number", read_header_length, {"inference-header-content-length": text})
+        malformed(
+            "as a whole number", read_header_length, {"inference-header-content-length": text}
+        )

@@ -78,7 +78,10 @@ def test_the_layout_follows_from_metadata_and_flags(
     ],
 )
 def test_a_layout_that_cannot_be_told_names_the_flag(
-    metadata: tuple[int, ...] | None, given: tuple[int, int, int] | None, order: str | None, words: str
+    metadata: tuple[int, ...] | None,
+    given: tuple[int, int, int] | None,
+    order: str | None,
+    words: str,
 ) -> None:
     refused(words, find_layout, metadata, given, order)
 
@@ -88,10 +91,16 @@ def test_what_our_own_server_announces_is_used() -> None:
     script = V2(outputs=[tensor("y", "FP32", [-1, -1])], parameters=ANNOUNCED)
     made = connect(script)
     assert made.spec == ImageSpec((1, 2, 2), (-1.0, 1.0), 16)
-    assert (made.num_classes, made.info.max_batch, str(made.label_mode)) == (3, 64, "probabilities:4")
+    assert (made.num_classes, made.info.max_batch, str(made.label_mode)) == (
+        3,
+        64,
+        "probabilities:4",
+    )
     made = connect(script, {"bounds": (0.0, 2.0), "levels": 4, "max_batch": 7})
     assert (made.spec.bounds, made.spec.levels, made.info.max_batch) == ((0.0, 2.0), 4, 7)
-    made = connect(V2(parameters={**ANNOUNCED, "label_mode": "label"}, outputs=[tensor("y", "INT64", [-1])]))
+    made = connect(
+        V2(parameters={**ANNOUNCED, "label_mode": "label"}, outputs=[tensor("y", "INT64", [-1])])
+    )
     assert (made.label_mode, made.num_classes) == (LabelMode("label"), 3)
     strange = {"label_mode": 3, "bounds": [0, "x"], "levels": "8", "layout": 7}
     strange |= {"max_batch": True, "num_classes": -2}
@@ -148,7 +157,14 @@ def test_a_server_without_metadata_of_tensors_is_asked_by_flags() -> None:
     config = {"shape": (1, 2, 2), "num_classes": 3}
     assert connect(script, config, input="x", layout="nchw").spec.shape == (1, 2, 2)
     refused("--teacher.input", connect, script, config)
-    refused("--teacher.num-classes: give it", connect, script, {"shape": (1, 2, 2)}, input="x", layout="nchw")
+    refused(
+        "--teacher.num-classes: give it",
+        connect,
+        script,
+        {"shape": (1, 2, 2)},
+        input="x",
+        layout="nchw",
+    )
 
 
 TWO = [tensor("image", "FP32", [-1, 1, 2, 2]), tensor("mask", "FP32", [-1, 1, 2, 2])]

@@ -1,5 +1,5 @@
-"""docs/adapters.md: its table is the model's, and its example runs as printed against a service with a
-meter."""
+"""docs/adapters.md: its table is the model's, and its example runs as printed against a service
+with a meter."""
 
 import json
 import os
@@ -63,7 +63,9 @@ def test_the_example_as_printed(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
             printed += done.stdout
-    for line in re.findall(r"^    ((?:first.yaml|then look|images  |classes  |answers  ).*)$", PAGE, re.M):
+    for line in re.findall(
+        r"^    ((?:first.yaml|then look|images  |classes  |answers  ).*)$", PAGE, re.M
+    ):
         assert line in printed
     totals = audit(tmp_path / "runs/audit/ledger.jsonl")
     summary = json.loads((tmp_path / "runs/audit/summary.json").read_text())
@@ -71,7 +73,9 @@ def test_the_example_as_printed(tmp_path: Path) -> None:
     checked = int(re.search(r"queries +(\d+) images charged", printed)[1])  # type: ignore[index]
     assert len(top_three.served) == 500 + 50 + checked
     assert len(top_three.refused) == totals.refused == 0
-    assert KEY not in printed + "".join(path.read_text() for path in (tmp_path / "runs/audit").glob("*.y*ml"))
+    assert KEY not in printed + "".join(
+        path.read_text() for path in (tmp_path / "runs/audit").glob("*.y*ml")
+    )
 
 
 @pytest.mark.integration
@@ -88,7 +92,11 @@ def test_refusals_of_a_service_teach_the_pace(hint: bool, tmp_path: Path) -> Non
     top_three, ledger = TopThree(lambda pixels: [0.1] * 10, Bucket(20, 20), hint), Ledger(120)
     with Service(top_three) as service, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEY", KEY)
-        options = {"adapter": str(tmp_path / "digits.yaml"), "url": service.url, "api_key_env": "KEY"}
+        options = {
+            "adapter": str(tmp_path / "digits.yaml"),
+            "url": service.url,
+            "api_key_env": "KEY",
+        }
         import torch
 
         teacher = make_teacher(TeacherConfig(kind="json"), options, torch.device("cpu"))

@@ -43,7 +43,8 @@ def self_signed(folder: Path) -> ssl.SSLContext:
     if shutil.which("openssl") is None:
         pytest.skip("needs the program openssl")
     words = (
-        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext "
+        "subjectAltName=IP:127.0.0.1"
     )
     out = ["-keyout", str(folder / "own.key"), "-out", str(folder / "own.pem")]
     subprocess.run(["openssl", *words.split(), *out], check=True, capture_output=True)
@@ -59,7 +60,10 @@ def test_a_certificate_of_an_authority_that_is_named_is_taken(authority, ca_file
         assert post(server.url, ca_file=str(tmp_path / "own.pem")).body == b"safe"
 
 
-PAST = {"not_before": datetime(2020, 1, 1, tzinfo=UTC), "not_after": datetime(2020, 1, 9, tzinfo=UTC)}
+PAST = {
+    "not_before": datetime(2020, 1, 1, tzinfo=UTC),
+    "not_after": datetime(2020, 1, 9, tzinfo=UTC),
+}
 WRONG = {
     "unknown": lambda authority, folder: context(authority),
     "another host's": lambda authority, folder: context(authority, "example.com"),
@@ -69,7 +73,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("whose", WRONG)
-def test_any_other_certificate_is_refused_before_anything_is_sent(authority, ca_file, whose, tmp_path):
+def test_any_other_certificate_is_refused_before_anything_is_sent(
+    authority, ca_file, whose, tmp_path
+):
     own = None if whose == "unknown" else ca_file
     refusal, server = failed(
         http(b"unsafe"), "certificate (", tls=WRONG[whose](authority, tmp_path), ca_file=own
@@ -89,8 +95,12 @@ def test_a_service_with_an_old_tls_alone_is_not_talked_to(authority, ca_file, ve
 
 @pytest.mark.parametrize("end", [Do.RESET, Do.CLOSE])
 @pytest.mark.parametrize("said", ["20", ""], ids=["of a length", "until the end"])
-def test_a_body_that_breaks_off_without_the_farewell_of_tls_is_no_answer(authority, ca_file, end, said):
-    """Neither end says close_notify. Only a body that says how long it is can be known to lack something."""
+def test_a_body_that_breaks_off_without_the_farewell_of_tls_is_no_answer(
+    authority, ca_file, end, said
+):
+    """Neither end says close_notify. Only a body that says how long it is can be known to lack
+    something.
+    """
     cut = http(b"[[0.25, 0.7", Content_Length=said, Connection="close")
     with Service(then(cut, end), context(authority)) as server:
         with pytest.raises(Unanswered if said else (Unanswered, Unusable)):
@@ -105,7 +115,9 @@ def test_a_body_that_breaks_off_without_the_farewell_of_tls_is_no_answer(authori
 def test_a_file_without_certificates_is_no_authority(tmp_path, content, url):
     if content is not None:
         (tmp_path / "ca.pem").write_text(content)
-    refused("--teacher.ca-file: expected certificates", endpoint, url, ca_file=str(tmp_path / "ca.pem"))
+    refused(
+        "--teacher.ca-file: expected certificates", endpoint, url, ca_file=str(tmp_path / "ca.pem")
+    )
 
 
 def not_connected(url: str, words: str = "", **options: Any) -> None:
@@ -181,5 +193,7 @@ def test_a_url_that_cannot_be_asked_is_said_at_once(url):
 
 @pytest.mark.parametrize("name", ["X Key", "", "X:Key", "X\nKey", "\u043a"])
 def test_a_header_that_cannot_be_sent_is_said_at_once(name):
-    problem = refused("header", endpoint, "http://127.0.0.1:1", api_key_env="DFME_KEY", api_key_header=name)
+    problem = refused(
+        "header", endpoint, "http://127.0.0.1:1", api_key_env="DFME_KEY", api_key_header=name
+    )
     assert KEY not in str(problem)

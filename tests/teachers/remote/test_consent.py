@@ -1,4 +1,6 @@
-"""Nobody is asked who has not allowed it: this machine, or a host that somebody allowed. And proxies."""
+"""Nobody is asked who has not allowed it: this machine, or a host that somebody allowed. And
+proxies.
+"""
 
 import os
 import socket
@@ -42,7 +44,8 @@ def test_this_machine_needs_no_consent():
     """Each name of it, and one of them with whatever may stand around it."""
     urls = [f"http://{host}:8080/v2" for host in OWN]
     urls += [
-        f"http://127.0.0.1{rest}" for rest in ("", ":8080", "/", ":8080/v2/models?x=1", "?u=a@example.com")
+        f"http://127.0.0.1{rest}"
+        for rest in ("", ":8080", "/", ":8080/v2/models?x=1", "?u=a@example.com")
     ]
     urls += [f"{scheme}://[::1]:8080" for scheme in ("http", "https", "HTTP")]
     all_hold(lambda url: require_consent(url, None), [(url,) for url in urls])
@@ -69,7 +72,9 @@ def is_no_plain_url(url: str, authorised_by: str | None) -> None:
 
 
 def test_a_blank_consent_is_none_and_what_is_no_plain_url_is_refused_whoever_allowed_it():
-    all_hold(is_blank, [(text,) for text in (None, "", "  ", "\t\n", "\u00a0", "\u200b", "-", '""')])
+    all_hold(
+        is_blank, [(text,) for text in (None, "", "  ", "\t\n", "\u00a0", "\u200b", "-", '""')]
+    )
     all_hold(is_no_plain_url, product(BAD, (None, "the owner, to measure it")))
 
 
@@ -110,7 +115,9 @@ URL = "http://service.example/v2"
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of proxies and certificates is in the environment."""
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("SSL")]:
+    for name in [
+        name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("SSL")
+    ]:
         monkeypatch.delenv(name)
 
 
@@ -130,7 +137,9 @@ def test_a_proxy_that_is_none_is_named_and_its_password_is_not(
         assert "s3" not in said
         assert len(said) < 200
         assert said.isprintable()
-        assert _proxy(httpx2.URL("http://localhost:8000")) is None  # none for this machine, whatever is said
+        assert (
+            _proxy(httpx2.URL("http://localhost:8000")) is None
+        )  # none for this machine, whatever is said
 
 
 @pytest.mark.parametrize(
@@ -139,7 +148,11 @@ def test_a_proxy_that_is_none_is_named_and_its_password_is_not(
         ("h:3128", b"h", None),
         ("http://me:s3cret@h:3128", b"h", (b"me", b"s3cret")),
         ("http://m e:s%203@[::1]:3128/", b"::1", (b"m e", b"s 3")),
-        ("http://\u00e9:x@b\u00fccher.example:3128", b"xn--bcher-kva.example", ("\u00e9".encode(), b"x")),
+        (
+            "http://\u00e9:x@b\u00fccher.example:3128",
+            b"xn--bcher-kva.example",
+            ("\u00e9".encode(), b"x"),
+        ),
     ],
 )
 def test_a_proxy_is_used_as_it_is_named(
@@ -148,7 +161,15 @@ def test_a_proxy_is_used_as_it_is_named(
     monkeypatch.setenv("all_proxy", address)
     proxy = _proxy(httpx2.URL(URL))
     assert (proxy.url.host, proxy.url.port, proxy.auth) == (host, 3128, auth)
-    for nothing in ("[::1", "example.org:99999", "\u00e9", " ,,", "[", "service.example:8080", "\udcff"):
+    for nothing in (
+        "[::1",
+        "example.org:99999",
+        "\u00e9",
+        " ,,",
+        "[",
+        "service.example:8080",
+        "\udcff",
+    ):
         monkeypatch.setenv("no_proxy", nothing)
         assert _proxy(httpx2.URL(URL)) is not None
     for everything in ("*", "example.org, service.example", ".example", "service.example:80"):

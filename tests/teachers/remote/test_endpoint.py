@@ -28,7 +28,9 @@ def test_what_is_sent_is_what_was_given_and_says_who_asks():
     assert (reply.status, reply.body, reply.headers["x-twice"]) == (200, b"yes", "a")
     (request,) = server.requests
     assert (request.line, request.body) == ("POST /ask HTTP/1.1", b"\0\xffquestion")
-    assert request.headers["user-agent"].startswith(f"dfme/{dfme.__version__} (data-free model extraction")
+    assert request.headers["user-agent"].startswith(
+        f"dfme/{dfme.__version__} (data-free model extraction"
+    )
     assert request.headers["accept-encoding"] == "identity"
     assert request.headers["host"] == f"127.0.0.1:{server.port}"
     assert request.headers["idempotency-key"] == "k1"
@@ -119,7 +121,8 @@ NO_ANSWERS = {
     ],
     "too long": [then(http(b"x", Content_Length=str(10**12)), Do.SILENT), http(b"x" * 1001), flood],
     "compressed": [
-        http(BOMB, Content_Encoding=name) for name in ("gzip", "br", "GZIP", "identity, gzip", "unheard-of")
+        http(BOMB, Content_Encoding=name)
+        for name in ("gzip", "br", "GZIP", "identity, gzip", "unheard-of")
     ],
     "timeout": [
         *(drip(b"", b"H"), drip(b"HTTP/1.1 200 OK\r\nX: ", b"x"), drip(PART, b"x")),
@@ -136,7 +139,11 @@ def test_what_is_no_answer_says_why_in_time(reason, what):
     late = reason == "timeout"
     kind = Unusable if reason in ("too long", "compressed") else Unanswered
     options = (
-        {"timeout": BRIEF, "most": 10_000} if late else {"most": 10**6} if reason == "compressed" else {}
+        {"timeout": BRIEF, "most": 10_000}
+        if late
+        else {"most": 10**6}
+        if reason == "compressed"
+        else {}
     )
     before = time.monotonic()
     outcome, _ = failed(what, "--teacher.timeout" if late else "", kind, **options)
@@ -161,7 +168,9 @@ class Slow(Service):
 def test_a_server_that_takes_the_question_drop_by_drop_is_cut_off_too():
     with Slow() as server:
         before = time.monotonic()
-        outcome = refused("", post, server.url, body=b"x" * 50_000_000, timeout=BRIEF, error=Unanswered)
+        outcome = refused(
+            "", post, server.url, body=b"x" * 50_000_000, timeout=BRIEF, error=Unanswered
+        )
         assert time.monotonic() - before < BRIEF + 3
     assert outcome.reason == "timeout"
 

@@ -1,4 +1,6 @@
-"""Each fault of the hostile server once, against a teacher of each kind and the oracle that asks it."""
+"""Each fault of the hostile server once, against a teacher of each kind and the oracle that asks
+it.
+"""
 
 import json
 import time
@@ -177,7 +179,9 @@ def test_a_batch_that_is_too_large_is_split_and_what_was_refused_costs_nothing()
 
 
 @pytest.mark.parametrize("header", ["status:429/1", "status:503/soon"])
-def test_the_wait_that_a_service_asks_for_is_kept(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_that_a_service_asks_for_is_kept(
+    header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RateLimiter, "pause", PAUSE)
     with Hostile({1: header}) as server, oracle_on(server) as oracle:
         started = time.monotonic()
@@ -187,7 +191,10 @@ def test_the_wait_that_a_service_asks_for_is_kept(header: str, monkeypatch: pyte
     assert oracle.num_classes == CLASSES
 
 
-RAW = "\x1b[31mred \x1b]0;t\x07 \u202eevil\u202c \u2066 \r\n\t\x00 \u200b \ud800 \x9b31m" + 5_000 * "\u0301"
+RAW = (
+    "\x1b[31mred \x1b]0;t\x07 \u202eevil\u202c \u2066 \r\n\t\x00 \u200b \ud800 \x9b31m"
+    + 5_000 * "\u0301"
+)
 """What would colour, turn round, break or flood a terminal."""
 
 

@@ -1,4 +1,6 @@
-"""Descriptions of APIs with faults, and answers that are none: refused in words. Class names and pictures."""
+"""Descriptions of APIs with faults, and answers that are none: refused in words. Class names and
+pictures.
+"""
 
 import contextlib
 import io
@@ -73,7 +75,9 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     folder.mkdir()
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     file = write(folder, yaml.safe_dump(described(**changes)))
-    options = JsonOptions(adapter=str(file), url="http://127.0.0.1:9", allow_env=("DFME_TEST_UNSET",))
+    options = JsonOptions(
+        adapter=str(file), url="http://127.0.0.1:9", allow_env=("DFME_TEST_UNSET",)
+    )
     refused(words, connect_json, options, TeacherConfig(), torch.device("cpu"))
 
 
@@ -115,11 +119,20 @@ def test_paths_find_something_or_say_what_is_missing(text: str, document: Any) -
 
 
 scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from("abc")
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from("abc")
 )
-entries = st.lists(st.fixed_dictionaries({"label": scalars, "score": scalars}) | scalars, max_size=4)
+entries = st.lists(
+    st.fixed_dictionaries({"label": scalars, "score": scalars}) | scalars, max_size=4
+)
 rows = st.lists(scalars, min_size=K, max_size=K) | st.dictionaries(st.sampled_from("abcd"), scalars)
-bodies = st.lists(scalars | entries | rows, max_size=3).map(lambda value: json.dumps({"r": value}).encode())
+bodies = st.lists(scalars | entries | rows, max_size=3).map(
+    lambda value: json.dumps({"r": value}).encode()
+)
 
 
 def adapter(mode: LabelMode, classes: Any, **answer: Any) -> JsonAdapter:
@@ -169,7 +182,9 @@ def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (7, 3), (32, 32)])
 def test_pillow_reads_our_pngs(channels: int, height: int, width: int) -> None:
     pillow = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
-    image = np.random.default_rng(channels).integers(256, size=(height, width, channels), dtype=np.uint8)
+    image = np.random.default_rng(channels).integers(
+        256, size=(height, width, channels), dtype=np.uint8
+    )
     picture = pillow.open(io.BytesIO(png(image)))
     assert picture.mode == {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels]
     assert np.array_equal(np.asarray(picture).reshape(image.shape), image)

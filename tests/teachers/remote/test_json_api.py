@@ -1,5 +1,5 @@
-"""Any API with JSON answers, described in YAML: against services that read what they get by means of their
-own."""
+"""Any API with JSON answers, described in YAML: against services that read what they get by means
+of their own."""
 
 import base64
 import contextlib
@@ -43,7 +43,10 @@ def levels(count: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
 def scores(x_BHWC: Array) -> Array:
     """Scores (B, K) of bytes: the share of light in each third of the image."""
     thirds = np.stack(
-        [part.astype(np.float64).sum(1) for part in np.array_split(x_BHWC.reshape(len(x_BHWC), -1), K, 1)]
+        [
+            part.astype(np.float64).sum(1)
+            for part in np.array_split(x_BHWC.reshape(len(x_BHWC), -1), K, 1)
+        ]
     )
     return (thirds / thirds.sum(0)).T
 
@@ -61,7 +64,8 @@ def ask(
 ) -> tuple[torch.Tensor, RemoteTeacher, list[Request]]:
     """Answers to images, one of which needs no oracle, the teacher, and the requests.
 
-    The teacher is by a description, by the name of an adapter that ships, or by options of another kind.
+    The teacher is by a description, by the name of an adapter that ships, or by options of another
+    kind.
     """
     if isinstance(paper, dict):
         (folder / "adapter.yaml").write_text(yaml.safe_dump(paper))
@@ -83,13 +87,21 @@ def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         assert asked.path == "/classify/?version=2"
         assert asked.headers["x-api-key"] == "s3cret-key"
         assert asked.json["options"] == {"detail": "full"}
-        (row,) = scores(picture(base64.b64decode(asked.json["image"], validate=True))[None]).round(4)
-        return {"status": "ok", "result": {"scores": {"bird": row[2], "cat": row[0], "dog": row[1]}}}
+        (row,) = scores(picture(base64.b64decode(asked.json["image"], validate=True))[None]).round(
+            4
+        )
+        return {
+            "status": "ok",
+            "result": {"scores": {"bird": row[2], "cat": row[0], "dog": row[1]}},
+        }
 
     x = levels(2, (3, 32, 32))
     answers, teacher, posted = ask("configs/adapters/png_base64", answer, x / 255, tmp_path)
     assert (teacher.info.max_batch, teacher.num_classes, len(posted)) == (1, 3, 2)
-    assert (teacher.spec, str(teacher.label_mode)) == (ImageSpec((3, 32, 32), levels=256), "probabilities:4")
+    assert (teacher.spec, str(teacher.label_mode)) == (
+        ImageSpec((3, 32, 32), levels=256),
+        "probabilities:4",
+    )
     expected = scores(x.permute(0, 2, 3, 1).numpy()).round(4)
     assert np.array_equal(answers.numpy(), expected.astype(np.float32))
 
@@ -100,7 +112,9 @@ def test_the_example_with_lists(tmp_path: Path) -> None:
         return {"predictions": [{"logits": [float(each), *range(9)]} for each in sums]}
 
     x = levels(5, (1, 8, 8))
-    answers, teacher, posted = ask("configs/adapters/nested_list", answer, x / 255, tmp_path, levels=256)
+    answers, teacher, posted = ask(
+        "configs/adapters/nested_list", answer, x / 255, tmp_path, levels=256
+    )
     assert (teacher.info.max_batch, str(teacher.label_mode)) == (64, "logits")
     sent = np.array([instance["pixels"] for instance in posted[0].json["instances"]])
     assert np.array_equal(sent, x.permute(0, 2, 3, 1).numpy()), "whole numbers, exactly"
@@ -114,12 +128,19 @@ def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert asked.headers["authorization"] == "Token t0ken"
         head = f"Content-Type: {asked.headers['content-type']}\n\n".encode()
         message = email.message_from_bytes(head + asked.body)
-        parts = {part.get_param("name", header="content-disposition"): part for part in message.get_payload()}
+        parts = {
+            part.get_param("name", header="content-disposition"): part
+            for part in message.get_payload()
+        }
         assert parts["limit"].get_payload(decode=True) == b"2"
         assert parts["file"].get_filename() == "image.png"
         (row,) = scores(picture(parts["file"].get_payload(decode=True))[None])
         best = np.argsort(-row)[:2]
-        return {"results": [{"tag": {"en": ("cat", "dog", "bird")[n]}, "confidence": row[n]} for n in best]}
+        return {
+            "results": [
+                {"tag": {"en": ("cat", "dog", "bird")[n]}, "confidence": row[n]} for n in best
+            ]
+        }
 
     x = levels(1, (3, 32, 32))
     (answers,), teacher, _ = ask("configs/adapters/multipart", answer, x / 255, tmp_path)
@@ -179,12 +200,18 @@ def test_several_images_in_one_request(template: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "said", "classes"),
-    [("name", "b", ["a", "b", "c"]), ("number", 1, None), ("pairs", [{"label": 1, "score": 0.6}], None)],
+    [
+        ("name", "b", ["a", "b", "c"]),
+        ("number", 1, None),
+        ("pairs", [{"label": 1, "score": 0.6}], None),
+    ],
 )
 def test_labels(form: str, said: Any, classes: Any, tmp_path: Path) -> None:
     paper = described(answer={"path": 'out["the answer"].0', "form": form, "classes": classes})
     body = {"out": {"the answer": [said]}}
-    answers, teacher, _ = ask(paper, lambda asked: body, levels(1) / 255, tmp_path, label_mode="label")
+    answers, teacher, _ = ask(
+        paper, lambda asked: body, levels(1) / 255, tmp_path, label_mode="label"
+    )
     assert (answers.tolist(), str(teacher.label_mode)) == ([1], "label")
 
 
@@ -195,7 +222,9 @@ def test_the_services_own_words_are_shown_but_no_secret(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, words: str
 ) -> None:
     monkeypatch.setenv("KEY", "my-secret")
-    paper = described(request__json={"image": "${image}", "key": "k=${KEY}"}, answer__error="error.message")
+    paper = described(
+        request__json={"image": "${image}", "key": "k=${KEY}"}, answer__error="error.message"
+    )
 
     def answer(asked: Request) -> Any:
         assert asked.json["key"] == "k=my-secret"
@@ -218,7 +247,11 @@ def test_hugging_faces_image_classification(tmp_path: Path) -> None:
     x = levels(2)
     options = partial(HfApiOptions, classes=str(tmp_path / "names.txt"))
     answers, teacher, _ = ask(options, answer, x / 255, tmp_path, shape=SHAPE, label_mode="top_k:2")
-    assert (teacher.info.max_batch, teacher.spec.levels, teacher.info.class_names) == (1, 256, names)
+    assert (teacher.info.max_batch, teacher.spec.levels, teacher.info.class_names) == (
+        1,
+        256,
+        names,
+    )
     expected = scores(x.permute(0, 2, 3, 1).numpy()).astype(np.float32)
     expected[[0, 1], expected.argmin(1)] = np.nan
     assert np.array_equal(answers.numpy(), expected, equal_nan=True)
@@ -228,7 +261,9 @@ def test_the_kinds_of_shipped_adapters_run_resume_and_are_on_record(tmp_path: Pa
     run = tmp_path / "run"
     words = "--teacher tf-serving --teacher.num-classes 3 --teacher.shape 1,4,4 --budget 16".split()
     pixels = lambda asked: np.array(asked.json["instances"]).reshape(-1, 16)  # noqa: E731
-    with Service(lambda asked: {"predictions": [[0.5, 0.25, 0.25]] * len(pixels(asked))}) as service:
+    with Service(
+        lambda asked: {"predictions": [[0.5, 0.25, 0.25]] * len(pixels(asked))}
+    ) as service:
         url = f"{service.url}/v1/models/m:predict"
         words += ["--teacher.url", url, "--out", str(run), *METHOD, *EVALUATION]
         finished(command(words))

@@ -24,7 +24,9 @@ EXHAUSTIVE = pytest.mark.exhaustive
 
 IMAGES_PER_KILL = 1_200
 MOST = 64
-SAME = tuple("budget spent spent_by_purpose evaluation_queries accuracy agreement kl config_hash".split())
+SAME = tuple(
+    "budget spent spent_by_purpose evaluation_queries accuracy agreement kl config_hash".split()
+)
 
 CASES = {"one at a time": ("static", 1), "dfme, four at once": ("dfme", 4)}
 
@@ -39,7 +41,14 @@ def slowly(number: int) -> str:
 def flags(server: Hostile, method: str, in_flight: int, budget: int) -> list[str]:
     more = ["--method.name", method, "--method.batch-size", "200", "--teacher.max-batch", str(MOST)]
     more += ["--teacher.in-flight", str(in_flight), "--checkpoint-seconds", "0.3"]
-    more += ["--evaluation.dataset", "digits", "--evaluation.limit", "300", "--evaluation.points", "5"]
+    more += [
+        "--evaluation.dataset",
+        "digits",
+        "--evaluation.limit",
+        "300",
+        "--evaluation.points",
+        "5",
+    ]
     return words(server.url, "run", *more, budget=budget)
 
 
@@ -59,7 +68,9 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
         kills, ledger = kill_and_resume(
             killed, flags(server, method, in_flight, budget), case, budget, undisturbed
         )
-    print(f"{case}: {kills} kills, {ledger.lost} images lost, {server.images} served, budget {budget}")
+    print(
+        f"{case}: {kills} kills, {ledger.lost} images lost, {server.images} served, budget {budget}"
+    )
 
     # The same student, bit by bit, the same scores, and the budget spent to the last image.
     assert killed.student("run") == whole.student("run")
@@ -68,9 +79,9 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
     assert scores(killed.evaluations("run")) == scores(whole.evaluations("run"))
 
-    # The server counted no more than the ledger says was sent, and at least what was answered; what was
-    # charged and killed before it was sent is all that may be missing. What was lost is in flight at a kill,
-    # and no more.
+    # The server counted no more than the ledger says was sent, and at least what was answered; what
+    # was charged and killed before it was sent is all that may be missing. What was lost is in
+    # flight at a kill, and no more.
     assert ledger.spent == budget
     assert ledger.failed == 0
     assert ledger.lost <= kills * in_flight * MOST
@@ -82,7 +93,9 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
 def kill_and_resume(
     bench: Bench, first: list[str], case: str, budget: int, undisturbed: Totals
 ) -> tuple[int, Totals]:
-    """Kill and resume until all strikes were dealt out, then go on to the end; the kills, and the ledger."""
+    """Kill and resume until all strikes were dealt out, then go on to the end; the kills, and the
+    ledger.
+    """
     run, kills, resume = bench.folder / "run", 0, ["--resume", "--out", "run"]
     for when in plan(random.Random(case), KILLS, budget, undisturbed.requests):
         started, born = time.time(), (run / "config.yaml").exists()
@@ -106,7 +119,10 @@ def served_twice_is_lost(served: list[Served], lost: int) -> None:
 
 def test_a_run_that_is_stopped_in_the_middle_of_requests_goes_on(tmp_path: Path) -> None:
     """Three times, each for twice as long as a request may take."""
-    impatient, ledger = ("--teacher.timeout", "0.5", "--teacher.attempts", "9"), tmp_path / "run/ledger.jsonl"
+    impatient, ledger = (
+        ("--teacher.timeout", "0.5", "--teacher.attempts", "9"),
+        tmp_path / "run/ledger.jsonl",
+    )
     with Hostile(lambda number: "slow:0.02") as server:
         run = Bench(tmp_path).start(words(server.url, "run", *impatient, budget=800))
         for number in (1, 2, 3):
@@ -120,7 +136,8 @@ def test_a_run_that_is_stopped_in_the_middle_of_requests_goes_on(tmp_path: Path)
     assert run.returncode == 0, err
     assert "Traceback" not in err
     totals = audit(ledger)
-    # Stopped between head and body of a request, it cannot know that nobody could serve it: it stays charged.
+    # Stopped between head and body of a request, it cannot know that nobody could serve it: it
+    # stays charged.
     assert totals.spent == 800
     assert server.images <= totals.spent <= server.images + totals.failed
     assert server.questions <= totals.requests

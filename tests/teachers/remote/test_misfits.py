@@ -1,4 +1,6 @@
-"""A whole answer of another form than is read ends a run; one that tells more than its mode is cut."""
+"""A whole answer of another form than is read ends a run; one that tells more than its mode is
+cut.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +43,9 @@ def ask(kind: str, said: Any, options: dict[str, Any], **config: Any) -> str:
     """How a batch ends, in requests of one image, four at once: one is sent, and stays charged."""
     with Service(said) as service:
         given = {"url": service.url, **options}
-        teacher = make_teacher(TeacherConfig(kind=kind, max_batch=1, **config), given, torch.device("cpu"))
+        teacher = make_teacher(
+            TeacherConfig(kind=kind, max_batch=1, **config), given, torch.device("cpu")
+        )
         ledger = Ledger(100)
         oracle = Oracle(teacher, ledger)
         with pytest.raises(TeacherError) as caught:
@@ -55,12 +59,20 @@ def ask(kind: str, said: Any, options: dict[str, Any], **config: Any) -> str:
 
 PAIRS = {"path": "predictions", "form": "pairs"}
 JSON_MISSES: list[tuple[dict[str, Any], Any, tuple[str, ...]]] = [
-    ({"path": "outputs[0].scores"}, TOP3, ("answer.path: 'outputs[0].scores' found nothing", OUTLINE)),
+    (
+        {"path": "outputs[0].scores"},
+        TOP3,
+        ("answer.path: 'outputs[0].scores' found nothing", OUTLINE),
+    ),
     ({"path": "predictions"}, TOP3, ("answer.form scores", OUTLINE)),
     ({"path": "predictions", "form": "mapping"}, TOP3, ("answer.form mapping", OUTLINE)),
     (PAIRS | {"score": "p"}, TOP3, ("answer.score: 'p'", OUTLINE)),
     ({"path": "predictions[*].score"}, TOP3, ("answer.path", "3 answers to 1 images")),
-    (PAIRS | {"classes": ["cat", "dog", "brid"]}, TOP3, ("my.yaml: answer.classes", "mean brid?", OUTLINE)),
+    (
+        PAIRS | {"classes": ["cat", "dog", "brid"]},
+        TOP3,
+        ("my.yaml: answer.classes", "mean brid?", OUTLINE),
+    ),
     ({"path": "r"}, {"r": [0.5, 0.5]}, ("answer.form scores", "3 scores", '{"r": [2 x float]}')),
     ({"path": "r"}, {"r": [5.0, -2.0, 1.0]}, ("--teacher.label-mode logits",)),
 ]
@@ -83,10 +95,15 @@ def test_the_other_kinds() -> None:
     line = ask("tf-serving", {"predictions": [[0.5, 0.5]]}, {}, shape=SHAPE, num_classes=3)
     assert line.endswith('the answer was {"predictions": [1 x [2 x float]]}')
     output = {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 0.5]}
-    model = V2([tensor("x", "FP32", [-1, 1, 2, 2])], infer=lambda asked: http({"outputs": [output]}))
+    model = V2(
+        [tensor("x", "FP32", [-1, 1, 2, 2])], infer=lambda asked: http({"outputs": [output]})
+    )
     line = ask("v2", model, {"model": "m"})
     assert "output 'y': expected scores [1, 3], got FP32 [1, 2]" in line
-    assert 'the answer was {"outputs": [1 x {"name": str, "datatype": str, "shape": [2 x int], ' in line
+    assert (
+        'the answer was {"outputs": [1 x {"name": str, "datatype": str, "shape": [2 x int], '
+        in line
+    )
 
 
 def passing(*first: Any) -> Callable[[Request], Any]:
@@ -137,7 +154,10 @@ SMALL, FOUR = (3, 2, 2), 4
 SCORES = np.array([0.1234567, 0.2345678, 0.3456789, 0.2962966])
 """Seven decimals, whatever the image."""
 
-ROUNDED = {"probabilities:4": [0.1235, 0.2346, 0.3457, 0.2963], "top_k:2:3": [None, None, 0.346, 0.296]}
+ROUNDED = {
+    "probabilities:4": [0.1235, 0.2346, 0.3457, 0.2963],
+    "top_k:2:3": [None, None, 0.346, 0.296],
+}
 ROUNDED |= {"top_k:2": [None, None, 0.3456789, 0.2962966], "probabilities": SCORES.tolist()}
 
 KINDS = ("v2", "json", "tf-serving", "hf-api")
@@ -152,16 +172,22 @@ def v2(announced: str | None, scores: Any) -> V2:
     return V2(*said, parameters=parameters, infer=infer)
 
 
-def made(kind: str, announced: str | None, scores: Any, folder: Path) -> tuple[Replies, dict[str, Any]]:
+def made(
+    kind: str, announced: str | None, scores: Any, folder: Path
+) -> tuple[Replies, dict[str, Any]]:
     """What a service answers, and the options of the teacher, common ones included."""
     if kind == "v2":
         return v2(announced, scores), {"model": "m"}
     if kind == "hf-api":
-        pairs = [{"label": name, "score": score} for name, score in zip("abcd", scores, strict=True)]
+        pairs = [
+            {"label": name, "score": score} for name, score in zip("abcd", scores, strict=True)
+        ]
         return lambda asked: pairs, {"classes": "a,b,c,d"}
     if kind == "tf-serving":
         return lambda asked: {"predictions": [list(scores)] * len(asked.json["instances"])}, {}
-    paper = described(teacher__shape=list(SMALL), teacher__num_classes=FOUR, teacher__label_mode=announced)
+    paper = described(
+        teacher__shape=list(SMALL), teacher__num_classes=FOUR, teacher__label_mode=announced
+    )
     (folder / "adapter.yaml").write_text(dump_yaml(paper))
     return lambda asked: {"scores": list(scores)}, {"adapter": str(folder / "adapter.yaml")}
 
@@ -175,7 +201,9 @@ def asked(
     told: list[str] = []
     with Service(reply) as service:
         config = TeacherConfig(kind=kind, label_mode=flag, **stated)  # type: ignore[arg-type]
-        teacher: Teacher = make_teacher(config, {**options, "url": service.url}, torch.device("cpu"))
+        teacher: Teacher = make_teacher(
+            config, {**options, "url": service.url}, torch.device("cpu")
+        )
         oracle = Oracle(teacher, Ledger(100), tell=told.append)
         answers = torch.cat([oracle(torch.rand(2, *SMALL)) for _ in range(2)])
         getattr(teacher, "close", lambda: None)()
@@ -186,7 +214,12 @@ def asked(
 @pytest.mark.parametrize("mode", ["probabilities:4", "top_k:2:3", "top_k:2"])
 @pytest.mark.parametrize(
     ("kind", "by"),
-    [*((kind, "flag") for kind in KINDS), ("v2", "announced"), ("v2", "both"), ("json", "announced")],
+    [
+        *((kind, "flag") for kind in KINDS),
+        ("v2", "announced"),
+        ("v2", "both"),
+        ("json", "announced"),
+    ],
 )
 def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(
     kind: str, by: str, mode: str, tmp_path: Path

@@ -1,4 +1,6 @@
-"""Answers in which an image has no class, class numbers that count from one, and one score an image."""
+"""Answers in which an image has no class, class numbers that count from one, and one score an
+image.
+"""
 
 import json
 from collections.abc import Iterator
@@ -204,7 +206,9 @@ def test_one_score_an_image_is_that_of_the_second_class(answer: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["probabilities", "label"])
 @pytest.mark.parametrize("score", [2.5, -1.0])
-def test_a_lone_score_that_is_no_probability_is_refused_in_every_mode(mode: str, score: float) -> None:
+def test_a_lone_score_that_is_no_probability_is_refused_in_every_mode(
+    mode: str, score: float
+) -> None:
     adapter = reader(mode, TWO, path="p[*]", form="scores")
     refused("--teacher.label-mode logits", read, adapter, {"p": [[score]]}, error=Unusable)
     if mode == "label":
@@ -235,7 +239,9 @@ def one_by_one(oracle: Oracle, images: int) -> torch.Tensor:
 
 
 def teacher_of(service: Service, folder: Path, answer: dict[str, Any]) -> Any:
-    (folder / "a.yaml").write_text(dump_yaml(described() | {"answer": {"classes": list(CLASSES), **answer}}))
+    (folder / "a.yaml").write_text(
+        dump_yaml(described() | {"answer": {"classes": list(CLASSES), **answer}})
+    )
     options = {"url": service.url, "adapter": str(folder / "a.yaml")}
     return make_teacher(TeacherConfig(kind="json"), options, torch.device("cpu"))
 
@@ -311,7 +317,9 @@ def test_a_number_that_counts_from_one_is_asked_once(tmp_path: Path) -> None:
         ({"label": "a[*].b", "form": "pairs"}, "answer.label: expected a path without [*]"),
     ],
 )
-def test_a_description_that_contradicts_itself(answer: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_description_that_contradicts_itself(
+    answer: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(dump_yaml(described() | {"answer": {"classes": list(CLASSES), **answer}}))
     refused(words, load_adapter, file)

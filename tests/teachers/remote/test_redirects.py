@@ -73,7 +73,9 @@ def test_an_address_that_is_good_for_a_while_only_is_asked_for_anew():
 
 
 def test_an_address_that_is_gone_is_forgotten_though_another_request_was_just_led_there():
-    """The first of two requests learns that it is gone once the second was led there anew, unanswered yet."""
+    """The first of two requests learns that it is gone once the second was led there anew,
+    unanswered yet.
+    """
     number = itertools.count()
     arrived, led, anew = (threading.Event() for _ in range(3))
 
@@ -94,7 +96,11 @@ def test_an_address_that_is_gone_is_forgotten_though_another_request_was_just_le
                 anew.wait(10)
         return http(b"good")
 
-    with Service(move) as server, endpoint(server.url, in_flight=2) as service, ThreadPoolExecutor() as pool:
+    with (
+        Service(move) as server,
+        endpoint(server.url, in_flight=2) as service,
+        ThreadPoolExecutor() as pool,
+    ):
         assert asked(service).body == b"good"
         first = pool.submit(asked, service)
         arrived.wait(10)
@@ -132,12 +138,16 @@ def test_each_image_that_was_sent_was_charged_or_given_back(gone, most):
     where, received = [0], []
 
     def move(request):
-        number = int(request.path[1:].removesuffix("infer") or 0) if request.path[1:2].isdigit() else 0
+        number = (
+            int(request.path[1:].removesuffix("infer") or 0) if request.path[1:2].isdigit() else 0
+        )
         received.append(len(read(request).pixels))
         if next(moves) % 7 == 6:
             where[0] += 1
         if number != where[0]:
-            return http(b"", 404) if gone and number else http(b"", 307, Location=f"/{where[0]}infer")
+            return (
+                http(b"", 404) if gone and number else http(b"", 307, Location=f"/{where[0]}infer")
+            )
         return answer(read(request), scores(read(request).pixels))
 
     images = torch.rand(60, 1, 2, 2)
@@ -156,7 +166,9 @@ def test_each_image_that_was_sent_was_charged_or_given_back(gone, most):
 def test_no_other_host_is_asked(status):
     with Service(http(b"gotcha")) as other:
         for host in ("http://127.0.0.1", "http://localhost", "//127.0.0.1"):
-            is_not_followed(status, f"{host}:{other.port}/ask", f":{other.port}, which is not followed")
+            is_not_followed(
+                status, f"{host}:{other.port}/ask", f":{other.port}, which is not followed"
+            )
     assert other.requests == []
 
 
@@ -168,7 +180,12 @@ def is_not_followed(status: str, location: str, words: str) -> None:
 
 
 def test_no_other_scheme_no_password_no_nonsense_and_no_other_question():
-    for target in ("https://127.0.0.1:9/ask", "http://me:pw@127.0.0.1:9/ask", "http://[::1/x", "ftp:x"):
+    for target in (
+        "https://127.0.0.1:9/ask",
+        "http://me:pw@127.0.0.1:9/ask",
+        "http://[::1/x",
+        "ftp:x",
+    ):
         is_not_followed("307 T", target, "which is not followed")
     for status in ("301 M", "302 F", "303 S"):
         is_not_followed(status, "/there", status[:3])

@@ -18,7 +18,10 @@ from dfme.teachers.remote.json_api.sample import write_adapter
 
 PERCENT = [{"label": "a", "score": 83.0}, {"label": "b", "score": 17.0}]
 TAGS = [{"tag": {"en": "dog"}, "confidence": 0.83}, {"tag": {"en": "cat"}, "confidence": 0.11}]
-IDS = [{"class_id": 7, "index": 0, "probability": 0.5}, {"class_id": 3, "index": 1, "probability": 0.25}]
+IDS = [
+    {"class_id": 7, "index": 0, "probability": 0.5},
+    {"class_id": 3, "index": 1, "probability": 0.25},
+]
 ANIMALS = {"cat": 0.7, "dog": 0.2, "bird": 0.1}
 SHARKS = {"tench": 0.6, "shark, white": 0.3}
 THREE = [0.1, 0.2, 0.7]
@@ -27,10 +30,25 @@ ODD = {"ä b": 1.5, "c": -2.0}
 SHARES = "probabilities"
 SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, str]] = {
     # name: the answer, the form, what stands in it by class, the label mode
-    "png_base64": ({"status": "ok", "result": {"scores": ANIMALS}}, "mapping", ANIMALS, "probabilities"),
-    "nested_list": ({"predictions": [{"logits": [2.1, -0.3, 0.5]}]}, "scores", [2.1, -0.3, 0.5], "logits"),
+    "png_base64": (
+        {"status": "ok", "result": {"scores": ANIMALS}},
+        "mapping",
+        ANIMALS,
+        "probabilities",
+    ),
+    "nested_list": (
+        {"predictions": [{"logits": [2.1, -0.3, 0.5]}]},
+        "scores",
+        [2.1, -0.3, 0.5],
+        "logits",
+    ),
     "multipart": ({"results": TAGS}, "pairs", {"dog": 0.83, "cat": 0.11}, "top_k:2"),
-    "hf_api": ([{"label": name, "score": SHARKS[name]} for name in SHARKS], "pairs", SHARKS, "top_k:2"),
+    "hf_api": (
+        [{"label": name, "score": SHARKS[name]} for name in SHARKS],
+        "pairs",
+        SHARKS,
+        "top_k:2",
+    ),
     "ids, boxes and times beside it": (
         {"took_ms": 12, "size": {"w": 32, "h": 32}, "out": IDS},
         *("pairs", {"7": 0.5, "3": 0.25}, "top_k:2"),
@@ -39,10 +57,20 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "a label alone": ({"data": {"predicted class": "dog"}}, "name", "dog", "label"),
     "a number alone": ({"model": "m", "class": 2}, "number", 2, "label"),
     "percentages": (PERCENT, "pairs", {"a": 0.83, "b": 0.17}, "top_k:2"),
-    "percentages of all": ({"scores": [83, 10.5, 6.5]}, "scores", [0.83, 0.105, 0.065], "probabilities"),
+    "percentages of all": (
+        {"scores": [83, 10.5, 6.5]},
+        "scores",
+        [0.83, 0.105, 0.065],
+        "probabilities",
+    ),
     "large logits": ({"scores": [30.5, 20, 10]}, "scores", [30.5, 20, 10], "logits"),
     "tf_serving of two images": ({"predictions": [THREE] * 2}, "scores", THREE, "probabilities"),
-    "two images by name": ([{"s": {"a": 75, "b": 25}}] * 2, "mapping", {"a": 0.75, "b": 0.25}, SHARES),
+    "two images by name": (
+        [{"s": {"a": 75, "b": 25}}] * 2,
+        "mapping",
+        {"a": 0.75, "b": 0.25},
+        SHARES,
+    ),
     "labels of two images": ({"labels": ["dog", "dog"]}, "name", "dog", "label"),
     "names that mean something in yaml": (
         [{"label": name, "score": YAML[name]} for name in YAML],
@@ -61,21 +89,34 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
         *("lists", {"dog": 0.9, "cat": 0.1}, "top_k:2"),
     ),
     "objects beside scores": (
-        {"result": {"labels": [{"id": 4, "name": "dog"}, {"id": 2, "name": "cat"}]}, "scores": [0.9, 0.1]},
+        {
+            "result": {"labels": [{"id": 4, "name": "dog"}, {"id": 2, "name": "cat"}]},
+            "scores": [0.9, 0.1],
+        },
         *("lists", {"dog": 0.9, "cat": 0.1}, "top_k:2"),
     ),
     "numbers of classes beside scores": (
         {"class_ids": [7, 3], "scores": [0.5, 0.25], "took_ms": 3},
         *("lists", {"7": 0.5, "3": 0.25}, "top_k:2"),
     ),
-    "rows of name and score": ([["dog", 0.7], ["cat", 0.2]], "pairs", {"dog": 0.7, "cat": 0.2}, "top_k:2"),
+    "rows of name and score": (
+        [["dog", 0.7], ["cat", 0.2]],
+        "pairs",
+        {"dog": 0.7, "cat": 0.2},
+        "top_k:2",
+    ),
     "an object a name": ([{"dog": 0.7}, {"cat": 0.3}], "mapping", {"dog": 0.7, "cat": 0.3}, SHARES),
     "texts of per cent": (
         [{"label": "dog", "confidence": "70.5 %"}, {"label": "cat", "confidence": "2%"}],
         *("pairs", {"dog": 0.705, "cat": 0.02}, "top_k:2"),
     ),
     "a box beside a label": ({"box": [0.1, 0.2, 0.5, 0.6], "label": "dog"}, "name", "dog", "label"),
-    "a model's name beside a label": ({"model_name": "net", "label": "dog"}, "name", "dog", "label"),
+    "a model's name beside a label": (
+        {"model_name": "net", "label": "dog"},
+        "name",
+        "dog",
+        "label",
+    ),
     "odd names": ({"my-model": {"2 out": ODD}}, "mapping", ODD, "logits"),
 }
 
@@ -112,7 +153,11 @@ def test_the_client_reads_the_samples_scores_with_the_adapter_that_was_written(
         return
     expected = dict(zip(names, truth, strict=True)) if isinstance(truth, list) else truth
     assert isinstance(expected, dict)
-    got = {name: float(score) for name, score in zip(names, read[0], strict=True) if not torch.isnan(score)}
+    got = {
+        name: float(score)
+        for name, score in zip(names, read[0], strict=True)
+        if not torch.isnan(score)
+    }
     assert got == pytest.approx(expected)
 
 
@@ -133,7 +178,9 @@ def test_the_client_reads_the_samples_scores_with_the_adapter_that_was_written(
 )
 def test_a_hostile_sample_is_one_line(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_bytes(content)
-    said = str(refused(words, write_adapter, str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")))
+    said = str(
+        refused(words, write_adapter, str(tmp_path / "answer.json"), str(tmp_path / "my.yaml"))
+    )
     assert said.isprintable()
     assert len(said) < 600
     assert not (tmp_path / "my.yaml").exists()
@@ -141,7 +188,10 @@ def test_a_hostile_sample_is_one_line(content: bytes, words: str, tmp_path: Path
 
 CHATS = {
     "chat completions": (
-        {"choices": [{"message": {"role": "assistant", "content": "cat"}}], "usage": {"a": 1, "b": 2}},
+        {
+            "choices": [{"message": {"role": "assistant", "content": "cat"}}],
+            "usage": {"a": 1, "b": 2},
+        },
         "choices[0].message.content",
     ),
     "messages": (
@@ -149,9 +199,16 @@ CHATS = {
         "content[0].text",
     ),
     "a local model": ({"response": "cat", "done": True, "eval_count": 3}, "response"),
-    "text generation": ([{"generated_text": '{"label": "cat", "score": 0.9}'}], "[0].generated_text"),
+    "text generation": (
+        [{"generated_text": '{"label": "cat", "score": 0.9}'}],
+        "[0].generated_text",
+    ),
     "contents and parts": (
-        {"candidates": [{"content": {"parts": [{"text": "cat"}], "role": "model"}, "finishReason": "STOP"}]},
+        {
+            "candidates": [
+                {"content": {"parts": [{"text": "cat"}], "role": "model"}, "finishReason": "STOP"}
+            ]
+        },
         "candidates[0].content.parts[0].text",
     ),
 }
@@ -192,7 +249,10 @@ def test_no_file_is_written_over_and_both_flags_are_asked_for(
     for words, key in (
         (["check", "--sample", sample], "--write-adapter: expected both"),
         ([*asked, str(made)], "it is there already"),
-        (["check", "--sample", f"{sample}.no", "--write-adapter", f"{made}.no"], "--sample: cannot read"),
+        (
+            ["check", "--sample", f"{sample}.no", "--write-adapter", f"{made}.no"],
+            "--sample: cannot read",
+        ),
         (["check", "--teacher", "json", "--teacher.adapter", str(made)], "--teacher.url"),
     ):
         assert main(words) == 2

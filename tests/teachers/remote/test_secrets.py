@@ -31,11 +31,15 @@ long_values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_si
 def test_they_come_from_the_environment_by_name(monkeypatch):
     monkeypatch.setenv("DFME_TEST_KEY", " abc\n")
     secrets = Secrets.from_environment(["DFME_TEST_KEY"])
-    assert secrets.fill("Bearer ${DFME_TEST_KEY}, twice ${DFME_TEST_KEY}") == "Bearer abc, twice abc"
+    assert (
+        secrets.fill("Bearer ${DFME_TEST_KEY}, twice ${DFME_TEST_KEY}") == "Bearer abc, twice abc"
+    )
     assert Secrets.from_environment([]).fill("nothing $x {y} $") == "nothing $x {y} $"
 
 
-@pytest.mark.parametrize("value", [None, "", "  ", "two\nlines", "\u043a\u043b\u044e\u0447", "a\x00b"])
+@pytest.mark.parametrize(
+    "value", [None, "", "  ", "two\nlines", "\u043a\u043b\u044e\u0447", "a\x00b"]
+)
 def test_a_variable_that_holds_no_key_is_named_but_not_shown(monkeypatch, value):
     if value is None or "\x00" in value:  # an environment cannot hold a zero byte
         monkeypatch.delenv("DFME_TEST_KEY", raising=False)
@@ -92,13 +96,18 @@ def test_base64_of_more_than_the_value_is_hidden_too(value, before, after):
         written = encode(before + value.encode() + after).decode()
         hidden = Secrets({"KEY": value}).hide(written)
         assert "***" in hidden
-        # At both ends of the value a character may also hold bits of its neighbours; no more than those stay.
+        # At both ends of the value a character may also hold bits of its neighbours; no more than
+        # those stay.
         assert len(written) - len(hidden) + 3 >= len(value) * 4 // 3 - 1
 
 
 def test_the_longer_of_two_secrets_goes_first_and_other_text_stays():
     assert Secrets({"A": "abc", "B": "abcdef"}).hide("abcdef abc") == "*** ***"
-    assert Secrets({}).hide("a plain text") == Secrets({"KEY": KEY}).hide("a plain text") == "a plain text"
+    assert (
+        Secrets({}).hide("a plain text")
+        == Secrets({"KEY": KEY}).hide("a plain text")
+        == "a plain text"
+    )
 
 
 def everything_said(error: BaseException | None) -> str:
@@ -113,7 +122,9 @@ FORMS = [SENT, quote(SENT, safe=""), quote(SENT), base64.b64encode(SENT.encode()
 
 def does_not_reach_people(url: str, status: str, written: str) -> None:
     sent = f"{status}|bad key {written}".encode()
-    said = everything_said(refused("bad key", post, url, body=sent, api_key_env="DFME_KEY", error=DfmeError))
+    said = everything_said(
+        refused("bad key", post, url, body=sent, api_key_env="DFME_KEY", error=DfmeError)
+    )
     assert "***" in said
     assert [form for form in [*FORMS, written[8:-8]] if form in said] == []
 
@@ -140,7 +151,10 @@ def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
         return http(b"", "307 Away" if location else "404 What", Location=location)
 
     with Service(turn) as server:
-        url, secrets = f"{server.url}/p/${{DFME_KEY}}?key=${{DFME_KEY}}", Secrets({"DFME_KEY": SENT})
+        url, secrets = (
+            f"{server.url}/p/${{DFME_KEY}}?key=${{DFME_KEY}}",
+            Secrets({"DFME_KEY": SENT}),
+        )
         service = Endpoint(ServiceOptions(url=""), url, secrets, {"X-Key": "is ${DFME_KEY}"})
         with closing(service):
             refusal = refused("", service.post, "", b"", {}, 10, error=Refused)
@@ -148,7 +162,9 @@ def test_a_secret_in_the_url_is_sent_and_shown_nowhere(caplog):
     assert server.requests[0].headers["x-key"] == f"is {SENT}"
     shown = [service.url, everything_said(refusal)]
     logged = [
-        line for line in map(logging.LogRecord.getMessage, caplog.records) if "receive_resp" not in line
+        line
+        for line in map(logging.LogRecord.getMessage, caplog.records)
+        if "receive_resp" not in line
     ]
     assert logged
     assert [text for text in shown + logged if any(form in text for form in FORMS)] == []

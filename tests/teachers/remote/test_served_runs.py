@@ -28,7 +28,16 @@ def teacher(spec: ImageSpec = SPEC) -> LinearTeacher:
 
 
 def extract(serving, out: Path, *more: str, budget: int = 200):
-    words = ["--teacher", "v2", "--teacher.url", serving.url, "--teacher.model", "m", "--out", str(out)]
+    words = [
+        "--teacher",
+        "v2",
+        "--teacher.url",
+        serving.url,
+        "--teacher.model",
+        "m",
+        "--out",
+        str(out),
+    ]
     return command([*words, *METHOD, *STUDENT, *EVALUATION, "--budget", str(budget), *more])
 
 
@@ -68,7 +77,9 @@ def test_a_run_through_http_is_the_run_in_process_and_two_meters_agree(tmp_path:
     assert student(tmp_path / "one") == student(tmp_path / "four")
     summary = json.loads((tmp_path / "four/summary.json").read_text())
     assert sum(summary["service"]["refused"].values()) == refused
-    assert summary["cost"] == pytest.approx(2.5 * (summary["spent"] + summary["evaluation_queries"]) / 1000)
+    assert summary["cost"] == pytest.approx(
+        2.5 * (summary["spent"] + summary["evaluation_queries"]) / 1000
+    )
 
 
 def test_a_key_opens_and_is_written_nowhere(

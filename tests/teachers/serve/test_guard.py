@@ -1,4 +1,6 @@
-"""``dfme.Guard`` before apps of others: what passes, what goes out defended, what never goes out."""
+"""``dfme.Guard`` before apps of others: what passes, what goes out defended, what never goes
+out.
+"""
 
 import asyncio
 import gzip
@@ -53,7 +55,9 @@ def guard(app: Any, **options: Any) -> dfme.Guard:
     return dfme.Guard(app, **{**given, **options})
 
 
-def messages(app: Any, scope: dict[str, Any], received: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def messages(
+    app: Any, scope: dict[str, Any], received: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """What an app sends for a scope and what it receives; then the client is gone."""
     sent: list[dict[str, Any]] = []
 
@@ -75,7 +79,12 @@ def scope_of(method: str, path: str, headers: dict[str, str]) -> dict[str, Any]:
 
 
 def ask(
-    app: Any, method: str = "POST", path: str = "/predict", body: bytes = BODY, step: int = 0, **headers: str
+    app: Any,
+    method: str = "POST",
+    path: str = "/predict",
+    body: bytes = BODY,
+    step: int = 0,
+    **headers: str,
 ) -> Asked:
     """An answer; the body comes in pieces of ``step`` bytes."""
     step = step or max(1, len(body))
@@ -114,7 +123,11 @@ async def lax(scope: Any, receive: Any, send: Any) -> None:
     body = UNPACKED.get(headers.get("content-encoding", ""), bytes)(body)
     known = "predict" in unquote(unquote(scope["raw_path"].decode())).lower() and body
     scores = model(torch.tensor(json.loads(body)["images"])).tolist() if known else None
-    content = json.dumps({"scores": scores, "best": scores}).encode() if known else b'{"detail":"not found"}'
+    content = (
+        json.dumps({"scores": scores, "best": scores}).encode()
+        if known
+        else b'{"detail":"not found"}'
+    )
     tag = SECRETS[0].encode() if known else b"none"
     told = [(b"Content-Type", b"application/json"), (b"ETag", tag), (b"X-Kept", b"yes")]
     for name, packed in (("gzip", gzip.compress), ("br", brotli.compress)):
@@ -127,7 +140,9 @@ async def lax(scope: Any, receive: Any, send: Any) -> None:
         status, content = 206, content[20:]
     await send({"type": "http.response.start", "status": status, "headers": told})
     for start in range(0, len(content), 50):
-        await send({"type": "http.response.body", "body": content[start : start + 50], "more_body": True})
+        await send(
+            {"type": "http.response.body", "body": content[start : start + 50], "more_body": True}
+        )
     await send({"type": "http.response.body"})
 
 
@@ -149,19 +164,26 @@ def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as
     assert not np.allclose(scores, truth, atol=1e-3)
     assert json.loads(ask(app, "GET", "/openapi.json", b"")[2])["paths"].keys() == {"/predict"}
     assert ask(app, body=b"junk")[0] >= 400
-    assert 'dfme_images_served_total{model="model"} 7\n' in ask(app, "GET", "/metrics", b"")[2].decode()
+    assert (
+        'dfme_images_served_total{model="model"} 7\n'
+        in ask(app, "GET", "/metrics", b"")[2].decode()
+    )
 
 
 def asked_in_v2(app: Any, batch: Tensor, binary: bool, **outputs: Any) -> Asked:
     image = NamedTensor("x", batch.numpy())
-    body, length = pack({"parameters": {"binary_data_output": binary}, **outputs}, [image], "inputs", binary)
+    body, length = pack(
+        {"parameters": {"binary_data_output": binary}, **outputs}, [image], "inputs", binary
+    )
     told = {"Inference_Header_Content_Length": str(length)} if length else {}
     return ask(app, path="/v2/models/m/infer", body=body, **told)
 
 
 async def other_v2(scope: Any, receive: Any, send: Any) -> None:
     """Somebody's server of the protocol, with names of its own."""
-    lengths = [int(value) for name, value in scope["headers"] if name == b"inference-header-content-length"]
+    lengths = [
+        int(value) for name, value in scope["headers"] if name == b"inference-header-content-length"
+    ]
     header, (image,) = unpack(await read(receive), lengths[0] if lengths else None, "inputs", 10**6)
     answers = digits()(torch.from_numpy(image.array.copy())).numpy()
     if "outputs" in header:
@@ -173,11 +195,17 @@ async def other_v2(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def test_a_server_of_the_protocol_v2_answers_as_the_defended_teacher_and_alarms_count(tmp_path: Path) -> None:
+def test_a_server_of_the_protocol_v2_answers_as_the_defended_teacher_and_alarms_count(
+    tmp_path: Path,
+) -> None:
     watch: dict[str, Any] = {"watch": "pairs,sequential", "benign": "digits", "on_alarm": "refuse"}
     watch["account"] = lambda scope: dict(scope["headers"]).get(b"x-key", b"").decode()
     alarms = tmp_path / "alarms.jsonl"
-    pages: dict[str, Any] = {"paths": ["/v2/models/{name}/infer"], "metrics": "/metrics", "form": "v2"}
+    pages: dict[str, Any] = {
+        "paths": ["/v2/models/{name}/infer"],
+        "metrics": "/metrics",
+        "form": "v2",
+    }
     pages["alarm_file"] = str(alarms)
     app = dfme.Guard(other_v2, teacher=WEIGHTS, defences="lattice:n=8", **pages, **watch)
     truth = digits("lattice:n=8")(queries()[:20]).numpy()
@@ -190,7 +218,10 @@ def test_a_server_of_the_protocol_v2_answers_as_the_defended_teacher_and_alarms_
     texts = [{"name": "probs", "parameters": {"classification": 1}}]
     assert asked_in_v2(app, queries()[:2], False, outputs=texts)[0] == 500
     body = json.dumps(question(pairs()[:100])).encode()
-    assert [ask(app, path="/v2/models/m/infer", body=body, X_Key="eve")[0] for _ in range(2)] == [200, 403]
+    assert [ask(app, path="/v2/models/m/infer", body=body, X_Key="eve")[0] for _ in range(2)] == [
+        200,
+        403,
+    ]
     assert asked_in_v2(app, queries()[:5], True)[0] == 200
     lines = [json.loads(line) for line in alarms.read_text().splitlines()]
     assert {line["account"] for line in lines} == {account_tag("eve")}
@@ -204,22 +235,36 @@ def test_a_server_of_the_protocol_v2_answers_as_the_defended_teacher_and_alarms_
     assert (app.meter.refused, app.meter.failed) == ({"watch": 1}, 1)
 
 
-SPELLINGS = "/predict/ //predict /predict// /%70redict /%2570redict /PREDICT /x/../predict /./predict".split()
+SPELLINGS = (
+    "/predict/ //predict /predict// /%70redict /%2570redict /PREDICT /x/../predict /./predict"
+).split()
 SPELLINGS += "/predict;v=1 /predict%00 /predict%20 /api/predict /%5cpredict /predict%2f".split()
 TRIES: dict[str, dict[str, Any]] = {
-    **{f"method {each}": {"method": each} for each in "GET PUT PATCH DELETE HEAD OPTIONS BREW post".split()},
+    **{
+        f"method {each}": {"method": each}
+        for each in "GET PUT PATCH DELETE HEAD OPTIONS BREW post".split()
+    },
     **{f"path {each}": {"path": each} for each in SPELLINGS},
-    **{f"answer in {each}": {"Accept_Encoding": each} for each in ("gzip", "br", "br;q=1, gzip;q=.5", "*")},
+    **{
+        f"answer in {each}": {"Accept_Encoding": each}
+        for each in ("gzip", "br", "br;q=1, gzip;q=.5", "*")
+    },
     "question in gzip": {"body": gzip.compress(BODY), "Content_Encoding": "gzip"},
     "question in br": {"body": brotli.compress(BODY), "Content_Encoding": "br"},
     "a range": {"Range": "bytes=20-"},
-    "a range of what is packed": {"Range": "bytes=20-", "If_Range": SECRETS[0], "Accept_Encoding": "br"},
+    "a range of what is packed": {
+        "Range": "bytes=20-",
+        "If_Range": SECRETS[0],
+        "Accept_Encoding": "br",
+    },
     "a form": {"Content_Type": "multipart/form-data", "Accept": "text/html"},
     "chunks": {"step": 7},
     "chunks of one path": {"step": 1, "path": "/predict/"},
     "other JSON": {"body": BODY.decode().encode("utf-16")},
     "pixels out of bounds": {"body": json.dumps({"images": (X + 9).tolist()}).encode()},
-    "an image too large": {"body": json.dumps({"images": torch.rand(1, 1, 8, 2).tolist()}).encode()},
+    "an image too large": {
+        "body": json.dumps({"images": torch.rand(1, 1, 8, 2).tolist()}).encode()
+    },
 }
 
 
@@ -227,7 +272,9 @@ TRIES: dict[str, dict[str, Any]] = {
 def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) -> None:
     app = guard(lax, paths=paths)
     for name, asked in TRIES.items():
-        assert leaks(ask(lax, **asked)) or name in ("pixels out of bounds", "an image too large"), name
+        assert leaks(ask(lax, **asked)) or name in ("pixels out of bounds", "an image too large"), (
+            name
+        )
         answer = ask(app, **asked)
         assert not leaks(answer), name
         status, headers, body = answer
@@ -236,17 +283,27 @@ def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) ->
             assert (np.array(json.loads(body)["scores"]) * 4 % 1 == 0).all(), name
             assert headers["x-kept"] == "yes"
             assert headers["content-length"] == str(len(body))
-    for name in ("chunks", "a range", "answer in br", "path /%2570redict", "method PUT", "other JSON"):
+    for name in (
+        "chunks",
+        "a range",
+        "answer in br",
+        "path /%2570redict",
+        "method PUT",
+        "other JSON",
+    ):
         assert ask(app, **TRIES[name])[0] == 200, name
     every = guard(lax, paths=["/predict/{rest}"])
     assert not any(
-        leaks(ask(every, path=path)) for path in ("/predict/../x", "/predict/a;/../..", "/predict/%2e%2e")
+        leaks(ask(every, path=path))
+        for path in ("/predict/../x", "/predict/a;/../..", "/predict/%2e%2e")
     )
 
 
 def answering(body: bytes = TRUTH, status: int = 200, **headers: str) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        told = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ]
         await send({"type": "http.response.start", "status": status, "headers": told})
         await send({"type": "http.response.body", "body": body})
 
@@ -274,7 +331,10 @@ FAILURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "scores that are not found": (answering(TRUTH.replace(b"scores", b"logits")), {}),
     "scores in an error": (answering(status=404), {}),
     "scores in a redirect": (answering(status=307, Location="/elsewhere"), {}),
-    "a packing that nobody asked for": (answering(brotli.compress(TRUTH), Content_Encoding="br"), {}),
+    "a packing that nobody asked for": (
+        answering(brotli.compress(TRUTH), Content_Encoding="br"),
+        {},
+    ),
     "an error in a packing": (answering(gzip.compress(TRUTH), 400, Content_Encoding="gzip"), {}),
     "a part": (answering(TRUTH[20:], 206, Content_Range="bytes 20-/999"), {}),
     "scores of fewer images": (answering(TOO_FEW), {}),
@@ -307,11 +367,15 @@ def test_a_failure_is_a_500_that_tells_nothing_unless_its_owner_wants_the_answer
     closed = guard(app, **options)
     answer = ask(closed, path=path)
     assert (answer[0], leaks(answer)) == (500, False)
-    assert json.loads(answer[2]) == {"error": "the model failed on this request; it has been counted"}
+    assert json.loads(answer[2]) == {
+        "error": "the model failed on this request; it has been counted"
+    }
     assert (closed.meter.failed, closed.meter.answered) == (1, 0)
     Broken.tried = 0
     whole = "half" not in name and name != "a file"
-    assert ask(guard(app, fail_open=True, **options), path=path)[2] == (ask(app)[2] if whole else answer[2])
+    assert ask(guard(app, fail_open=True, **options), path=path)[2] == (
+        ask(app)[2] if whole else answer[2]
+    )
 
 
 def test_a_quota_is_refused_before_the_app_is_asked_even_where_failures_are_open() -> None:
@@ -333,7 +397,9 @@ async def others(scope: Any, receive: Any, send: Any) -> None:
     """Streams, upgrades and a lifespan: what it is told, it tells."""
     await receive()
     kind = "http.response.start" if scope["type"] == "http" else f"{scope['type']}.told"
-    await send({"type": kind, "status": 200, "headers": [*scope.get("headers", ())], "of": id(scope)})
+    await send(
+        {"type": kind, "status": 200, "headers": [*scope.get("headers", ())], "of": id(scope)}
+    )
     for event in EVENTS if scope["type"] == "http" else ():
         await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"%r" % scope.get("extensions")})
@@ -345,7 +411,9 @@ def test_what_asks_no_scores_passes_message_by_message() -> None:
         http = scope_of(method, "/events", packed)
         for scope in (http, {"type": "websocket", "path": "/predict"}, {"type": "lifespan"}):
             received = {"type": f"{scope['type']}.request", "body": body}
-            sent = [messages(app, scope, [received]) for app in (others, guard(others, paths=paths))]
+            sent = [
+                messages(app, scope, [received]) for app in (others, guard(others, paths=paths))
+            ]
             assert sent[0] == sent[1]
     feedback = answering(b'{"thanks": 1}', 201, Content_Type="application/json", Set_Cookie="a=b")
     assert ask(guard(feedback, paths=["/predict"]), path="/feedback") == ask(feedback)
@@ -372,16 +440,29 @@ def served(app: Any) -> Iterator[int]:
 @pytest.mark.integration
 def test_neither_a_pipeline_nor_a_connection_that_ends_early_gets_an_undefended_answer() -> None:
     app = guard(lax, paths=["/predict"])
-    head = f"POST {{}} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: br\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    head = (
+        f"POST {{}} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: br\r\nContent-Length: "
+        f"{len(BODY)}\r\n\r\n"
+    )
     chunked = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunked += b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-    whole = [head.format(path).encode() + BODY for path in ("/predict", "/health", "//predict/", "/predict")]
+    whole = [
+        head.format(path).encode() + BODY
+        for path in ("/predict", "/health", "//predict/", "/predict")
+    ]
     with served(app) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as pipeline:
             end = b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             pipeline.sendall(b"".join([*whole, chunked, end]))
             came = b"".join(iter(lambda: pipeline.recv(65_536), b""))
-        assert re.findall(rb"HTTP/1.1 (\d+)", came) == [b"200", b"404", b"400", b"200", b"200", b"404"]
+        assert re.findall(rb"HTTP/1.1 (\d+)", came) == [
+            b"200",
+            b"404",
+            b"400",
+            b"200",
+            b"200",
+            b"404",
+        ]
         assert not leaks((200, {}, came))
         assert came.count(b'{"scores": [[') == 3
         for cut in (whole[0][:-9], whole[0], chunked[:-5], whole[0][:40]):

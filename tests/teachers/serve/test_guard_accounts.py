@@ -24,7 +24,9 @@ def asked(app: Any, headers: Headers, query: str = "", body: bytes = BODY) -> tu
     scope = scope_of("POST", "/predict", {})
     scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in headers]
     scope["query_string"] = query.encode()
-    start, *rest = messages(app, scope, [{"type": "http.request", "body": body, "more_body": False}])
+    start, *rest = messages(
+        app, scope, [{"type": "http.request", "body": body, "more_body": False}]
+    )
     return start["status"], b"".join(each.get("body", b"") for each in rest)
 
 
@@ -47,7 +49,11 @@ READERS: dict[str, tuple[Any, Headers, str]] = {
         [("X-API-Key", "eve")],
         "",
     ),
-    "the first header": (lambda scope: Request(scope).headers["x-api-key"], [("X-API-Key", "eve")], ""),
+    "the first header": (
+        lambda scope: Request(scope).headers["x-api-key"],
+        [("X-API-Key", "eve")],
+        "",
+    ),
     "all headers": (
         lambda scope: ",".join(Request(scope).headers.getlist("x-api-key")),
         [("X-API-Key", "eve")],
@@ -109,9 +115,19 @@ def test_two_cookies_of_one_name_in_one_header_are_two() -> None:
     [
         (
             "Authorization",
-            ["Bearer eve", "bearer eve", "BEARER  eve", "bEaReR eve ", " Bearer\teve", "Bearer \t eve"],
+            [
+                "Bearer eve",
+                "bearer eve",
+                "BEARER  eve",
+                "bEaReR eve ",
+                " Bearer\teve",
+                "Bearer \t eve",
+            ],
         ),
-        ("authorization", ["Basic ZXZlOng=", "basic ZXZlOng", "Basic ZX-ZlOng=", "BASIC ZXZlOng=="]),
+        (
+            "authorization",
+            ["Basic ZXZlOng=", "basic ZXZlOng", "Basic ZX-ZlOng=", "BASIC ZXZlOng=="],
+        ),
         ("X-API-Key", ["eve", " eve", "eve "]),
     ],
 )
@@ -127,7 +143,9 @@ def test_one_key_in_many_spellings_is_one_account(
     assert asked(app, [])[0] == 404
     assert asked(app, [(name, "eve, other")])[0] == 400  # two headers that a proxy has made one
     if name == "Authorization":
-        assert asked(app, [(name, "Bearer eve 7")])[0] == 400  # some apps read the first token alone
+        assert (
+            asked(app, [(name, "Bearer eve 7")])[0] == 400
+        )  # some apps read the first token alone
         assert asked(app, [(name, "eve")])[0] == 404
 
 
@@ -136,14 +154,18 @@ def test_an_account_that_cannot_be_read_is_a_500_that_tells_nothing() -> None:
         app = guard(answering(b"{}"), account=account)
         status, body = asked(app, [])
         assert (status, app.meter.failed) == (500, 1)
-        assert json.loads(body) == {"error": "the model failed on this request; it has been counted"}
+        assert json.loads(body) == {
+            "error": "the model failed on this request; it has been counted"
+        }
     with pytest.raises(
         dfme.UserError, match="account: expected the name of a header or a callable, got 'a b'"
     ):
         guard(answering(), account="a b")
 
 
-@pytest.mark.parametrize("header", ["Content-Type", "content-encoding", "Inference-Header-Content-Length"])
+@pytest.mark.parametrize(
+    "header", ["Content-Type", "content-encoding", "Inference-Header-Content-Length"]
+)
 def test_a_header_by_which_a_body_is_read_may_stand_once(header: str) -> None:
     app = guard(answering(b"{}"))
     assert asked(app, [(header, "10"), (header.replace("-", "_"), "12")])[0] == 400

@@ -92,7 +92,9 @@ def test_fastapi_errors_of_a_guarded_route_have_their_status_alone() -> None:
 
     @app.post("/predict")
     async def predict(asked: dict[str, list[Any]]) -> Any:
-        raise fastapi.HTTPException(409, {"scores of it": model(torch.tensor(asked["images"])).tolist()})
+        raise fastapi.HTTPException(
+            409, {"scores of it": model(torch.tensor(asked["images"])).tolist()}
+        )
 
     before = guard(app, paths=["/predict"])
     told = {"Content_Type": "application/json"}
@@ -141,12 +143,19 @@ def test_serve_refuses_a_key_that_comes_twice() -> None:
     app, meter = served_digits()
     body = json.dumps(question(queries()[:2])).encode()
     for name in ("x-api-key", "authorization"):
-        for first, second in (("alice", "bob"), ("alice", "alice"), ("junk", "alice"), ("alice", "junk")):
+        for first, second in (
+            ("alice", "bob"),
+            ("alice", "alice"),
+            ("junk", "alice"),
+            ("alice", "junk"),
+        ):
             scheme = b"Bearer " if name == "authorization" else b""
             scope = scope_of("POST", "/v2/models/digits/infer", {})
             for other in (name, name.upper(), name.replace("-", "_")):
                 pair = [(name, first), (other, second)]
-                scope["headers"] = [(each.encode(), scheme + value.encode()) for each, value in pair]
+                scope["headers"] = [
+                    (each.encode(), scheme + value.encode()) for each, value in pair
+                ]
                 status = asyncio.run(_status(app, scope, body))
                 assert status == 400, (name, other, first, second)
     assert meter.refused == {"key given twice": 24}
@@ -172,8 +181,12 @@ async def quiet(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def waits(app: Any, path: str, body: bytes, others: int = 1) -> tuple[list[int], float]:
-    """Statuses of so many requests with a body at once, and the longest wait of ``/health`` meanwhile."""
-    asked = [asyncio.ensure_future(_status(app, scope_of("POST", path, {}), body)) for _ in range(others)]
+    """Statuses of so many requests with a body at once, and the longest wait of ``/health``
+    meanwhile.
+    """
+    asked = [
+        asyncio.ensure_future(_status(app, scope_of("POST", path, {}), body)) for _ in range(others)
+    ]
     longest = 0.0
     while not all(each.done() for each in asked):
         started = time.perf_counter()
@@ -236,7 +249,12 @@ def test_health_answers_while_sixty_megabytes_are_read() -> None:
     whole = b"[%s0]" % (b"255," * 15_000_000)
     options: dict[str, Any] = {"teacher": model, "shape": SHAPE, "num_classes": 5, "form": "v2"}
     guarded = dfme.Guard(quiet, paths=["/v2/models/{m}/infer"], **options)
-    for data in (numbers, whole, b"[" + b"[]," * 20_000_000 + b"[]]", b"[" + b'"",' * 20_000_000 + b'""]'):
+    for data in (
+        numbers,
+        whole,
+        b"[" + b"[]," * 20_000_000 + b"[]]",
+        b"[" + b'"",' * 20_000_000 + b'""]',
+    ):
         body = b'{"inputs":[{"name":"image","datatype":"FP32","shape":[1,1,8,8],"data":%s}]}' % data
         statuses, longest = asyncio.run(waits(guarded, "/v2/models/m/infer", body))
         assert statuses == [404]
@@ -244,7 +262,12 @@ def test_health_answers_while_sixty_megabytes_are_read() -> None:
 
 
 def test_a_large_document_is_read_as_a_small_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("LARGE", 100), ("PIECE", 1_000), ("MAX_FILLERS", 100), ("MAX_LISTS", 1_000)):
+    for name, size in (
+        ("LARGE", 100),
+        ("PIECE", 1_000),
+        ("MAX_FILLERS", 100),
+        ("MAX_LISTS", 1_000),
+    ):
         monkeypatch.setattr(json_text, name, size)
     values = [
         0.1,
@@ -272,13 +295,17 @@ def test_a_large_document_is_read_as_a_small_one_is(monkeypatch: pytest.MonkeyPa
                 ValueError, match=r"expected at most 100 texts, nulls and empty lists, got [12]"
             ):
                 require_numbers(many)
-    with pytest.raises(ValueError, match="expected at most 1000 lists, got 1002; send smaller batches"):
+    with pytest.raises(
+        ValueError, match="expected at most 1000 lists, got 1002; send smaller batches"
+    ):
         require_numbers(b"[%s[1]]" % (b"[1]," * 1_000))
     with pytest.raises(ValueError, match="expected numbers of at most 1000 characters, got 2000"):
         load_json(b"[0.%s]" % (b"1" * 1_998))
     texts = b'{"labels": [%s"x"]}' % (b'"x",' * 200)
     answer = HttpBody.of(texts, Headers(), request=HttpBody(b"asked"))
-    assert answer.json() == load_json(texts) == json.loads(texts)  # many labels are an honest answer
+    assert (
+        answer.json() == load_json(texts) == json.loads(texts)
+    )  # many labels are an honest answer
     for read in (HttpBody(texts).json, partial(unpack, texts, None, "inputs", 10)):
         with pytest.raises(ValueError, match="expected at most 100 texts"):
             read()

@@ -35,13 +35,19 @@ async def rows(scope: Any, receive: Any, send: Any) -> None:
 
 def test_the_lines_of_the_docs_read_and_replace_what_the_adapter_writes_and_reads() -> None:
     page = (PROJECT / "docs/watch.md").read_text()
-    (lines,) = re.findall(r"^      images=lambda body: .*\n(?:      \w+=.*\n){2}", page, re.MULTILINE)
+    (lines,) = re.findall(
+        r"^      images=lambda body: .*\n(?:      \w+=.*\n){2}", page, re.MULTILINE
+    )
     form = eval(f"dict({lines})", {"json": json, "np": np})
     api = load_adapter("configs/adapters/tf_serving.yaml")
     spec = model_spec(api, TeacherConfig(shape=SHAPE, num_classes=5))
-    adapter = JsonAdapter(api.description.image, body_of(api, Secrets({})), api.description.answer, spec)
+    adapter = JsonAdapter(
+        api.description.image, body_of(api, Secrets({})), api.description.answer, spec
+    )
     told = ask(
-        guard(rows, paths=["/v1/{name}:predict"], **form), path="/v1/m:predict", body=adapter.encode(X).body
+        guard(rows, paths=["/v1/{name}:predict"], **form),
+        path="/v1/m:predict",
+        body=adapter.encode(X).body,
     )
     answers = adapter.decode(Reply(*told), len(X))
     assert ((answers * 4 % 1 == 0).all(), leaks(told)) == (True, False)
@@ -72,7 +78,10 @@ def picture(text: str | bytes) -> np.ndarray[Any, Any]:
 
 
 def pairs_of(rows: list[list[float]], names: list[str]) -> list[Any]:
-    return [[{"label": name, "score": each} for name, each in zip(names, row, strict=True)] for row in rows]
+    return [
+        [{"label": name, "score": each} for name, each in zip(names, row, strict=True)]
+        for row in rows
+    ]
 
 
 def odd_answer(rows: list[list[float]]) -> Any:
@@ -98,8 +107,12 @@ APIS: dict[str, tuple[str, Callable[[bytes], Any], Callable[[list[list[float]]],
     ),
     "logits": (
         "configs/adapters/nested_list.yaml",
-        lambda body: np.array([each["pixels"] for each in json.loads(body)["instances"]])[..., 0] / 255,
-        lambda rows: {"predictions": [{"logits": np.log(row).tolist(), "best": SECRETS} for row in rows]},
+        lambda body: (
+            np.array([each["pixels"] for each in json.loads(body)["instances"]])[..., 0] / 255
+        ),
+        lambda rows: {
+            "predictions": [{"logits": np.log(row).tolist(), "best": SECRETS} for row in rows]
+        },
     ),
     "a picture, names": (
         "configs/adapters/png_base64.yaml",
@@ -114,7 +127,8 @@ APIS: dict[str, tuple[str, Callable[[bytes], Any], Callable[[list[list[float]]],
     "an odd one": (
         ODD,
         lambda body: [
-            2 * picture(each["picture"]["all"].removeprefix("it is data:image/png;base64,")[:-1]) - 1
+            2 * picture(each["picture"]["all"].removeprefix("it is data:image/png;base64,")[:-1])
+            - 1
             for each in json.loads(body)["asked"][1]
         ],
         odd_answer,
@@ -135,11 +149,15 @@ class Seen:
     def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
         Seen.images.append(images_BCHW)
         rest_BK = (p_BK * 4).floor() / 4
-        return rest_BK + torch.eye(p_BK.shape[1])[p_BK.argmax(1)] * (1 - rest_BK.sum(1, keepdim=True))
+        return rest_BK + torch.eye(p_BK.shape[1])[p_BK.argmax(1)] * (
+            1 - rest_BK.sum(1, keepdim=True)
+        )
 
 
 @pytest.mark.parametrize("name", APIS)
-def test_an_adapters_file_is_a_form_for_the_app_that_it_describes(name: str, tmp_path: Path) -> None:
+def test_an_adapters_file_is_a_form_for_the_app_that_it_describes(
+    name: str, tmp_path: Path
+) -> None:
     path, images_in, answer_of = APIS[name]
     if "\n" in path:
         (tmp_path / "own.yaml").write_text(path)
@@ -149,7 +167,9 @@ def test_an_adapters_file_is_a_form_for_the_app_that_it_describes(name: str, tmp
     classes = 3 if name == "a picture, names" else 5
     low, high = bounds = api.description.teacher.bounds or (0.0, 1.0)
     spec = model_spec(api, TeacherConfig(shape=shape, num_classes=classes))
-    adapter = JsonAdapter(api.description.image, body_of(api, Secrets({})), api.description.answer, spec)
+    adapter = JsonAdapter(
+        api.description.image, body_of(api, Secrets({})), api.description.answer, spec
+    )
     random = torch.Generator().manual_seed(5)
     weight = torch.randn(shape[0] * 16, classes, generator=random)
     levels_BCHW = torch.randint(0, 256, (min(3, api.description.batch), *shape), generator=random)
@@ -163,9 +183,16 @@ def test_an_adapters_file_is_a_form_for_the_app_that_it_describes(name: str, tmp
     async def app(scope: Any, receive: Any, send: Any) -> None:
         found = torch.tensor(np.array(images_in(await read(receive))), dtype=torch.float32)
         seen.append(found.reshape(-1, *shape))
-        await answering(json.dumps(answer_of(own(seen[-1]).tolist())).encode())(scope, receive, send)
+        await answering(json.dumps(answer_of(own(seen[-1]).tolist())).encode())(
+            scope, receive, send
+        )
 
-    options: dict[str, Any] = {"shape": shape, "num_classes": classes, "bounds": bounds, "form": path}
+    options: dict[str, Any] = {
+        "shape": shape,
+        "num_classes": classes,
+        "bounds": bounds,
+        "form": path,
+    }
     before = dfme.Guard(app, teacher=own, defences=f"{__name__}:Seen", **options)
     told = ask(before, body=adapter.encode(x_BCHW).body)
     assert told[0] == 200
@@ -185,11 +212,16 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
 
 
-@pytest.mark.parametrize("body", [b"", b"junk", bomb(4), bomb(5), bomb(2**31 - 1), PNG[:40], b"II*\0" + PNG])
+@pytest.mark.parametrize(
+    "body", [b"", b"junk", bomb(4), bomb(5), bomb(2**31 - 1), PNG[:40], b"II*\0" + PNG]
+)
 def test_a_picture_that_cannot_be_read_gets_no_answer_whatever_the_app_says(body: bytes) -> None:
     names = json.dumps(pairs_of(model(X[:1]).tolist(), [*"01234"])[0]).encode()
     before = guard(
-        answering(names), form="configs/adapters/hf_api.yaml", paths="/predict", **dict.fromkeys(FORM)
+        answering(names),
+        form="configs/adapters/hf_api.yaml",
+        paths="/predict",
+        **dict.fromkeys(FORM),
     )
     assert ask(before, body=PNG)[0] == 200
     answer = ask(before, body=body)
@@ -212,17 +244,25 @@ def test_a_picture_that_cannot_be_read_gets_no_answer_whatever_the_app_says(body
         ("image: {encoding: jpeg}", "own.yaml: image.encoding: "),
     ],
 )
-def test_a_file_that_is_no_form_is_refused_before_it_serves(change: str, text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_form_is_refused_before_it_serves(
+    change: str, text: str, tmp_path: Path
+) -> None:
     base = ("image: {encoding: png}", "request: {bytes: image/png}")
     lines = [line for line in base if line.split(":")[0] != change.split(":")[0]]
     (tmp_path / "own.yaml").write_text("\n".join([*lines, change]))
     given = {"shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4"}
     for path in ("own.yaml", "none.yaml"):
-        with pytest.raises(dfme.UserError, match=text if path == "own.yaml" else "none.yaml: no such file"):
+        with pytest.raises(
+            dfme.UserError, match=text if path == "own.yaml" else "none.yaml: no such file"
+        ):
             dfme.Guard(rows, teacher=model, form=str(tmp_path / path), **given)
 
 
-@pytest.mark.parametrize("form", [{"form": "v3"}, {"form": "v2", **FORM}, {"images": FORM["images"]}])
+@pytest.mark.parametrize(
+    "form", [{"form": "v3"}, {"form": "v2", **FORM}, {"images": FORM["images"]}]
+)
 def test_a_form_that_cannot_be_is_refused_before_it_serves(form: dict[str, Any]) -> None:
-    with pytest.raises(dfme.UserError, match=r"either form, .* or all of images, scores, replace; got form="):
+    with pytest.raises(
+        dfme.UserError, match=r"either form, .* or all of images, scores, replace; got form="
+    ):
         dfme.Guard(rows, teacher=model, shape=SHAPE, num_classes=5, **form)

@@ -1,4 +1,6 @@
-"""``dfme.Guard`` and the paths of others' routers: no spelling of a guarded route gets undefended scores."""
+"""``dfme.Guard`` and the paths of others' routers: no spelling of a guarded route gets undefended
+scores.
+"""
 
 import asyncio
 import http.client
@@ -85,7 +87,9 @@ def rewritten() -> Any:
 async def regular(scope: Any, receive: Any, send: Any) -> None:
     """No framework: expressions that ignore case and end in a dollar sign."""
     path = unquote(scope["path"])
-    known = re.match(r"/?(api/)?(predict|models/.*/predict|v1/models/[^/]*:classify)/?$", path, re.I | re.S)
+    known = re.match(
+        r"/?(api/)?(predict|models/.*/predict|v1/models/[^/]*:classify)/?$", path, re.I | re.S
+    )
     handler = Route("/{rest:path}", score if known else free, **POSTS)
     await handler.app(scope, receive, send)
 
@@ -111,10 +115,61 @@ def paths_of(name: str) -> list[str]:
 
 
 INSERTED = [
-    *("%0A", "%0D", "%00", "%09", "%20", "%0B", "%1f", "%7f", "%85", "%C2%85", "%C2%A0", "%E2%80%A8"),
-    *(";x", ";x=/y", "%3Bx", ".", "..", "%2e", "%2E%2e", "%252e", "/", "//", "%2f", "%252F", "%25252f"),
-    *("\\", "%5c", "%255c", "?", "%3f", "#", "%23", "%c0%af", "%e0%80%af", "%c1%b0", "%ff", "+", "%"),
-    *("%EF%BC%8F", "%E2%80%8B", "%EF%BB%BF", "%D9%A1", "%EF%BC%91", "%CC%81", "/../", "/./", "/x/../"),
+    *(
+        "%0A",
+        "%0D",
+        "%00",
+        "%09",
+        "%20",
+        "%0B",
+        "%1f",
+        "%7f",
+        "%85",
+        "%C2%85",
+        "%C2%A0",
+        "%E2%80%A8",
+    ),
+    *(
+        ";x",
+        ";x=/y",
+        "%3Bx",
+        ".",
+        "..",
+        "%2e",
+        "%2E%2e",
+        "%252e",
+        "/",
+        "//",
+        "%2f",
+        "%252F",
+        "%25252f",
+    ),
+    *(
+        "\\",
+        "%5c",
+        "%255c",
+        "?",
+        "%3f",
+        "#",
+        "%23",
+        "%c0%af",
+        "%e0%80%af",
+        "%c1%b0",
+        "%ff",
+        "+",
+        "%",
+    ),
+    *(
+        "%EF%BC%8F",
+        "%E2%80%8B",
+        "%EF%BB%BF",
+        "%D9%A1",
+        "%EF%BC%91",
+        "%CC%81",
+        "/../",
+        "/./",
+        "/x/../",
+    ),
 ]
 ROOTS = ["", "", "", "/r"]
 
@@ -124,20 +179,29 @@ ENDS = ["", "", "%0A", "%0A", "%0a", "/", "%0A/", "/%0A", "%20", ";x%0A", "%20%0
 
 
 def spelled(text: str, chance: random.Random) -> str:
-    """A path in another spelling: some of its characters encoded, or changed, or with more between them."""
+    """A path in another spelling: some of its characters encoded, or changed, or with more between
+    them.
+    """
     pieces = re.findall(r"%..|.", text)
     for _ in range(chance.choice([0, 0, 1, 2])):
         place = chance.randrange(len(pieces))
         pieces[place] = encoded(pieces[place], chance)
     borders = [place for place, mark in enumerate(pieces) if mark in "/:"]
-    places = [*borders, *(place + 1 for place in borders), len(pieces), chance.randrange(len(pieces))]
+    places = [
+        *borders,
+        *(place + 1 for place in borders),
+        len(pieces),
+        chance.randrange(len(pieces)),
+    ]
     for place in sorted(chance.sample(places, chance.choice([0, 1, 1, 1, 2])), reverse=True):
         pieces.insert(place, chance.choice(chance.choice([COMMON, INSERTED])))
     return "".join(pieces) + chance.choice(ENDS)
 
 
 def encoded(mark: str, chance: random.Random) -> str:
-    """A character as some would read it: encoded, once or more often, wide, overlong, in the other case."""
+    """A character as some would read it: encoded, once or more often, wide, overlong, in the other
+    case.
+    """
     if len(mark) > 1:
         return mark
     once = f"%{ord(mark):02x}"
@@ -196,7 +260,9 @@ def behind_guard(name: str, inside: bool) -> tuple[Any, dfme.Guard]:
     return app, made[0]
 
 
-async def attacked(name: str, app: Any, before: dfme.Guard, count: int, seed: int) -> dict[str, int]:
+async def attacked(
+    name: str, app: Any, before: dfme.Guard, count: int, seed: int
+) -> dict[str, int]:
     """How many requests came to which end; AssertionError for one that got what it should not."""
     ends = dict.fromkeys(("defended", "scored", "refused"), 0)
     for raw, root in spellings(name, count, seed):
@@ -206,7 +272,10 @@ async def attacked(name: str, app: Any, before: dfme.Guard, count: int, seed: in
         assert not leaks((status, {}, body)), (raw, root)
         told = status == 200 and b"scores" in body
         counted = (before.meter.answered, before.meter.failed, before.meter.images)
-        assert counted == (earlier[0] + 1, earlier[1], earlier[2] + 3) if told else True, (raw, root)
+        assert counted == (earlier[0] + 1, earlier[1], earlier[2] + 3) if told else True, (
+            raw,
+            root,
+        )
         assert told or counted[1] == earlier[1] + 1 if ran else True, (raw, root)
         ends["defended"] += told
         ends["scored"] += bool(ran)
@@ -276,7 +345,12 @@ def test_none_of_some_hundred_spellings_over_a_socket_gets_undefended_scores(nam
 
 KNOWN = {
     "starlette": ["/v1/models/m;x:classify%0A", "/v1/models/.%2e:classify%0A", "/r%0A"],
-    "fastapi": ["/models/./predict%0A", "/models//predict%0A", "/models/../predict%0A", "/predict%0A"],
+    "fastapi": [
+        "/models/./predict%0A",
+        "/models//predict%0A",
+        "/models/../predict%0A",
+        "/predict%0A",
+    ],
     "mounted": ["/r/models/;x/predict%0A", "/sub/deep/models/%20/predict%0A", "/r//predict%0A"],
     "root_path": ["/r%0A", "/r/predict%0A", "/sub/models//predict%0A", "/r/%0A"],
 }

@@ -33,9 +33,27 @@ def test_other_routes_answer_as_they_do_without_a_guard(tmp_path: Path) -> None:
     paths = ["/models/{name}/predict"]
     harmless = [
         *("/static/a%20file.txt", "/static/%E5%BC%A0%20%E4%BC%9F.txt", "/static/50%25.txt"),
-        *("/static/a;b.txt", "/static/a%3Bb.txt", "/static/%C3%A9.txt", "/static/none.txt", "/static/../x"),
-        *("/docs", "/openapi.json", "/health", "/models/m/info", "/models/a%20b/info", "/admin/models/x"),
-        *("/proxy/https://example.org/a//b", "/proxy/models/x", "/admin/models/predictions", "//docs"),
+        *(
+            "/static/a;b.txt",
+            "/static/a%3Bb.txt",
+            "/static/%C3%A9.txt",
+            "/static/none.txt",
+            "/static/../x",
+        ),
+        *(
+            "/docs",
+            "/openapi.json",
+            "/health",
+            "/models/m/info",
+            "/models/a%20b/info",
+            "/admin/models/x",
+        ),
+        *(
+            "/proxy/https://example.org/a//b",
+            "/proxy/models/x",
+            "/admin/models/predictions",
+            "//docs",
+        ),
         *("/docs%0A", "/models/predict.js", "/models"),
     ]
     app = guard(make(), paths=paths)
@@ -99,7 +117,14 @@ def test_a_path_is_read_in_time_in_proportion_to_it_and_has_a_longest() -> None:
     paths = ["/{a}/A{b}B{c}C{d}/predict"]
     app = guard(answering(b"none"), paths=paths)
     started = time.process_time()
-    for raw in ("/AB" * 2_700, "/ABC" * 2_000, "/%25" * 2_000, "/" * 8_000, "%EF%B7%BA" * 900, ";" * 8_000):
+    for raw in (
+        "/AB" * 2_700,
+        "/ABC" * 2_000,
+        "/%25" * 2_000,
+        "/" * 8_000,
+        "%EF%B7%BA" * 900,
+        ";" * 8_000,
+    ):
         assert ask(app, path=raw)[0] in (200, 400)
     assert time.process_time() - started < 1
     assert ask(app, path="/x" * (MAX_PATH // 2 + 1))[0] == 414

@@ -1,4 +1,6 @@
-"""A served teacher over real HTTP: the teacher's own answers, nothing beyond them, counted as it says."""
+"""A served teacher over real HTTP: the teacher's own answers, nothing beyond them, counted as it
+says.
+"""
 
 import json
 import logging
@@ -111,7 +113,11 @@ def test_answers_are_those_of_the_teacher_to_the_last_bit(mode: str) -> None:
     assert np.array_equal(listed, truth, equal_nan=mode != "label")
     assert tensor["shape"] == list(truth.shape)
     assert described["parameters"]["label_mode"] == mode
-    assert described["outputs"][0]["name"] == tensor["name"] == ("label" if mode == "label" else "scores")
+    assert (
+        described["outputs"][0]["name"]
+        == tensor["name"]
+        == ("label" if mode == "label" else "scores")
+    )
 
 
 def test_every_path_of_the_protocol_answers(toy: tuple[str, LinearTeacher]) -> None:
@@ -142,7 +148,9 @@ def test_the_batch_limit_is_the_smaller_one_and_is_said() -> None:
         with Serving(teacher, "toy", max_batch=asked) as serving:
             response = post(serving.url, images(256))
             assert response.status_code == 400
-            assert response.json() == {"error": f"batch of 256 images: expected at most {limit} images"}
+            assert response.json() == {
+                "error": f"batch of 256 images: expected at most {limit} images"
+            }
             assert len(raw_answers(post(serving.url, images(limit)))) == limit
             config = httpx2.get(f"{serving.url}/v2/models/toy/config").json()
             assert (config["max_batch_size"], config["input"][0]["dims"]) == (limit, [1, 4, 4])
@@ -172,9 +180,13 @@ def test_a_body_that_is_or_says_it_is_too_long_is_413_at_once_and_half_a_one_cou
         host, port = serving.url.removeprefix("http://").split(":")
         # a terabyte of which nothing comes
         with socket.create_connection((host, int(port)), timeout=20) as leaving:
-            leaving.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            leaving.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode()
+            )
         with socket.create_connection((host, int(port)), timeout=20) as claimed:
-            claimed.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {10**12}\r\n\r\n".encode())
+            claimed.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: {10**12}\r\n\r\n".encode()
+            )
             assert claimed.recv(4096).startswith(b"HTTP/1.1 413 ")
         response = httpx2.post(serving.url + INFER, content=(bytes(2**16) for _ in range(1000)))
         assert response.status_code == 413
@@ -208,12 +220,16 @@ def test_over_the_rate_is_429_with_whole_seconds(limit: dict[str, float]) -> Non
         assert post(serving.url, images(10)).status_code == 200
         refused = post(serving.url, images(10))
         assert refused.status_code == 429
-        assert 3 <= int(refused.headers["Retry-After"]) <= 5  # (10 - 2 + 2) / 2 images, or 1 request / 0.25
+        assert (
+            3 <= int(refused.headers["Retry-After"]) <= 5
+        )  # (10 - 2 + 2) / 2 images, or 1 request / 0.25
         assert serving.meter.refused == {"rate limit": 1}
         assert serving.meter.images == teacher.images == 10
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("the weights lie in a vault"), SystemExit(1), "no numbers"])
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("the weights lie in a vault"), SystemExit(1), "no numbers"]
+)
 def test_a_failure_is_500_without_a_word_of_it_and_counts(failure: object, caplog: Any) -> None:
     teacher = Broken(SPEC, mode="top_k:1")
     teacher.failure = failure
@@ -242,7 +258,9 @@ def test_health_and_metrics_answer_while_the_model_works_on_one_batch_at_a_time(
 
 def test_an_address_that_cannot_be_had_is_one_line(toy: tuple[str, LinearTeacher]) -> None:
     port = int(toy[0].rpartition(":")[2])
-    with pytest.raises(UserError, match=rf"--port {port}: cannot listen there: .*; give another --port"):
+    with pytest.raises(
+        UserError, match=rf"--port {port}: cannot listen there: .*; give another --port"
+    ):
         Serving(LinearTeacher(SPEC), port=port)
     with pytest.raises(UserError, match=r"--host 203\.0\.113\.1"):
         Serving(LinearTeacher(SPEC), host="203.0.113.1")

@@ -20,7 +20,9 @@ from dfme.teachers.options import ServeConfig
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-OPENING = re.compile(r"(?P<name>\S+) at (?P<url>http://127\S+): (?P<what>.*); extract: (?P<command>.*)\n")
+OPENING = re.compile(
+    r"(?P<name>\S+) at (?P<url>http://127\S+): (?P<what>.*); extract: (?P<command>.*)\n"
+)
 
 
 def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -38,12 +40,18 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     key = "only-in-the-environment"
     bench.environment["SERVICE_KEY"] = key
     common = ["serve", "--port", "0", "--device", "cpu"]
-    own = "--teacher meter:Meter --teacher.log own.log --teacher.label-mode top_k:2 --threads 1".split()
+    own = (
+        "--teacher meter:Meter --teacher.log own.log --teacher.label-mode top_k:2 --threads 1"
+    ).split()
     keyed = "--max-batch 64 --api-key-env SERVICE_KEY".split()
     processes = [bench.start([*common, *words]) for words in (keyed, own)]
-    openings = [OPENING.fullmatch(process.stdout.readline()) for process in processes if process.stdout]
+    openings = [
+        OPENING.fullmatch(process.stdout.readline()) for process in processes if process.stdout
+    ]
     digits, meter = (found.groupdict() for found in openings if found)
-    assert digits["what"] == "1x8x8 images, at most 64 a request; 10 classes; label mode probabilities"
+    assert (
+        digits["what"] == "1x8x8 images, at most 64 a request; 10 classes; label mode probabilities"
+    )
     assert meter["what"] == "1x8x8 images; 10 classes; label mode top_k:2"
     assert (digits["name"], meter["name"]) == ("digits", "Meter")
     assert digits["command"] == (
@@ -94,10 +102,14 @@ def test_every_mistake_is_named_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    numbers = "--port 70000 --max-batch 0 --images-per-second 0 --requests-per-second -1 --threads -1"
+    numbers = (
+        "--port 70000 --max-batch 0 --images-per-second 0 --requests-per-second -1 --threads -1"
+    )
     found = re.findall(r"(--[\w.-]+): expected", problem(numbers, capsys))
     assert sorted(found) == sorted(numbers.split()[::2])
-    words = "--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3"
+    words = (
+        "--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3"
+    )
     line = problem(words, capsys)
     for part in ("--model: ", "NO_SUCH_KEY", "--device: ", "'nowhere.pt'", "did you mean --port?"):
         assert part in line

@@ -37,9 +37,12 @@ def test_coming_again_after_the_time_named_is_enough():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.floats(0.01, 1000), st.lists(st.tuples(st.integers(1, 500), st.floats(0, 3)), min_size=1, max_size=40)
+    st.floats(0.01, 1000),
+    st.lists(st.tuples(st.integers(1, 500), st.floats(0, 3)), min_size=1, max_size=40),
 )
-def test_no_stretch_of_time_has_more_than_its_share(rate: float, asked: list[tuple[int, float]]) -> None:
+def test_no_stretch_of_time_has_more_than_its_share(
+    rate: float, asked: list[tuple[int, float]]
+) -> None:
     clock = Clock()
     meter = Meter(images_per_second=rate, clock=clock)
     served: list[tuple[float, int]] = []
@@ -66,7 +69,9 @@ def test_counts_are_in_the_text_format_of_prometheus():
     text = meter.exposition("digits")
     sample = re.compile(r'(dfme_\w+)\{model="digits"(?:,reason="([\w ]+)")?\} ([\d.]+)')
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    found = {match.groups()[:2]: float(match[3]) for line in lines if (match := sample.fullmatch(line))}
+    found = {
+        match.groups()[:2]: float(match[3]) for line in lines if (match := sample.fullmatch(line))
+    }
     assert found == {
         ("dfme_images_served_total", None): 12,
         ("dfme_requests_served_total", None): 2,
@@ -78,4 +83,6 @@ def test_counts_are_in_the_text_format_of_prometheus():
     }
     assert len(found) == len(lines)
     assert text.count("# TYPE") == text.count("# HELP") == 6
-    assert meter.summary().startswith("served 12 images in 2 requests (0.2 s of the model); 1 of them f")
+    assert meter.summary().startswith(
+        "served 12 images in 2 requests (0.2 s of the model); 1 of them f"
+    )

@@ -17,7 +17,9 @@ from dfme.teachers.open_inference.server import Question, Service, read_question
 
 SPEC = ImageSpec((1, 2, 3))
 PLAIN = Service("small", SPEC, 4, LabelMode("probabilities"), max_batch=5)
-BYTES = Service("bytes", ImageSpec((1, 2, 3), bounds=(-1.0, 2.0), levels=256), 4, LabelMode("probabilities"))
+BYTES = Service(
+    "bytes", ImageSpec((1, 2, 3), bounds=(-1.0, 2.0), levels=256), 4, LabelMode("probabilities")
+)
 IMAGES = np.linspace(0, 1, 12, dtype="<f4").reshape(2, 1, 2, 3)
 
 
@@ -51,7 +53,9 @@ def test_json_nested_json_flat_and_raw_bytes_are_the_same_images():
 def test_a_byte_is_its_share_of_the_bounds():
     levels = np.array([0, 1, 51, 128, 254, 255], np.uint8).reshape(1, 1, 2, 3)
     images = read_question(BYTES, *binary_request(levels, "UINT8")).images
-    assert np.allclose(images.ravel(), [-1 + i * 3 / 255 for i in (0, 1, 51, 128, 254, 255)], atol=1e-6)
+    assert np.allclose(
+        images.ravel(), [-1 + i * 3 / 255 for i in (0, 1, 51, 128, 254, 255)], atol=1e-6
+    )
     assert images.min() == -1
     assert images.max() == 2
     # floats are taken as well
@@ -90,7 +94,10 @@ WRONG = [
     (request(id=7), "expected an id as text, got 7"),
     (request(outputs=[{"name": "label"}]), "expected the output 'scores', got 'label'"),
     (request(outputs=[{"name": "scores"}] * 2), "expected outputs as a list of one object"),
-    (request(outputs=output(binary_data=1)), "parameter binary_data: expected true or false, got 1"),
+    (
+        request(outputs=output(binary_data=1)),
+        "parameter binary_data: expected true or false, got 1",
+    ),
     (request(outputs=output(classification=3)), "parameter classification: expected none"),
     (request(parameters=[]), "expected parameters as a JSON object"),
 ]
@@ -106,10 +113,17 @@ def test_what_is_wrong_is_said_in_words() -> None:
 
 
 def test_an_answer_has_name_version_and_id_and_hides_what_is_not_revealed():
-    body, length = write_answer(PLAIN, Question(IMAGES, id="q"), np.array([[0.25, 0.75]], np.float32))
+    body, length = write_answer(
+        PLAIN, Question(IMAGES, id="q"), np.array([[0.25, 0.75]], np.float32)
+    )
     tensor = {"name": "scores", "datatype": "FP32", "shape": [1, 2], "data": [0.25, 0.75]}
     assert length is None
-    assert json.loads(body) == {"model_name": "small", "model_version": "1", "id": "q", "outputs": [tensor]}
+    assert json.loads(body) == {
+        "model_name": "small",
+        "model_version": "1",
+        "id": "q",
+        "outputs": [tensor],
+    }
     hiding = Service("three", SPEC, 3, LabelMode.parse("top_k:1"))
     answers = np.array([[np.nan, 0.5, np.nan]], np.float32)
     body, _ = write_answer(hiding, Question(IMAGES), answers)
@@ -126,7 +140,10 @@ def test_metadata_and_configuration_describe_the_same_tensors():
     described = server.model_metadata(BYTES)
     assert described["inputs"] == [{"name": "image", "datatype": "UINT8", "shape": [-1, 1, 2, 3]}]
     assert described["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 4]}]
-    assert (described["parameters"]["bounds"], described["parameters"]["max_batch"]) == ([-1.0, 2.0], None)
+    assert (described["parameters"]["bounds"], described["parameters"]["max_batch"]) == (
+        [-1.0, 2.0],
+        None,
+    )
     for service, limit, dims in ((BYTES, 0, [-1, 1, 2, 3]), (PLAIN, 5, [1, 2, 3])):
         config = server.model_config(service)
         assert (config["max_batch_size"], config["input"][0]["dims"]) == (limit, dims)
@@ -134,7 +151,9 @@ def test_metadata_and_configuration_describe_the_same_tensors():
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
@@ -149,7 +168,9 @@ ANYTHING = st.recursive(
 def test_any_value_anywhere_is_refused_or_read(key: str, value: object) -> None:
     inside = key in ("name", "datatype", "shape", "data")
     try:
-        question = read_question(PLAIN, request({key: value}) if inside else request(**{key: value}), None)
+        question = read_question(
+            PLAIN, request({key: value}) if inside else request(**{key: value}), None
+        )
     except ValueError:
         return
     assert question.images.shape[1:] == SPEC.shape
@@ -157,7 +178,9 @@ def test_any_value_anywhere_is_refused_or_read(key: str, value: object) -> None:
     assert np.isfinite(question.images).all()
 
 
-@pytest.mark.parametrize("shape", [[10**12], [10**6, 10**6, 1, 1], [0, 10**12], [1] * 40, [10**12, 1, 2, 3]])
+@pytest.mark.parametrize(
+    "shape", [[10**12], [10**6, 10**6, 1, 1], [0, 10**12], [1] * 40, [10**12, 1, 2, 3]]
+)
 def test_a_claim_of_a_huge_tensor_allocates_nothing(shape: list[int]) -> None:
     image = {"name": "image", "datatype": "FP32", "shape": shape}
     image["parameters"] = {"binary_data_size": 4 * 10**12}

@@ -45,7 +45,9 @@ def seen(count: int, seed: int = 0, distance: bool = True) -> Observation:
     rng = torch.Generator().manual_seed(seed)
     p = torch.rand((count, 10), generator=rng).double().softmax(1)
     images = torch.rand((count, *SHAPE), generator=rng)
-    return Observation(images, p, torch.rand(count, generator=rng).double() * 9 if distance else None)
+    return Observation(
+        images, p, torch.rand(count, generator=rng).double() * 9 if distance else None
+    )
 
 
 def recording(folder: Path, days: int, images: int, said: list[str] | None = None) -> Recording:
@@ -67,18 +69,27 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     record(OTHER, 1, seen(7, 1, False))
     Clock.at += timedelta(seconds=1)
     record(ONE, 1_101, third)
-    images = {f"images-2026-11-{rest}-1x8x8.u8" for rest in (f"23-{ONE}", f"23-{OTHER}", f"24-{ONE}")}
+    images = {
+        f"images-2026-11-{rest}-1x8x8.u8" for rest in (f"23-{ONE}", f"23-{OTHER}", f"24-{ONE}")
+    }
     assert {*listed(tmp_path)} == images | {"log-2026-11-23.jsonl", "log-2026-11-24.jsonl"}
     batches = [*read_log(tmp_path, SHAPE)]
     own = [each for each in batches if each["account"] == ONE]
     assert {each["account"] for each in batches} == {ONE, OTHER}
     p = torch.cat([first.p_BK, third.p_BK])
-    expected = {"number": np.arange(1, 1_104), "top": p.argmax(1).numpy(), "score": p.amax(1).numpy()}
+    expected = {
+        "number": np.arange(1, 1_104),
+        "top": p.argmax(1).numpy(),
+        "score": p.amax(1).numpy(),
+    }
     expected["images"] = np.concatenate([pixels(first), pixels(third)])
     expected["distance"] = np.concatenate([first.distance_B, third.distance_B])
     for name, values in expected.items():
         assert np.array_equal(np.concatenate([each[name] for each in own]), values)
-    digests = [int(hashlib.blake2b(each.tobytes(), digest_size=8).hexdigest(), 16) for each in pixels(first)]
+    digests = [
+        int(hashlib.blake2b(each.tobytes(), digest_size=8).hexdigest(), 16)
+        for each in pixels(first)
+    ]
     assert np.concatenate([each["digest"] for each in own])[:1_100].tolist() == digests
     assert own[0]["at"][0] == "2026-11-23T23:59:59.500Z"
     (other,) = (each for each in batches if each["account"] == OTHER)
@@ -102,7 +113,12 @@ def test_a_fingerprint_is_that_of_arithmetic_and_hardly_moves_with_a_small_chang
 
 
 def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Path) -> None:
-    kept = ["notes.txt", "log-2026-11-22.jsonl.bak", f"images-2026-11-01-{ONE}.u8", "log-2026-11-22.jsonl"]
+    kept = [
+        "notes.txt",
+        "log-2026-11-22.jsonl.bak",
+        f"images-2026-11-01-{ONE}.u8",
+        "log-2026-11-22.jsonl",
+    ]
     gone = ["log-2026-11-21.jsonl", "log-2025-12-31.jsonl", f"images-2026-11-20-{OTHER}-1x8x8.u8"]
     for name in (*kept, *gone):
         (tmp_path / name).write_text("")
@@ -175,14 +191,18 @@ def test_one_server_at_a_time_writes_into_a_folder(
     with closing(DirectoryLock(tmp_path)):
         assert main(["serve", "--port", "0", "--record", str(tmp_path), "--retain-days", "3"]) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(r"dfme: --record .*: in use by process \d+; .* or choose another --record\n", said)
+    assert re.fullmatch(
+        r"dfme: --record .*: in use by process \d+; .* or choose another --record\n", said
+    )
 
 
 def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path) -> None:
     recording(tmp_path, 9, 10**6)(ONE, 1, seen(3))
     log, images = tmp_path / "log-2026-11-23.jsonl", tmp_path / f"images-2026-11-23-{ONE}-1x8x8.u8"
     lines = [json.loads(line) for line in log.open()]
-    log.write_text("".join(json.dumps(each) + "\n" for each in ({**lines[0], "more": "x" * 9}, *lines[1:])))
+    log.write_text(
+        "".join(json.dumps(each) + "\n" for each in ({**lines[0], "more": "x" * 9}, *lines[1:]))
+    )
     (batch,) = read_log(tmp_path, SHAPE)
     assert batch["images"].shape == (3, 1, 8, 8)
     for shape in ("1x32768x32768", "0x0x0", f"1x{10**15}x{10**15}"):
@@ -196,7 +216,9 @@ def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("old", "new"), [('"number"', '"n"'), ('"score": ', '"score": "x'), ("{", "[")])
+@pytest.mark.parametrize(
+    ("old", "new"), [('"number"', '"n"'), ('"score": ', '"score": "x'), ("{", "[")]
+)
 def test_a_line_of_anybodys_is_an_error_in_words(old: str, new: str, tmp_path: Path) -> None:
     recording(tmp_path, 9, 0)(ONE, 1, seen(2))
     log = tmp_path / "log-2026-11-23.jsonl"
@@ -208,8 +230,12 @@ def test_a_line_of_anybodys_is_an_error_in_words(old: str, new: str, tmp_path: P
         [*read_log(tmp_path, SHAPE)]
 
 
-@pytest.mark.parametrize("torn", [b'{"at": "2026", "detec', b"x", b'{"whole": 1}', b'{"whole": 1}\n{"at'])
-def test_an_alarm_after_a_line_that_a_crash_tore_has_a_line_of_its_own(torn: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "torn", [b'{"at": "2026", "detec', b"x", b'{"whole": 1}', b'{"whole": 1}\n{"at']
+)
+def test_an_alarm_after_a_line_that_a_crash_tore_has_a_line_of_its_own(
+    torn: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "alarms.jsonl"
     path.write_bytes(b'{"first": 1}\n' + torn)
     for number in (1, 2):

@@ -1,4 +1,6 @@
-"""A watched teacher behind ``run.py serve``: meters that agree, accounts apart, what follows an alarm."""
+"""A watched teacher behind ``run.py serve``: meters that agree, accounts apart, what follows an
+alarm.
+"""
 
 import json
 import os
@@ -38,12 +40,16 @@ EVE, USER = map(account_tag, KEYS.values())
 def ask(url: str, images: Any, key: str) -> int:
     """Status of a request with this key."""
     url = f"{url}/v2/models/digits/infer"
-    return httpx2.post(url, json=question(images), headers={"X-API-Key": key}, timeout=20).status_code
+    return httpx2.post(
+        url, json=question(images), headers={"X-API-Key": key}, timeout=20
+    ).status_code
 
 
 @pytest.mark.integration
 def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path) -> None:
-    """A stream of pairs and an honest one in turns: answers, alarms, meters, the record and the refusal."""
+    """A stream of pairs and an honest one in turns: answers, alarms, meters, the record and the
+    refusal.
+    """
     teacher, told = watched("pairs,sequential", on_alarm="refuse"), list[str]()
     teacher.watch.record = Recording(tmp_path / "log", 3, 10**6, told.append)
     honest = queries()[1:300:2]
@@ -51,7 +57,9 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
         clients = []
         for name in KEYS:
             os.environ[name] = KEYS[name]
-            options = V2Options(url=serving.url, model="digits", api_key_env=name, allow_env=(name,))
+            options = V2Options(
+                url=serving.url, model="digits", api_key_env=name, allow_env=(name,)
+            )
             clients.append(connect_v2(options, TeacherConfig(kind="v2"), torch.device("cpu")))
         eve, user = clients
         for start in range(0, 150, 10):
@@ -60,7 +68,9 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
             if start == 0:  # in this request both detectors ring, and it is answered
                 assert torch.equal(eve(pairs()[:80]), teacher.undefended(pairs()[:80]))
             else:
-                with pytest.raises(Exception, match=r"403 .*refused: watch.*answers this key no more"):
+                with pytest.raises(
+                    Exception, match=r"403 .*refused: watch.*answers this key no more"
+                ):
                     eve(pairs()[80:90])
         metrics = httpx2.get(f"{serving.url}/metrics", headers={"X-API-Key": KEYS["USER_KEY"]}).text
         for client in clients:
@@ -74,8 +84,14 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     assert quiet["images"] == 150
     assert [each["alarms"] for each in quiet["detectors"].values()] == [0, 0]
     for name, each in found.items():
-        assert f'dfme_watch_alarms_total{{model="digits",detector="{name}"}} {each["alarms"]}' in metrics
-        assert f'dfme_watch_first_alarm{{model="digits",detector="{name}"}} {each["first_alarm"]}' in metrics
+        assert (
+            f'dfme_watch_alarms_total{{model="digits",detector="{name}"}} {each["alarms"]}'
+            in metrics
+        )
+        assert (
+            f'dfme_watch_first_alarm{{model="digits",detector="{name}"}} {each["first_alarm"]}'
+            in metrics
+        )
         counted = f"image {each['first_alarm']} that it asked, evaluation images included"
         assert told.count(f"ALARM: {name}, account {EVE}, {counted}") == 1
     assert len(told) == 2
@@ -91,7 +107,9 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     assert not any(key in shown + metrics + " ".join(told) for key in KEYS.values())
 
 
-def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_there_are_honest_images() -> None:
+def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_there_are_honest_images() -> (
+    None
+):
     for benign in (None, "digits"):
         config = from_mapping(TeacherConfig, {"benign": benign, "label_mode": "label"})
         teacher = make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"), recorded=True)
@@ -120,7 +138,9 @@ def test_a_large_request_with_an_alarm_in_it_is_refused_whole_and_charged_nothin
         assert torch.equal(oracle(queries()[:300]), digits()(queries()[:300]))
         with pytest.raises(TeacherError, match=r"403 .*refused: watch"):
             oracle(torch.cat([pairs()] * 5))
-        assert serving.meter.images == ledger.spent == audit(tmp_path / "ledger.jsonl").served == 300
+        assert (
+            serving.meter.images == ledger.spent == audit(tmp_path / "ledger.jsonl").served == 300
+        )
         assert serving.meter.refused == {"watch": 1}
         client.close()
 
@@ -141,8 +161,12 @@ def test_the_curl_line_of_the_docs_works() -> None:
 def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.environment |= KEYS
-    line = f"serve --port 0 --device cpu --api-key-env {','.join(KEYS)} --record log --retain-days 7"
-    process = bench.start(f"{line} --watch sequential --benign digits --alarm-file alarms.jsonl".split())
+    line = (
+        f"serve --port 0 --device cpu --api-key-env {','.join(KEYS)} --record log --retain-days 7"
+    )
+    process = bench.start(
+        f"{line} --watch sequential --benign digits --alarm-file alarms.jsonl".split()
+    )
     opening, *said = [process.stdout.readline() for _ in range(4)]
     url = re.search(r"http://127\.0\.0\.1:\d+", opening)
     assert url is not None, process.communicate()
@@ -157,8 +181,12 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     assert ask(url[0], queries()[:2], "another") == 401
     process.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ that it asked, .*\n", out), err
-    lines = [json.loads(line) for path in (tmp_path / "log").glob("*.jsonl") for line in path.open()]
+    assert re.fullmatch(rf"ALARM: sequential, account {EVE}, image \d+ that it asked, .*\n", out), (
+        err
+    )
+    lines = [
+        json.loads(line) for path in (tmp_path / "log").glob("*.jsonl") for line in path.open()
+    ]
     seen = [(line["account"], line["number"]) for line in lines]
     assert seen == [(EVE, n) for n in range(1, 21)] + [(USER, 1), (USER, 2)]
     assert all(line["distance"] > 0 and line["image"] is None for line in lines)

@@ -1,4 +1,6 @@
-"""Training a teacher: repeatable to the byte, honest about its score, and clear about what cannot work."""
+"""Training a teacher: repeatable to the byte, honest about its score, and clear about what cannot
+work.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -26,13 +28,19 @@ RECIPES = sorted((ROOT / "configs" / "teachers").glob("*.yaml"))
 
 
 def tiny(out: Path, **changes: Any) -> TrainTeacherConfig:
-    config = TrainTeacherConfig(TrainDataConfig("digits"), "cnn_small", 2, lr=0.05, device="cpu", threads=1)
-    return dataclasses.replace(config, **{"augmentation": "shift", "padding": 1, "out": str(out), **changes})
+    config = TrainTeacherConfig(
+        TrainDataConfig("digits"), "cnn_small", 2, lr=0.05, device="cpu", threads=1
+    )
+    return dataclasses.replace(
+        config, **{"augmentation": "shift", "padding": 1, "out": str(out), **changes}
+    )
 
 
 def recipe(name: str, out: Path) -> TrainTeacherConfig:
     values = yaml.safe_load((ROOT / "configs" / "teachers" / f"{name}.yaml").read_text())
-    return dataclasses.replace(from_mapping(TrainTeacherConfig, values, name), out=str(out), device="cpu")
+    return dataclasses.replace(
+        from_mapping(TrainTeacherConfig, values, name), out=str(out), device="cpu"
+    )
 
 
 def test_same_seed_same_bytes_another_seed_others(tmp_path: Path) -> None:
@@ -40,7 +48,9 @@ def test_same_seed_same_bytes_another_seed_others(tmp_path: Path) -> None:
     files = []
     for number, seed in enumerate((0, 0, 1)):
         torch.rand(number)  # whatever was drawn before must not matter
-        files.append(train_teacher(tiny(tmp_path / f"{number}.safetensors", seed=seed)).path.read_bytes())
+        files.append(
+            train_teacher(tiny(tmp_path / f"{number}.safetensors", seed=seed)).path.read_bytes()
+        )
     assert files[0] == files[1]
     assert files[0] != files[2]
     torch.set_rng_state(state)
@@ -51,13 +61,20 @@ def test_same_seed_same_bytes_another_seed_others(tmp_path: Path) -> None:
 
 def test_the_file_says_what_it_is_and_scores_what_it_says(tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
-    trained = train_teacher(tiny(tmp_path / "t.safetensors", epochs=3, evaluate_every=2), seen.append)
+    trained = train_teacher(
+        tiny(tmp_path / "t.safetensors", epochs=3, evaluate_every=2), seen.append
+    )
     assert [("test_accuracy" in metrics) for metrics in seen] == [False, True, True]
     assert [metrics["epoch"] for metrics in seen] == [1, 2, 3]
     assert seen[-1]["loss"] < seen[0]["loss"]
     state, card = read_weights(trained.path)
     assert card == trained.card
-    assert (card.arch, card.shape, card.num_classes, card.dataset) == ("cnn_small", (1, 8, 8), 10, "digits")
+    assert (card.arch, card.shape, card.num_classes, card.dataset) == (
+        "cnn_small",
+        (1, 8, 8),
+        10,
+        "digits",
+    )
     assert card.recipe["epochs"] == 3
     assert "out" not in card.recipe
     assert card.accuracy == pytest.approx(accuracy_of(trained.path), abs=1e-6)
@@ -76,7 +93,9 @@ def test_a_long_epoch_says_how_far_it_is(
     assert [each.get("step") for each in seen] == [*range(steps), None, *range(steps), None]
     half = {"epoch": 2, "epochs": 2, "step": steps / 2, "steps": steps, "seconds": 90.0}
     show_epoch(half)
-    assert capsys.readouterr().err == f"epoch 2/2  step {steps / 2:.0f} of {steps}  30 s left  90 s\n"
+    assert (
+        capsys.readouterr().err == f"epoch 2/2  step {steps / 2:.0f} of {steps}  30 s left  90 s\n"
+    )
 
 
 def accuracy_of(path: Path) -> float:
@@ -119,7 +138,9 @@ def test_shift_is_a_crop_of_the_padded_image_perhaps_mirrored() -> None:
     assert len(places) > 20
     still = shift(x_BCHW, 2, False, torch.Generator().manual_seed(3))
     for image, before in zip(still, x_BCHW, strict=True):
-        assert any(torch.equal(crop, image) for place, crop in crops(before, 2).items() if not place[2])
+        assert any(
+            torch.equal(crop, image) for place, crop in crops(before, 2).items() if not place[2]
+        )
 
 
 def crops(image_CHW: Tensor, padding: int) -> dict[tuple[int, int, bool], Tensor]:
@@ -145,7 +166,13 @@ def test_channel_statistics_are_those_of_the_training_images() -> None:
 
 
 def test_all_wrong_settings_are_named_at_once() -> None:
-    wrong: dict[str, Any] = {"epochs": 0, "batch_size": -1, "lr": 0.0, "momentum": 1.0, "device": "gpu"}
+    wrong: dict[str, Any] = {
+        "epochs": 0,
+        "batch_size": -1,
+        "lr": 0.0,
+        "momentum": 1.0,
+        "device": "gpu",
+    }
     with pytest.raises(UserError) as error:
         from_mapping(TrainTeacherConfig, wrong)
     for name in wrong:
@@ -159,7 +186,10 @@ def test_all_wrong_settings_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lr": 1e30, "augmentation": "none"}, r"the loss became (nan|inf) in epoch \d; lower --lr"),
+        (
+            {"lr": 1e30, "augmentation": "none"},
+            r"the loss became (nan|inf) in epoch \d; lower --lr",
+        ),
         ({"device": "cuda:77"}, "CUDA devices"),
         ({"arch": "cnn_smal"}, "cnn_small"),
         ({"data": TrainDataConfig("digts")}, "digits"),
@@ -167,7 +197,9 @@ def test_all_wrong_settings_are_named_at_once() -> None:
         ({"data": TrainDataConfig("digits", shape=(3, 8, 8))}, "1x8x8.*3x8x8"),
     ],
 )
-def test_what_cannot_work_leaves_no_file(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_work_leaves_no_file(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         train_teacher(tiny(tmp_path / "t.safetensors", **changes))
     assert list(tmp_path.iterdir()) == []
@@ -176,7 +208,9 @@ def test_what_cannot_work_leaves_no_file(tmp_path: Path, changes: dict[str, Any]
 def test_an_unwritable_place_is_known_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--out"):
-        train_teacher(tiny(tmp_path / "file" / "t.safetensors"), lambda metrics: pytest.fail("it trained"))
+        train_teacher(
+            tiny(tmp_path / "file" / "t.safetensors"), lambda metrics: pytest.fail("it trained")
+        )
 
 
 def test_recipes_are_whole_and_named_after_their_data() -> None:
@@ -202,7 +236,9 @@ def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) 
     test = load_dataset(name, "test", shape=new_card.shape)
     config = TeacherConfig(label_mode="label")
     first, second = (
-        make_teacher(config, {"checkpoint": str(path)}, torch.device("cpu"))(test.batch(slice(None)))
+        make_teacher(config, {"checkpoint": str(path)}, torch.device("cpu"))(
+            test.batch(slice(None))
+        )
         for path in (embedded, again.path)
     )
     assert (first == second).float().mean() > 0.97

@@ -58,15 +58,26 @@ def test_a_long_watch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(compute, "LULL", -1.0)
     detect(toy("labels"), "digits", None, 3, told.append, None)
     watched = ("watched 1 of 2", "watched 2 of 2", "watched 2")
-    assert told == [f"{far} honest accounts: {stream}" for stream in STREAMS[:-1] for far in watched]
+    assert told == [
+        f"{far} honest accounts: {stream}" for stream in STREAMS[:-1] for far in watched
+    ]
 
 
 def test_honest_accounts_are_counted_by_stream_and_session() -> None:
     told = list[str]()
     found = detect(toy("labels", "pairs"), "digits", "letters", 3, told.append, None)
-    assert (found["session"], found["calibration_images"], found["measuring_images"]) == (600, 180, 179)
+    assert (found["session"], found["calibration_images"], found["measuring_images"]) == (
+        600,
+        180,
+        179,
+    )
     assert [each["name"] for each in found["detectors"]] == ["labels", "pairs"]
-    bright = {"name": "pairs", "statistic": Bright.statistic, "threshold": 0.33, "memory_mb": 0.0001}
+    bright = {
+        "name": "pairs",
+        "statistic": Bright.statistic,
+        "threshold": 0.33,
+        "memory_mb": 0.0001,
+    }
     assert found["detectors"][1] == bright
     rows = {(each["stream"], each["detector"]): each for each in found["benign"]}
     assert [*rows] == [(stream, name) for stream in STREAMS for name in ("labels", "pairs")]
@@ -74,18 +85,24 @@ def test_honest_accounts_are_counted_by_stream_and_session() -> None:
     for stream in STREAMS:
         data, _, places = held_out("letters" if stream == "other data" else "digits", SPEC)
         places = torch.arange(len(data)) if stream == "other data" else places
-        draws = [session(stream, data, places, torch.Generator().manual_seed(seed)) for seed in (6, 7)]
+        draws = [
+            session(stream, data, places, torch.Generator().manual_seed(seed)) for seed in (6, 7)
+        ]
         means = [torch.cat([*each]).mean((1, 2, 3)).double().tolist() for each in draws]
         alarms, row = [len(raised(each)) for each in means], rows[stream, "pairs"]
         assert sum(alarms) == row["alarms"]
         assert sum(each > 0 for each in alarms) == row["sessions_with_alarm"]
         assert (row["sessions"], row["queries"], row["units"]) == (2, 1_200, len(places))
-        assert found["benign_largest"]["pairs"][stream] == pytest.approx([max(each) for each in means])
+        assert found["benign_largest"]["pairs"][stream] == pytest.approx(
+            [max(each) for each in means]
+        )
     assert any(each["alarms"] for each in rows.values())
 
 
 def written(folder: Path, accounts: dict[str, Tensor]) -> None:
-    """Write a log of these images, five of an account and then of the next, by the watch of the toy."""
+    """Write a log of these images, five of an account and then of the next, by the watch of the
+    toy.
+    """
     teacher = toy("pairs")
     teacher.watch.record = Recording(folder, 30, 10**6, print)
     for start in range(0, max(map(len, accounts.values())), 5):
@@ -95,7 +112,9 @@ def written(folder: Path, accounts: dict[str, Tensor]) -> None:
                 teacher(part)
 
 
-def test_accounts_of_a_log_and_their_thinned_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounts_of_a_log_and_their_thinned_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(record, "LINES_AT_ONCE", 7)
     monkeypatch.setattr(detection, "ACCOUNTS", 2)
     rng = torch.Generator().manual_seed(0)
@@ -107,7 +126,12 @@ def test_accounts_of_a_log_and_their_thinned_streams(tmp_path: Path, monkeypatch
     written(tmp_path, accounts)
     found = detect(toy("pairs"), "digits", None, 0, lambda line: None, tmp_path)
     assert (found["accounts_in_all"], found["left_out"]) == (3, {})
-    assert [each["stream"] for each in found["benign"]] == ["random order", "corrupted", "skewed", "repeats"]
+    assert [each["stream"] for each in found["benign"]] == [
+        "random order",
+        "corrupted",
+        "skewed",
+        "repeats",
+    ]
     shown = [(each["account"], each["images"], each["repeats"]) for each in found["accounts"]]
     assert shown == [(account_tag("a"), 150, 10), (account_tag("c"), 90, 0)]
     for each, name in zip(found["accounts"], "ac", strict=True):

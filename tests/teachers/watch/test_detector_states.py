@@ -19,9 +19,13 @@ CLASSES = 7
 
 
 def some(count: int, seed: int, pairs: bool = True) -> Observation:
-    """Smooth colour images of a size that is not remembered whole, any answers; ``pairs``: and repeats."""
+    """Smooth colour images of a size that is not remembered whole, any answers; ``pairs``: and
+    repeats.
+    """
     rng = torch.Generator().manual_seed(seed)
-    images = torch.rand((count, 3, 5, 5), generator=rng).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    images = (
+        torch.rand((count, 3, 5, 5), generator=rng).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    )
     if pairs:
         images[count // 2 :: 3] = (images[: len(images[count // 2 :: 3])] + 0.01).clamp(0, 1)
         images[count // 3 :: 7] = images[: len(images[count // 3 :: 7])]
@@ -88,14 +92,18 @@ def test_any_cut_into_batches_and_a_state_taken_up_read_the_same_bits(
 
 @pytest.mark.parametrize("classes", [CLASSES, 1_000])
 @pytest.mark.parametrize("name", DETECTORS)
-def test_memory_is_bounded_as_it_is_stated(name: str, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_as_it_is_stated(
+    name: str, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for limit, most in {"MAX_OF_CLASS": 20, "MAX_MEMBERS": 2_000, "MAX_DISTANCES": 300}.items():
         monkeypatch.setattr(f"dfme.teachers.watch.detectors.{limit}", most)
 
     def widened(seen: Observation) -> Observation:
         return replace(seen, p_BK=torch.nn.functional.pad(seen.p_BK, (0, classes - CLASSES)))
 
-    plain, corrupted, stream = map(widened, (calibration().plain, calibration().corrupted, some(1_300, 4)))
+    plain, corrupted, stream = map(
+        widened, (calibration().plain, calibration().corrupted, some(1_300, 4))
+    )
     own: Detector = find_target(DETECTORS[name])(Benign(plain, corrupted, classes))
     if name == "duplicates":
         own.rows["earlier"] = 1_200

@@ -1,4 +1,6 @@
-"""Detectors of foreign images: attacks ring, honest images do not, and what is calibrated on what."""
+"""Detectors of foreign images: attacks ring, honest images do not, and what is calibrated on
+what.
+"""
 
 import pytest
 import torch

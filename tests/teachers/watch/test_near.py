@@ -28,7 +28,9 @@ def test_the_nearest_before_is_the_one_that_loops_find(shape, window, monkeypatc
     images_BCHW[35] = images_BCHW[33] + 1e-6
     looks = (images_BCHW * 255).round().double()
     if looks[0].numel() > 256:
-        edges = [[(n * size // 16, -(-(n + 1) * size // 16)) for n in range(16)] for size in shape[1:]]
+        edges = [
+            [(n * size // 16, -(-(n + 1) * size // 16)) for n in range(16)] for size in shape[1:]
+        ]
         parts = [looks[..., a:b, c:d].flatten(1) for a, b in edges[0] for c, d in edges[1]]
         looks = torch.stack([each.sum(1) / each.shape[1] for each in parts], 1).round()
     looks = looks.flatten(1) / 255
@@ -40,7 +42,9 @@ def test_the_nearest_before_is_the_one_that_loops_find(shape, window, monkeypatc
         before = range(max(0, at - window), at)
         apart = min((float((looks[at] - looks[each]).norm()) for each in before), default=math.inf)
         assert float(found[at]) == pytest.approx(apart, abs=1e-9)
-        assert bool(repeated[at]) == any(torch.equal(images_BCHW[at], images_BCHW[each]) for each in before)
+        assert bool(repeated[at]) == any(
+            torch.equal(images_BCHW[at], images_BCHW[each]) for each in before
+        )
     assert not repeated[35], "it differs, below 8 bits"
 
 
@@ -49,7 +53,9 @@ def test_the_nearest_before_is_the_one_that_loops_find(shape, window, monkeypatc
 def test_finite_differences_are_pairs(directions: int, step: float | None) -> None:
     images = pairs(procedural("leaves", 1_100 // (directions + 1)), directions, step)
     reading = detector("pairs").see(seen(images, inside=False))
-    assert float(reading.statistic_B[-1]) == pytest.approx(directions / (directions + 1), abs=1 / 512)
+    assert float(reading.statistic_B[-1]) == pytest.approx(
+        directions / (directions + 1), abs=1 / 512
+    )
     assert int(reading.alarm_B.nonzero()[0]) < 64
 
 
@@ -66,7 +72,9 @@ def test_what_sends_no_pairs_is_no_pair_and_dfme_is_found_before_query_600() -> 
 
 
 def test_retries_are_counted_apart_and_ring_nothing() -> None:
-    images = held_out(True)[torch.randint(len(held_out(True)), (600,), generator=RNG().manual_seed(0))]
+    images = held_out(True)[
+        torch.randint(len(held_out(True)), (600,), generator=RNG().manual_seed(0))
+    ]
     duplicates, asked = detector("duplicates"), seen(images, inside=False)
     again = [any(torch.equal(images[at], images[each]) for each in range(at)) for at in range(600)]
     readings = [each.see(asked) for each in (duplicates, detector("pairs"), detector("prada"))]

@@ -25,7 +25,11 @@ def values(kind: str, count: int) -> list[float]:
     even = [place * 7919 % 104_729 / 104_729 for place in range(1, count + 1)]
     if kind == "skew":
         return [each**3 for each in even]
-    return [each * (place % 2) + 1e-3 * each for place, each in enumerate(even)] if kind == "pairs" else even
+    return (
+        [each * (place % 2) + 1e-3 * each for place, each in enumerate(even)]
+        if kind == "pairs"
+        else even
+    )
 
 
 @pytest.mark.parametrize("kind", W)
@@ -39,21 +43,32 @@ def test_shapiro_wilk_is_scipys(kind: str) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_ks_distance_is_that_of_two_staircases(seed: int) -> None:
     draw = random.Random(seed)
-    one, other = ([round(draw.random(), 1 + seed % 3) for _ in range(size)] for size in (1 + seed, 20))
+    one, other = (
+        [round(draw.random(), 1 + seed % 3) for _ in range(size)] for size in (1 + seed, 20)
+    )
     places = [place + nudge for place in one + other for nudge in (-1e-9, 0, 1e-9)]
-    apart = [sum(x <= at for x in one) / len(one) - sum(x <= at for x in other) / len(other) for at in places]
+    apart = [
+        sum(x <= at for x in one) / len(one) - sum(x <= at for x in other) / len(other)
+        for at in places
+    ]
     one_N, other_M = (torch.tensor(each, dtype=torch.float64) for each in (one, other))
     found = (staircase(one_N, other_M) - staircase(other_M, other_M)).abs().max()
     assert float(found) == pytest.approx(max(map(abs, apart)), abs=1e-12)
 
 
 def cell(p_K: list[float]) -> tuple[int, ...]:
-    axes = torch.randn(4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
-    return tuple(math.floor(sum(x * y for x, y in zip(axis, p_K, strict=True)) / 0.2) for axis in axes)
+    axes = torch.randn(
+        4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).tolist()
+    return tuple(
+        math.floor(sum(x * y for x, y in zip(axis, p_K, strict=True)) / 0.2) for axis in axes
+    )
 
 
 def test_coverage_counts_the_cells_of_a_window_and_its_threshold_is_that_of_rarefaction() -> None:
-    p_BK = (6 * torch.randn((400, 10), generator=torch.Generator().manual_seed(4))).double().softmax(1)
+    p_BK = (
+        (6 * torch.randn((400, 10), generator=torch.Generator().manual_seed(4))).double().softmax(1)
+    )
     cells = [cell(p_K) for p_K in p_BK.tolist()]
     own = detector("coverage")
     reading = own.see(Observation(torch.zeros(400, 1, 8, 8), p_BK))
@@ -77,7 +92,9 @@ def test_scores_are_held_against_the_critical_value_of_every_size() -> None:
     """sqrt(-ln(alpha / 2) / 2 (n + m) / (nm)), and the window of 256."""
     own = detector("scores")
     reference = benign().plain.p_BK.amax(1).sort().values
-    p_BK = torch.softmax(torch.randn((600, 10), generator=torch.Generator().manual_seed(3)).double(), 1)
+    p_BK = torch.softmax(
+        torch.randn((600, 10), generator=torch.Generator().manual_seed(3)).double(), 1
+    )
     reading = own.see(Observation(torch.zeros(600, 1, 8, 8), p_BK))
     for end in (1, 2, 17, 255, 256, 257, 600):
         window = p_BK[max(0, end - 256) : end].amax(1)
@@ -96,7 +113,9 @@ def test_labels_are_decayed_counts() -> None:
     p_BK = torch.nn.functional.one_hot(torch.tensor(tops), 10).double()
     usual = [float((benign().plain.p_BK.argmax(1) == top).double().mean()) for top in range(10)]
     shares = list(usual)
-    found = detector("labels").see(Observation(torch.zeros(200, 1, 8, 8), p_BK)).statistic_B.tolist()
+    found = (
+        detector("labels").see(Observation(torch.zeros(200, 1, 8, 8), p_BK)).statistic_B.tolist()
+    )
     for top, statistic in zip(tops, found, strict=True):
         shares = [share * (1 - 1 / 64) + (each == top) / 64 for each, share in enumerate(shares)]
         apart = sum(abs(x - y) for x, y in zip(shares, usual, strict=True)) / 2
@@ -133,7 +152,9 @@ def test_features_are_calibrated_on_a_share_of_each_class(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(defence, "MAX_TRAIN", 300)
         taken = defence.taken
-        patch.setattr(defence, "taken", lambda images, of: asked.append(taken(images, of)) or asked[-1])
+        patch.setattr(
+            defence, "taken", lambda images, of: asked.append(taken(images, of)) or asked[-1]
+        )
         few = defence.Mahalanobis(digits, "digits", "benign")
     every_ND = taken(train.batch(slice(None)), digits).flatten(1)
     places = [(every_ND == image_D).all(1).nonzero()[0, 0] for image_D in asked[0].flatten(1)]
@@ -141,18 +162,26 @@ def test_features_are_calibrated_on_a_share_of_each_class(monkeypatch: pytest.Mo
     assert classes_N.bincount().tolist() == [30] * 10
     last = [each for each in digits.info.network.modules() if isinstance(each, torch.nn.Linear)][-1]
     read = []
-    with last.register_forward_hook(lambda layer, given, out: read.append(given[0].detach().double())):
+    with last.register_forward_hook(
+        lambda layer, given, out: read.append(given[0].detach().double())
+    ):
         digits(asked[0])
         digits(every_ND[:5].view(-1, 1, 8, 8))
     centred = read[0] - torch.stack([read[0][classes_N == label].mean(0) for label in classes_N])
     cov = centred.T @ centred / 300 + defence.RIDGE * torch.eye(centred.shape[1])
     apart = [read[1] - read[0][classes_N == label].mean(0) for label in range(10)]
-    expected = torch.stack([(each * torch.linalg.solve(cov, each.T).T).sum(1) for each in apart]).amin(0)
-    assert few(every_ND[:5].view(-1, 1, 8, 8)).tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+    expected = torch.stack(
+        [(each * torch.linalg.solve(cov, each.T).T).sum(1) for each in apart]
+    ).amin(0)
+    assert few(every_ND[:5].view(-1, 1, 8, 8)).tolist() == pytest.approx(
+        expected.tolist(), rel=1e-4
+    )
 
 
 def test_scores_are_compared_window_by_window_however_the_stream_is_cut() -> None:
-    p_BK = (4 * torch.randn((300, 10), generator=torch.Generator().manual_seed(5))).double().softmax(1)
+    p_BK = (
+        (4 * torch.randn((300, 10), generator=torch.Generator().manual_seed(5))).double().softmax(1)
+    )
     whole = Observation(torch.zeros(300, 1, 8, 8), p_BK)
     own = detector("scores")
     parts = [own.see(whole[start:end]).statistic_B for start, end in ((0, 1), (1, 90), (90, 300))]

@@ -40,13 +40,17 @@ def test_halves_are_two_that_share_no_image(count: int) -> None:
 
 def test_a_skewed_customer_has_few_classes_and_all_images_of_each() -> None:
     draws = (number(drawn("skewed", seed)) for seed in range(200))
-    share_SK = torch.stack([LABELS[each].bincount(minlength=9) / SESSION for each in draws]).double()
+    share_SK = torch.stack(
+        [LABELS[each].bincount(minlength=9) / SESSION for each in draws]
+    ).double()
     assert share_SK.mean(0).tolist() == pytest.approx([1 / 9] * 9, abs=0.06)
     # of Dirichlet(a, ..., a): the sum of squared shares has mean (a + 1) / (K a + 1)
     expected = 1.3 / (9 * 0.3 + 1)
     assert share_SK.square().sum(1).mean().item() == pytest.approx(expected, rel=0.1)
     top = int(share_SK[0].argmax())
-    assert set(number(drawn("skewed", 0)).tolist()) >= {*(top == LABELS).nonzero().flatten().tolist()}
+    assert set(number(drawn("skewed", 0)).tolist()) >= {
+        *(top == LABELS).nonzero().flatten().tolist()
+    }
 
 
 def test_a_tenth_of_repeats_is_the_image_before_exactly_or_moved_by_a_pixel() -> None:

@@ -61,7 +61,9 @@ def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
     teacher(pairs()[:200])
     state = str(teacher.state_dict())
     assert torch.equal(teacher.undefended(queries()[:50]), digits()(queries()[:50]))
-    assert torch.equal(teacher.preview(queries()[:50]), digits()(queries()[:50])), "of another account"
+    assert torch.equal(teacher.preview(queries()[:50]), digits()(queries()[:50])), (
+        "of another account"
+    )
     assert str(teacher.state_dict()) == state
     with pytest.raises(Refused):
         teacher(queries()[:1])
@@ -70,7 +72,9 @@ def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
 def test_after_an_alarm_refuse_refuses_the_next_request_for_good_and_sees_nothing_of_it() -> None:
     teacher = watched("pairs", on_alarm="refuse")
     assert torch.equal(teacher(pairs()[:20]), digits()(pairs()[:20]))
-    assert torch.equal(teacher(pairs()[20:276]), digits()(pairs()[20:276])), "the part with the alarm"
+    assert torch.equal(teacher(pairs()[20:276]), digits()(pairs()[20:276])), (
+        "the part with the alarm"
+    )
     first = teacher.watch.report()["detectors"]["pairs"]["first_alarm"]
     assert 20 < first <= 276
     state = str(teacher.state_dict())
@@ -118,7 +122,9 @@ def test_after_an_alarm_label_tells_the_top_class_alone(mode: str) -> None:
 
 
 def test_figures_are_those_of_the_readings_and_every_alarm_and_window_is_a_line() -> None:
-    """Against a detector of arithmetic alone: the statistic is minus or plus the number of the image."""
+    """Against a detector of arithmetic alone: the statistic is minus or plus the number of the
+    image.
+    """
     teacher = watched("pairs,labels")
     watch = teacher.watch
     own = watch._own()
@@ -138,7 +144,9 @@ def test_figures_are_those_of_the_readings_and_every_alarm_and_window_is_a_line(
     assert [found["labels"][key] for key in keys] == [70, 10, -1, -1]
     lines = watch.drain()
     assert watch.drain() == []
-    alarms = [(line["images"], line["alarm"], line["statistic"]) for line in lines if "alarm" in line]
+    alarms = [
+        (line["images"], line["alarm"], line["statistic"]) for line in lines if "alarm" in line
+    ]
     rung = range(70, 701, 70)
     assert sorted(alarms) == [(n, *each) for n in rung for each in (("labels", -n), ("pairs", n))]
     windows = [(line["images"], line["largest"]) for line in lines if "largest" in line]
@@ -175,4 +183,6 @@ def test_it_is_calibrated_on_one_half_of_the_held_out_images_plain_and_corrupted
     assert torch.equal(plain.images_BCHW, load_dataset("digits", "test").batch(calibrating))
     assert torch.equal(plain.p_BK.argmax(1), digits()(test.batch(calibrating)).argmax(1))
     assert len(worse) == 180
-    assert 0.5 < float((plain.images_BCHW != worse.images_BCHW).flatten(1).any(1).double().mean()) <= 1
+    assert (
+        0.5 < float((plain.images_BCHW != worse.images_BCHW).flatten(1).any(1).double().mean()) <= 1
+    )

@@ -35,23 +35,30 @@ class Commands(WorkerPool):
             on_cpus = all(task.device == "cpu" for task in each)
             write_text(array, self._array(commands.resolve(), len(each), on_cpus))
             self._tell(
-                f"{len(each)} cells to run, one a line of {commands}; here, {self._plan.jobs} at once, with\n"
+                f"{len(each)} cells to run, one a line of {commands}; here, {self._plan.jobs} at "
+                "once, with\n"
                 f"  xargs -P {self._plan.jobs} -d '\\n' -n 1 sh -c < {shlex.quote(str(commands))}\n"
                 f"or on SLURM with\n  sbatch {shlex.quote(str(array))}\n"
                 "The same again goes on with what was stopped, and does nothing to what is finished"
             )
 
     def _line(self, task: Task) -> str:
-        """Shell command that works from any directory, so that a list of them can run one after another."""
+        """Shell command that works from any directory, so that a list of them can run one after
+        another.
+        """
         settings = [f"{name}={text}" for name, text in surroundings(self._threads).items()]
         run = ["env", "-u", "WANDB_NAME", *settings, sys.executable, "-m", "dfme", *task.words]
-        return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(run)} >> {shlex.quote(str(task.log))} 2>&1"
+        return (
+            f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(run)} >> "
+            f"{shlex.quote(str(task.log))} 2>&1"
+        )
 
     def _array(self, commands: Path, count: int, on_cpus: bool) -> str:
-        """A SLURM script: task n runs line n, gets TERM two minutes before its limit, and finishes its step.
+        """A SLURM script: task n runs line n, gets TERM two minutes before its limit, and finishes
+        its step.
 
-        ``B:`` sends it to the batch shell, whose place the run has taken; without, it would go to steps of
-        srun alone.
+        ``B:`` sends it to the batch shell, whose place the run has taken; without, it would go to
+        steps of srun alone.
         """
         options = {"requeue": "", "signal": "B:TERM@120", "cpus-per-task": str(self._threads)}
         said = self._plan.engine_options
@@ -61,4 +68,6 @@ class Commands(WorkerPool):
         values = {name: f"={shlex.quote(text)}" if text else "" for name, text in options.items()}
         lines = [f"#SBATCH --{name}{value}" for name, value in values.items()]
         task = f'sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))}'
-        return "\n".join(["#!/bin/bash", *lines, 'env() { exec env "$@"; }', f'eval "$({task})"', ""])
+        return "\n".join(
+            ["#!/bin/bash", *lines, 'env() { exec env "$@"; }', f'eval "$({task})"', ""]
+        )

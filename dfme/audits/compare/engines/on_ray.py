@@ -1,4 +1,6 @@
-"""Cells as tasks of Ray: a cluster made by hand, by KubeRay or in a cloud, or this machine alone."""
+"""Cells as tasks of Ray: a cluster made by hand, by KubeRay or in a cloud, or this machine
+alone.
+"""
 
 import logging
 import os
@@ -40,10 +42,16 @@ class OnRay(WorkerPool):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Ray, at the address that the user names, or started on this machine for the time of the run."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a comparison tells nobody that it runs
+        """Ray, at the address that the user names, or started on this machine for the time of the
+        run.
+        """
+        os.environ.setdefault(
+            "RAY_USAGE_STATS_ENABLED", "0"
+        )  # a comparison tells nobody that it runs
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-        own: dict[str, Any] = {"object_store_memory": STORE_BYTES} if self._address == "local" else {}
+        own: dict[str, Any] = (
+            {"object_store_memory": STORE_BYTES} if self._address == "local" else {}
+        )
         own["runtime_env"] = {"env_vars": surroundings(self._threads)}
         handler = signal.getsignal(signal.SIGTERM)
         try:
@@ -52,7 +60,9 @@ class OnRay(WorkerPool):
             self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())[:300]
-            raise UserError(f"--engine ray ({self._address}): {said}; see --engine-options") from error
+            raise UserError(
+                f"--engine ray ({self._address}): {said}; see --engine-options"
+            ) from error
         try:
             yield
         finally:

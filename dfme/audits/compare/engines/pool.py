@@ -15,13 +15,17 @@ from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.processes import GRACE_SECONDS, Shipped, cores, free, start, threads_each
 
 KILL_SECONDS = 5.0
-"""For a run that was asked twice to stop; then it is killed. What it had paid for is in its journal."""
+"""For a run that was asked twice to stop; then it is killed. What it had paid for is in its
+journal.
+"""
 
 Worker = subprocess.Popen[bytes] | Shipped  # a cell that was begun
 
 
 class WorkerPool:
-    """At most ``jobs`` workers at once, one per cell; ``manner``: where they run and how, in a few words."""
+    """At most ``jobs`` workers at once, one per cell; ``manner``: where they run and how, in a few
+    words.
+    """
 
     poll_seconds = 0.05
 
@@ -55,8 +59,8 @@ class WorkerPool:
     ) -> None:
         """Run all cells, or, once ``stopped``, those that run to the end of their step in progress.
 
-        ``ended`` hears each exit code as it comes, and says whether that cell is to be run once more;
-        ``watch`` is called all the while. An interruption on top of that stops them at once.
+        ``ended`` hears each exit code as it comes, and says whether that cell is to be run once
+        more; ``watch`` is called all the while. An interruption on top of that stops them at once.
         """
         waiting = list(cells)
         signalled = False
@@ -107,7 +111,9 @@ def _ends_by(deadline: float, worker: Worker) -> bool:
 
 
 class Local(WorkerPool):
-    """``jobs`` processes at once, which share the cores, each on a GPU of its own where there are several."""
+    """``jobs`` processes at once, which share the cores, each on a GPU of its own where there are
+    several.
+    """
 
     def _prepare(self) -> str:
         self._threads = threads_each(self._plan.jobs)
@@ -121,9 +127,11 @@ class Local(WorkerPool):
 
 
 def gpu_of(slot: int, device: str) -> str | None:
-    """CUDA_VISIBLE_DEVICES of the run in a slot: round robin over this process's GPUs, or the machine's.
+    """CUDA_VISIBLE_DEVICES of the run in a slot: round robin over this process's GPUs, or the
+    machine's.
 
-    None, to leave it as it is: for the CPU, for a device named by its number, and where there is no GPU.
+    None, to leave it as it is: for the CPU, for a device named by its number, and where there is no
+    GPU.
     """
     if device not in ("auto", "cuda"):
         return None

@@ -21,7 +21,9 @@ GENERAL = ("cpus_per_task", "gpus_per_node")
 
 
 class Slurm(WorkerPool):
-    """A job per cell. ``time`` is in minutes; ``cluster=local`` is submitit on this machine, to try it."""
+    """A job per cell. ``time`` is in minutes; ``cluster=local`` is submitit on this machine, to try
+    it.
+    """
 
     poll_seconds = 1.0
 
@@ -31,7 +33,9 @@ class Slurm(WorkerPool):
         self._options |= {name: int(text) if text.isdecimal() else text for name, text in given}
         self._cluster = self._options.pop("cluster")
         if self._cluster == "slurm" and shutil.which("srun") is None:
-            raise UserError("--engine slurm: expected srun and sbatch on the PATH, found none; try commands")
+            raise UserError(
+                "--engine slurm: expected srun and sbatch on the PATH, found none; try commands"
+            )
         cpus = self._options.get("cpus_per_task", 1)
         self._threads = threads_each(1, cpus if isinstance(cpus, int) else 1)
         return f"{self._cluster} jobs, each of {self._threads} threads"
@@ -49,8 +53,15 @@ class Slurm(WorkerPool):
     def _begin(self, cell: Cell, slot: int) -> Shipped:
         task = self._task(cell)
         tries = self._plan.config.retries
-        given = {"cpus_per_task": self._threads, "gpus_per_node": int(task.device != "cpu"), **self._options}
-        options = {"timeout_min": given.pop("time"), **{name: given.pop(name) or None for name in GENERAL}}
+        given = {
+            "cpus_per_task": self._threads,
+            "gpus_per_node": int(task.device != "cpu"),
+            **self._options,
+        }
+        options = {
+            "timeout_min": given.pop("time"),
+            **{name: given.pop(name) or None for name in GENERAL},
+        }
         options |= {f"slurm_{name}": value for name, value in given.items()}
         call = Call(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
         limits = {"slurm_max_num_timeout": tries, "local_max_num_timeout": tries}
@@ -60,5 +71,9 @@ class Slurm(WorkerPool):
             job = executor.submit(call)
         except (RuntimeError, OSError, ValueError, NameError, AssertionError) as error:
             said = " ".join(str(error).split())[:300]
-            raise UserError(f"--engine slurm: no job was queued: {said}; see --engine-options") from error
-        return Shipped(task.log, lambda asked: job.done(force_check=asked), lambda _: job.cancel(check=False))
+            raise UserError(
+                f"--engine slurm: no job was queued: {said}; see --engine-options"
+            ) from error
+        return Shipped(
+            task.log, lambda asked: job.done(force_check=asked), lambda _: job.cancel(check=False)
+        )
