@@ -148,7 +148,7 @@ def _judge(file: IO[bytes], size: int) -> None:
         needed = {key: STORAGES[kind] * count for key, (kind, count) in walk.storages.items()}
         _require(held == needed, NOT_ORDINARY)
     else:
-        # five pickles, the last of them the storages' keys, and then their values, each with its length
+        # five pickles, the last of them the storages' keys, and then their values with lengths
         file.seek(0)
         for mark in LEGACY:
             _require(walk.run(file) == mark, "it is a pickle that PyTorch did not write")

@@ -2,7 +2,8 @@
 
     python docs/results/generators.py digits=runs/a shapes=runs/b letters=runs/c,runs/d
 
-Comparisons of one task are put together: of several seeds the picture has the mean, and the table every one.
+Comparisons of one task are put together: of several seeds the picture has the mean, and the table
+every one.
 """
 
 import json

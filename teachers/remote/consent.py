@@ -30,9 +30,8 @@ def require_consent(url: str, authorised_by: str | None) -> None:
     ):
         raise UserError(
             f"--teacher.url: {host} is not this machine; expected your own --teacher.authorised-by "
-            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does not '
-            "count; "
-            "nothing was sent"
+            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does '
+            "not count; nothing was sent"
         )
 
 

@@ -73,9 +73,10 @@ def test_the_check_tries_steps_in_the_arithmetic_that_they_are_taken_in(
     for setting in ("ieee", "tf32"):
         method = method_with(arithmetic=setting, step="auto")
         value = method.disagreement
-        jumping = lambda value, *given: (
-            (20 * value(*given)).round() / 20 if inside else value(*given)
-        )  # noqa: E731
+
+        def jumping(value, *given):
+            return (20 * value(*given)).round() / 20 if inside else value(*given)
+
         method.disagreement = partial(jumping, value)
         method.prepare()
         steps[setting] = method.facts["estimator"]["step"]

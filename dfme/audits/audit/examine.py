@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from operator import add
 from pathlib import Path
@@ -26,7 +27,7 @@ from dfme.data.class_names import order_of
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.nets import auto_net, is_own
-from dfme.oracle.ledger import Totals, audit
+from dfme.oracle.ledger import Ledger, Totals, audit
 from dfme.precision import ieee_fp32
 from dfme.queries.programs import ProceduralImages
 from dfme.randomness import derived_seed
@@ -225,6 +226,10 @@ def _twin(path: Path, job: Job, on: EvaluationSet, copy: Any) -> Logits:
     ]
 
 
+def _tell_begun(tell: Tell, device: torch.device, ledger: Ledger) -> None:
+    tell("; ".join(take_up_threads(ledger, device)) or "asking")
+
+
 def _ask(
     found: Entry,
     nets: list[Any],
@@ -252,11 +257,7 @@ def _ask(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         directory = held.enter_context(RunDirectory(folder))
         parts = teacher, directory, dict[str, Any](), deferred, facts_of(job, teacher)
-
-        def begun(ledger: Ledger) -> None:
-            tell("; ".join(take_up_threads(ledger, device)) or "asking")
-
-        oracle = build_oracle(job, *parts, begun)
+        oracle = build_oracle(job, *parts, partial(_tell_begun, tell, device))
         held.enter_context(closing(oracle)).report_to(tell)
         seldom = Seldom(tell)
         spec = oracle.spec

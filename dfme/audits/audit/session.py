@@ -477,9 +477,14 @@ def tool() -> Entry:
     words = ["git", "describe", "--always", "--dirty"]
     with suppress(OSError, subprocess.SubprocessError):
         if (PROJECT / ".git").exists():
-            done = subprocess.run(
-                words, cwd=PROJECT, capture_output=True, text=True, timeout=20, check=True
-            )  # noqa: S603
+            done = subprocess.run(  # noqa: S603
+                words,
+                cwd=PROJECT,
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+            )
             return {**found, "commit": done.stdout.strip() or None}
     return {**found, "commit": None}
 
