@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from dfme.config.defences import NEED_FEATURES
+from dfme.config.detectors import NEED_FEATURES
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError

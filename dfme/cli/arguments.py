@@ -24,8 +24,9 @@ from dfme.config.messages import (
     shortened,
     spelled_flag,
 )
-from dfme.config.settings import ExtractConfig, Job, TeacherConfig, wandb_environment
+from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, options_of, read_value
+from dfme.config.wandb_settings import wandb_environment
 from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method

@@ -36,7 +36,7 @@ from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
 from dfme.cli.verify import reference_problems
-from dfme.config.defences import DETECTORS, NEED_FEATURES
+from dfme.config.detectors import DETECTORS, NEED_FEATURES
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of

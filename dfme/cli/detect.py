@@ -16,7 +16,7 @@ from dfme import __version__
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
-from dfme.config.defences import DETECTORS
+from dfme.config.detectors import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.settings import EvaluationConfig
 from dfme.files import write_text

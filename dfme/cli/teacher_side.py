@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dfme import teachers
 from dfme.audits.audit.model import Metering
-from dfme.config.defences import NEED_FEATURES, Facts, parse_defences, stated
+from dfme.config.defences import Facts, parse_defences, stated
+from dfme.config.detectors import NEED_FEATURES
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
@@ -306,7 +307,7 @@ def detection(
 
     ``sessions``: of each honest stream, by default as many as ``run.py detect`` has.
     """
-    from dfme.audits.audit.findings import share_at_most
+    from dfme.audits.audit.detection import share_at_most
     from dfme.teachers.watch.detection import detect
 
     data = config.benign or evaluation.dataset

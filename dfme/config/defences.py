@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.defence_facts import Facts as Facts
 from dfme.config.defence_facts import facts_problem
-from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share, accepted_by
-from dfme.config.imports import as_mapping, blaming, find_target, own_model, top_name
+from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
+from dfme.config.imports import as_mapping, blaming, find_target, own_model
 from dfme.config.messages import unknown_choice
 from dfme.config.values import from_mapping, leaves
 from dfme.errors import UserError
@@ -393,36 +393,3 @@ DefencesText = Annotated[
 ]
 """A stack of defences as an option: a text or a list, kept as texts with every option written out.
 """
-
-
-NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
-"""Detectors that look into the network, and need one of kind torch."""
-
-DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "coverage", *NEED_FEATURES)
-"""Names of detectors; ``dfme.teachers.watch`` has them."""
-
-OnAlarm = Literal["log", "refuse", "label"]
-
-
-def _names(given: object) -> object:
-    if isinstance(given, str):
-        return [name.strip() for name in given.split(",") if name.strip()]
-    several = given if isinstance(given, list | tuple) else [given]
-    return [each if isinstance(each, str) else top_name(each, "detector") for each in several]
-
-
-def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if ":" in name:
-            find_target(name, "detector")
-        elif name not in DETECTORS:
-            raise UserError(
-                unknown_choice("detector", name, [*DETECTORS, "module:Class of your own"])
-            )
-    if len(set(names)) < len(names):
-        raise UserError(f"expected every detector once, got {', '.join(names)}")
-    return names
-
-
-WatchText = Annotated[tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors)]
-"""Detectors, given as ``pairs,sequential``."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
@@ -11,7 +10,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.answer_settings import AnswersConfig
-from dfme.config.defences import DefencesText, OnAlarm, WatchText
+from dfme.config.defences import DefencesText
+from dfme.config.detectors import OnAlarm, WatchText
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import (
     CONFIG,
@@ -31,6 +31,8 @@ from dfme.config.fields import (
     accepted_by,
 )
 from dfme.config.messages import listed
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import UserError
 from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
@@ -238,52 +240,6 @@ class StudentConfig:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class QueriesConfig:
-    """Which images are paid for with the student, of methods that draw them: from what, and which
-    of them.
-    """
-
-    programs: tuple[str, ...] = ("leaves",)
-    """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves),
-    strokes, pen, text, noise (1/f), gradients, generators; a name that stands twice counts twice"""
-    domain: Basic[Literal["handwriting", "things", "text", "unknown"]] = "unknown"
-    """what the attacker knows that the teacher is for, which sets the programs: handwriting (and
-    other writing), text (printed, in a picture), things (textured leaves for what photographs show,
-    worth nothing on the model of strangers that was measured), or unknown"""
-    procedural: Share = 0.0
-    """share of every batch that a program draws in place of the generator"""
-    base: Literal["none", "procedural"] = "none"
-    """none, or procedural: the generator transforms such an image, gen_op = base + G(z, base)"""
-    evolve: Share = 0.0
-    """share of every batch that is bred from images paid for before, seldom answered classes above
-    all; times the share of the classes that is missing among the answers so far"""
-    pool: Count = 1
-    """candidates for each image that is paid for"""
-    choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
-    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes),
-    disagreement (of two students or more), random, for balance alone to decide, or auto: margin,
-    but with scores above 16 pixels a side of two candidates at most, and nothing is bred; their
-    first step comes before any"""
-    balance: bool = True
-    """choose as evenly as can be over the classes that the students see"""
-
-    def fitting(self, mode: LabelMode, shape: Shape) -> "QueriesConfig":
-        """The settings with a choice of ``auto`` made by the form of the answers and the size of
-        the images.
-
-        Heuristic: choice by margin and breeding are worth points with labels and on small images;
-        with scores of images of real size breeding and a sharper choice cost some
-        (docs/results/real_size.md).
-        """
-        if self.choose != "auto":
-            return self
-        by_margin = replace(self, choose="margin")
-        if mode.kind == "label" or max(shape[1:]) <= SMALL_SIDE:
-            return by_margin
-        return replace(by_margin, pool=min(self.pool, 2), evolve=0.0)
-
-
-@dataclass(frozen=True, config=CONFIG)
 class EvaluationConfig:
     """Images that the student is scored on. The teacher's answers to them are asked once and not
     charged.
@@ -308,26 +264,6 @@ class EvaluationConfig:
     """evaluations over the budget, evenly spaced; some more come before the first"""
     limit: Natural = 0
     """use at most so many images; 0 uses all"""
-
-
-@dataclass(frozen=True, config=CONFIG)
-class WandbConfig:
-    """Tracking in Weights & Biases, beside the run's own files."""
-
-    mode: Basic[Literal["off", "offline", "online"]] = "off"
-    """off, offline, or online (falls back to offline where there is no key or no network)"""
-    project: str = "dfme"
-    """wandb project; the variable WANDB_PROJECT beats a file, and a flag beats both; so for the
-    others
-    """
-    entity: str | None = None
-    """wandb user or team"""
-    name: str | None = None
-    """name of the run; none: its directory's"""
-    group: str | None = None
-    """group of the run"""
-    tags: tuple[str, ...] = ()
-    """tags of the run"""
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -436,19 +372,3 @@ class Job:
         """The job with what it leaves to the teacher's answers and images, and to the device."""
         config = self.config.fitting(mode, shape, fast_bf16)
         return replace(self, config=config, queries=self.queries.fitting(mode, shape))
-
-
-def wandb_environment(mode: object = "off") -> dict[str, str]:
-    """Read wandb's own variables. They change a file's ``mode`` and never turn tracking on."""
-    names = {
-        "project": "PROJECT",
-        "entity": "ENTITY",
-        "name": "NAME",
-        "group": "RUN_GROUP",
-        "tags": "TAGS",
-    }
-    found = {name: text for name, end in names.items() if (text := os.environ.get(f"WANDB_{end}"))}
-    modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
-    if mode in ("offline", "online") and (how := modes.get(os.environ.get("WANDB_MODE", ""))):
-        found["mode"] = how
-    return found

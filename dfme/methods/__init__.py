@@ -11,7 +11,8 @@ from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.fields import CONFIG
 from dfme.config.imports import find_target
 from dfme.config.messages import unknown_choice
-from dfme.config.settings import Job, QueriesConfig
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.settings import Job
 from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.methods.configs import (

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from dfme.answers.reading import top_class
 from dfme.compute import evaluating, on_accelerator
-from dfme.config.settings import QueriesConfig
+from dfme.config.query_settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelMode

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfme.config.settings import WandbConfig
+from dfme.config.wandb_settings import WandbConfig
 from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console
 from dfme.report.metrics import MetricsFile, callback_metrics

@@ -5,18 +5,21 @@ A warning is one line: what was found, the likely cause, what to do. No torch he
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dfme.config.messages import printable, shortened
+from dfme.config.messages import shortened
+from dfme.report.classified import (
+    Classified,
+    ClassNumbers,
+    far_above,
+    is_one_sided,
+    per_cent,
+    plain,
+    top,
+)
 from dfme.report.facts import Z_95, is_above, wilson_interval
 from dfme.report.training import Training
-
-ClassNumbers = NDArray[np.int64]
 
 # Heuristic, but for the numbers of classes.
 ALMOST_ALL = (
@@ -24,140 +27,11 @@ ALMOST_ALL = (
 )
 # share put right of what luck would not (Cohen's kappa) that is next to nothing on any images
 SLIGHT = 0.1
-# a teacher that gives one class more, and twice what the labels do, is not asked as it wants
-LOPSIDED = 0.5
 MIN_LOSSES = 8  # that tell a fall, at least
 FALLEN = 0.9  # the last quarter lies below this share of the first
-MAX_KEPT = 1_000  # classes in summary.json
 MAX_ORDERED = 1_000  # classes among which another order is looked for
 MAX_NAMED = 20  # classes that a warning names
 MAX_GIVEN = 180  # letters of their names together
-
-
-@dataclass(frozen=True)
-class Classified:
-    """Classes (N,) that the teacher and, if there are any, labels and student give to the same
-    images.
-
-    ``queries``: how often each of the ``classes`` was the answer to what was paid for (K,).
-    ``names`` and the data set's ``label_names``: of all classes, or none. ``where``: the images, as
-    a sentence names them; ``held_back``: they are paid queries. ``training``: the record of the
-    student's, None if there is none.
-    """
-
-    classes: int
-    teacher: ClassNumbers
-    labels: ClassNumbers | None = None
-    student: ClassNumbers | None = None
-    queries: ClassNumbers | None = None
-    names: Sequence[str] = ()
-    label_names: Sequence[str] = ()
-    where: str = "evaluation images"
-    method: str = ""
-    programs: Sequence[str] = ()
-    losses: Sequence[float] = ()
-    training: Training | None = None
-    held_back: bool = False
-
-    def name(self, number: int) -> str:
-        own = plain(self.names[number]) if self.names else str(number)
-        return f"class {number}" + (f" ({own})" if own != str(number) else "")
-
-    def counts(self, classes_N: ClassNumbers) -> ClassNumbers:
-        return np.bincount(classes_N, minlength=self.classes)
-
-
-def plain(name: str) -> str:
-    """A name from somebody's file, short and without what moves a terminal's cursor."""
-    return printable(name[:60])
-
-
-def top(counts_K: ClassNumbers) -> tuple[int, float]:
-    """The most frequent class and its share."""
-    return (most := int(counts_K.argmax())), float(counts_K[most] / counts_K.sum())
-
-
-def baselines(seen: Classified) -> dict[str, float | None]:
-    """Agreement and accuracy of the best constant answer, None if there are none, and of a guess.
-
-    ``constant_balanced``: that agreement balanced over the teacher's classes, one in as many as
-    occur.
-    """
-    shares = [
-        None if each is None or not len(each) else top(seen.counts(each))[1]
-        for each in (seen.teacher, seen.labels)
-    ]
-    occurring = len(np.unique(seen.teacher))
-    return {
-        "constant_agreement": shares[0],
-        "constant_accuracy": shares[1],
-        "constant_balanced": 1 / occurring if occurring else None,
-        "chance": 1 / seen.classes,
-    }
-
-
-def histogram(seen: Classified) -> dict[str, Any]:
-    """Counts of answers per class: parallel lists of the ``MAX_KEPT`` most frequent, in order."""
-    kinds = {"teacher": seen.teacher, "student": seen.student}
-    counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
-    counts["queries"] = seen.queries
-    total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
-    kept = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
-    return {
-        "classes": kept.tolist(),
-        "names": [plain(seen.names[number]) for number in kept] if seen.names else None,
-        **{name: None if each is None else each[kept].tolist() for name, each in counts.items()},
-    }
-
-
-def paid_answers(seen: Classified) -> dict[str, Any] | None:
-    """How many classes the answers to the images paid for are of, and the most frequent; None of
-    none.
-    """
-    if seen.queries is None or not seen.queries.any():
-        return None
-    most, share = top(seen.queries)
-    return {
-        "classes_reached": int((seen.queries > 0).sum()),
-        "classes": seen.classes,
-        "most_frequent": seen.name(most),
-        "share": share,
-        "one_sided": is_one_sided(seen),
-    }
-
-
-def reached(paid: Mapping[str, Any]) -> str:
-    """The entry of ``paid_answers`` in words."""
-    classes = f"{paid['classes_reached']:,} of {paid['classes']:,} classes"
-    return (
-        f"{classes} reached, the most frequent, {paid['most_frequent']}, {_per_cent(paid['share'])}"
-    )
-
-
-def _per_cent(share: float) -> str:
-    """In whole per cent, but never all where it is not all."""
-    return f"{share:.0%}" if share == 1 or share < 0.995 else f"{share:.2%}"
-
-
-def is_one_sided(seen: Classified) -> bool:
-    """True if one class has more than half of the paid answers, and far more than of the teacher's
-    others.
-
-    That is twice its share of these or, of a frequent class, half the way from there to all
-    answers: in a binary task no share is twice one half.
-    """
-    if seen.queries is None or not seen.queries.any():
-        return False
-    most, share = top(seen.queries)
-    usual = 1 / seen.classes
-    if len(seen.teacher) and not seen.held_back:
-        usual = float((seen.teacher == most).mean())
-    return wilson_interval(share, int(seen.queries.sum()))[0] > _far_above(usual)
-
-
-def _far_above(usual: float) -> float:
-    """The share of one class that is far above its usual one, and below all whatever that is."""
-    return max(LOPSIDED, min(2 * usual, (1 + usual) / 2))
 
 
 def warnings(seen: Classified) -> list[str]:
@@ -213,7 +87,7 @@ def teacher_warnings(seen: Classified) -> list[str]:
     if (order := _other_order(seen.labels, seen, accuracy)) is not None:
         return [order]
     usual = float((seen.labels == most).mean())
-    leans = wilson_interval(share, len(seen.teacher))[0] > _far_above(usual)
+    leans = wilson_interval(share, len(seen.teacher))[0] > far_above(usual)
     if not leans and accuracy > luck + Z_95 * deviation and accuracy - luck >= SLIGHT * (1 - luck):
         return []
     return [
@@ -327,7 +201,7 @@ def _cause(seen: Classified) -> str:
     total = int(seen.queries.sum())
     most, share = top(seen.queries)
     reached = f"{int((seen.queries > 0).sum()):,} of {seen.classes:,} classes"
-    most_frequent = f"{seen.name(most)} to {_per_cent(share)}"
+    most_frequent = f"{seen.name(most)} to {per_cent(share)}"
     if is_one_sided(seen):
         return (
             f"one-sided answers: {most_frequent} of the {total:,} images paid for, "

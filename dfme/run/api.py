@@ -16,18 +16,17 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import name_of
 from dfme.config.messages import members, printable, shortened
+from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,
     Job,
-    QueriesConfig,
     ScheduleConfig,
     StudentConfig,
     TeacherConfig,
-    WandbConfig,
-    wandb_environment,
 )
 from dfme.config.values import Option, flatten, from_mapping, leaves, options_of
+from dfme.config.wandb_settings import WandbConfig, wandb_environment
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import DfmeError, UserError
 from dfme.methods import METHODS, SECTIONS, find_method

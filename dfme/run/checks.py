@@ -11,7 +11,8 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import problem_of
 from dfme.config.imports import find_target
 from dfme.config.messages import Problem, did_you_mean, listed, spelled_flag
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.config.values import leaves
 from dfme.data import check_dataset
 from dfme.errors import UserError

@@ -22,7 +22,8 @@ from dfme.data.class_names import numbered, shown_names
 from dfme.errors import Unserved, UserError
 from dfme.files import make_folder
 from dfme.oracle.oracle import Oracle
-from dfme.report.verdict import Classified, relabelled
+from dfme.report.classified import Classified
+from dfme.report.verdict import relabelled
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid, save_checkpoint
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.lock import wait_for_lock

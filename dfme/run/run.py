@@ -19,6 +19,7 @@ from dfme.oracle.left_out import left_out_warnings, require_classes
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.report import verdict, write_report
+from dfme.report.classified import Classified, baselines, histogram, paid_answers
 from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
 from dfme.report.recorder import Recorder
 from dfme.report.training import Training
@@ -193,7 +194,7 @@ class Run:
             for line in verdict.query_warnings(self.classified(), " so far"):
                 self.recorder.note(f"warning: {line}")
 
-    def classified(self, student: nn.Module | None = None) -> verdict.Classified:
+    def classified(self, student: nn.Module | None = None) -> Classified:
         """Classes by teacher, labels, paid answers and ``student``, as things stand."""
         classes = self.oracle.num_classes
         told = self.facts.get("class_names")
@@ -355,9 +356,9 @@ class Run:
             },
             **defended,
             "evaluation": evaluated(self.examination),
-            "baselines": verdict.baselines(seen),
-            "answers": verdict.histogram(seen),
-            "paid_answers": verdict.paid_answers(seen),
+            "baselines": baselines(seen),
+            "answers": histogram(seen),
+            "paid_answers": paid_answers(seen),
             "warnings": verdict.warnings(seen) + self._left_out(),
             "student_arch": self.arch,
             "students": len(self.trainer.nets),

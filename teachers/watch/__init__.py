@@ -2,10 +2,10 @@
 here.
 """
 
-from dfme.config import defences
+from dfme.config import detectors
 
 # name -> "module:Class", a ``detector.Detector``
 DETECTORS = {
     each: f"dfme.teachers.watch.detectors:{each.capitalize()}Detector"
-    for each in defences.DETECTORS
+    for each in detectors.DETECTORS
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import Seldom
-from dfme.config.defences import NEED_FEATURES
+from dfme.config.detectors import NEED_FEATURES
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
 from dfme.teachers.defences.defence import taken

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks, copied, defaults_kept, validate_like
-from dfme.config.defences import NEED_FEATURES, OnAlarm
+from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError
 from dfme.spec import LabelMode, Teacher

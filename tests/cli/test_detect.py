@@ -10,7 +10,7 @@ import torch
 from command_line import one_line, run
 
 from dfme.cli import teacher_side
-from dfme.config.defences import DETECTORS
+from dfme.config.detectors import DETECTORS
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.teachers.serve.record import Recording, account_tag
 from dfme.teachers.watch import detection

@@ -16,7 +16,7 @@ from small_runs import Metered, clone
 from tables import all_hold
 from tiers import exhaustive
 
-from dfme.config.settings import WandbConfig
+from dfme.config.wandb_settings import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, UserError
 from dfme.nets import build_net

@@ -15,7 +15,8 @@ from small_runs import small_options
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme.config.settings import QueriesConfig, StudentConfig
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.settings import StudentConfig
 from dfme.estimators import synthetic
 from dfme.estimators.build import MAKERS
 from dfme.estimators.differences import FORMS

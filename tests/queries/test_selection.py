@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfme.config.settings import QueriesConfig
+from dfme.config.query_settings import QueriesConfig
 from dfme.queries import sampler as choice
 from dfme.spec import LabelMode
 

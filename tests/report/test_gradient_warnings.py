@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dfme.config.settings import WandbConfig
+from dfme.config.wandb_settings import WandbConfig
 from dfme.report.metrics import METRICS
 from dfme.report.recorder import IN_A_ROW, SYMPTOMS, GradientWatch, Recorder
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from report_runs import SUMMARY
 
-from dfme.config.settings import WandbConfig
+from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import RunError
 from dfme.report.console import Console, duration, end_table
 from dfme.report.metrics import MAX_STEPS, MetricsFile, read_metrics

@@ -11,8 +11,9 @@ import pytest
 from tiers import exhaustive_rows
 
 from dfme.report import verdict
+from dfme.report.classified import Classified, baselines, histogram, paid_answers
 from dfme.report.training import Training
-from dfme.report.verdict import Classified, baselines, best_order, histogram, relabelled, warnings
+from dfme.report.verdict import best_order, relabelled, warnings
 
 
 def seen(
@@ -283,7 +284,7 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
     of = seen(
         teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries)
     )
-    paid = verdict.paid_answers(of)
+    paid = paid_answers(of)
     assert paid is not None
     assert paid["one_sided"] == one_sided
     assert paid["classes_reached"] == sum(map(bool, queries))

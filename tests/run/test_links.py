@@ -16,7 +16,7 @@ from tiers import exhaustive
 from dfme.audits.compare.processes import start
 from dfme.audits.compare.session import Session
 from dfme.cli.main import main
-from dfme.config.settings import WandbConfig
+from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import DfmeError, RunError
 from dfme.report.wandb_run import WandbRun
 

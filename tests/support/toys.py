@@ -11,14 +11,8 @@ from dfme.answers.asking import Reader
 from dfme.compute import DeferredChecks
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.settings import (
-    ExtractConfig,
-    Job,
-    QueriesConfig,
-    ScheduleConfig,
-    StudentConfig,
-    TeacherConfig,
-)
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.methods import METHODS
 from dfme.methods.base import Components
 from dfme.nets.generators import Generator, Transforming

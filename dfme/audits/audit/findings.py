@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from dfme.audits.audit.model import Entry
-from dfme.audits.audit.options import LIMITS
+from dfme.audits.audit.verdicts import verdict
 from dfme.audits.compare.attacked import defended
 from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, middle_of, spread
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
-from dfme.report.facts import LEVELS, Beside, is_above, wilson_interval
-from dfme.report.verdict import reached
+from dfme.report.classified import reached
+from dfme.report.facts import LEVELS, Beside, wilson_interval
 
 COPY = 0.9  # the agreement at which a student counts as a copy
 
@@ -223,7 +222,7 @@ class Findings:
             each.cell.name for each in own if each.state not in ("finished", "not applicable")
         ]
         return [
-            _verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()
+            verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()
         ]
 
     def games(self, twin: Entry | None) -> Entry:
@@ -364,143 +363,3 @@ def _dominates(one: Entry, other: Entry) -> bool:
     pairs = [(one[name], other[name]) for name in ("l1_mean", "accuracy_drop", "agreement")]
     less = [left - right for left, right in pairs if None not in (left, right)]
     return len(less) > 1 and max(less) <= 0 and min(less) < 0
-
-
-def _verdict(
-    limit: str, wanted: float, lines: Sequence[Entry], unknown: Sequence[str], beside: Beside
-) -> Entry:
-    judge = _price_verdict if limit in LIMITS else _agreement_verdict
-    value, holds, least, told = judge(limit, wanted, lines, beside)
-    text = told if lines else "no attack has finished"
-    open_still = holds and (unknown or not lines)
-    text += f"; the outcome of {', '.join(unknown)} is not known" if open_still and unknown else ""
-    judged = {
-        "limit": limit,
-        "wanted": wanted,
-        "value": value,
-        "pass": None if open_still else holds,
-    }
-    return judged | {"text": f"You want {least}; {text}."}
-
-
-Judged = tuple[float | None, bool | None, str, str]
-"""The figure that a limit is held against, whether the limit holds, what is wanted, and what was
-found.
-"""
-
-
-def _price_verdict(limit: str, wanted: float, lines: Sequence[Entry], beside: Beside) -> Judged:
-    """A limit on the queries until a level of agreement, which no copy below a constant answer
-    has.
-    """
-    level = LIMITS[limit]
-    counts = [
-        count for line in lines for count in line["queries_to"][f"{level:g}"] if count is not None
-    ]
-    value = min(counts, default=None)
-    least = f"at least {wanted:,.0f} queries to {level:.0%} agreement"
-    if value is not None:
-        return value, value >= wanted, least, f"the strongest attack needed {value:,}"
-    if beside.constant is not None and beside.constant >= level:
-        told = (
-            f"one constant answer agrees on {beside.constant:.1%} without a query, and "
-            "no attack on more"
-        )
-        return None, None, least, f"{told}, as far as {beside.images:,} images tell"
-    return None, True, least, "no attack got there, which shows only that these failed"
-
-
-def _agreement_verdict(_: str, wanted: float, lines: Sequence[Entry], beside: Beside) -> Judged:
-    """A limit on the agreement, which a constant answer may exceed without a query."""
-    value = max(
-        (share for line in lines for share in line["agreement"] if share is not None), default=None
-    )
-    least = f"at most {wanted:.1%} agreement"
-    if value is None or value <= wanted:
-        return value, True, least, "" if value is None else f"the best copy agrees on {value:.1%}"
-    exceeded = beside.constant is None or wanted >= beside.constant
-    if exceeded or is_above(value, beside.constant, beside.images):
-        return value, False, least, f"the best copy agrees on {value:.1%}"
-    told = f"the best copy agrees on {value:.1%}, which is not above one constant answer's"
-    return value, None, least, f"{told} {beside.constant:.1%}, so that this limit tells nothing"
-
-
-RESAMPLES = 1_000  # of the bootstrap
-
-
-def share_at_most(events: int, trials: int, units: int) -> float:
-    """Upper limit (95 %) of the rate ``events / trials`` with so many independent units behind the
-    trials.
-
-    Of no event 3 / units; else the upper end of Wilson's interval, as if the rate were of the
-    units.
-    """
-    return wilson_interval(events / trials, units)[1] if events else min(1.0, 3 / units)
-
-
-def auroc(
-    attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]
-) -> tuple[float, list[float]]:
-    """P(an attack's session scores above an honest one), ties counted half, and its 95 % interval.
-
-    By Mann and Whitney (1947), and the bootstrap: honest sessions are drawn again, and of
-    ``attacks``, which are sessions by seed, the seeds, since those of one begin with the same
-    images. Of few sessions, or of some that are all told apart, the interval is narrower than the
-    truth: the counts stand beside it.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    sizes = [len(own) for own in attacks.values()]
-    flat = [each for own in attacks.values() for each in own]
-    above_AB = np.greater.outer(flat, benign) + np.equal.outer(flat, benign) / 2
-    seeds_RA, times_RB = (
-        rng.multinomial(n, [1 / n] * n, RESAMPLES) for n in (len(sizes), len(benign))
-    )
-    times_RA = seeds_RA.repeat(sizes, axis=1)
-    found_R = ((times_RA @ above_AB) * times_RB).sum(1) / (times_RA.sum(1) * len(benign))
-    return float(above_AB.mean()), np.quantile(found_R, (0.025, 0.975)).tolist()
-
-
-def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``measured`` with ``attacks`` and ``auroc`` of the cells that were watched.
-
-    A cell is that of ``Findings``, its ``watch`` as in its summary, or None. At its alarm a copy is
-    worth what its last evaluation so far says, and before the first ``constant``, what one answer
-    to everything is.
-    """
-    attacks = list[dict[str, Any]]()
-    sessions = dict[tuple[str, str], dict[Any, list[float]]]()
-    watched = [
-        (cell, of) for cell in cells if cell["watch"] for of in cell["watch"]["detectors"].items()
-    ]
-    for cell, (name, found) in watched:
-        same = {
-            "cell": cell["name"],
-            **{key: cell[key] for key in ("row", "mode", "defence", "seed")},
-        }
-        told = {key: found[key] for key in ("first_alarm", "largest", "largest_600")}
-        first = found["first_alarm"]
-        known = (worth for queries, worth in reversed(cell["curve"]) if queries <= (first or 0))
-        worth = None if first is None else next(known, cell["constant"])
-        own = {
-            "detector": name,
-            "images": cell["watch"]["images"],
-            **told,
-            "agreement_at_alarm": worth,
-        }
-        attacks.append(same | own)
-        if found["largest_600"] is not None:
-            seeds = sessions.setdefault((cell["row"], name), {})
-            seeds.setdefault(cell["seed"], []).append(found["largest_600"])
-    rows = list[dict[str, Any]]()
-    for (row, name), seeds in sessions.items():
-        for stream, benign in measured["benign_largest"].get(name, {}).items():
-            value, interval = auroc(seeds, benign)
-            counts = {
-                "attack_sessions": sum(map(len, seeds.values())),
-                "benign_sessions": len(benign),
-            }
-            of = {"row": row, "detector": name, "stream": stream}
-            rows.append({**of, "auroc": value, "interval": interval, **counts})
-    return {**measured, "attacks": attacks, "auroc": rows}

@@ -3,12 +3,10 @@
 import io
 import math
 import re
-import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -19,6 +17,7 @@ from dfme.audits.audit.findings import median_to_copy, to_copy
 from dfme.audits.audit.headline import seeds_text
 from dfme.audits.audit.model import Entry, cells_in, check_audit
 from dfme.audits.audit.options import APPENDIX
+from dfme.audits.audit.tables import FIXED, UNKNOWN, across, in_words, table
 from dfme.audits.compare.figures import middle_of
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
@@ -28,87 +27,7 @@ from dfme.report.facts import Beside
 from dfme.report.page import MAX_SHOWN, embedded, render
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
-UNKNOWN = "-"
 FORM = "form of answers"
-FIXED = "\N{NO-BREAK SPACE}"
-Forms = Mapping[str, str]
-"""Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it.
-"""
-
-
-class _Words(string.Formatter):
-    """Forms of values as ``str.format`` has them, and of a list's values, one after the other.
-
-    ``never;,``: none is never; else None is a TypeError. ``spread``: mean and deviation.
-    """
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        otherwise, _, form = format_spec.rpartition(";")
-        if isinstance(value, list) and (otherwise or {*value} - {None} or not value):
-            each_form = f"{otherwise or UNKNOWN};{form}"
-            texts = [self.format_field(each, each_form).replace(" ", FIXED) for each in value]
-            return otherwise if {*texts} == {otherwise.replace(" ", FIXED)} else ", ".join(texts)
-        if form == "spread":
-            sign = f"{FIXED}\N{PLUS-MINUS SIGN}{FIXED}"
-            deviation = "" if value["sd"] is None else f"{sign}{100 * value['sd']:.1f}"
-            return f"{value['mean']:.1%}{deviation}"
-        if value is None and otherwise:
-            return otherwise
-        if value is None or isinstance(value, list):
-            raise TypeError
-        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else format(value, form)
-
-
-class Shown(NamedTuple):
-    """``strong``: whether it is the best of its row."""
-
-    text: str
-    note: str = ""
-    strong: bool = False
-
-
-def in_words(form: str, row: Entry) -> str:
-    """The row's values in a form; a bar where a part of it is not known."""
-    try:
-        return _Words().vformat(form, (), row)
-    except (KeyError, TypeError):
-        return UNKNOWN
-
-
-def _cell(form: str, row: Entry) -> Shown:
-    text, *notes = (in_words(part, row) for part in form.split("|"))
-    note = ", ".join(note for note in notes if note not in ("", UNKNOWN))
-    return Shown(text, note, row.get("best") is True)
-
-
-def _table(caption: str, rows: Iterable[Entry], forms: Forms, words: int = 1) -> Entry:
-    """A table row per row: the first cell is its head, the first ``words`` are text."""
-    lines = [[_cell(form, row) for form in forms.values()] for row in rows]
-    return {"caption": caption, "heads": list(forms), "rows": lines, "words": words}
-
-
-def _across(
-    caption: str, rows: Iterable[Entry], forms: Forms, column: str, form: str, after: Any = None
-) -> Entry:
-    """A table row per form, a cell per ``column``, from one row or from those of all seeds."""
-    groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}
-    for row in rows:
-        place = groups.setdefault(tuple(in_words(each, row) for each in forms.values()), {})
-        place.setdefault(in_words(column, row), []).append(row)
-    heads = list(dict.fromkeys(head for of in groups.values() for head in of))
-    lines = []
-    after = after or {}
-    for words, of in groups.items():
-        found = {
-            head: own[0] if len(own) == 1 else {name: [row[name] for row in own] for name in own[0]}
-            for head, own in of.items()
-        }
-        cells = [_cell(form, found[head]) if head in found else Shown(UNKNOWN) for head in heads]
-        behind = (in_words(each, next(iter(found.values()))) for each in after.values())
-        lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
-    return _table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms)) | {
-        "rows": lines
-    }
 
 
 def write_page(audit: Entry, path: Path) -> Path:
@@ -116,7 +35,7 @@ def write_page(audit: Entry, path: Path) -> Path:
     audit.
     """
     check_audit(audit)
-    contents = {"audit": audit, "table": _table, "across": _across, "in_words": in_words}
+    contents = {"audit": audit, "table": table, "across": across, "in_words": in_words}
     render("audits/audit/appendix.html", path.with_name(APPENDIX), contents | _behind(audit))
     return render("audits/audit/audit.html", path, contents | _first(audit))
 
@@ -253,7 +172,7 @@ def _behind(audit: Entry) -> Entry:
     facts = [{"what": what, "figure": text} for what, text in rows if text not in ("", UNKNOWN)]
     return {
         "large": Beside(audit["games"]["constant"]).is_large,
-        "facts": _table(
+        "facts": table(
             "What was audited, and how", facts, {"What": "{what}", "Figure": "{figure}"}, 2
         ),
         "curves": curves(audit, alarms=True),

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dfme.audits.audit.detection import auroc
 from dfme.audits.audit.examine import ExaminedCell
-from dfme.audits.audit.findings import auroc
 from dfme.audits.audit.model import Entry
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case

@@ -4,29 +4,23 @@ stored.
 
 import io
 import json
-import os
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from dfme import __version__
 from dfme.audits.audit import headline
-from dfme.audits.audit.controls import controls
-from dfme.audits.audit.findings import Findings, has_images, joined, strongest, to_copy
+from dfme.audits.audit.document import Measured, parts, tool
+from dfme.audits.audit.findings import Findings, has_images, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
-from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached, limits
+from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached
 from dfme.audits.audit.phases import record_seconds
-from dfme.audits.audit.quota import below, sheet
+from dfme.audits.audit.quota import below
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
@@ -39,15 +33,13 @@ from dfme.errors import UserError
 from dfme.files import make_folder, write_text
 from dfme.oracle.ledger_log import Totals
 from dfme.oracle.ledger_log import audit as add_up
-from dfme.report.console import teacher_name
-from dfme.report.page import embedded
 from dfme.report.summary_file import read_object, read_summary
 from dfme.report.terminal import StatusLine, wrapped
-from dfme.run.build import is_local, spared_images
+from dfme.run.build import is_local
 from dfme.run.directory import on_record
 from dfme.run.evaluation import SHARED
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import PROJECT, document, resume_command
+from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
 
 FAILS = 4  # exit code where a stated limit fails
@@ -373,127 +365,20 @@ class Audit:
             write_text(plan.out / CARD, headline.model_card(self.found))
 
     def _findings(self) -> Entry:
-        plan = self._plan
-        of = self._of()
-        examined = self._examined
-        config = self._plan.config
-        told = limits(config.acceptable, config.budget)
         beside = [totals for place in ("benign", "examined*") for _, totals in self._ledgers(place)]
-        cells = of.cells()
-        games = of.games(examined.get("twin"))
         under = next((each.cell.name for session in self._under for each in session.runs), None)
-        detection = None
-        if self._measured is not None:
-            watches = {
-                name: each.get("watch") for name, each in of.summaries.items() if name != under
-            }
-            known = [
-                {"constant": games["constant"], "watch": watches.get(cell["name"])}
-                for cell in cells
-            ]
-            joint = [cell | more for cell, more in zip(cells, known, strict=True)]
-            detection = joined(self._measured, joint)
-        names = [
-            "profile",
-            "budget",
-            "seeds",
-            "attackers",
-            "label_modes",
-            "defences",
-            "total",
-            "transfer",
-        ]
-        names += ["keep_below", "per"]
-        price = plan.job.teacher.price_per_1000
-        first = headline.headline(of, config.seeds)
-        options = {name: getattr(config, name) for name in names}
-        not_run = [*self._not_run, *examined.get("not_run", ()), *of.not_run()]
-        told_not = headline.what_it_does_not_tell(of, len(config.seeds), plan.local)
-        found = {
-            "options": options | {"price_per_1000": price, "acceptable": told},
-            "target": target(plan, of.example),
-            "halves": plan.halves or None,
-            **{"headline": first, "advice": headline.advice(of, detection)},
-            **{
-                "verdicts": of.verdicts(told),
-                "price": of.price,
-                "games": games,
-                "defences": of.defences,
-            },
-            **{
-                "utility": self._utility,
-                "pareto": of.pareto(),
-                "detection": detection,
-                "cells": cells,
-            },
-            **{name: examined.get(name, []) for name in ("fidelity", "fidelity_seeds")},
-            **{name: examined.get(name) for name in ("differences", "transfer")},
-            "recognition": self._recognised,
-            "ledger": of.ledger(beside, spared_images(plan.out / "cells")),
-            **{"taxonomy": headline.TAXONOMY, "not_run": not_run, "limits": told_not},
-            "pictures": pictures(plan, first["attacker"]),
-        }
-        found["quota"] = sheet(found, under)
-        return found | {"controls": controls(found)}
+        measured = Measured(
+            of=self._of(),
+            utility=self._utility,
+            detection=self._measured,
+            examined=self._examined,
+            recognised=self._recognised,
+            not_run=self._not_run,
+            beside=beside,
+            under=under,
+        )
+        return parts(self._plan, measured)
 
 
 def _to_run(session: Session) -> list[Outcome]:
     return [each for each in session.runs if each.state != "not applicable"]
-
-
-def target(plan: AuditPlan, example: Entry) -> Entry:
-    """The audited teacher; ``example``: the summary of a finished run of its own answers, or
-    empty.
-    """
-    teacher = example.get("teacher") or {}
-    scored = example.get("evaluation") or {}
-    accuracy = example.get("teacher_accuracy")
-    name = teacher_name(document(plan.job)["teacher"])
-    files = (plan.job.teacher_options.get(option) for option in teacher.get("files") or ())
-    places = [os.path.relpath(str(file)) for file in (*files, plan.out / OPTIONS) if file]
-    place = next((place for place in places if not place.startswith("..")), OPTIONS)
-    told = {
-        "kind": plan.job.teacher.kind,
-        "name": name,
-        "local": plan.local,
-        "label_mode": plan.own,
-    }
-    told |= {key: teacher.get(key) for key in ("shape", "num_classes", "levels")}
-    told |= {
-        "defences": [*plan.job.teacher.defences],
-        "authorised_by": example.get("authorised_by"),
-    }
-    on = {
-        "name": scored.get("name"),
-        "images": scored.get("images"),
-        "labelled": accuracy is not None,
-    }
-    return told | {"accuracy": accuracy, "evaluation": on, "place": Path(place).as_posix()}
-
-
-def tool() -> Entry:
-    """Versions, and the commit of a checkout with a mark of changed files."""
-    found = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    words = ["git", "describe", "--always", "--dirty"]
-    with suppress(OSError, subprocess.SubprocessError):
-        if (PROJECT / ".git").exists():
-            done = subprocess.run(  # noqa: S603
-                words,
-                cwd=PROJECT,
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=True,
-            )
-            return {**found, "commit": done.stdout.strip() or None}
-    return {**found, "commit": None}
-
-
-def pictures(plan: AuditPlan, attacker: str | None) -> Entry:
-    """The sheet of the strongest attacker's queries, if it is not too large for the page."""
-    every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
-    sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
-    sheet = next(
-        (file for file in sheets if file.is_file() and file.stat().st_size <= 400_000), None
-    )
-    return {"samples": embedded(sheet.read_bytes())} if sheet else {}

@@ -13,10 +13,11 @@ from test_exports import of as without_limits
 from test_headline import Curve, bill, found, outcome
 
 from dfme.audits.audit import page as page_module
+from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
 from dfme.audits.audit.controls import controls
 from dfme.audits.audit.exports import bom, junit, sarif
 from dfme.audits.audit.findings import Findings
-from dfme.audits.audit.headline import NOTHING, UNTRIED, advice, headline
+from dfme.audits.audit.headline import headline
 from dfme.audits.audit.model import json_schema
 from dfme.audits.audit.quota import sheet
 from dfme.audits.compare.figures import Outcome

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dfme.audits.audit.examine import FIGURES, calibration, examined, figures, kendall_tau
+from dfme.audits.audit.fidelity import FIGURES, calibration, examined, figures, kendall_tau
 from dfme.spec import LabelMode
 
 P, LABEL = LabelMode("probabilities"), LabelMode("label")

@@ -6,20 +6,14 @@ from typing import Any
 
 import pytest
 
+from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
 from dfme.audits.audit.findings import Findings
-from dfme.audits.audit.headline import (
-    GATES,
-    NOTHING,
-    UNTRIED,
-    advice,
-    commands,
-    headline,
-    what_it_does_not_tell,
-)
+from dfme.audits.audit.headline import GATES, commands, headline, what_it_does_not_tell
 from dfme.audits.audit.options import limits
 from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
 from dfme.audits.compare.plan import Cell, attempt
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, QueriesConfig, TeacherConfig
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.report.facts import LEVELS

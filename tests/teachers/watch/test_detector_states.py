@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from watched import benign
 
-from dfme.config import defences
+from dfme.config import detectors as settings
 from dfme.config.imports import find_target
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import Benign, Detector, Observation
@@ -49,7 +49,7 @@ def made(name: str) -> Detector:
 
 
 def test_the_registry_has_what_options_name() -> None:
-    assert tuple(DETECTORS) == defences.DETECTORS
+    assert tuple(DETECTORS) == settings.DETECTORS
     for name in DETECTORS:
         own = made(name)
         assert own.name == name
@@ -57,7 +57,7 @@ def test_the_registry_has_what_options_name() -> None:
         assert own.threshold > 0
         known = (benign().plain, benign().corrupted)
         blind = Benign(*(Observation(each.images_BCHW, each.p_BK) for each in known), 10)
-        if name in defences.NEED_FEATURES:
+        if name in settings.NEED_FEATURES:
             with pytest.raises(AssertionError, match="without features"):
                 find_target(DETECTORS[name])(blind).see(blind.plain)
         else:

@@ -1,0 +1,86 @@
+"""Detection in an audit: alarms beside the copies' worth, and how well a detector separates."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dfme.report.facts import wilson_interval
+
+RESAMPLES = 1_000  # of the bootstrap
+
+
+def share_at_most(events: int, trials: int, units: int) -> float:
+    """Upper limit (95 %) of the rate ``events / trials`` with so many independent units behind the
+    trials.
+
+    Of no event 3 / units; else the upper end of Wilson's interval, as if the rate were of the
+    units.
+    """
+    return wilson_interval(events / trials, units)[1] if events else min(1.0, 3 / units)
+
+
+def auroc(
+    attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]
+) -> tuple[float, list[float]]:
+    """P(an attack's session scores above an honest one), ties counted half, and its 95 % interval.
+
+    By Mann and Whitney (1947), and the bootstrap: honest sessions are drawn again, and of
+    ``attacks``, which are sessions by seed, the seeds, since those of one begin with the same
+    images. Of few sessions, or of some that are all told apart, the interval is narrower than the
+    truth: the counts stand beside it.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    sizes = [len(own) for own in attacks.values()]
+    flat = [each for own in attacks.values() for each in own]
+    above_AB = np.greater.outer(flat, benign) + np.equal.outer(flat, benign) / 2
+    seeds_RA, times_RB = (
+        rng.multinomial(n, [1 / n] * n, RESAMPLES) for n in (len(sizes), len(benign))
+    )
+    times_RA = seeds_RA.repeat(sizes, axis=1)
+    found_R = ((times_RA @ above_AB) * times_RB).sum(1) / (times_RA.sum(1) * len(benign))
+    return float(above_AB.mean()), np.quantile(found_R, (0.025, 0.975)).tolist()
+
+
+def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return ``measured`` with ``attacks`` and ``auroc`` of the cells that were watched.
+
+    A cell is that of ``Findings``, its ``watch`` as in its summary, or None. At its alarm a copy is
+    worth what its last evaluation so far says, and before the first ``constant``, what one answer
+    to everything is.
+    """
+    attacks = list[dict[str, Any]]()
+    sessions = dict[tuple[str, str], dict[Any, list[float]]]()
+    watched = [
+        (cell, of) for cell in cells if cell["watch"] for of in cell["watch"]["detectors"].items()
+    ]
+    for cell, (name, found) in watched:
+        same = {
+            "cell": cell["name"],
+            **{key: cell[key] for key in ("row", "mode", "defence", "seed")},
+        }
+        told = {key: found[key] for key in ("first_alarm", "largest", "largest_600")}
+        first = found["first_alarm"]
+        known = (worth for queries, worth in reversed(cell["curve"]) if queries <= (first or 0))
+        worth = None if first is None else next(known, cell["constant"])
+        own = {
+            "detector": name,
+            "images": cell["watch"]["images"],
+            **told,
+            "agreement_at_alarm": worth,
+        }
+        attacks.append(same | own)
+        if found["largest_600"] is not None:
+            seeds = sessions.setdefault((cell["row"], name), {})
+            seeds.setdefault(cell["seed"], []).append(found["largest_600"])
+    rows = list[dict[str, Any]]()
+    for (row, name), seeds in sessions.items():
+        for stream, benign in measured["benign_largest"].get(name, {}).items():
+            value, interval = auroc(seeds, benign)
+            counts = {
+                "attack_sessions": sum(map(len, seeds.values())),
+                "benign_sessions": len(benign),
+            }
+            of = {"row": row, "detector": name, "stream": stream}
+            rows.append({**of, "auroc": value, "interval": interval, **counts})
+    return {**measured, "attacks": attacks, "auroc": rows}
