@@ -1,6 +1,6 @@
 """Detection in an audit: alarms beside the copies' worth, and how well a detector separates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dfme.report.facts import wilson_interval
@@ -51,36 +51,54 @@ def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> d
     """
     attacks = list[dict[str, Any]]()
     sessions = dict[tuple[str, str], dict[Any, list[float]]]()
-    watched = [
-        (cell, of) for cell in cells if cell["watch"] for of in cell["watch"]["detectors"].items()
-    ]
-    for cell, (name, found) in watched:
-        same = {
-            "cell": cell["name"],
-            **{key: cell[key] for key in ("row", "mode", "defence", "seed")},
-        }
-        told = {key: found[key] for key in ("first_alarm", "largest", "largest_600")}
-        first = found["first_alarm"]
-        known = (worth for queries, worth in reversed(cell["curve"]) if queries <= (first or 0))
-        worth = None if first is None else next(known, cell["constant"])
-        own = {
-            "detector": name,
-            "images": cell["watch"]["images"],
-            **told,
-            "agreement_at_alarm": worth,
-        }
-        attacks.append(same | own)
-        if found["largest_600"] is not None:
+    for cell, name, largest in _watched(cells):
+        attacks.append(_attack(cell, name, largest))
+        if largest["largest_600"] is not None:
             seeds = sessions.setdefault((cell["row"], name), {})
-            seeds.setdefault(cell["seed"], []).append(found["largest_600"])
+            seeds.setdefault(cell["seed"], []).append(largest["largest_600"])
     rows = list[dict[str, Any]]()
     for (row, name), seeds in sessions.items():
         for stream, benign in measured["benign_largest"].get(name, {}).items():
             value, interval = auroc(seeds, benign)
-            counts = {
-                "attack_sessions": sum(map(len, seeds.values())),
-                "benign_sessions": len(benign),
-            }
-            of = {"row": row, "detector": name, "stream": stream}
-            rows.append({**of, "auroc": value, "interval": interval, **counts})
+            rows.append(
+                {
+                    "row": row,
+                    "detector": name,
+                    "stream": stream,
+                    "auroc": value,
+                    "interval": interval,
+                    "attack_sessions": sum(map(len, seeds.values())),
+                    "benign_sessions": len(benign),
+                }
+            )
     return {**measured, "attacks": attacks, "auroc": rows}
+
+
+def _watched(
+    cells: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Each watched cell with the name of a detector and what it says."""
+    for cell in cells:
+        if cell["watch"]:
+            for name, statistics in cell["watch"]["detectors"].items():
+                yield cell, name, statistics
+
+
+def _attack(
+    cell: Mapping[str, Any], detector: str, statistics: Mapping[str, Any]
+) -> dict[str, Any]:
+    first = statistics["first_alarm"]
+    known = (worth for queries, worth in reversed(cell["curve"]) if queries <= (first or 0))
+    return {
+        "cell": cell["name"],
+        "row": cell["row"],
+        "mode": cell["mode"],
+        "defence": cell["defence"],
+        "seed": cell["seed"],
+        "detector": detector,
+        "images": cell["watch"]["images"],
+        "first_alarm": first,
+        "largest": statistics["largest"],
+        "largest_600": statistics["largest_600"],
+        "agreement_at_alarm": None if first is None else next(known, cell["constant"]),
+    }

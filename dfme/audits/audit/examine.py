@@ -88,8 +88,13 @@ def examine(
     earlier = _set_aside(
         folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer])
     )
-    found: Entry = {"fidelity": [], "asked": 0}
-    found |= dict.fromkeys(("differences", "transfer", "twin"))
+    found: Entry = {
+        "fidelity": [],
+        "asked": 0,
+        "differences": None,
+        "transfer": None,
+        "twin": None,
+    }
     rows = dict[tuple[str, str], list[Entry]]()
     nets = list[Any]()
     first = None
@@ -290,9 +295,15 @@ def _ask(
         deferred.verify()
         totals = oracle.ledger.totals()
     found["asked"] = totals.transfer_queries
-    table = {"images": len(x_NCHW), "eps": list(sizes), "headline_eps": headline}
-    table |= {"attacks": list(ATTACKS), "asked": found["asked"], "rows": rows, "gain": gains(rows)}
-    found["transfer"] = table
+    found["transfer"] = {
+        "images": len(x_NCHW),
+        "eps": list(sizes),
+        "headline_eps": headline,
+        "attacks": list(ATTACKS),
+        "asked": found["asked"],
+        "rows": rows,
+        "gain": gains(rows),
+    }
     for place, told in enumerate(found["fidelity"]):
         for name, (*alike, asked) in counts.items():
             told[name] = {"images": asked, "agreement": alike[place] / asked} if asked else None

@@ -58,10 +58,17 @@ def sarif(audit: Entry) -> Entry:
     results = []
     for number, (rule, (known, helping, figures)) in enumerate(_answers(audit).items()):
         fails = failed if rule == "copy-90" else []
-        level = "error" if fails else "warning" if helping else "note"
-        message = {"text": " ".join([*known, *fails, *helping]) or ASKED[rule]}
-        result = {"ruleId": rule, "ruleIndex": number, "level": level, "message": message}
-        results.append(result | {"locations": [where], "properties": figures})
+        level = "warning" if helping else "note"
+        results.append(
+            {
+                "ruleId": rule,
+                "ruleIndex": number,
+                "level": "error" if fails else level,
+                "message": {"text": " ".join([*known, *fails, *helping]) or ASKED[rule]},
+                "locations": [where],
+                "properties": figures,
+            }
+        )
     driver = {"name": "dfme", "version": audit["tool"]["dfme"], "rules": rules}
     ran = {
         "executionSuccessful": audit["made"]["finished"],
@@ -109,9 +116,10 @@ def _answers(audit: Entry) -> dict[str, tuple[list[str], list[str], Entry]]:
 
 def _helping(audit: Entry) -> dict[str, list[str]]:
     """Advice by the question that it answers, a quota by the first."""
-    rows = {
-        f"{part}.{at}": row for part in ("price", "defences") for at, row in enumerate(audit[part])
-    }
+    rows = dict[str, Entry]()
+    for part in ("price", "defences"):
+        for at, row in enumerate(audit[part]):
+            rows[f"{part}.{at}"] = row
     found: dict[str, list[str]] = {rule: [] for rule in ASKED}
     for each in audit["advice"]:
         row = rows.get(each["from"], {})
@@ -223,8 +231,18 @@ def bom(audit: Entry, page: str) -> Entry:
         "url": PAGE,
         "hashes": [{"alg": "SHA-256", "content": page}],
     }
-    model = {"type": "machine-learning-model", "bom-ref": "model", "name": audit["target"]["name"]}
-    model |= {"modelCard": card, "externalReferences": [page_of]}
+    model = {
+        "type": "machine-learning-model",
+        "bom-ref": "model",
+        "name": audit["target"]["name"],
+        "modelCard": card,
+        "externalReferences": [page_of],
+    }
     tool = {"type": "application", "name": "dfme", "version": audit["tool"]["dfme"]}
-    head = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1}
-    return head | {"metadata": {"tools": {"components": [tool]}}, "components": [model]}
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"tools": {"components": [tool]}},
+        "components": [model],
+    }

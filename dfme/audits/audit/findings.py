@@ -114,25 +114,30 @@ class Findings:
         queries = {
             f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS
         }
-        ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
-        line = {"row": row, "mode": mode, "agreement": agreement, **over_seeds(agreement)}
         balanced = [None if each is None else each.agreement_balanced for each in figures]
-        line |= {"agreement_balanced": balanced, "balanced": over_seeds(balanced)["mean"]}
+        means = over_seeds(agreement)
         first = outcomes[0].cell
         domain = first.job.queries.domain
-        line |= {"has_images": has_images(first), "budget": first.budget}
-        line |= {"knows": None if domain == "unknown" else domain}
-        line |= {
-            "interval": self.interval(line["mean"]),
+        ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
+        line = {
+            "row": row,
+            "mode": mode,
+            "agreement": agreement,
+            "mean": means["mean"],
+            "sd": means["sd"],
+            "agreement_balanced": balanced,
+            "balanced": over_seeds(balanced)["mean"],
+            "has_images": has_images(first),
+            "budget": first.budget,
+            "knows": None if domain == "unknown" else domain,
+            "interval": self.interval(means["mean"]),
             "queries_to": queries,
             "state": ended.state,
-        }
-        ran = [each.cell.name for each in outcomes if each.state != "not applicable"]
-        return line | {
             "reason": ended.reason,
-            "cells": ran,
-            "cost_to_90": self.cost(median_to_copy(line)),
+            "cells": [each.cell.name for each in outcomes if each.state != "not applicable"],
         }
+        line["cost_to_90"] = self.cost(median_to_copy(line))
+        return line
 
     @cached_property
     def defences(self) -> list[Entry]:
@@ -142,18 +147,28 @@ class Findings:
         found = []
         cells = self.second.rows(self.own, self.budget) if self.second else {}
         for line in defended(self.second, self.own, self.budget) if self.second else ():
-            attackers = []
+            attackers = list[Entry]()
             for each in line.attackers:
-                made = [one.cell.name for one in cells[each.label] if one.figures]
-                told: Entry = {"answers": each.answers, "agreement": plain(each.agreement)}
-                told |= {"score": plain(each.score), "remarks": [*each.remarks], "cells": made}
-                attackers.append(told)
-            score = next(
-                (each["score"] for each in attackers if each["answers"] == line.best), None
+                attackers.append(
+                    {
+                        "answers": each.answers,
+                        "agreement": plain(each.agreement),
+                        "score": plain(each.score),
+                        "remarks": [*each.remarks],
+                        "cells": [run.cell.name for run in cells[each.label] if run.figures],
+                    }
+                )
+            scores = (each["score"] for each in attackers if each["answers"] == line.best)
+            found.append(
+                {
+                    "defence": line.defence,
+                    "attackers": attackers,
+                    "best": line.best,
+                    "best_score": next(scores, None),
+                    "to_label_only": line.to_label_only,
+                    "balanced": line.best_balanced,
+                }
             )
-            best = {"best": line.best, "best_score": score, "to_label_only": line.to_label_only}
-            best["balanced"] = line.best_balanced
-            found.append({"defence": line.defence, "attackers": attackers, **best})
         return found
 
     def paid(self, name: str) -> Entry:
@@ -235,8 +250,16 @@ class Findings:
             values = [
                 None if share is None else (share - least) / way for share in line["agreement"]
             ]
-            place = {"row": line["row"], "mode": line["mode"], "values": values}
-            advantage.append(place | over_seeds(values))
+            means = over_seeds(values)
+            advantage.append(
+                {
+                    "row": line["row"],
+                    "mode": line["mode"],
+                    "values": values,
+                    "mean": means["mean"],
+                    "sd": means["sd"],
+                }
+            )
         return {
             "constant": least,
             "constant_balanced": self.beside.balanced,
@@ -260,26 +283,28 @@ class Findings:
         asked = self.ledgers.get(cell.name)
         agreement = None if of.figures is None else of.figures.agreement
         watch = (summary.get("watch") or {}).get("detectors") or {}
-        told: Entry = {
+        spent = asked and asked.spent
+        return {
             "name": cell.name,
             "row": cell.row,
             "mode": cell.mode,
             "defence": cell.attempt.runs,
-        }
-        told |= {"seed": cell.seed, "answers": cell.attempt.answers, "budget": cell.budget}
-        told |= {"state": of.state, "reason": of.reason, "spent": asked and asked.spent}
-        told["agreement_balanced"] = None if of.figures is None else of.figures.agreement_balanced
-        told |= {
+            "seed": cell.seed,
+            "answers": cell.attempt.answers,
+            "budget": cell.budget,
+            "state": of.state,
+            "reason": of.reason,
+            "spent": spent,
+            "agreement_balanced": None if of.figures is None else of.figures.agreement_balanced,
             "agreement": agreement,
             "dir": f"cells/{cell.name}",
             "interval": self.interval(agreement),
-        }
-        told |= {"curve": [[*at] for at in of.figures.curve] if of.figures else []}
-        told |= {"alarms": {detector: each["first_alarm"] for detector, each in watch.items()}}
-        told |= {"config_hash": summary.get("config_hash"), "requests": asked and asked.requests}
-        return told | {
+            "curve": [[*at] for at in of.figures.curve] if of.figures else [],
+            "alarms": {detector: alarms["first_alarm"] for detector, alarms in watch.items()},
+            "config_hash": summary.get("config_hash"),
+            "requests": asked and asked.requests,
             "steps_seconds": of.figures and of.figures.seconds,
-            "cost": self.cost(told["spent"]),
+            "cost": self.cost(spent),
         }
 
     def ledger(self, beside: Sequence[Totals], shared: int) -> Entry:
@@ -289,11 +314,17 @@ class Findings:
         ``shared``: those that were not asked, since another cell had asked them.
         """
         every = [*self.ledgers.values(), *beside]
-        purposes = {name: f"{name}_queries" for name in ("evaluation", "transfer", "benign")}
-        purposes = {"images": "spent", **purposes, "served": "served"}
-        found = {name: sum(getattr(each, of) for each in every) for name, of in purposes.items()}
-        found |= {"shared": shared, "served": found["served"] - shared}
-        return {**found, "cost": self.cost(found["served"]), "cells": len(self.ledgers)}
+        served = sum(each.served for each in every) - shared
+        return {
+            "images": sum(each.spent for each in every),
+            "evaluation": sum(each.evaluation_queries for each in every),
+            "transfer": sum(each.transfer_queries for each in every),
+            "benign": sum(each.benign_queries for each in every),
+            "served": served,
+            "shared": shared,
+            "cost": self.cost(served),
+            "cells": len(self.ledgers),
+        }
 
     def not_run(self) -> list[Entry]:
         """Cells that were never to be run, and those that failed."""

@@ -53,8 +53,9 @@ class Forecast:
     def text(self) -> str:
         """The images that --total counts, in a sentence."""
         each = self.plan.config.budget
-        most = "at most " * (self.charged < self.attacks * each)
-        attacks = f"{self.attacks} attack{'s' * (self.attacks != 1)} of {most}{each:,} images"
+        most = "at most " if self.charged < self.attacks * each else ""
+        end = "" if self.attacks == 1 else "s"
+        attacks = f"{self.attacks} attack{end} of {most}{each:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         more = (
             f", and at most {images:,} more {what}" for what, images in beside.items() if images

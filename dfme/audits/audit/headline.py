@@ -63,17 +63,27 @@ def _of_mode(lines: Sequence[Entry], mode: str) -> Entry | None:
 
 def _price(of: Findings, line: Entry | None) -> Entry:
     if line is None:
-        unknown = dict.fromkeys(("attacker", "knows", "median", "cost", "best_agreement"))
-        return {**unknown, "queries": [], "by_seed": [], "balanced": None}
+        return {
+            "attacker": None,
+            "knows": None,
+            "median": None,
+            "cost": None,
+            "best_agreement": None,
+            "queries": [],
+            "by_seed": [],
+            "balanced": None,
+        }
     middle = median_to_copy(line)
-    told = {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))}
-    queries = {
+    return {
+        "attacker": line["row"],
+        "knows": line["knows"],
         "queries": line["queries_to"][f"{COPY:g}"],
         "median": middle,
         "cost": of.cost(middle),
+        "by_seed": seeds_text(line, f"{COPY:g}"),
+        "balanced": line["balanced"],
+        "best_agreement": {"mean": line["mean"], "sd": line["sd"], "n": len(to_copy(line))},
     }
-    queries |= {"by_seed": seeds_text(line, f"{COPY:g}"), "balanced": line["balanced"]}
-    return {"attacker": line["row"], "knows": line["knows"], **queries, "best_agreement": told}
 
 
 def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
@@ -94,7 +104,8 @@ def _first(of: Findings, best: Entry, seeds: Sequence[int]) -> str:
     if best["median"] is not None:
         told = [] if best["cost"] is None else [f"{best['cost']:,.2f} at your price"]
         told += [f"{len(counts)} of {runs} runs made one" if len(counts) < runs else _range(counts)]
-        told += [f"{len(seeds) - runs} more failed"] * (runs < len(seeds))
+        if runs < len(seeds):
+            told.append(f"{len(seeds) - runs} more failed")
         price = f"{best['median']:,.0f} queries{by} ({'; '.join(told)})"
         return f"A {copy} costs{whom} {price}.{more}"
     # no better than one answer to everything, as far as the images can tell
@@ -224,7 +235,10 @@ def _second(of: Findings, labels: Entry | None) -> str:
 def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
     """The sentences below every audit."""
     rows = ", ".join(dict.fromkeys(line["row"] for line in of.price))
-    images = "more " * any(line["has_images"] for line in of.price) + "images of your task"
+    images = "images of your task"
+    if any(line["has_images"] for line in of.price):
+        images = f"more {images}"
+    counted = f"{seeds} seeds" if seeds > 1 else f"{seeds} seed"
     watched = "We do not know which defences or detectors the service has, and tried none."
     if local:
         watched = (
@@ -234,8 +248,7 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         f"We ran the attackers {rows}. A stronger one, or one with {images}, may need fewer "
         "queries. Where "
         "no copy was made, these attacks failed; that does not show that the model is safe.",
-        f"We measured agreement on {of.images:,} images with {seeds} seed{'s' * (seeds > 1)}. The "
-        "95% "
+        f"We measured agreement on {of.images:,} images with {counted}. The 95% "
         "intervals are over images; with fewer than five seeds we state none over seeds.",
         "Prices are upper bounds: a copy may have been as good before the evaluation that showed "
         "it, and an "

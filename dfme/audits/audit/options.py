@@ -212,20 +212,36 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
         attackers=config.attackers or (*profile.attackers, *([LIKE] if holds else [])),
         label_modes=(own,) if away else config.label_modes,
         student_steps=config.student_steps or min(budget, profile.steps or budget),
-        jobs=config.jobs or ((1 if away else 2) if config.engine == "local" else None),
+        jobs=config.jobs or _jobs(config, away),
     )
     other = "it answers in one form; another one would have to be asked for anew"
-    not_run = [{"what": f"label mode {mode}", "why": other} for mode in others]
-    not_run += [{"what": what, "why": away} for what in ("defences", "detection")]
-    knowing = "attackers who know what the model is for, " * (config.profile == "quick")
-    unsaid = {"what": "whether you would recognise a copy", "why": "there are no --references"}
-    brief = ", two sizes of adversarial perturbation" * (config.profile == "quick")
-    larger = {
-        "what": f"{knowing}more defences, seeds and steps{brief}",
-        "why": f"--profile {config.profile}",
-    }
-    left_out = [larger] * (config.profile != "full") + not_run * bool(away)
-    return settled, left_out + [unsaid] * (not config.references)
+    elsewhere = [{"what": f"label mode {mode}", "why": other} for mode in others]
+    elsewhere += [{"what": what, "why": away} for what in ("defences", "detection")]
+    left_out = list[dict[str, str]]()
+    if config.profile != "full":
+        left_out.append({"what": _larger(config.profile), "why": f"--profile {config.profile}"})
+    if away:
+        left_out += elsewhere
+    if not config.references:
+        why = "there are no --references"
+        left_out.append({"what": "whether you would recognise a copy", "why": why})
+    return settled, left_out
+
+
+def _jobs(config: AuditConfig, away: str) -> int | None:
+    """Attacks at once on this machine."""
+    if config.engine != "local":
+        return None
+    return 1 if away else 2
+
+
+def _larger(profile: str) -> str:
+    """What a larger profile has beyond this one."""
+    more = "more defences, seeds and steps"
+    if profile != "quick":
+        return more
+    knowing = "attackers who know what the model is for"
+    return f"{knowing}, {more}, two sizes of adversarial perturbation"
 
 
 def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:

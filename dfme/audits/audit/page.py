@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -122,7 +122,12 @@ def _of_seeds(counts: Sequence[float | None], never: str) -> str:
     known = [count for count in counts if count is not None]
     middle = middle_of(counts)
     some = f"{len(known)} of {len(counts)}"
-    text = f"{middle:,.0f} ({some})" if middle is not None else f"in {some}" if known else never
+    if middle is not None:
+        text = f"{middle:,.0f} ({some})"
+    elif known:
+        text = f"in {some}"
+    else:
+        text = never
     return text.removesuffix(f" ({len(counts)} of {len(counts)})").replace(" ", FIXED)
 
 
@@ -182,11 +187,7 @@ def _behind(audit: Entry) -> Entry:
             | {"reached": {level: seeds_text(line, level) for level in line["queries_to"]}}
             for line in audit["price"]
         ],
-        "attacked": [
-            line | each | _judged(line, each, bills)
-            for line in audit["defences"]
-            for each in line["attackers"]
-        ],
+        "attacked": [*_attacked(audit["defences"], bills)],
         "attacks": [
             each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]
         ],
@@ -201,6 +202,13 @@ def _behind(audit: Entry) -> Entry:
     }
 
 
+def _attacked(defences: Iterable[Entry], bills: Entry) -> Iterator[Entry]:
+    """Every attacker of every defence."""
+    for line in defences:
+        for attacker in line["attackers"]:
+            yield {**line, **attacker, **_judged(line, attacker, bills)}
+
+
 def _judged(line: Entry, each: Entry, bills: Entry) -> Entry:
     """Cost of its defence to honest users (0 for a quota), and the score if it is not agreement."""
     paid = bills.get("none" if line["defence"].startswith("quota:") else line["defence"])
@@ -210,7 +218,9 @@ def _judged(line: Entry, each: Entry, bills: Entry) -> Entry:
 
 def _least_followed(cells: Sequence[Entry]) -> list[Entry]:
     """The ``MAX_SHOWN`` classes that a copy follows least, in order, each with its cell."""
-    rows = [cell | each for cell in cells for each in cell["per_class"]]
+    rows = list[Entry]()
+    for cell in cells:
+        rows += [{**cell, **one_class} for one_class in cell["per_class"]]
     known = (each for each in rows if each["agreement"] is not None)
     least = sorted(known, key=lambda each: each["agreement"])
     names = list(dict.fromkeys(each["class"] for each in least))[:MAX_SHOWN]

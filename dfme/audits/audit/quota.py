@@ -51,8 +51,11 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
         "per": audit["options"]["per"],
         "images": images,
         "best": best,
+        "attacker": worst["row"],
+        "cell": worst["name"],
+        "open": not over,
+        "checked": None,
     }
-    found |= {"attacker": worst["row"], "cell": worst["name"], "open": not over, "checked": None}
     if void:
         text = (
             f"No quota keeps an agreement below {level:.1%}: one constant answer agrees "

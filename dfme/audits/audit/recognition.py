@@ -54,8 +54,15 @@ def recognise(
     rows = []
     for (row, mode), found_of in copies.items():
         names, matches, evidence = zip(*found_of, strict=True)
-        place = {"row": row, "mode": mode, "cells": [*names], "matches": [*matches]}
-        place |= {"e_values": [each.e_value for each in evidence]}
-        place |= {"recognised": [each.sure for each in evidence]}
-        rows.append(place | {"auroc": auroc({row: matches}, innocent)[0]})
+        rows.append(
+            {
+                "row": row,
+                "mode": mode,
+                "cells": [*names],
+                "matches": [*matches],
+                "e_values": [each.e_value for each in evidence],
+                "recognised": [each.sure for each in evidence],
+                "auroc": auroc({row: matches}, innocent)[0],
+            }
+        )
     return told | {"references": innocent, "rows": rows}

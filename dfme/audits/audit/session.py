@@ -24,7 +24,7 @@ from dfme.audits.audit.quota import below
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
-from dfme.audits.compare.plan import NO_DEFENCE, ComparisonPlan
+from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan
 from dfme.audits.compare.processes import cores
 from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.session import Session, not_applicable
@@ -142,10 +142,11 @@ class Audit:
         known = {each.cell.name: each.cell for each in _to_run(first)}
         defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
         cells = max((known | more for more in defended), key=len, default=known)
-        waiting = {cell.name: cell for session in (first, *then) for cell in session.waiting}
-        free = (
-            is_local(plan.job) and not dry
-        )  # any other teacher's count is to be that of the ledgers
+        waiting = dict[str, Cell]()
+        for session in (first, *then):
+            waiting |= {cell.name: cell for cell in session.waiting}
+        # any other teacher's count is to be that of the ledgers
+        free = is_local(plan.job) and not dry
         facts: list[str] = []  # a refusal stands alone
         rehearsal = rehearse(plan.first, [*waiting.values()], facts.append, ask=free)
         found = forecast(plan, [*cells.values()], waiting, rehearsal, self._owner)
@@ -247,10 +248,18 @@ class Audit:
             return None
         cell = next(each for each in self.found["cells"] if each["name"] == quota["cell"])
         answers = cell["answers"] if cell["mode"] == plan.own else cell["mode"]
-        of: Entry = {"methods": (cell["row"],), "seeds": (cell["seed"],), "answers": (answers,)}
-        of |= {"label_modes": (plan.own,), "budgets": (quota["images"],)}
-        asked = replace(plan.first.config, **of)
-        make = lambda: self._session(replace(plan.planned(asked), stem="quota"))  # noqa: E731
+        asked = replace(
+            plan.first.config,
+            methods=(cell["row"],),
+            seeds=(cell["seed"],),
+            answers=(answers,),
+            label_modes=(plan.own,),
+            budgets=(quota["images"],),
+        )
+
+        def make() -> Session:
+            return self._session(replace(plan.planned(asked), stem="quota"))
+
         session = self._tried("the quota, by an attack under it", make)
         self._under = [session] if session else []
         return self._run(session) if session else None
@@ -353,8 +362,9 @@ class Audit:
             "started": started,
             "wall_seconds": round(wall, 1),
             "machine": machine,
+            "finished": finished,
+            "directory": str(plan.out),
         }
-        made |= {"finished": finished, "directory": str(plan.out)}
         self.found = {"schema": SCHEMA, "tool": tool(), "made": made, **self._findings()}
         check_audit(self.found)
         write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")
@@ -365,8 +375,8 @@ class Audit:
             write_text(plan.out / CARD, headline.model_card(self.found))
 
     def _findings(self) -> Entry:
-        beside = [totals for place in ("benign", "examined*") for _, totals in self._ledgers(place)]
-        under = next((each.cell.name for session in self._under for each in session.runs), None)
+        beside = [*self._ledgers("benign"), *self._ledgers("examined*")]
+        under = [run for session in self._under for run in session.runs]
         measured = Measured(
             of=self._of(),
             utility=self._utility,
@@ -374,8 +384,8 @@ class Audit:
             examined=self._examined,
             recognised=self._recognised,
             not_run=self._not_run,
-            beside=beside,
-            under=under,
+            beside=[totals for _, totals in beside],
+            under=under[0].cell.name if under else None,
         )
         return parts(self._plan, measured)
 

@@ -107,8 +107,13 @@ def measure(
     """
     rows = list[Entry]()
     for source, eps, name in product(on, sizes, ATTACKS):
-        told = {"source": source.name, "kind": source.kind, "agreement": source.agreement}
-        told |= {"attack": name, "eps": eps}
+        told = {
+            "source": source.name,
+            "kind": source.kind,
+            "agreement": source.agreement,
+            "attack": name,
+            "eps": eps,
+        }
         if source.logits is None and name != next(iter(ATTACKS)):
             rows.append({**rows[-1], **told})
             continue
@@ -123,8 +128,14 @@ def measure(
             fooled += int((given_B & (class_B != labels_B)).sum())
             answered += int(given_B.sum())
         success = fooled / max(answered, 1)
-        told |= {"success": success, "images": answered}
-        rows.append({**told, "interval": list(wilson_interval(success, max(answered, 1)))})
+        rows.append(
+            {
+                **told,
+                "success": success,
+                "images": answered,
+                "interval": list(wilson_interval(success, max(answered, 1))),
+            }
+        )
     return rows
 
 
@@ -135,6 +146,13 @@ def gains(rows: Sequence[Entry]) -> list[Entry]:
     for row in (row for row in rows if row["kind"] == "clone"):
         rivals = [each for each in rows if each["kind"] == "stranger" and place(each) == place(row)]
         best = max(rivals, key=itemgetter("success"))
-        told = {name: row[name] for name in ("source", "attack", "eps")}
-        found.append({**told, "gain": row["success"] - best["success"], "over": best["source"]})
+        found.append(
+            {
+                "source": row["source"],
+                "attack": row["attack"],
+                "eps": row["eps"],
+                "gain": row["success"] - best["success"],
+                "over": best["source"],
+            }
+        )
     return found

@@ -15,13 +15,13 @@ def verdict(
     text = told if lines else "no attack has finished"
     open_still = holds and (unknown or not lines)
     text += f"; the outcome of {', '.join(unknown)} is not known" if open_still and unknown else ""
-    judged = {
+    return {
         "limit": limit,
         "wanted": wanted,
         "value": value,
         "pass": None if open_still else holds,
+        "text": f"You want {least}; {text}.",
     }
-    return judged | {"text": f"You want {least}; {text}."}
 
 
 Judged = tuple[float | None, bool | None, str, str]

@@ -24,8 +24,13 @@ scores are worth no more than labels. Then what honest users pay, on held-out / 
 images: accuracy lost, top classes changed, mean and 95% L1 change of an answer, and P(a right
 answer scores higher than a wrong one)."""
 
-BILL = {"lost": "{accuracy_drop:.1%}", "changed": "{top1_changed:.1%}", "L1": "{l1_mean:.3f}"}
-BILL |= {"L1 95%": "{l1_p95:.2f}", "AUROC": "{confidence_auroc:.3f}"}
+BILL = {
+    "lost": "{accuracy_drop:.1%}",
+    "changed": "{top1_changed:.1%}",
+    "L1": "{l1_mean:.3f}",
+    "L1 95%": "{l1_p95:.2f}",
+    "AUROC": "{confidence_auroc:.3f}",
+}
 """Columns of honest users, each with its form."""
 
 BEST_BALANCED = "balanced %"
@@ -132,7 +137,9 @@ def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[t
 def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, list[Outcome]]:
     """The lines of each defence's best attacker."""
     every = defended(findings, mode, budget)
-    best = {one.label for each in every for one in each.attackers if one.answers == each.best}
+    best = set[str]()
+    for each in every:
+        best |= {one.label for one in each.attackers if one.answers == each.best}
     return {
         label: outcomes for label, outcomes in findings.rows(mode, budget).items() if label in best
     }
@@ -147,7 +154,7 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
             "n/a" if each.state == "not applicable" else each.state for each in outcomes
         )
         return Attacked(label, answers, remarks=tuple(states))
-    remarks = (f"{len(done)} of {len(outcomes)}",) * (len(done) < len(outcomes))
+    remarks = () if len(done) == len(outcomes) else (f"{len(done)} of {len(outcomes)}",)
     remarks += ("shared",) * any(each.shared for each in outcomes)
     score = agreement
     balanced = spread([of.agreement_balanced for of in done])

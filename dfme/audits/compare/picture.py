@@ -20,8 +20,16 @@ from dfme.report.run_files import Series
 # Ten that colour-blind readers tell apart (Petroff 2021, arXiv 2107.02270); in grey print their
 # dashes and marks do.
 COLOURS = (
-    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
-    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+    "#3f90da",
+    "#ffa90e",
+    "#bd1f01",
+    "#94a4a2",
+    "#832db6",
+    "#a96b59",
+    "#e76300",
+    "#b9ac70",
+    "#717581",
+    "#92dadd",
 )
 DASHES = ("-", "--", "-.", ":")
 TEACHER = "the teacher's accuracy"
@@ -59,7 +67,8 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
             axes.set_title(f"{mode}, {count_text(budget)} queries", loc="left", fontsize=10)
         grid[place, 0].set_ylabel("agreement with the teacher")
     title = f"teacher: {findings.facts['teacher']}"
-    title += "\nthe best attacker of each defence" * findings.defended
+    if findings.defended:
+        title += "\nthe best attacker of each defence"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
     found = legend_entries(grid.flat)
     labels = [label for label in (*rows, TEACHER, CONSTANT) if label in found]
@@ -100,16 +109,26 @@ def draw_row(
     at_N, mean_N, low_N, high_N = mean_and_band(curves)
     if band:
         axes.fill_between(at_N, low_N, high_N, color=colour, alpha=0.15, linewidth=0)
-    look: dict[str, Any] = {"linestyle": DASHES[(place + again) % len(DASHES)], "linewidth": 1.5}
-    look |= {"marker": MARKS[(place + again) % len(MARKS)], "markersize": 3.5}
-    axes.plot(at_N, mean_N, label=label, color=colour, markevery=max(1, len(at_N) // 8), **look)
+    axes.plot(
+        at_N,
+        mean_N,
+        label=label,
+        color=colour,
+        markevery=max(1, len(at_N) // 8),
+        linestyle=DASHES[(place + again) % len(DASHES)],
+        linewidth=1.5,
+        marker=MARKS[(place + again) % len(MARKS)],
+        markersize=3.5,
+    )
 
 
 def _panel(axes: Axes, table: dict[str, list[Outcome]], rows: Sequence[str]) -> None:
     for row, outcomes in table.items():
         if curves := _curves(outcomes):  # of more lines than colours nobody tells the bands apart
             draw_row(axes, row, curves, rows.index(row), band=len(rows) <= len(COLOURS))
-    teacher = {figures.teacher_accuracy for each in table.values() for figures in finished(each)}
+    teacher = set[float | None]()
+    for outcomes in table.values():
+        teacher.update(figures.teacher_accuracy for figures in finished(outcomes))
     for accuracy in (value for value in teacher if value is not None):
         axes.axhline(accuracy, color=GREY, linewidth=0.9, linestyle=":", label=TEACHER)
     share_axis(axes)

@@ -34,11 +34,16 @@ NO_DEFENCE = "none"
 AS_IT_IS = "auto"
 
 WORDS = {
-    **dict.fromkeys((AS_IT_IS, "scores", "kl", "label"), "learn"),
+    AS_IT_IS: "learn",
+    "scores": "learn",
+    "kl": "learn",
+    "label": "learn",
     "table": "recover",
     "net": "recover",
 }
 """Words of an attacker, and the option of the section answers that each sets."""
+COUNTED = {"repeat": "repeat", "vote": "vote"}
+"""Words that a number follows, and the option that each sets."""
 ANSWERS_UNTOUCHED = ("quota", "pow")  # defences that change no answer
 WITHOUT_MAP = ("watermark", "misinform", "modelguard_s")
 """Defences whose answers cannot be worked out from their name and options."""
@@ -116,7 +121,7 @@ def parse_attacker(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in text.split("+"):
         name, _, count = part.strip().partition("=")
-        key = WORDS.get(name) if not count else name if name in ("repeat", "vote") else None
+        key = (COUNTED if count else WORDS).get(name)
         if key is None or key in found:
             known = f"{', '.join(WORDS)}, repeat=N and vote=N, joined by + as in table+repeat=4"
             raise UserError(f"expected an attacker of {known}; got {text!r}")

@@ -127,7 +127,8 @@ def run_cell(words: list[str], log: str) -> int:
     sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     try:
         note = free(Path(words[words.index("--out") + 1]), BEATS_SECONDS)
-        print(note, end="\n" * bool(note))
+        if note:
+            print(note)
         return int(import_module("dfme.cli.main").main(words))  # which stands above this package
     except KeyboardInterrupt:  # before main could hear it
         return STOPPED

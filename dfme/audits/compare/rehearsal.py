@@ -122,8 +122,10 @@ def _manner(job: Job, sharing: int, asks: bool) -> str:
     rates = " and ".join(
         f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items()
     )
-    share = f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}" * (sharing > 1)
-    return f"{'a service, ' * bool(sharing)}{asked}{share}"
+    manner = f"a service, {asked}" if sharing else asked
+    if sharing > 1:
+        manner += f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}"
+    return manner
 
 
 def _measures(

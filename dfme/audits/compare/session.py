@@ -53,7 +53,7 @@ def compare(
         plan, session.waiting, line.note, not plan.config.dry_run
     )
     seconds = rehearsal.total(session.waiting, plan.jobs) if rehearsal else 0.0
-    about = f"about {duration(seconds)} on this machine for " * bool(seconds)
+    about = f"about {duration(seconds)} on this machine for " if seconds else ""
     told = (
         f"{about}{len(session.waiting)} cells of "
         f"{sum(cell.budget for cell in session.waiting):,} images"
@@ -160,7 +160,10 @@ class Session:
         self._due = {cell.name: cell for cell in self.waiting}
         for cell in self.waiting:
             self._look(cell)
-        ended = lambda cell, code: self._ended(cell, code, stopped())  # noqa: E731
+
+        def ended(cell: Cell, code: int) -> None:
+            self._ended(cell, code, stopped())
+
         self._engine.run(self.waiting, ended, stopped, self._watch)
         self._watch()
         return bool(self.waiting)

@@ -40,32 +40,35 @@ student; `seconds` are those of a run among all that ran beside it."""
 
 BALANCED = "balanced agreement %"
 HEADS = (
-    *(
-        "row",
-        "seeds",
-        "accuracy %",
-        "agreement %",
-        BALANCED,
-        "KL",
-        "vote accuracy %",
-        "vote agreement %",
-    ),
+    "row",
+    "seeds",
+    "accuracy %",
+    "agreement %",
+    BALANCED,
+    "KL",
+    "vote accuracy %",
+    "vote agreement %",
     *(f"to {level:.0%}" for level in LEVELS),
-    *("to teacher", "collapsed", "seconds", "steps"),
+    "to teacher",
+    "collapsed",
+    "seconds",
+    "steps",
 )
 FIRST = (
-    *(
-        "row",
-        "defence",
-        "best attacker",
-        BEST_BALANCED,
-        "to label-only",
-        "seeds",
-        "agreement %",
-        BALANCED,
-    ),
-    *("accuracy %", "to teacher"),
-    *("collapsed", "to 90%", "to 50%", "steps"),
+    "row",
+    "defence",
+    "best attacker",
+    BEST_BALANCED,
+    "to label-only",
+    "seeds",
+    "agreement %",
+    BALANCED,
+    "accuracy %",
+    "to teacher",
+    "collapsed",
+    "to 90%",
+    "to 50%",
+    "steps",
 )
 """The columns that a narrow terminal shows first."""
 
@@ -244,32 +247,38 @@ def _seed_line(cell: Cell, figures: Figures, heads: Sequence[str] = HEADS) -> tu
     return tuple(line)
 
 
+SPREADS = (
+    "accuracy",
+    "agreement",
+    "kl",
+    "vote_accuracy",
+    "vote_agreement",
+    "teacher_accuracy",
+    "seconds",
+    "agreement_balanced",
+    "constant_agreement",
+    "constant_balanced",
+    "student_steps",
+)
+"""Figures of a row of the JSON, over seeds."""
+
+
 def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     done = finished(outcomes)
-    named = [
-        "accuracy",
-        "agreement",
-        "kl",
-        "vote_accuracy",
-        "vote_agreement",
-        "teacher_accuracy",
-        "seconds",
-    ]
-    named += ["agreement_balanced", "constant_agreement", "constant_balanced"]
-    spreads = {
-        name: spread([getattr(each, name) for each in done]) for name in (*named, "student_steps")
-    }
+    spreads = {name: spread([getattr(each, name) for each in done]) for name in SPREADS}
     collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
-    return {
+    row_of_json: dict[str, Any] = {
         "row": row,
         "seeds": [outcome.cell.seed for outcome in outcomes if outcome.figures is not None],
         "missing": {
             str(one.cell.seed): one.reason or one.state for one in outcomes if one.figures is None
         },
-        **{name: None if found is None else asdict(found) for name, found in spreads.items()},
-        "queries_to": {name: asdict(found) for name, found in _reached(done).items()},
-        "collapse_rate": sum(collapsed) / len(collapsed) if collapsed else None,
     }
+    for name, over_seeds in spreads.items():
+        row_of_json[name] = None if over_seeds is None else asdict(over_seeds)
+    row_of_json["queries_to"] = {name: asdict(level) for name, level in _reached(done).items()}
+    row_of_json["collapse_rate"] = sum(collapsed) / len(collapsed) if collapsed else None
+    return row_of_json
 
 
 def _seeds(outcomes: Sequence[Outcome]) -> str:

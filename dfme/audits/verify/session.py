@@ -93,9 +93,10 @@ def verify(
             "model": str(paths[0]),
             **found,
             **seen.told,
+            "probes": sha256,
+            "directory": str(directory.path),
+            "ledger": asdict(oracle.ledger.totals()),
         }
-        told |= {"probes": sha256, "directory": str(directory.path)}
-        told["ledger"] = asdict(oracle.ledger.totals())
         write_text(
             directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n"
         )

@@ -60,11 +60,17 @@ class Commands(WorkerPool):
         ``B:`` sends it to the batch shell, whose place the run has taken; without, it would go to
         steps of srun alone.
         """
-        options = {"requeue": "", "signal": "B:TERM@120", "cpus-per-task": str(self._threads)}
+        options = {
+            "requeue": "",
+            "signal": "B:TERM@120",
+            "cpus-per-task": str(self._threads),
+        }
         said = self._plan.engine_options
         if not on_cpus and not any(name.startswith("gpus") for name in said):
             options["gres"] = "gpu:1"
-        options |= {"output": "/dev/null", "array": f"1-{count}", **said}
+        options["output"] = "/dev/null"
+        options["array"] = f"1-{count}"
+        options.update(said)
         values = {name: f"={shlex.quote(text)}" if text else "" for name, text in options.items()}
         lines = [f"#SBATCH --{name}{value}" for name, value in values.items()]
         task = f'sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))}'

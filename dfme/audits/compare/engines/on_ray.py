@@ -73,5 +73,8 @@ class OnRay(WorkerPool):
         gpus = int(task.device != "cpu" and (task.device != "auto" or self._has_gpus))
         asked = {} if "num_gpus" in self._options else {"num_gpus": gpus}
         ref = self._call.options(**asked).remote(Call(task))
-        over = lambda _: bool(ray.wait([ref], timeout=0, fetch_local=False)[0])  # noqa: E731
+
+        def over(_: bool) -> bool:
+            return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])
+
         return Shipped(task.log, over, lambda at_once: ray.cancel(ref, force=at_once))

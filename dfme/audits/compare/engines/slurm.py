@@ -58,11 +58,11 @@ class Slurm(WorkerPool):
             "gpus_per_node": int(task.device != "cpu"),
             **self._options,
         }
-        options = {
-            "timeout_min": given.pop("time"),
-            **{name: given.pop(name) or None for name in GENERAL},
-        }
-        options |= {f"slurm_{name}": value for name, value in given.items()}
+        options: dict[str, Any] = {"timeout_min": given.pop("time")}
+        for name in GENERAL:
+            options[name] = given.pop(name) or None
+        for name, value in given.items():
+            options[f"slurm_{name}"] = value
         call = Call(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
         limits = {"slurm_max_num_timeout": tries, "local_max_num_timeout": tries}
         try:
