@@ -98,7 +98,8 @@ def tables(found: Mapping[str, Any]) -> str:
         rows[each["detector"]].append(f"{rung} ({rate}{math.ceil(each['per_10000_upper'])})")
     missing = found["accounts_in_all"] - len(found["accounts"])
     unseen = [f"{name}, since {why}" for name, why in found["left_out"].items()]
-    unseen += [f"the {missing:,} accounts with the fewest images"] * bool(missing)
+    if missing:
+        unseen.append(f"the {missing:,} accounts with the fewest images")
     parts = [
         "First alarms, in images that the account asked (an evaluation too), and of those left "
         "when thinned:",

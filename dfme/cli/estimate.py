@@ -307,9 +307,12 @@ class Start:
         for level, rise in reversed(self.lines(law)):
             missing = max(0.0, logit(agreement) - level)
             reached = missing <= max(rise, 0.0) * math.log(REACH)
-            found.append(
-                self.queries * math.exp(missing / rise if missing else 0.0) if reached else None
-            )
+            if not reached:
+                found.append(None)
+            elif missing:
+                found.append(self.queries * math.exp(missing / rise))
+            else:
+                found.append(float(self.queries))
         return found
 
 

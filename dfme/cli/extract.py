@@ -86,6 +86,8 @@ def checked(
 
 def _job(asked: Arguments) -> Job:
     config = settled(asked)
-    planned = bool(config.resume) and asked.config.dry_run
-    text = "expected no --resume with it, which goes on with what is planned"
-    return checked(asked, config, lambda job: [Problem("dry_run", text)] * planned)
+    problems = list[Problem]()
+    if config.resume and asked.config.dry_run:
+        text = "expected no --resume with it, which goes on with what is planned"
+        problems.append(Problem("dry_run", text))
+    return checked(asked, config, lambda job: problems)

@@ -49,8 +49,10 @@ def split_flags(words: Sequence[str]) -> list[Flag]:
         if not word.startswith("--") or len(word) == 2:
             raise UserError(f"expected a flag such as --budget 300k, got {word!r}")
         name, equals, text = word[2:].partition("=")
-        valued = not equals and bool(left) and _VALUE.match(left[0])
-        flags.append(Flag(name, text if equals else left.pop(0) if valued else None))
+        value: str | None = text
+        if not equals:
+            value = left.pop(0) if left and _VALUE.match(left[0]) else None
+        flags.append(Flag(name, value))
     return flags
 
 

@@ -16,18 +16,20 @@ from dfme.config.messages import did_you_mean, printable, shortened
 from dfme.errors import DfmeError, UserError
 
 VERBS = (
-    *(
-        "extract",
-        "estimate",
-        "compare",
-        "retrain",
-        "train-teacher",
-        "evaluate",
-        "export",
-        "check",
-        "serve",
-    ),
-    *("report", "audit", "utility", "detect", "verify"),
+    "extract",
+    "estimate",
+    "compare",
+    "retrain",
+    "train-teacher",
+    "evaluate",
+    "export",
+    "check",
+    "serve",
+    "report",
+    "audit",
+    "utility",
+    "detect",
+    "verify",
 )
 """The commands; extract is meant when none is named."""
 

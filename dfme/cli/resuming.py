@@ -18,9 +18,27 @@ RECORDS = ("config.yaml", "comparison.yaml", "audit.yaml")
 
 PLACES = frozenset(
     {
-        *("dataset", "pool", "proxy", "partial_data", "root", "classes", "benign", "data", "other"),
-        *("checkpoint", "model", "program", "folder", "adapter", "weights", "path", "ca_file"),
-        *("references", "twin", "log", "pair"),
+        "dataset",
+        "pool",
+        "proxy",
+        "partial_data",
+        "root",
+        "classes",
+        "benign",
+        "data",
+        "other",
+        "checkpoint",
+        "model",
+        "program",
+        "folder",
+        "adapter",
+        "weights",
+        "path",
+        "ca_file",
+        "references",
+        "twin",
+        "log",
+        "pair",
     }
 )
 """Last parts of keys that name files or folders."""

@@ -96,8 +96,12 @@ def _problems(config: RetrainConfig) -> Iterator[Problem]:
 def table(summary: Mapping[str, Any], out: Path) -> str:
     """Result, beside what the run itself had come to."""
     source = summary["source"]
-    shares = {"teacher_accuracy": "teacher accuracy", "accuracy": "student accuracy"}
-    shares |= {"agreement": "agreement", "vote_agreement": "agreement of the vote"}
+    shares = {
+        "teacher_accuracy": "teacher accuracy",
+        "accuracy": "student accuracy",
+        "agreement": "agreement",
+        "vote_agreement": "agreement of the vote",
+    }
     own = {name: source.get(name) for name in ("accuracy", "agreement")}
     beside = {
         name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share

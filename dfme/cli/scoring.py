@@ -58,20 +58,25 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     seen = replace(seen, training=_record(student.parent))
     told = under_defences(oracle, examination, seen)
     warned = warnings(seen)
-    unknown = () if examination.labels is not None else ("teacher accuracy", "accuracy")
     without = examination.left_out
     left_out = (
         f"; the teacher named no class for {without} more, which are left out" if without else ""
     )
-    return {
+    result: dict[str, str | float] = {
         "student": str(student),
         "evaluation set": f"{examination.name}, {len(examination)} images{left_out}",
-        **dict.fromkeys(unknown, NO_LABELS),
-        **_beside_a_constant_answer(scores, baselines(seen)),
-        **{name.replace("_", " "): told[name] for name in AGREEMENTS if told.get(name) is not None},
-        "evaluation queries": str(ledger.evaluation_queries),
-        **({"warning": "\nwarning  ".join(warned)} if warned else {}),
     }
+    if examination.labels is None:
+        result["teacher accuracy"] = NO_LABELS
+        result["accuracy"] = NO_LABELS
+    result.update(_beside_a_constant_answer(scores, baselines(seen)))
+    for name in AGREEMENTS:
+        if told.get(name) is not None:
+            result[name.replace("_", " ")] = told[name]
+    result["evaluation queries"] = str(ledger.evaluation_queries)
+    if warned:
+        result["warning"] = "\nwarning  ".join(warned)
+    return result
 
 
 def _beside_a_constant_answer(

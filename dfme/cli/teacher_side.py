@@ -260,9 +260,8 @@ def bills(
     base, *others = map(
         made, ((), *stacks)
     )  # what does not fit is said before anything is measured
-    halved = any(
-        f"data={evaluation.dataset}" in each.split(":") for stack in stacks for each in stack
-    )
+    defences = [defence for stack in stacks for defence in stack]
+    halved = any(f"data={evaluation.dataset}" in defence.split(":") for defence in defences)
     if halved and evaluation.limit:
         raise UserError(
             "--evaluation.limit: expected 0, since a gate is calibrated on half of all images"
@@ -321,10 +320,8 @@ def detection(
     }
     for each in found["benign"]:
         upper = share_at_most(each["alarms"], each["queries"], each["units"])
-        each |= {
-            "per_10000": 10_000 * each["alarms"] / each["queries"],
-            "per_10000_upper": 10_000 * upper,
-        }
+        each["per_10000"] = 10_000 * each["alarms"] / each["queries"]
+        each["per_10000_upper"] = 10_000 * upper
     return found
 
 

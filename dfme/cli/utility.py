@@ -52,10 +52,15 @@ PARTS = {
     "states": "what each states",
     "held_out": "held-out images",
     "corrupted": "corrupted images",
+    "data_free": "an attack's",
+    "ms": "time",
 }
-PARTS |= {"data_free": "an attack's", "ms": "time"}
-PANELS = {"l1_mean": "mean L1 change of an answer", "accuracy_drop": "accuracy lost"}
-PANELS |= {"top1_changed": "share of top classes changed", "confidence_auroc": "confidence AUROC"}
+PANELS = {
+    "l1_mean": "mean L1 change of an answer",
+    "accuracy_drop": "accuracy lost",
+    "top1_changed": "share of top classes changed",
+    "confidence_auroc": "confidence AUROC",
+}
 SHOWN_FIRST = ("row", "accuracy", "l1 mean", "confidence auroc", "accuracy drop", "top1 changed")
 
 
@@ -147,7 +152,9 @@ def _cell(value: Any) -> str:
         return ", ".join(f"{name} {_cell(each)}".strip() for name, each in value.items())
     if isinstance(value, list | tuple):
         return " to ".join(map(_cell, value))
-    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else f"{value}"
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else f"{value}"
 
 
 def draw(bills: Sequence[Mapping[str, Any]], path: Path) -> bool:

@@ -4,7 +4,6 @@ A defence is written ``modelguard_w:epsilon=1`` or ``module:Class:beta=0.7``; se
 ``+``.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,67 +11,17 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.defence_facts import Facts as Facts
-from dfme.config.defence_facts import facts_problem
+from dfme.config.defence_options import DefenceOptions, own_defence
 from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
-from dfme.config.imports import as_mapping, blaming, find_target, own_model
+from dfme.config.imports import as_mapping
 from dfme.config.messages import unknown_choice
-from dfme.config.values import from_mapping, leaves
+from dfme.config.values import from_mapping
 from dfme.errors import UserError
 
 L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]
 EnvironmentName = Annotated[
     str, Field(pattern=r"^\w+$"), Expected("the name of an environment variable")
 ]
-
-
-class DefenceOptions(ABC):
-    """Common options of defences; ``facts`` may depend on them and on the number of classes."""
-
-    name: ClassVar[str]
-    kind: ClassVar[Any] = None
-    has_map: ClassVar[bool] = True
-
-    @abstractmethod
-    def facts(self, classes: int) -> Facts: ...
-
-    @property
-    def margin_kept(self) -> float | None:
-        """Guaranteed margin of the top score over all others, if any; rounding may undo it."""
-        return getattr(self, "margin", None) if getattr(self, "keep_top", True) else None
-
-    def __str__(self) -> str:
-        """The defence with all its options, as it is typed; equal for what is equal."""
-        return ":".join(
-            [self.name, *(f"{key}={_text(value)}" for key, value in leaves(self).items())]
-        )
-
-
-class OwnDefence(DefenceOptions):
-    """Those of a class of the user's own, ``kind``; ``has_map``: an attacker may know it."""
-
-    def facts(self, classes: int) -> Facts:
-        """What the class states of itself; by default nothing is promised."""
-        return getattr(self.kind, "facts", Facts("no", stateful=True, random=True))
-
-    def make(self) -> Any:
-        """A new object. UserError for whatever it raises."""
-        with blaming(f"defence {self.name}", UserError):
-            return self.kind(**leaves(self))
-
-
-def own_defence(name: str) -> type[OwnDefence]:
-    """The options of ``module:Class``. UserError unless it is a class with ``answer``."""
-    kind: Any = find_target(name, "defence")
-    if not isinstance(kind, type) or not hasattr(kind, "answer"):
-        expected = (
-            "expected a class with a method answer(p_BK, images_BCHW), as docs/extending.md has one"
-        )
-        raise UserError(f"defence {name}: {expected}; got {kind!r:.80}")
-    if problem := facts_problem(getattr(kind, "facts", None)):
-        expected = "expected facts to be a dfme.config.defences.Facts, such as Facts('yes', l1=0.4)"
-        raise UserError(f"defence {name}: {expected}; {problem}")
-    body = (("name", name), ("kind", kind), ("has_map", hasattr(kind, "map")))
-    return own_model(OwnDefence, kind, body)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -228,7 +177,9 @@ class Misinform(DefenceOptions):
 
     @property
     def threshold(self) -> float:
-        return self.tau if self.tau is not None else 0.01 if self.gate == "mahalanobis" else 0.9
+        if self.tau is not None:
+            return self.tau
+        return 0.01 if self.gate == "mahalanobis" else 0.9
 
     def facts(self, classes: int) -> Facts:
         wrong: dict[str, Any] = {"permute": ("key",), "net": ("key", "surrogate"), "roll": ()}
@@ -294,18 +245,18 @@ class ProofOfWork(DefenceOptions):
 DEFENCES: dict[str, type[DefenceOptions]] = {
     kind.name: kind
     for kind in (
-        *(
-            Quota,
-            Lattice,
-            Temperature,
-            ModelGuardW,
-            ModelGuardS,
-            ReverseSigmoid,
-            Mad,
-            Grad2,
-            Misinform,
-        ),
-        *(Noise, Watermark, ProofOfWork),
+        Quota,
+        Lattice,
+        Temperature,
+        ModelGuardW,
+        ModelGuardS,
+        ReverseSigmoid,
+        Mad,
+        Grad2,
+        Misinform,
+        Noise,
+        Watermark,
+        ProofOfWork,
     )
 }
 
@@ -317,18 +268,17 @@ def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
     every = [each.facts(classes) for each in stack]
     tops = {each.keeps_top for each in every} - {"yes"}
     bounds = [each.l1 for each in every]
+    keeps_top: Literal["yes", "p_top>=1/2", "no"] = "no"
+    if not tops:
+        keeps_top = "yes"
+    elif len(every) == 1 and "no" not in tops:
+        keeps_top = "p_top>=1/2"
     return Facts(
-        "yes" if not tops else "p_top>=1/2" if len(every) == 1 and "no" not in tops else "no",
+        keeps_top,
         None if None in bounds else min(2.0, sum(filter(None, bounds))),
         any(each.stateful for each in every),
         any(each.random for each in every),
         tuple(dict.fromkeys(need for each in every for need in each.needs)),
-    )
-
-
-def _text(value: object) -> str:
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
     )
 
 

@@ -173,14 +173,15 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
     if a parameter without a default cannot be given by a flag.
     """
     documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
-    texts = {
-        found["name"]: " ".join(found["text"].split())
-        for text in reversed(documented)
-        for found in _ARGUMENT.finditer(inspect.cleandoc(text or ""))
-    }
+    texts = dict[str, str]()
+    for docstring in reversed(documented):
+        for argument in _ARGUMENT.finditer(inspect.cleandoc(docstring or "")):
+            texts[argument["name"]] = " ".join(argument["text"].split())
     what = getattr(target, "__name__", "the teacher")
     # a function is easily taken for the teacher itself
-    undescribed = f"an argument of {what}" + ", which makes the teacher" * inspect.isroutine(target)
+    undescribed = f"an argument of {what}"
+    if inspect.isroutine(target):
+        undescribed += ", which makes the teacher"
     options: list[Option] = []
     for parameter, hint in _parameters(target):
         name = parameter.name
@@ -192,7 +193,9 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
                 )
             continue
         known = common.get(f"teacher.{name}")
-        kind = _readable(hint) if hint is not None else known.type if known else Any
+        kind = known.type if known else Any
+        if hint is not None:
+            kind = _readable(hint)
         # `token: str = None`, as people write it
         kind = kind | None if default is None else kind
         text = texts.get(name) or (known.help if known else undescribed)
@@ -221,7 +224,10 @@ def as_mapping(given: object, flag: str) -> dict[str, Any]:
     name = top_name(kind, flag)
     known = [] if kind is given else inspect.signature(kind).parameters
     with blaming(f"{flag} {name}: expected every option as an attribute of the object", UserError):
-        return {"name": name, **{key: getattr(given, key) for key in known}}
+        mapping: dict[str, Any] = {"name": name}
+        for key in known:
+            mapping[key] = getattr(given, key)
+        return mapping
 
 
 def _readable(hint: Any) -> Any:

@@ -150,7 +150,8 @@ def _one_expected(kind: Any) -> str:
     origin = get_origin(kind)
     arguments = get_args(kind)
     if origin is Literal:
-        return f"{'one of ' * (len(arguments) > 1)}{', '.join(map(str, arguments))}"
+        choices = ", ".join(map(str, arguments))
+        return f"one of {choices}" if len(arguments) > 1 else choices
     if origin in (tuple, list) and arguments:
         open_ended = origin is list or Ellipsis in arguments
         _, plural, samples = TYPE_WORDS.get(

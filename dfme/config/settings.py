@@ -325,8 +325,10 @@ class ExtractConfig:
         level copies (docs/results/real_size.md). A net of one's own may have an operation that is
         fp32 alone.
         """
-        halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
-        precision = ("bf16" if halved else "fp32") if self.precision == "auto" else self.precision
+        precision = self.precision
+        if precision == "auto":
+            halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
+            precision = "bf16" if halved else "fp32"
         return replace(self, student=self.student.fitting(mode, shape), precision=precision)
 
     @property

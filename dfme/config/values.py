@@ -11,7 +11,7 @@ import enum
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_origin
 
@@ -88,14 +88,22 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
         source = ast.parse(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError, SyntaxError):
         return {}
-    return {
-        (model.name, ast.unparse(field.target)): " ".join(text.value.value.split())
-        for model in source.body
-        if isinstance(model, ast.ClassDef)
-        for field, text in pairwise(model.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-        if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }
+    texts = dict[tuple[str, str], str]()
+    for model in source.body:
+        if isinstance(model, ast.ClassDef):
+            for field, text in _documented(model):
+                texts[model.name, ast.unparse(field.target)] = " ".join(text.split())
+    return texts
+
+
+def _documented(model: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
+    """The annotated fields of a class with the texts below them."""
+    for field, below in pairwise(model.body):
+        text = below.value if isinstance(below, ast.Expr) else None
+        if not isinstance(field, ast.AnnAssign) or not isinstance(text, ast.Constant):
+            continue
+        if isinstance(text.value, str):
+            yield field, text.value
 
 
 def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T, list[Problem]]:

@@ -86,10 +86,11 @@ def histogram(seen: Classified) -> dict[str, Any]:
     counts["queries"] = seen.queries
     total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
     kept = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
+    shown = {name: None if each is None else each[kept].tolist() for name, each in counts.items()}
     return {
         "classes": kept.tolist(),
         "names": [plain(seen.names[number]) for number in kept] if seen.names else None,
-        **{name: None if each is None else each[kept].tolist() for name, each in counts.items()},
+        **shown,
     }
 
 

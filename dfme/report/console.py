@@ -296,12 +296,11 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     service = summary.get("service")
     if service is not None:
-        told = [
-            f"{count:,} requests {event} ({reason})"
-            for event in ("refused", "failed")
-            for reason, count in service[event].items()
-        ]
-        rows.append(("service", ", ".join([f"{summary['requests']:,} requests", *told])))
+        requests = [f"{summary['requests']:,} requests"]
+        for event in ("refused", "failed"):
+            for reason, count in service[event].items():
+                requests.append(f"{count:,} requests {event} ({reason})")
+        rows.append(("service", ", ".join(requests)))
     if summary.get("cost") is not None:
         rows.append(
             ("cost", f"{summary['cost']:,.2f} at the price given, evaluation and losses included")

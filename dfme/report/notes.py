@@ -35,7 +35,8 @@ class Notes(AbstractContextManager["Notes"]):
         """Say how often lines came again since this was last said."""
         for line, times in list(self._again.items()):
             if times:
-                self._say(f"the same {times:,} more time{'s' * (times > 1)}: {line}")
+                counted = f"{times:,} more times" if times > 1 else f"{times:,} more time"
+                self._say(f"the same {counted}: {line}")
                 self._again[line] = 0
         self._counted_at = self._clock()
 

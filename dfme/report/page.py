@@ -66,13 +66,14 @@ def write_page(run: RunFiles, path: Path) -> Path:
     pictures = [(path.with_name(name), text) for name, text in PICTURES.items()]
     beside = beside_of(run)
     reached = [(level, beside.queries_to(run.series("agreement"), level)) for level in LEVELS]
+    summary = run.summary or {}
     contents = {
         "name": run.name,
         "target": teacher_name(asked) if asked.get("kind") else run.name,
         "answer": answer(run),
         "finished": run.summary is not None,
         "scored_on": scored_on(run),
-        "warnings": (run.summary or {}).get("warnings", ()),
+        "warnings": summary.get("warnings", ()),
         "audited": _audited(run),
         "facts": _facts(run),
         "answers": _answers(run),
@@ -88,7 +89,9 @@ def write_page(run: RunFiles, path: Path) -> Path:
         ],
         "disagreements": disagreements(run),
         "ledger": run.ledger,
-        **{name: (run.summary or {}).get(name) for name in ("service", "defences", "cost")},
+        "service": summary.get("service"),
+        "defences": summary.get("defences"),
+        "cost": summary.get("cost"),
         "metrics": [(name, known[name]) for name in known if name in logged],
         "config": run.config_text,
     }

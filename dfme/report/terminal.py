@@ -88,10 +88,15 @@ class StatusLine:
         self._stream = stream
         self._console = Console(file=stream, markup=False, emoji=False, highlight=False)
         self._drawing: Drawing = lambda: (0.0, [""], [])
-        draw = lambda: bar(*self._drawing(), self._console.width)  # noqa: E731
         self._display = Live(
-            console=self._console, redirect_stdout=False, redirect_stderr=False, get_renderable=draw
+            console=self._console,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            get_renderable=self._draw,
         )
+
+    def _draw(self) -> RenderableType:
+        return bar(*self._drawing(), self._console.width)
 
     def show(self, drawing: Drawing) -> None:
         """Draw a ``bar``, again and again at a rate that an eye can follow."""

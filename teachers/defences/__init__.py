@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from dfme.config import defences as config
-from dfme.config.defences import DefenceOptions, Misinform, parse_defences
+from dfme.config.defence_options import DefenceOptions
+from dfme.config.defences import Misinform, parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from dfme.compute import validate_like
-from dfme.config.defences import DefenceOptions
+from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
