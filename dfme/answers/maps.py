@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot, pad
 
 from dfme.answers.reading import read_own
 from dfme.config import defences
+from dfme.config.defence_options import DefenceOptions, OwnDefence
 from dfme.config.imports import blaming
 from dfme.errors import UserError
 
@@ -138,9 +139,7 @@ def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
     return _held(swapped_BK.scatter(-1, top_B1, y_BK.gather(-1, greatest_B1)), p_BK)
 
 
-def map_of(
-    options: defences.DefenceOptions, rng: torch.Generator
-) -> Callable[[Tensor], Tensor] | None:
+def map_of(options: DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
     """Return the map that an attacker can compute from a defence's name and options; None: there is
     none.
 
@@ -161,7 +160,7 @@ def map_of(
             return lambda p_BK: grad2(p_BK, uniform(p_BK), epsilon, options.margin_kept)
         case defences.Noise(sigma=sigma, keep_top=keep_top):
             return lambda p_BK: noise(p_BK, _normal(p_BK, rng), sigma, keep_top)
-        case defences.OwnDefence(has_map=True):
+        case OwnDefence(has_map=True):
             return blaming(f"the map of {options.name}", UserError)(
                 partial(read_own, options.make().map)
             )

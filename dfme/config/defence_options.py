@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from dfme.config.defence_facts import Facts as Facts
-from dfme.config.defence_facts import facts_problem
+from dfme.config.defence_facts import Facts, facts_problem
 from dfme.config.imports import blaming, find_target, own_model
 from dfme.config.values import leaves
 from dfme.errors import UserError

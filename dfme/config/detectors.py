@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from dfme.config.defence_facts import Facts as Facts
 from dfme.config.fields import accepted_by
 from dfme.config.imports import find_target, top_name
 from dfme.config.messages import unknown_choice

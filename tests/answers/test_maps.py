@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dfme.answers import maps
 from dfme.config import defences as options
+from dfme.config.defence_options import DefenceOptions
 from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
 from dfme.queries.programs import leaves
@@ -40,7 +41,7 @@ STILL = [
 ]
 
 
-def answer(kind: options.DefenceOptions, p_BK: Tensor) -> Tensor:
+def answer(kind: DefenceOptions, p_BK: Tensor) -> Tensor:
     the_map = maps.map_of(kind, torch.Generator().manual_seed(5))
     return the_map(p_BK)
 
@@ -70,7 +71,7 @@ def answers() -> Tensor:
 
 
 @pytest.mark.parametrize("kind", STRENGTHS, ids=str)
-def test_what_is_stated_is_true(kind: options.DefenceOptions, answers: Tensor) -> None:
+def test_what_is_stated_is_true(kind: DefenceOptions, answers: Tensor) -> None:
     facts, y_BK, top_B = kind.facts(10), answer(kind, answers), answers.argmax(-1)
     assert y_BK.dtype == torch.float64
     assert y_BK.min() >= 0
@@ -89,7 +90,7 @@ def test_what_is_stated_is_true(kind: options.DefenceOptions, answers: Tensor) -
 
 
 @pytest.mark.parametrize("kind", STILL, ids=str)
-def test_zero_strength_is_p_bit_for_bit(kind: options.DefenceOptions, answers: Tensor) -> None:
+def test_zero_strength_is_p_bit_for_bit(kind: DefenceOptions, answers: Tensor) -> None:
     assert kind.facts(10).l1 == 0
     assert torch.equal(answer(kind, answers), answers)
 

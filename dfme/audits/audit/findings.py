@@ -283,7 +283,7 @@ class Findings:
         asked = self.ledgers.get(cell.name)
         agreement = None if of.figures is None else of.figures.agreement
         watch = (summary.get("watch") or {}).get("detectors") or {}
-        spent = asked and asked.spent
+        spent = None if asked is None else asked.spent
         return {
             "name": cell.name,
             "row": cell.row,
@@ -302,7 +302,7 @@ class Findings:
             "curve": [[*at] for at in of.figures.curve] if of.figures else [],
             "alarms": {detector: alarms["first_alarm"] for detector, alarms in watch.items()},
             "config_hash": summary.get("config_hash"),
-            "requests": asked and asked.requests,
+            "requests": None if asked is None else asked.requests,
             "steps_seconds": of.figures and of.figures.seconds,
             "cost": self.cost(spent),
         }

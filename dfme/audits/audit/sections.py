@@ -92,7 +92,8 @@ VERDICT = {
     "pass": bool | None,
 }
 LINE = {
-    **PLACE | OVER_SEEDS,
+    **PLACE,
+    **OVER_SEEDS,
     "agreement": [float | None],
     "interval": INTERVAL,
     "cells": [str],
@@ -106,7 +107,7 @@ LINE = {
     "queries_to": dict[str, list[int | None]],
     "cost_to_90": float | None,
 }
-ADVANTAGE = {**PLACE | OVER_SEEDS, "values": [float | None]}
+ADVANTAGE = {**PLACE, **OVER_SEEDS, "values": [float | None]}
 TWIN = maybe({"agreement": float, "accuracy": float | None, "file": str})
 ATTACKER = {
     "answers": str,

@@ -154,7 +154,9 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
             "n/a" if each.state == "not applicable" else each.state for each in outcomes
         )
         return Attacked(label, answers, remarks=tuple(states))
-    remarks = () if len(done) == len(outcomes) else (f"{len(done)} of {len(outcomes)}",)
+    remarks: tuple[str, ...] = ()
+    if len(done) < len(outcomes):
+        remarks = (f"{len(done)} of {len(outcomes)}",)
     remarks += ("shared",) * any(each.shared for each in outcomes)
     score = agreement
     balanced = spread([of.agreement_balanced for of in done])

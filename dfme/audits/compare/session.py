@@ -161,8 +161,8 @@ class Session:
         for cell in self.waiting:
             self._look(cell)
 
-        def ended(cell: Cell, code: int) -> None:
-            self._ended(cell, code, stopped())
+        def ended(cell: Cell, code: int) -> bool:
+            return self._ended(cell, code, stopped())
 
         self._engine.run(self.waiting, ended, stopped, self._watch)
         self._watch()
