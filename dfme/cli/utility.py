@@ -76,7 +76,8 @@ def run(words: Sequence[str]) -> int:
         try:
             mode = teacher_side.label_mode_of([row.strip()])
             stack = [mode] if mode else parse_defences(row)
-            stacks |= {row.strip(): tuple(map(str, stack))} if stack else {}
+            if stack:
+                stacks[row.strip()] = tuple(map(str, stack))
         except UserError as error:
             asked.report([Problem(key, str(error))])
     if asked.kind in teacher_side.KINDS and not teacher_side.KINDS[asked.kind].is_local:

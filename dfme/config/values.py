@@ -131,7 +131,8 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
             )
             problems.append(Problem(key, _fault(option, given.get(key), found)))
             values.pop(key, None)
-            values |= {key: ""} if option.required else {}
+            if option.required:
+                values[key] = ""
 
 
 def _fault(option: Option, value: object, faults: Sequence[ErrorDetails]) -> str:

@@ -109,14 +109,18 @@ def forecast(
     own = plan.local and not is_local(plan.job)
     images = scored + plan.halves.get("held_back", 0)
     benign = owner.benign_at_most(images, bool(plan.texts), plan.accounts, len(cells)) if own else 0
-    charged = sum(cell.budget for cell in cells) + config.budget * (config.keep_below is not None)
+    attacks = len(cells)
+    charged = sum(cell.budget for cell in cells)
+    if config.keep_below is not None:  # one more tries the quota
+        attacks += 1
+        charged += config.budget
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     transfer, of_source = _transfer(plan, scored)
     left = [cell for cell in cells if cell.name in waiting]
     seconds = _seconds(plan, left, rehearsal, transfer, of_source, owner) if rehearsal else {}
     found = Forecast(
         plan,
-        attacks=len(cells) + (config.keep_below is not None),
+        attacks=attacks,
         charged=charged,
         evaluation=evaluation,
         benign=benign,
@@ -180,12 +184,14 @@ def _seconds(
     on = plan.owner_evaluation
     if plan.config.twin == "train" and has_train_part(on.dataset):
         by_students += TWIN_EPOCHS * len(load_dataset(on.dataset, "train", root=on.root, lazy=True))
-    by_teacher = transfer + BACKWARD * steps * of_source * (plan.job.teacher.kind == "torch")
+    by_teacher = float(transfer)
+    if plan.job.teacher.kind == "torch":
+        by_teacher += BACKWARD * steps * of_source
     return {
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
         "to bill honest users": owner.billing_seconds(len(plan.texts), whole, answer),
         "to watch honest accounts": _watching(plan, rehearsal, answer, owner),
-        "to try to recognise the copies": LOOKED_AT * answer * bool(plan.config.references),
+        "to try to recognise the copies": LOOKED_AT * answer if plan.config.references else 0.0,
         "to examine the copies": by_students * step + by_teacher * answer,
     }
 

@@ -264,8 +264,13 @@ def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
     digest = hashlib.sha256()
     for x_BCHW in like.split(256):
         digest.update(x_BCHW.numpy().tobytes())
-    told = {"dataset": on.dataset, "held_back": len(like), "scored": len(scored)}
-    return told | {"sha256": digest.hexdigest()}, ""
+    halves = {
+        "dataset": on.dataset,
+        "held_back": len(like),
+        "scored": len(scored),
+        "sha256": digest.hexdigest(),
+    }
+    return halves, ""
 
 
 def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
@@ -274,7 +279,9 @@ def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
     """
     own = LabelMode.parse(stated or next(iter(config.label_modes), "probabilities"))
     fine = own.kind in ("logits", "probabilities") and (own.decimals is None or own.decimals > 2)
-    usual = ("probabilities:2",) * fine + ("label",) * (own.kind != "label")
+    usual = ["probabilities:2"] if fine else []
+    if own.kind != "label":
+        usual.append("label")
     listed = config.label_modes or usual
     return list(dict.fromkeys([str(own), *(str(LabelMode.parse(text)) for text in listed)]))
 

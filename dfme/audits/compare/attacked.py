@@ -154,16 +154,17 @@ def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked
             "n/a" if each.state == "not applicable" else each.state for each in outcomes
         )
         return Attacked(label, answers, remarks=tuple(states))
-    remarks: tuple[str, ...] = ()
+    remarks = list[str]()
     if len(done) < len(outcomes):
-        remarks = (f"{len(done)} of {len(outcomes)}",)
-    remarks += ("shared",) * any(each.shared for each in outcomes)
+        remarks.append(f"{len(done)} of {len(outcomes)}")
+    if any(each.shared for each in outcomes):
+        remarks.append("shared")
     score = agreement
     balanced = spread([of.agreement_balanced for of in done])
     if renamed and gains(renamed, agreement) and renamed.mean - agreement.mean > HALVES_DIFFER:
         score = renamed
         balanced = None
-    return Attacked(label, answers, agreement, score, remarks, balanced)
+    return Attacked(label, answers, agreement, score, tuple(remarks), balanced)
 
 
 def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:

@@ -70,10 +70,11 @@ class Attempt:
         """The options of a run that it sets."""
         given = {} if self.reason else parse_attacker(self.answers)
         flags = {f"answers.{key}": text for key, text in given.items() if text != AS_IT_IS}
-        flags |= {"answers.knows": self.runs} if "recover" in given else {}
-        return flags | (
-            {"teacher.defences": self.runs} if given and self.runs != NO_DEFENCE else {}
-        )
+        if "recover" in given:
+            flags["answers.knows"] = self.runs
+        if given and self.runs != NO_DEFENCE:
+            flags["teacher.defences"] = self.runs
+        return flags
 
 
 def attempt(defence: str, answers: str, mode: str) -> Attempt:

@@ -83,7 +83,7 @@ def rehearse(
         try:
             # whoever runs a list may run it all at once
             most = len(cells) if plan.config.engine == "commands" else min(plan.jobs, len(cells))
-            sharing = most * (teacher.info.remote is not None)
+            sharing = 0 if teacher.info.remote is None else most
             _require_rates(job, named, sharing)
             of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
             if rehearsal is None:

@@ -195,10 +195,11 @@ def as_csv(findings: ComparisonResult) -> str:
     for line in lines:
         figures = line.pop("figures") or {field.name: None for field in fields(Figures)}
         reached = figures.pop("queries_to") or {}
-        line |= figures | {f"queries_to_{100 * level:.0f}": reached.get(level) for level in LEVELS}
-        line["reason"] = line["reason"].lstrip(
-            "=+-@"
-        )  # no formula of a stranger's in a spreadsheet
+        line.update(figures)
+        for level in LEVELS:
+            line[f"queries_to_{100 * level:.0f}"] = reached.get(level)
+        # no formula of a stranger's in a spreadsheet
+        line["reason"] = line["reason"].lstrip("=+-@")
     columns = [name for name in lines[0] if name != "curve"]
     table = csv.DictWriter(written, columns, "", "ignore", lineterminator="\n")
     table.writeheader()
@@ -211,11 +212,20 @@ def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
     for outcome in findings.outcomes:
         cell = outcome.cell
         figures = None if outcome.figures is None else asdict(outcome.figures)
-        named = {"row": cell.row, "label_mode": cell.mode, "budget": cell.budget, "seed": cell.seed}
-        asked = {"defence": cell.attempt.defence, "answers": cell.attempt.answers}
-        named |= asked if findings.defended else {}
-        state = {"run": f"cells/{cell.name}", "state": outcome.state, "reason": outcome.reason}
-        cells.append(named | state | {"figures": figures})
+        line: dict[str, Any] = {
+            "row": cell.row,
+            "label_mode": cell.mode,
+            "budget": cell.budget,
+            "seed": cell.seed,
+        }
+        if findings.defended:
+            line["defence"] = cell.attempt.defence
+            line["answers"] = cell.attempt.answers
+        line["run"] = f"cells/{cell.name}"
+        line["state"] = outcome.state
+        line["reason"] = outcome.reason
+        line["figures"] = figures
+        cells.append(line)
     return cells
 
 

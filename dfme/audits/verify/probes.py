@@ -59,7 +59,8 @@ def find_mistakes(
     more.
     """
     wrong = list[tuple[Tensor, Tensor]]()
-    for again in range(1 + math.ceil(LOOKED_AT / len(data)) * (rng is not None)):
+    times = 1 if rng is None else 1 + math.ceil(LOOKED_AT / len(data))
+    for again in range(times):
         for plain_BCHW, label_B in zip(
             data.split(500), data.required_labels.split(500), strict=True
         ):

@@ -268,7 +268,8 @@ def _settings(case: Case, job: Job, paths: Sequence[Path]) -> dict[str, Any]:
     """The content of config.yaml."""
     (model, *references) = (str(path.absolute()) for path in paths)
     settings = {name: document(job)[name] for name in KEPT}
-    settings |= case.log._asdict() if case.log else {}
+    if case.log:
+        settings.update(case.log._asdict())
     return {"model": model, "references": references, **settings}
 
 
