@@ -42,37 +42,54 @@ def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
         # what takes away no more than a constant answer flatters is no help
         if left is not None and flattered is not None and left >= flattered:
             continue
-        if _helps(of, before, after) and ("misinform" not in name or of.holds_data):
-            answers = f"Answer {'labels alone' if name == 'label' else name}"
-            what = answers if kind == "label mode" else f"Switch on {name}"
-            if name.startswith("quota"):
-                what = f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
-            text = (
-                f"{what}: the best copy then agrees on {after.mean:.1%} "
-                f"({before.mean:.1%} before{least})."
-            )
-            if left is not None and flattered is not None:
-                text += (
-                    f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
-                )
-            paid = of.paid(name).get("l1_mean")
-            lost = of.paid(name).get("accuracy_drop")
-            if paid is not None:
-                text += f" Your users' answers change by {paid:.2f} on average, {SCALE}"
-                moves = (
-                    f"{'falls' if (lost or 0) > 0 else 'rises'} by "
-                    f"{100 * abs(lost or 0):.1f} points"
-                )
-                falls = moves if lost else "does not change"
-                text += "." if lost is None else f"; their accuracy {falls}."
-            means = [
-                [line["mean"] or 0.0 for line in of.like if line["mode"] == mode]
-                for mode in (of.own, name)
-            ]
-            if all(shares := [max(each, default=0.0) for each in means]):
-                text += f" The copy of somebody with images like yours agrees on {shares[1]:.1%} "
-                text += f"({shares[0]:.1%} before)."
-            yield before.mean - max(after.mean, of.constant or 0.0), text, at
+        void = "misinform" in name and not of.holds_data
+        if void or not _helps(of, before, after):
+            continue
+        text = (
+            f"{_what_to_do(name, kind)}: the best copy then agrees on {after.mean:.1%} "
+            f"({before.mean:.1%} before{least})."
+        )
+        if left is not None and flattered is not None:
+            text += f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
+        text += _paid(of, name) + _with_images(of, name)
+        yield before.mean - max(after.mean, of.constant or 0.0), text, at
+
+
+def _what_to_do(name: str, kind: str) -> str:
+    if name.startswith("quota"):
+        return f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
+    if kind == "label mode":
+        return "Answer labels alone" if name == "label" else f"Answer {name}"
+    return f"Switch on {name}"
+
+
+def _paid(of: Findings, name: str) -> str:
+    """A sentence on what honest users pay for a switch, where it was measured."""
+    change = of.paid(name).get("l1_mean")
+    lost = of.paid(name).get("accuracy_drop")
+    if change is None:
+        return ""
+    text = f" Your users' answers change by {change:.2f} on average, {SCALE}"
+    if lost is None:
+        return f"{text}."
+    if not lost:
+        return f"{text}; their accuracy does not change."
+    way = "falls" if lost > 0 else "rises"
+    return f"{text}; their accuracy {way} by {100 * abs(lost):.1f} points."
+
+
+def _with_images(of: Findings, name: str) -> str:
+    """A sentence on a switch's effect on an attacker with images like the owner's, where known."""
+    best = []
+    for mode in (of.own, name):
+        means = [line["mean"] or 0.0 for line in of.like if line["mode"] == mode]
+        best.append(max(means, default=0.0))
+    if not all(best):
+        return ""
+    before, after = best
+    return (
+        f" The copy of somebody with images like yours agrees on {after:.1%} ({before:.1%} before)."
+    )
 
 
 def _helps(of: Findings, before: Spread, after: Spread) -> bool:
@@ -89,6 +106,16 @@ def _helps(of: Findings, before: Spread, after: Spread) -> bool:
     return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
 
 
+def _place(attack: Entry) -> tuple[str, str, str]:
+    return attack["detector"], attack["mode"], attack["defence"]
+
+
+def _worth(attack: Entry) -> float:
+    """Agreement of the copy at the first alarm; all where there was none."""
+    worth: float | None = attack["agreement_at_alarm"]
+    return 1.0 if worth is None else worth
+
+
 def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
     """The detector with alarms in the fewest honest streams; of equal ones the best against
     attacks.
@@ -99,36 +126,29 @@ def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]
     for name in dict.fromkeys(each["detector"] for each in benign):
         streams = [each for each in benign if each["detector"] == name]
         place = name, of.own, NO_DEFENCE
-        raised = [
-            (1.0 if (worth := each["agreement_at_alarm"]) is None else worth, at)
-            for at, each in enumerate(attacks)
-            if (each["detector"], each["mode"], each["defence"]) == place
-        ]
-        worst = max(raised, default=(1.0, 0))
+        worst = (1.0, 0)
+        raised = [at for at, each in enumerate(attacks) if _place(each) == place]
+        if raised:
+            worst = max((_worth(attacks[at]), at) for at in raised)
         quiet = not any(each["alarms"] for each in streams if each["stream"] == "random order")
         if quiet and before is not None and _helps(of, before, Spread(worst[0], None, 1)):
             able.append((sum(bool(each["alarms"]) for each in streams), *worst, streams))
     if before is None or not able:
         return
     _, share, at, streams = min(able, key=lambda one: one[:2])
-    wrong = [one for one in streams if one["alarms"]]
     false = [
-        f"{one['sessions_with_alarm']} of {one['sessions']} ({one['stream']})" for one in wrong
+        f"{stream['sessions_with_alarm']} of {stream['sessions']} ({stream['stream']})"
+        for stream in streams
+        if stream["alarms"]
     ]
-    honest = ", ".join(false) or f"none of {sum(one['sessions'] for one in streams)}"
-    most = max(one["per_10000_upper"] for one in streams)
+    honest = ", ".join(false) or f"none of {sum(stream['sessions'] for stream in streams)}"
+    most = max(stream["per_10000_upper"] for stream in streams)
     name = attacks[at]["detector"]
     first = attacks[at]["first_alarm"]
     text = (
-        f"Switch on the detector {name}, and block the accounts that it names. It raised "
-        "an alarm in "
+        f"Switch on the detector {name}, and block the accounts that it names. It raised an alarm "
+        f"in every attack: in the worst case after {first:,} queries, when the copy agreed on "
+        f"{share:.1%} (in the end on {before.mean:.1%}). Honest sessions with a false alarm: "
+        f"{honest}; at most {most:,.0f} alarms in 10,000 queries, as far as your images tell."
     )
-    text += (
-        f"every attack: in the worst case after {first:,} queries, when the copy agreed "
-        f"on {share:.1%} "
-    )
-    text += (
-        f"(in the end on {before.mean:.1%}). Honest sessions with a false alarm: {honest}; at most "
-    )
-    text += f"{most:,.0f} alarms in 10,000 queries, as far as your images tell."
     yield before.mean - share, text, f"detection.attacks.{at}"

@@ -197,15 +197,19 @@ def _limits(audit: Entry) -> Iterator[tuple[str, str, str, str]]:
             yield each["limit"], f"{each['limit']}={wanted:g}, seed {seed}", kind, why
 
 
+def _metric(attack: str, kind: str, value: str) -> Entry:
+    return {"slice": attack, "type": kind, "value": value}
+
+
 def bom(audit: Entry, page: str) -> Entry:
     """A part of a bill of materials: the model and what its copies cost; ``page``: SHA-256 of the
     page.
     """
     metrics: list[Entry] = []
     for line in (line for line in audit["price"] if line["mean"] is not None):
-        of = {"slice": f"{line['row']}, {line['mode']}"}
-        told = f"{line['mean']:.4f}"
-        metrics.append(of | {"type": f"agreement after {line['budget']:,} queries", "value": told})
+        attack = f"{line['row']}, {line['mode']}"
+        after = f"agreement after {line['budget']:,} queries"
+        metrics.append(_metric(attack, after, f"{line['mean']:.4f}"))
         if line["interval"]:
             low, high = line["interval"]
             metrics[-1]["confidenceInterval"] = {
@@ -213,15 +217,13 @@ def bom(audit: Entry, page: str) -> Entry:
                 "upperBound": f"{high:.4f}",
             }
         if line.get("balanced") is not None:
-            told = f"{line['balanced']:.4f}"
-            metrics.append(
-                of | {"type": "the same, balanced over the model's classes", "value": told}
-            )
-        told = ", ".join(seeds_text(line, "0.9"))
-        metrics.append(of | {"type": "queries until 90 % agreement, each seed", "value": told})
+            balanced = "the same, balanced over the model's classes"
+            metrics.append(_metric(attack, balanced, f"{line['balanced']:.4f}"))
+        queries = ", ".join(seeds_text(line, "0.9"))
+        metrics.append(_metric(attack, "queries until 90 % agreement, each seed", queries))
     if (constant := audit["games"]["constant"]) is not None:
-        of_nothing = {"slice": "one constant answer", "type": "agreement after 0 queries"}
-        metrics.append(of_nothing | {"value": f"{constant:.4f}"})
+        after = "agreement after 0 queries"
+        metrics.append(_metric("one constant answer", after, f"{constant:.4f}"))
     card: Entry = {"quantitativeAnalysis": {"performanceMetrics": metrics}}
     card["considerations"] = {
         "technicalLimitations": [*audit["headline"]["sentences"], *audit["limits"]]

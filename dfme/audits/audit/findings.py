@@ -176,9 +176,8 @@ class Findings:
         measured.
         """
         rows = {row["row"]: row["held_out"] for row in self.utility}
-        return (
-            rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}
-        )  # a quota changes no answer
+        # a quota changes no answer
+        return rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}
 
     def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
         """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
@@ -273,9 +272,8 @@ class Findings:
         every: dict[str, Outcome] = {}
         for each in self.runs:
             if each.state != "not applicable":
-                every.setdefault(
-                    each.cell.name, each
-                )  # of cells that share a run, its own comparison's
+                # of cells that share a run, its own comparison's
+                every.setdefault(each.cell.name, each)
         return [self._cell(each, each.cell) for each in every.values()]
 
     def _cell(self, of: Outcome, cell: Cell) -> Entry:

@@ -17,8 +17,7 @@ JUDGED = {True: "holds", False: "FAILS", None: "NOT KNOWN"}  # words of a verdic
 FAILED = "This shows that these attacks failed, not that the model is safe"
 GATES = (
     "We do not advise a gate (misinform): it lets somebody with images of your task pass, and no "
-    "such "
-    "attacker was run against it."
+    "such attacker was run against it."
 )
 DATA_FREE = "Only attackers without images were run against defences and quotas."
 SCALE = "on a scale from 0 to 2"  # of an L1 change
@@ -246,25 +245,21 @@ def what_it_does_not_tell(of: Findings, seeds: int, local: bool) -> list[str]:
         )
     return [
         f"We ran the attackers {rows}. A stronger one, or one with {images}, may need fewer "
-        "queries. Where "
-        "no copy was made, these attacks failed; that does not show that the model is safe.",
-        f"We measured agreement on {of.images:,} images with {counted}. The 95% "
-        "intervals are over images; with fewer than five seeds we state none over seeds.",
+        "queries. Where no copy was made, these attacks failed; that does not show that the model "
+        "is safe.",
+        f"We measured agreement on {of.images:,} images with {counted}. The 95% intervals are over "
+        "images; with fewer than five seeds we state none over seeds.",
         "Prices are upper bounds: a copy may have been as good before the evaluation that showed "
-        "it, and an "
-        "attacker who trains longer pays for no more queries.",
+        "it, and an attacker who trains longer pays for no more queries.",
         "Every copy is a net of one architecture. Another may learn far more from the same "
-        "answers: name one "
-        "by --student.arch, your model's own first.",
+        "answers: name one by --student.arch, your model's own first.",
         *([] if of.holds_data or not local else [GATES]),
         *([DATA_FREE] if of.like and of.defences else []),
         "Every attack came from one client. Several clients divide a quota, and what a detector "
-        "sees, among "
-        "them.",
+        "sees, among them.",
         "We do not count what an attacker learns elsewhere, such as answers of an earlier version.",
         "The figures hold for this model and these answers. Another model, or this one trained "
-        "again, has "
-        "others.",
+        "again, has others.",
         watched,
     ]
 

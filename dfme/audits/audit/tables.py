@@ -1,7 +1,7 @@
 """Tables of audit.html: forms of values in words, and the cells that show them."""
 
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dfme.audits.audit.model import Entry
@@ -76,13 +76,20 @@ def across(
     lines = []
     after = after or {}
     for words, of in groups.items():
-        found = {
-            head: own[0] if len(own) == 1 else {name: [row[name] for row in own] for name in own[0]}
-            for head, own in of.items()
-        }
+        found = {head: _over_seeds(runs) for head, runs in of.items()}
         cells = [_cell(form, found[head]) if head in found else Shown(UNKNOWN) for head in heads]
         behind = (in_words(each, next(iter(found.values()))) for each in after.values())
         lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
-    return table(caption, (), dict.fromkeys([*forms, *heads, *after], ""), len(forms)) | {
-        "rows": lines
+    return {
+        "caption": caption,
+        "heads": list(dict.fromkeys([*forms, *heads, *after])),
+        "rows": lines,
+        "words": len(forms),
     }
+
+
+def _over_seeds(rows: Sequence[Entry]) -> Entry:
+    """The row, or of several one with lists of their values."""
+    if len(rows) == 1:
+        return rows[0]
+    return {name: [row[name] for row in rows] for name in rows[0]}
