@@ -46,8 +46,17 @@ def controls(audit: Entry) -> list[Entry]:
     rows = []
     for (source, version, date), control, asks, of in CONTROLS:
         figure, name = found.get(of) or (None, None)
-        row = {"source": source, "version": version, "date": date, "control": control, "asks": asks}
-        rows.append(row | {"figure": figure, "dir": places.get(name or "")})
+        rows.append(
+            {
+                "source": source,
+                "version": version,
+                "date": date,
+                "control": control,
+                "asks": asks,
+                "figure": figure,
+                "dir": places.get(name or ""),
+            }
+        )
     return rows
 
 

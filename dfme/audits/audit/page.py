@@ -95,14 +95,19 @@ def _prices(audit: Entry) -> list[Entry]:
     found = []
     for line in (line for line in audit["price"] if line["cells"]):
         known = [share for share in line["agreement"] if share is not None]
-        told = (
-            f"{min(known):.1%} to {max(known):.1%}".replace(" ", FIXED)
-            if len(known) > 1
-            else UNKNOWN
-        )
+        between = UNKNOWN
+        if len(known) > 1:
+            between = f"{min(known):.1%} to {max(known):.1%}".replace(" ", FIXED)
         at = {level: _of_seeds(to_copy(line, level), "not reached") for level in line["queries_to"]}
         order = modes.index(line["mode"]), median_to_copy(line) or math.inf, -(line["mean"] or 0.0)
-        found.append(line | {"range": told, "at": at if known else {}, "order": order})
+        found.append(
+            {
+                **line,
+                "range": between,
+                "at": at if known else {},
+                "order": order,
+            }
+        )
     return sorted(found, key=itemgetter("order"))
 
 
@@ -113,8 +118,14 @@ def _constant_row(audit: Entry) -> list[Entry]:
     constant = audit["games"]["constant"]
     if not Beside(constant).is_large:
         return []
-    row = {"row": "one answer to everything", "mode": UNKNOWN, "mean": constant, "range": UNKNOWN}
-    return [row | {"balanced": audit["games"].get("constant_balanced")}]
+    row = {
+        "row": "one answer to everything",
+        "mode": UNKNOWN,
+        "mean": constant,
+        "range": UNKNOWN,
+        "balanced": audit["games"].get("constant_balanced"),
+    }
+    return [row]
 
 
 def _of_seeds(counts: Sequence[float | None], never: str) -> str:
@@ -182,18 +193,21 @@ def _behind(audit: Entry) -> Entry:
         ),
         "curves": curves(audit, alarms=True),
         "prices": [
-            line
-            | {"advantage": advantage.get((line["row"], line["mode"]))}
-            | {"reached": {level: seeds_text(line, level) for level in line["queries_to"]}}
+            {
+                **line,
+                "advantage": advantage.get((line["row"], line["mode"])),
+                "reached": {level: seeds_text(line, level) for level in line["queries_to"]},
+            }
             for line in audit["price"]
         ],
         "attacked": [*_attacked(audit["defences"], bills)],
         "attacks": [
-            each | {"answers": answers.get(each["cell"], UNKNOWN)} for each in watched["attacks"]
+            {**attack, "answers": answers.get(attack["cell"], UNKNOWN)}
+            for attack in watched["attacks"]
         ],
         "benign": [
-            each | {"seen": each["per_10000"] if each["alarms"] else None}
-            for each in watched["benign"]
+            {**stream, "seen": stream["per_10000"] if stream["alarms"] else None}
+            for stream in watched["benign"]
         ],
         "classes": _least_followed(audit["fidelity"]),
         "sheets": [

@@ -58,14 +58,11 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
     }
     if void:
         text = (
-            f"No quota keeps an agreement below {level:.1%}: one constant answer agrees "
-            f"on {constant:.1%} "
+            f"No quota keeps an agreement below {level:.1%}: one constant answer agrees on "
+            f"{constant:.1%} without a query. Give a larger --keep-below, or images of which each "
+            "class has as many."
         )
-        text += (
-            "without a query. Give a larger --keep-below, or images of which each class "
-            "has as many."
-        )
-        return found | {"lines": {}, "text": [text]}
+        return {**found, "lines": {}, "text": [text]}
     under = cells.get(checked or "") if over else worst
     if under and under["agreement"] is not None:
         holds = under["agreement"] < level
