@@ -26,7 +26,7 @@ from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
-from dfme.run.evaluation import evaluation_images
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.recipes import unfit
 from dfme.spec import SMALL_SIDE, ImageSpec, Teacher
 from dfme.students.losses import make_distance

@@ -35,10 +35,10 @@ from dfme.run.evaluation import (
     HoldOut,
     classified,
     evaluated,
-    evaluation_images,
     examination_of,
     score_all,
 )
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.images_on_record import digests_on_record, require_recorded
 from dfme.run.job import plain
 from dfme.run.loop import numbers
