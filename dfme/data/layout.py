@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -14,35 +15,65 @@ from dfme.errors import UserError
 
 SUFFIXES = frozenset(
     {
-        *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
-        *(".pgm", ".ppm", ".pbm", ".pnm"),
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".pgm",
+        ".ppm",
+        ".pbm",
+        ".pnm",
     }
 )
 
 OTHER_PICTURES = frozenset(
     {
-        *(
-            ".heic",
-            ".heif",
-            ".avif",
-            ".jp2",
-            ".j2k",
-            ".jxl",
-            ".svg",
-            ".psd",
-            ".tga",
-            ".exr",
-            ".hdr",
-        ),
-        *(".dcm", ".nii", ".raw", ".dng", ".cr2", ".nef", ".arw", ".npy", ".mat", ".ico", ".pcx"),
+        ".heic",
+        ".heif",
+        ".avif",
+        ".jp2",
+        ".j2k",
+        ".jxl",
+        ".svg",
+        ".psd",
+        ".tga",
+        ".exr",
+        ".hdr",
+        ".dcm",
+        ".nii",
+        ".raw",
+        ".dng",
+        ".cr2",
+        ".nef",
+        ".arw",
+        ".npy",
+        ".mat",
+        ".ico",
+        ".pcx",
     }
 )
 """Endings of pictures that are not read here. Leaving them out in silence would change a figure."""
 
 LITTER = frozenset(
     {
-        *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "__pycache__", "lost+found"),
-        *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "system volume information"),
+        "__macosx",
+        "thumbs.db",
+        "ehthumbs.db",
+        "desktop.ini",
+        "__pycache__",
+        "lost+found",
+        "@eadir",
+        "@tmp",
+        "@recycle",
+        "#recycle",
+        "$recycle.bin",
+        "system volume information",
     }
 )
 """What operating systems and storage devices leave behind, in lower case; hidden files count, too.
@@ -204,7 +235,7 @@ def layout_of(path: Path) -> Layout:
     if not parts:
         classes = names
     else:
-        of_parts = [folders(entered(place)) for places in parts.values() for place in places]
+        of_parts = [folders(entered(place)) for place in chain.from_iterable(parts.values())]
         common = {name for inside in of_parts if len(inside) > 1 for name in inside}
         # a lone folder in a part is a class only if another part has it, too
         classes = sorted(
@@ -288,7 +319,7 @@ def _by_role(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
 
 
 def _names(parts: Mapping[Role, list[Path]]) -> set[str]:
-    return {place.name for places in parts.values() for place in places}
+    return {place.name for place in chain.from_iterable(parts.values())}
 
 
 def _role_of(name: str) -> Role | None:

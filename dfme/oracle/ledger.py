@@ -148,7 +148,10 @@ class Ledger:
     @property
     def paid_without_answer(self) -> int:
         """Charged images that were answered without a class; they are left out of training."""
-        return sum(images[purpose] for images in self.no_answer.values() for purpose in CHARGED)
+        total = 0
+        for images in self.no_answer.values():
+            total += sum(images[purpose] for purpose in CHARGED)
+        return total
 
     @property
     def paid_with_answer(self) -> int:

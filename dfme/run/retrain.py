@@ -184,7 +184,10 @@ def retrain(
             own["method"] = {"name": "retrain", "run": str(run)}
             directory.write_config(dump_yaml(own))
             summary = _summary(run, settings, paid, examination, device_name(device)) | {
-                **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl")),
+                "teacher_accuracy": None,
+                "accuracy": None,
+                "agreement": None,
+                "kl": None,
                 **score_all(examination, trainer.delivered, trainer.vote),
                 "baselines": baselines(seen),
                 "paid_answers": paid_answers_of(seen),
@@ -306,12 +309,13 @@ def _summary(
         "config_hash",
     )
     own = {name: source[name] for name in (*known, "defences") if name in source}
+    nothing = dict.fromkeys(ACCOUNTS, 0)
     return {
         "method": "retrain",
         "source": {"run": str(run), "method": "unfinished", **own},
         "answers": len(paid.replay),
         "seed": settings.seed,
-        **dict.fromkeys(ACCOUNTS, 0),
+        **nothing,
         "spent_by_purpose": {},
         "label_mode": str(paid.label_mode),
         "evaluation": evaluated(examination),

@@ -99,7 +99,10 @@ class StudentTrainer:
         self._rng = rng
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-        lr_factor = lambda: factor(config.schedule, self.progress)  # noqa: E731
+
+        def lr_factor() -> float:
+            return factor(config.schedule, self.progress)
+
         self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), lr_factor)
         decay = config.student.average
         self._average = MovingAverage(self._whole, decay) if decay else None
@@ -258,7 +261,8 @@ class StudentTrainer:
         """
         taken: Metrics = {"student_steps": self.steps}
         if self.steps > before:
-            taken |= {"student_lr": self._optimizer.rate, "student_lr_greatest": self._greatest_lr}
+            taken["student_lr"] = self._optimizer.rate
+            taken["student_lr_greatest"] = self._greatest_lr
         return taken
 
     def _begin_round(self, number: int) -> None:

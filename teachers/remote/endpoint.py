@@ -120,7 +120,8 @@ class Endpoint:
         """One request before the deadline; a GET follows its redirects."""
         route = self._route(path)
         where = f"{method} {self._shown(route[-1])}"
-        sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
+        sent = dict(self._headers)
+        sent.update((name.lower(), value) for name, value in headers.items())
         if method != "GET":
             sent["content-length"] = str(len(body))
         request = httpcore2.Request(method, "", headers=[*sent.items()], content=body)
