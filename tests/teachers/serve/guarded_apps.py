@@ -3,13 +3,16 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Callable
-from contextlib import suppress
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
 import brotli
 import torch
+import uvicorn
 from torch import Tensor
 
 import dfme
@@ -140,3 +143,17 @@ def answering(body: bytes = TRUTH, status: int = 200, **headers: str) -> Any:
         await send({"type": "http.response.body", "body": body})
 
     return app
+
+
+@contextmanager
+def served(app: Any) -> Iterator[int]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

@@ -6,9 +6,6 @@ import gzip
 import json
 import re
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import brotli
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from clients import question
 from defended import WEIGHTS, digits, pairs, queries
 from guarded_apps import (
@@ -32,6 +28,7 @@ from guarded_apps import (
     messages,
     read,
     scope_of,
+    served,
 )
 from processes import PROJECT
 from torch import Tensor
@@ -226,20 +223,6 @@ def test_what_asks_no_scores_passes_message_by_message() -> None:
     closed = guard(refusal)
     assert ask(closed) == ask(refusal)
     assert closed.meter.images == 0
-
-
-@contextmanager
-def served(app: Any) -> Iterator[int]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
 
 
 @pytest.mark.integration
