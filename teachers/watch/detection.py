@@ -151,7 +151,7 @@ class Log:
         score_B, top_B = seen.p_BK.max(1)
         raw = (each.tobytes() for each in pixels_BCHW.numpy())
         codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
-        told = {
+        told: dict[str, Any] = {
             name: np.array([int(each, 16) for each in own], np.uint64)
             for name, own in codes.items()
         }
