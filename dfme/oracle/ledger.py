@@ -337,7 +337,10 @@ def _history(path: Path | None, state: dict[str, Any]) -> History:
     if path is None:
         spent = sum(state["images"].get(purpose, 0) for purpose in CHARGED)
         return History(
-            spent=spent, requests=state["requests"], refused=state["refused"], lost=state["lost"]
+            spent=spent,
+            requests=state["requests"],
+            refused=state["refused"],
+            lost=state["lost"],
         )
     history = read_history(path) if path.exists() else History()
     expected = dict.fromkeys(PURPOSES, 0) | state["images"]

@@ -164,7 +164,13 @@ def retrain(
         steps = (
             student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
         )
-        student = replace(student, steps=steps, passes=0, final_share=1.0, rounds=())
+        student = replace(
+            student,
+            steps=steps,
+            passes=0,
+            final_share=1.0,
+            rounds=(),
+        )
         settings = replace(settings, student=student)
         arch, nets = build_students(
             settings, max(1, student.count), paid.spec, paid.num_classes, device

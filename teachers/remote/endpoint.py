@@ -161,7 +161,10 @@ class Endpoint:
     ) -> Reply | httpx2.URL:
         """Ask the service at one address: a reply, or another address."""
         request.url = httpcore2.URL(
-            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+            scheme=url.raw_scheme,
+            host=url.raw_host,
+            port=url.port,
+            target=url.raw_path,
         )
         request.extensions["timeout"] = moments(deadline)
         response = self._connections.handle_request(request)

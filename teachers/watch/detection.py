@@ -185,7 +185,12 @@ class Log:
                 watch.account = f"{tag} {every}"
                 thinned[every] = watch.report()["detectors"]
             accounts.append(
-                {"account": tag, "images": images, "repeats": repeats[tag], "thinned": thinned}
+                {
+                    "account": tag,
+                    "images": images,
+                    "repeats": repeats[tag],
+                    "thinned": thinned,
+                }
             )
         return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
 
