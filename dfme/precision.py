@@ -10,7 +10,7 @@ disagree, so for matrix products both are kept in step here.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -62,7 +62,11 @@ def arithmetic(
 
     ``auto`` is what holds outside, without autocast. On a CPU TF32 is IEEE fp32 (``has_tf32``).
     """
-    pinned = nullcontext() if name == "auto" else tf32() if name == "tf32" else ieee_fp32()
+    pinned: AbstractContextManager[None] = ieee_fp32()
+    if name == "auto":
+        pinned = nullcontext()
+    elif name == "tf32":
+        pinned = tf32()
     with pinned, torch.autocast(device.type, torch.bfloat16, enabled=name == "bf16"):
         yield
 

@@ -23,7 +23,7 @@ from dfme.oracle.oracle import Oracle
 from dfme.precision import ieee_fp32
 from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method, build_nets, open_pool
-from dfme.run.evaluation import evaluation_images
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.scores import scores
 from dfme.spec import LabelMode
 from dfme.students.losses import Distance

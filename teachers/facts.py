@@ -25,21 +25,23 @@ from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER
 
 MODELS = (
-    *(
-        ".safetensors",
-        ".pt",
-        ".pth",
-        ".ckpt",
-        ".pt2",
-        ".ts",
-        ".onnx",
-        ".npz",
-        ".npy",
-        ".h5",
-        ".keras",
-        ".pb",
-    ),
-    *(".tflite", ".pkl", ".pickle", ".joblib", ".bin"),
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pt2",
+    ".ts",
+    ".onnx",
+    ".npz",
+    ".npy",
+    ".h5",
+    ".keras",
+    ".pb",
+    ".tflite",
+    ".pkl",
+    ".pickle",
+    ".joblib",
+    ".bin",
 )
 """Files named by options of somebody's own teacher that are looked at; into others it may write."""
 

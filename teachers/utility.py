@@ -43,11 +43,9 @@ def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, An
     found: dict[str, Any] = {
         "answered": len(y_NK),
         "top1_changed": (served_N != p_NK.argmax(1)).double().mean().item(),
-        **{
-            "l1_mean": l1_N.mean().item(),
-            "l1_p95": l1_N.quantile(0.95).item(),
-            "l1_max": l1_N.max().item(),
-        },
+        "l1_mean": l1_N.mean().item(),
+        "l1_p95": l1_N.quantile(0.95).item(),
+        "l1_max": l1_N.max().item(),
     }
     if labels_N is None:
         return found

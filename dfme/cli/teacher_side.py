@@ -246,7 +246,7 @@ def bills(
     from dfme.queries.programs import ProceduralImages
     from dfme.report.facts import wilson_interval
     from dfme.run.build import build_teacher
-    from dfme.run.evaluation import evaluation_images
+    from dfme.run.evaluation_images import evaluation_images
     from dfme.teachers import utility
     from dfme.teachers.label_modes import restrict
 

@@ -11,7 +11,8 @@ from pkgutil import resolve_name
 
 from dfme.config.messages import did_you_mean
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
-from dfme.data.layout import layout_of, require_names
+from dfme.data.layout import layout_of
+from dfme.data.safe_names import require_names
 from dfme.errors import UserError
 from dfme.spec import Shape
 

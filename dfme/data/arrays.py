@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
-from dfme.data.layout import listed, shown
+from dfme.data.safe_names import listed, shown
 from dfme.errors import UserError
 from dfme.files import read_npz
 from dfme.spec import Shape

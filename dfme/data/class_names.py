@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dfme.config.messages import printable
 from dfme.data.images import ImageSet
-from dfme.data.layout import require_text
+from dfme.data.safe_names import require_text
 from dfme.errors import UserError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from dfme.data.layout import (
     entered,
     files_below,
     layout_of,
-    listed,
 )
 from dfme.data.pictures import PictureReader, shape_of
+from dfme.data.safe_names import listed
 from dfme.errors import UserError
 from dfme.spec import Shape
 

@@ -4,45 +4,76 @@ torch.
 
 import os
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from dfme.data.safe_names import listed, require_names, shown
 from dfme.errors import UserError
 
 SUFFIXES = frozenset(
     {
-        *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
-        *(".pgm", ".ppm", ".pbm", ".pnm"),
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".bmp",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".pgm",
+        ".ppm",
+        ".pbm",
+        ".pnm",
     }
 )
 
 OTHER_PICTURES = frozenset(
     {
-        *(
-            ".heic",
-            ".heif",
-            ".avif",
-            ".jp2",
-            ".j2k",
-            ".jxl",
-            ".svg",
-            ".psd",
-            ".tga",
-            ".exr",
-            ".hdr",
-        ),
-        *(".dcm", ".nii", ".raw", ".dng", ".cr2", ".nef", ".arw", ".npy", ".mat", ".ico", ".pcx"),
+        ".heic",
+        ".heif",
+        ".avif",
+        ".jp2",
+        ".j2k",
+        ".jxl",
+        ".svg",
+        ".psd",
+        ".tga",
+        ".exr",
+        ".hdr",
+        ".dcm",
+        ".nii",
+        ".raw",
+        ".dng",
+        ".cr2",
+        ".nef",
+        ".arw",
+        ".npy",
+        ".mat",
+        ".ico",
+        ".pcx",
     }
 )
 """Endings of pictures that are not read here. Leaving them out in silence would change a figure."""
 
 LITTER = frozenset(
     {
-        *("__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "__pycache__", "lost+found"),
-        *("@eadir", "@tmp", "@recycle", "#recycle", "$recycle.bin", "system volume information"),
+        "__macosx",
+        "thumbs.db",
+        "ehthumbs.db",
+        "desktop.ini",
+        "__pycache__",
+        "lost+found",
+        "@eadir",
+        "@tmp",
+        "@recycle",
+        "#recycle",
+        "$recycle.bin",
+        "system volume information",
     }
 )
 """What operating systems and storage devices leave behind, in lower case; hidden files count, too.
@@ -70,12 +101,7 @@ _LIKE_A_PART = re.compile(
 """Names such as seg_train, test_set and val2017. They count only where the folders inside say so,
 too.
 """
-
-SHOWN = 6  # names in one line
 DEEPEST = 3  # lone folders, one inside another, that are entered
-
-BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Letters that reverse the text around them."""
 
 
 @dataclass(frozen=True)
@@ -160,59 +186,9 @@ class Listing:
     others: list[Path] = field(default_factory=list)
 
 
-def shown(name: str) -> str:
-    """A name for a message, on one line, without letters that move a cursor."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return plain if len(plain) <= 80 else f"{plain[:60]}...{plain[-15:]}"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for a message, of many the first."""
-    every = [*names]
-    more = f" and {len(every) - SHOWN:,} more" if len(every) > SHOWN else ""
-    return ", ".join(map(shown, every[:SHOWN])) + more
-
-
 def is_litter(name: str) -> bool:
     """True for hidden files and folders, and for what systems leave behind."""
     return name.startswith(".") or name.casefold() in LITTER
-
-
-def require_names(names: Sequence[str], where: str) -> None:
-    """UserError for a name of a class that files and pages cannot hold.
-
-    They end up in JSON, YAML and HTML, which are written after everything is paid for.
-    """
-    for name in names:
-        problem = _problem_of(name)
-        if problem:
-            raise UserError(f"{where}: the name {shown(name)!r} {problem}; give it another name")
-
-
-def require_text(names: Iterable[object], where: str) -> None:
-    """UserError for a class name of a teacher that is not UTF-8; all else is made plain when it is
-    shown.
-    """
-    for name in names:
-        if isinstance(name, str) and not _is_utf8(name):
-            raise UserError(f"{where}: the name {shown(name)!r} is not UTF-8; give it another name")
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _problem_of(name: str) -> str:
-    if not _is_utf8(name):
-        return "is not UTF-8"
-    kinds = {unicodedata.category(letter) for letter in name}
-    if kinds & {"Cc", "Zl", "Zp"}:
-        return "has a line break or another control character"
-    return "has a letter that reverses text" if BIDIRECTIONAL & {*name} else ""
 
 
 def folders(place: Path) -> list[str]:
@@ -259,7 +235,7 @@ def layout_of(path: Path) -> Layout:
     if not parts:
         classes = names
     else:
-        of_parts = [folders(entered(place)) for places in parts.values() for place in places]
+        of_parts = [folders(entered(place)) for place in chain.from_iterable(parts.values())]
         common = {name for inside in of_parts if len(inside) > 1 for name in inside}
         # a lone folder in a part is a class only if another part has it, too
         classes = sorted(
@@ -343,7 +319,7 @@ def _by_role(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
 
 
 def _names(parts: Mapping[Role, list[Path]]) -> set[str]:
-    return {place.name for places in parts.values() for place in places}
+    return {place.name for place in chain.from_iterable(parts.values())}
 
 
 def _role_of(name: str) -> Role | None:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 from dfme.data.images import DatasetRequest, ImageSet
 from dfme.errors import UserError
 
-IDX_FILES = tuple(
-    f"raw/{part}-{kind}-ubyte"
-    for part in ("train", "t10k")
-    for kind in ("images-idx3", "labels-idx1")
+IDX_FILES = (
+    "raw/train-images-idx3-ubyte",
+    "raw/train-labels-idx1-ubyte",
+    "raw/t10k-images-idx3-ubyte",
+    "raw/t10k-labels-idx1-ubyte",
 )
 CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
 

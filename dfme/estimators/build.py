@@ -59,7 +59,12 @@ def make_estimator(
         maker = MAKERS[config.kind]
         of_config = {each.name for each in fields(maker)} & {each.name for each in fields(config)}
         options = {name: getattr(config, name) for name in of_config}
-        inner = maker(**options, bounds=bounds, lattice=lattice, chunk=chunk)
+        inner = maker(
+            **options,
+            bounds=bounds,
+            lattice=lattice,
+            chunk=chunk,
+        )
         estimator = SPACES[config.space](inner, squash, spec)
         if config.kind != "synthetic":
             return estimator

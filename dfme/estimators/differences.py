@@ -220,8 +220,12 @@ class Probing(Estimator):
 
 def in_parts(images: int, most: int | None) -> list[int]:
     """The sizes of the parts, of at most so many images each, that ``split`` makes."""
-    whole, rest = divmod(images, most or images)
-    return [most or images] * whole + [rest] * (rest > 0)
+    size = most or images
+    whole, rest = divmod(images, size)
+    parts = [size] * whole
+    if rest > 0:
+        parts.append(rest)
+    return parts
 
 
 def signs(v_BCHW: Tensor) -> Tensor:

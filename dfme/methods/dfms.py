@@ -81,7 +81,8 @@ class Dfms(DescendingMethod):
         assert components.pool is not None
         self._proxy = by_programs(components.pool, self.oracle.spec, components.sources.programs)
         self._passes = Passes(self._proxy)
-        self._own_parts |= {"discriminator": self._discriminator, "proxy": self._proxy}
+        self._own_parts["discriminator"] = self._discriminator
+        self._own_parts["proxy"] = self._proxy
         self._own_parts["passes"] = self._passes
 
     @staticmethod

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import deque
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -104,7 +105,8 @@ class EstimatingMethod(Method):
         calls = [estimator.calls(size, ahead * steps + number) for number in range(steps)]
         reuse = self.config.reuse and bool(calls[-1])
         students = self.student_asks((self._student_steps - reuse) * size)
-        return [Ask("generator", images) for call in calls for images in call] + students
+        generators = [Ask("generator", images) for images in chain.from_iterable(calls)]
+        return generators + students
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -56,7 +56,10 @@ class GeneratorNet(nn.Module):
         meanwhile.
         """
         read: list[Tensor] = []
-        keep = lambda _, inputs, __: read.append(inputs[0].detach())  # noqa: E731
+
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...], __: Tensor) -> None:
+            read.append(inputs[0].detach())
+
         with self.last_convolution.register_forward_hook(keep):
             yield read
 

@@ -31,18 +31,24 @@ KEYS = (str, bytes, bool, int, NoneType)
 
 LEGACY = [0x1950A86A20F9469CFC6C, 1001]  # with these two pickles PyTorch's format before 1.6 begins
 
-VALUES = dict.fromkeys(
-    ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINSTRING")
-)
-VALUES |= {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+VALUES = {
+    "BININT": None,
+    "BININT1": None,
+    "BININT2": None,
+    "LONG1": None,
+    "BINFLOAT": None,
+    "BINUNICODE": None,
+    "SHORT_BINSTRING": None,
+    "NONE": None,
+    "NEWTRUE": True,
+    "NEWFALSE": False,
+}
 EMPTY = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict"}
 FILLS = {
     "TUPLE": (0, "tuple"),
     "TUPLE1": (1, "tuple"),
     "TUPLE2": (2, "tuple"),
     "TUPLE3": (3, "tuple"),
-}
-FILLS |= {
     "APPEND": (1, "list"),
     "APPENDS": (0, "list"),
     "SETITEM": (2, "dict"),
@@ -52,8 +58,20 @@ FILLS |= {
 them.
 """
 
-WIDTHS = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "ComplexDouble": 16, "ComplexFloat": 8}
-WIDTHS |= {"Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1}
+WIDTHS = {
+    "Double": 8,
+    "Float": 4,
+    "Half": 2,
+    "BFloat16": 2,
+    "ComplexDouble": 16,
+    "ComplexFloat": 8,
+    "Long": 8,
+    "Int": 4,
+    "Short": 2,
+    "Char": 1,
+    "Byte": 1,
+    "Bool": 1,
+}
 STORAGES = {f"torch.{name}Storage": width for name, width in WIDTHS.items()}
 """Bytes of an element, by the name of what holds many."""
 
@@ -63,10 +81,9 @@ CALLS = {
     "_codecs.encode",
     "torch.Size",
     "torch.device",
-}
-CALLS |= {
-    f"torch._utils.{name}"
-    for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter")
+    "torch._utils._rebuild_tensor",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
 }
 KNOWN = (
     CALLS
@@ -74,12 +91,10 @@ KNOWN = (
     | {str(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 )
 SPECIAL = (
-    *(
-        "torch._utils._rebuild",
-        "torch._tensor._rebuild",
-        "torch.Tensor",
-        "torch.nn.parameter.Parameter",
-    ),
+    "torch._utils._rebuild",
+    "torch._tensor._rebuild",
+    "torch.Tensor",
+    "torch.nn.parameter.Parameter",
     "torch.storage.UntypedStorage",  # that of whole numbers without a sign, and of eight-bit floats
 )
 

@@ -53,11 +53,10 @@ def registered_names(package: str) -> tuple[str, ...]:
     """
     found = importlib.util.find_spec(package)
     folders = (found and found.submodule_search_locations) or ()
-    texts = [
-        file.read_text("utf-8")
-        for folder in folders
-        for file in sorted(Path(folder, "models").glob("*.py"))
-    ]
+    texts = list[str]()
+    for folder in folders:
+        files = sorted(Path(folder, "models").glob("*.py"))
+        texts += [file.read_text("utf-8") for file in files]
     registered = re.compile(r"^@register_model(?:\(\))?\n(?:(?!def ).*\n)*?def (\w+)\(", re.M)
     return tuple(sorted(name for text in texts for name in registered.findall(text)))
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfme.answers.reading import TeacherCall
+from dfme.answers.teacher_call import TeacherCall
 from dfme.compute import DeferredChecks
 from dfme.errors import (
     BatchTooLarge,

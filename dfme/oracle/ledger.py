@@ -148,7 +148,10 @@ class Ledger:
     @property
     def paid_without_answer(self) -> int:
         """Charged images that were answered without a class; they are left out of training."""
-        return sum(images[purpose] for images in self.no_answer.values() for purpose in CHARGED)
+        total = 0
+        for images in self.no_answer.values():
+            total += sum(images[purpose] for purpose in CHARGED)
+        return total
 
     @property
     def paid_with_answer(self) -> int:
@@ -334,7 +337,10 @@ def _history(path: Path | None, state: dict[str, Any]) -> History:
     if path is None:
         spent = sum(state["images"].get(purpose, 0) for purpose in CHARGED)
         return History(
-            spent=spent, requests=state["requests"], refused=state["refused"], lost=state["lost"]
+            spent=spent,
+            requests=state["requests"],
+            refused=state["refused"],
+            lost=state["lost"],
         )
     history = read_history(path) if path.exists() else History()
     expected = dict.fromkeys(PURPOSES, 0) | state["images"]

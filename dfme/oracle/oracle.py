@@ -144,8 +144,10 @@ class Oracle:
         """
         if not self.is_service:
             return None
+        reasons = self.ledger.reasons
         return {
-            **{event: dict(self.ledger.reasons.get(event, {})) for event in ("refused", "failed")},
+            "refused": dict(reasons.get("refused", {})),
+            "failed": dict(reasons.get("failed", {})),
             "no_answer": {
                 reason: images.total() for reason, images in sorted(self.ledger.no_answer.items())
             },

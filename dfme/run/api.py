@@ -151,19 +151,22 @@ def extract(
         "precision": precision,
         "student": described,
         "evaluation": examined,
-        **{"schedule": _mapping(schedule), "answers": _mapping(answers)},
+        "schedule": _mapping(schedule),
+        "answers": _mapping(answers),
         "wandb": {**wandb_environment(), **_mapping(wandb)},
     }
     stated = {
-        **{"kind": name_of(teacher), "shape": shape, "num_classes": num_classes},
-        **{"bounds": bounds, "levels": levels, "max_batch": max_batch},
+        "kind": name_of(teacher),
+        "shape": shape,
+        "num_classes": num_classes,
+        "bounds": bounds,
+        "levels": levels,
+        "max_batch": max_batch,
         "label_mode": None if label_mode is None else str(label_mode),
-        **{
-            "defences": defences or (),
-            "watch": watch or (),
-            "benign": benign,
-            "on_alarm": on_alarm,
-        },
+        "defences": defences or (),
+        "watch": watch or (),
+        "benign": benign,
+        "on_alarm": on_alarm,
     }
     parts = {"estimator": estimator, "queries": queries}
     settings |= {name: _mapping(part) for name, part in parts.items() if part is not None}

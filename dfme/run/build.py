@@ -37,7 +37,8 @@ from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.divergence import naming_the_rate
-from dfme.run.evaluation import SHARED, examination_of, shape_of
+from dfme.run.evaluation import SHARED, examination_of
+from dfme.run.evaluation_images import shape_of
 from dfme.run.goal import goal_of
 from dfme.run.images_on_record import digests_of, settle_images
 from dfme.run.interrupt import Interrupt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,10 +15,8 @@ from torch import Tensor, nn
 
 from dfme.answers.reading import top_class, unanswered
 from dfme.compute import validate_like
-from dfme.config.settings import EvaluationConfig
-from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
-from dfme.data.class_names import numbered, shown_names
-from dfme.errors import Unserved, UserError
+from dfme.data import ImageSet
+from dfme.errors import Unserved
 from dfme.files import make_folder
 from dfme.oracle.oracle import Oracle
 from dfme.report.classified import Classified
@@ -28,10 +25,8 @@ from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_pa
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.lock import wait_for_lock
 from dfme.run.scores import batches, compare, evaluation_batch, scores
-from dfme.spec import ImageSpec, LabelMode, Shape
+from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Coding
-
-HELD_BYTES = 1 << 28  # evaluation images that take more, as float32, are read again at each scoring
 
 SHARED = ".evaluation"
 """A folder beside run directories, made by an audit: its runs share the answers to the evaluation
@@ -337,83 +332,3 @@ def examination_of(
     return EvaluationSet(
         data.name, images, labels, mode, ask, class_names=data.class_names, device=device
     )
-
-
-def shape_of(config: EvaluationConfig) -> Shape | None:
-    """Shape of all images of an evaluation set; None where any is possible, as for a folder."""
-    name = whole_name(config.dataset)
-    sized = name.endswith(".npz") or name in DATASETS
-    if not sized or name in DRAWN:
-        return None
-    return load_dataset(config.dataset, "test", root=config.root, download=config.download).shape
-
-
-def chosen_images(
-    config: EvaluationConfig, spec: ImageSpec, handed_over: ImageSet | None = None
-) -> ImageSet | None:
-    """The evaluation images in the teacher's shape, with the data set's own labels; none without a
-    set.
-    """
-    if config.dataset == "none":
-        return None
-    try:
-        data = load_dataset(
-            config.dataset,
-            "test",
-            shape=spec.shape,
-            root=config.root,
-            download=config.download,
-            handed_over=handed_over,
-            lazy=True,
-        )
-    except UserError as error:
-        taken = "x".join(map(str, spec.shape))
-        raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
-    return data.subset(config.limit)
-
-
-def evaluation_images(
-    config: EvaluationConfig,
-    spec: ImageSpec,
-    num_classes: int,
-    class_names: Sequence[str] | None = None,
-    handed_over: ImageSet | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> ImageSet | None:
-    """The evaluation set as the teacher takes it; none without one. UserError if it does not fit
-    the teacher.
-
-    ``class_names``: the teacher's, where it announces any. ``tell`` hears how the images were read,
-    and what was done to the labels. The digest is that of the images and labels as the data set has
-    them.
-    """
-    own = chosen_images(config, spec, handed_over)
-    if own is None:
-        return None
-    folder = whole_name(config.dataset) not in DATASETS
-    data = numbered(own, num_classes, config.classes, class_names, folder=folder)
-    labels = None if config.classes is not None else own.labels
-    if labels is not None and not torch.equal(labels, data.required_labels):
-        order = shown_names(data.class_names)
-        tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {order}")
-    if 4 * math.prod(own.images.shape) <= HELD_BYTES:
-        own = replace(own, images=own.batch(slice(None)), read=None)
-        whole = replace(data, images=_taken(own.images, config, spec), read=None)
-    else:
-        whole = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
-    # every picture is read here, so one that cannot be is found before anything is asked
-    digest = own.digested().digest
-    for note in own.notes:
-        tell(f"evaluation: {note}")
-    return replace(whole, digest=digest)
-
-
-def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:
-    """Images within 0 and 1 as the teacher takes them."""
-    if config.mean is not None and config.std is not None:
-        mean_C11, std_C11 = (
-            torch.tensor(values).view(-1, 1, 1) for values in (config.mean, config.std)
-        )
-        return (x_NCHW - mean_C11) / std_C11
-    low, high = spec.bounds
-    return x_NCHW * (high - low) + low

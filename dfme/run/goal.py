@@ -27,7 +27,12 @@ class Goal:
         self.share = share
         self.held = held
         self._own = own
-        self.latest = {"agreement": 0.0, "at_least": 0.0, "one_class": 1.0, "images": 0}
+        self.latest = {
+            "agreement": 0.0,
+            "at_least": 0.0,
+            "one_class": 1.0,
+            "images": 0,
+        }
 
     @property
     def reached(self) -> bool:

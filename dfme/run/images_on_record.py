@@ -12,7 +12,7 @@ from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.queries.names import PROCEDURAL
 from dfme.report.summary_file import read_object
-from dfme.run.checks import POOLS
+from dfme.run.idle_options import POOLS
 
 FILE = "data.json"
 

@@ -32,7 +32,14 @@ SAID_BY_THE_USER = (*CONSENT, "teacher.trust")
 """
 
 MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
-    *("recipe", "out", "resume", "budget", "minutes", "checkpoint_seconds", "fsync", "wandb"),
+    "recipe",
+    "out",
+    "resume",
+    "budget",
+    "minutes",
+    "checkpoint_seconds",
+    "fsync",
+    "wandb",
     "evaluation.download",
     *CONSENT,
     *(f"teacher.{name}" for name in ("price_per_1000", "api_key_header", "ca_file")),
@@ -137,7 +144,11 @@ def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -
     planned = left.get("student.steps") and not left.get("student.rounds")
     departs = then != first if planned else then < first
     lower = (after.get("until_agreement") or 1.0) < (before.get("until_agreement") or 0.0)
-    return ["budget"] * departs + ["until_agreement"] * lower + keys
+    if lower:
+        keys.insert(0, "until_agreement")
+    if departs:
+        keys.insert(0, "budget")
+    return keys
 
 
 def decisive(content: Mapping[str, Any]) -> dict[str, Any]:

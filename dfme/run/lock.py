@@ -87,7 +87,9 @@ class DirectoryLock:
             with tempfile.TemporaryFile(dir=path) as fresh:  # what time it is on the file system
                 os.utime(fresh.fileno())
                 age = os.fstat(fresh.fileno()).st_mtime - os.fstat(self._fd).st_mtime
-        holder = f"process {pid}" + f" on {host}, {age:.0f} s after its latest sign of life" * there
+        holder = f"process {pid}"
+        if there:
+            holder += f" on {host}, {age:.0f} s after its latest sign of life"
         if busy or (
             there and abs(age) < DEAD_SECONDS
         ):  # a beat far ahead is none of this file system's
@@ -96,7 +98,7 @@ class DirectoryLock:
                 f"in use by {holder}; wait for it to end{wait}, stop it, or choose "
                 f"another {self._option}"
             )
-        self.note = f"{path}: taken over from {holder}" * there
+        self.note = f"{path}: taken over from {holder}" if there else ""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, self._own, 0)
         return ""

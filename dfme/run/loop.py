@@ -217,11 +217,18 @@ def _scored(
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
+    accounts: dict[str, float] = {
+        f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()
+    }
+    if price is not None:
+        accounts["cost"] = ledger.totals().served * price / 1000
     return {
-        **{f"queries_{purpose}": images for purpose, images in ledger.spent_by_purpose.items()},
-        **({} if price is None else {"cost": ledger.totals().served * price / 1000}),
+        **accounts,
         "queries_evaluation": ledger.evaluation_queries,
-        **{name: getattr(ledger, name) for name in ("requests", "refused", "failed", "lost")},
+        "requests": ledger.requests,
+        "refused": ledger.refused,
+        "failed": ledger.failed,
+        "lost": ledger.lost,
         "no_answer": ledger.totals().no_answer,
         "seconds": round(progress.seconds, 3),
         "queries_per_second": ledger.spent / max(progress.seconds, 1e-9),

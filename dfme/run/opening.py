@@ -22,7 +22,7 @@ from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.components import open_pool
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import chosen_images
+from dfme.run.evaluation_images import chosen_images
 from dfme.run.images_on_record import digests_of, may_have_moved, require_recorded
 from dfme.run.job import differing_keys, document
 from dfme.run.run import Result

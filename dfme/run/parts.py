@@ -26,7 +26,7 @@ from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
-from dfme.run.evaluation import evaluation_images
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.recipes import unfit
 from dfme.spec import SMALL_SIDE, ImageSpec, Teacher
 from dfme.students.losses import make_distance
@@ -38,7 +38,7 @@ def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
     """
     own = job.sized(job.config.answers.mode(teacher.label_mode), teacher.spec.shape)
     if job.larger is not None and (student := own.config.student) != job.config.student:
-        rounds = f"in {len(student.rounds)} rounds, " * bool(student.rounds)
+        rounds = f"in {len(student.rounds)} rounds, " if student.rounds else ""
         tell(
             f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, "
             f"{rounds}by "
@@ -119,6 +119,8 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
         "dct",
         "range",
     )
+    if not random or spec.at_once(2) >= 2:
+        return []
     cosine = math.sqrt(config.directions / spec.numel)
     return [
         f"warning: differences along {config.directions} of {spec.numel:,} directions have a "
@@ -126,7 +128,7 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
         f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct "
         "or range, "
         "or take a method without them: --method.name static or procedural"
-    ] * (random and spec.at_once(2) < 2)
+    ]
 
 
 def require_answers_fit(job: Job, teacher: Teacher) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from rich.filesize import decimal as size_of
+from torch import nn
 
 from dfme.compute import choose_device
 from dfme.config.settings import Job
@@ -172,12 +173,17 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     yield "cost", cost
 
 
+def numbers_of(net: nn.Module) -> int:
+    """The numbers that a network learns."""
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
 def _space(
     job: Job, teacher: Teacher, nets: Nets, device: torch.device
 ) -> Iterator[tuple[str, str]]:
     """The student, and the bytes of the run's state in memory and in a checkpoint."""
     networks = [net for net in (*nets.students, nets.generator) if net is not None]
-    weights = 4 * sum(parameter.numel() for net in networks for parameter in net.parameters())
+    weights = 4 * sum(map(numbers_of, networks))
     on_disk, replay = replay_bytes(job, teacher)
     held = 0 if on_disk else replay
     require_room(job, teacher, device)

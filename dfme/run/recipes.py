@@ -106,11 +106,13 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     content = load_yaml(shipped()[name]) if name in shipped() else {}
     made_for = content.get("teacher", {}).get("shape", shape)
     theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
+    if theirs == ours:
+        return []
     return [
         f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its "
         "budget (now "
         f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
-    ] * (theirs != ours)
+    ]
 
 
 def with_larger(job: Job, recipe: str, gave: Callable[[str], bool]) -> Job:

@@ -36,10 +36,10 @@ from dfme.run.evaluation import (
     HoldOut,
     classified,
     evaluated,
-    evaluation_images,
     examination_of,
     score_all,
 )
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.images_on_record import digests_on_record, require_recorded
 from dfme.run.job import plain
 from dfme.run.loop import numbers
@@ -165,7 +165,13 @@ def retrain(
         steps = (
             student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
         )
-        student = replace(student, steps=steps, passes=0, final_share=1.0, rounds=())
+        student = replace(
+            student,
+            steps=steps,
+            passes=0,
+            final_share=1.0,
+            rounds=(),
+        )
         settings = replace(settings, student=student)
         arch, nets = build_students(
             settings, max(1, student.count), paid.spec, paid.num_classes, device
@@ -185,7 +191,10 @@ def retrain(
             own["method"] = {"name": "retrain", "run": str(run)}
             directory.write_config(dump_yaml(own))
             summary = _summary(run, settings, paid, examination, device_name(device)) | {
-                **dict.fromkeys(("teacher_accuracy", "accuracy", "agreement", "kl")),
+                "teacher_accuracy": None,
+                "accuracy": None,
+                "agreement": None,
+                "kl": None,
                 **score_all(examination, trainer.delivered, trainer.vote),
                 "baselines": baselines(seen),
                 "paid_answers": paid_answers_of(seen),
@@ -307,12 +316,13 @@ def _summary(
         "config_hash",
     )
     own = {name: source[name] for name in (*known, "defences") if name in source}
+    nothing = dict.fromkeys(ACCOUNTS, 0)
     return {
         "method": "retrain",
         "source": {"run": str(run), "method": "unfinished", **own},
         "answers": len(paid.replay),
         "seed": settings.seed,
-        **dict.fromkeys(ACCOUNTS, 0),
+        **nothing,
         "spent_by_purpose": {},
         "label_mode": str(paid.label_mode),
         "evaluation": evaluated(examination),

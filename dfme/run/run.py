@@ -52,8 +52,15 @@ FITTED = (
 )
 FEW_STEPS = 50  # of a generator, below which a run says that they are few; heuristic
 ACCOUNTS = (  # figures of the ledger that summary.json has
-    *("budget", "spent", "spent_by_purpose", "evaluation_queries"),
-    *("requests", "refused", "failed", "no_answer", "lost"),
+    "budget",
+    "spent",
+    "spent_by_purpose",
+    "evaluation_queries",
+    "requests",
+    "refused",
+    "failed",
+    "no_answer",
+    "lost",
 )
 
 
@@ -104,12 +111,15 @@ class Run:
     def trainer(self) -> StudentTrainer:
         return self.method.students
 
+    def _asks(self) -> bool:
+        return self.oracle.asking
+
     def go(self, interrupt: Interrupt) -> Result:
         """Carry the run to the end of its budget, or to where it is stopped, and deliver what there
         is.
         """
         self.oracle.after_answer = interrupt.heed
-        interrupt.asking = lambda: self.oracle.asking
+        interrupt.asking = self._asks
         work = Work(self.job, self.method, self.found)
         asked = self.examination.answers is not None or self.examination.held_back
         time, shorter = work.foretold(0 if asked else len(self.examination))
@@ -328,11 +338,18 @@ class Run:
         price = self.job.teacher.price_per_1000
         seconds = self.progress.seconds
         added = latest_of_callback(read_metrics(self.directory.metrics))
+        accounts = {name: getattr(totals, name) for name in ACCOUNTS}
+        if totals.benign_queries:
+            accounts["benign_queries"] = totals.benign_queries
+        beside = {
+            name: value
+            for name, value in scored.items()
+            if name.startswith(("agreement_", "vote_"))
+        }
         return {
             "method": self.job.method,
             "seed": config.seed,
-            **{name: getattr(totals, name) for name in ACCOUNTS},
-            **({"benign_queries": totals.benign_queries} if totals.benign_queries else {}),
+            **accounts,
             "cost": None if price is None else round(totals.served * price / 1000, 6),
             "authorised_by": self.job.teacher_options.get("authorised_by"),
             "teacher": self.facts,
@@ -348,12 +365,10 @@ class Run:
                 else {}
             ),
             "teacher_accuracy": self.examination.teacher_accuracy,
-            **{name: scored.get(name) for name in ("accuracy", "agreement", "kl")},
-            **{
-                name: value
-                for name, value in scored.items()
-                if name.startswith(("agreement_", "vote_"))
-            },
+            "accuracy": scored.get("accuracy"),
+            "agreement": scored.get("agreement"),
+            "kl": scored.get("kl"),
+            **beside,
             **defended,
             "evaluation": evaluated(self.examination),
             "baselines": baselines(seen),

@@ -20,8 +20,14 @@ from dfme.nets.files import on_meta_device, save_module, state_dict_problems
 from dfme.spec import ImageSpec
 
 UNREADABLE = (  # what reading a file that is no student's can raise
-    *(UserError, SafetensorError, OSError, LookupError),
-    *(TypeError, ValueError, ArithmeticError, RecursionError),
+    UserError,
+    SafetensorError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
 )
 NO_STUDENT = "expected the student.safetensors of a run, but it is not"
 

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.5  # ... and the most time of them, about
 
 def shorter(seconds: float, by: str) -> str:
     """The end of a line that foretells so many: what shortens them, if they are long."""
-    return f"; shorter with {by}" * (seconds > LONG_SECONDS)
+    return f"; shorter with {by}" if seconds > LONG_SECONDS else ""
 
 
 class UnitTime:
@@ -176,7 +176,8 @@ class Work:
                 len(rounds) == 1
             ):  # which counts the steps that were taken while the budget was spent, too
                 begin = 0
-            where = f"round {number + 1} of {len(rounds)}, " * (len(rounds) > 1)
+            if len(rounds) > 1:
+                where = f"round {number + 1} of {len(rounds)}, "
             where += f"step {steps - begin:,} of {end - begin:,}"
         return Standing(self._ledger.spent, share, left, where)
 
@@ -186,8 +187,8 @@ class Work:
         parameters = sum(parameter.numel() for parameter in nets[0].parameters())
         replays = self._trainer.replay is not None
         images = self._batch(1.0) if replays else self._job.method_config.batch_size
-        several = f"{len(nets)} of " * (len(nets) > 1)
-        bf16 = " in bf16" * (self._trainer.precision == "bf16")
+        several = f"{len(nets)} of " if len(nets) > 1 else ""
+        bf16 = " in bf16" if self._trainer.precision == "bf16" else ""
         return (
             f"{several}{arch}, {parameters:,} parameters, {self.steps:,} steps of "
             f"{images} images{bf16}"
@@ -229,7 +230,8 @@ class Work:
         if self.found is None or seconds is None:
             return "the time is not known yet", ""
         text = f"about {duration(seconds)} on this machine"
-        text += ", the teacher's own time apart" * (self.found.answer is None)
+        if self.found.answer is None:
+            text += ", the teacher's own time apart"
         student = self._job.config.student
         fewer = "passes" if student.passes and not student.steps else "steps"
         gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"

@@ -28,7 +28,12 @@ class Distance:
         return self.between(scores_BK, self.target(answers))
 
 
-AUTO_LOSS = {"logits": "l1", "probabilities": "l1", "top_k": "kl", "label": "cross_entropy"}
+AUTO_LOSS = {
+    "logits": "l1",
+    "probabilities": "l1",
+    "top_k": "kl",
+    "label": "cross_entropy",
+}
 FITTING_LOSSES = dict.fromkeys(AUTO_LOSS, ("l1", "kl", "cross_entropy")) | {
     "label": ("cross_entropy",)
 }

@@ -244,7 +244,8 @@ class StepPlan:
         """
         edges = [self.during or 0, *self.ends]
         for due, steps in zip(self.rounds, self.final, strict=True):
-            edges += [edges[-1] + steps] * (self.since < due)
+            if self.since < due:
+                edges.append(edges[-1] + steps)
         return edges
 
     def steps_due(self, share: float, steps: int) -> int:

@@ -17,8 +17,9 @@ _CLASSES = {
     "misinform": "Misinform",
     "noise": "Noise",
     "watermark": "Watermark",
+    "quota": "Quota",
+    "pow": "Work",
 }
-_CLASSES |= {"quota": "Quota", "pow": "Work"}
 
 # name -> "module:Class", a ``defence.Defence``; of the others it is the map of their name
 DEFENCES = {
@@ -32,9 +33,10 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
     """UserError with all problems of the defences; no torch. ``local``: in this process."""
     stack = parse_defences(teacher.defences)
     mode = LabelMode.parse(teacher.label_mode or "probabilities")
-    problems = [
-        f"{each.name}: {text}" for each in stack for text in _problems(each, mode, teacher.kind)
-    ]
+    problems = list[str]()
+    for defence in stack:
+        texts = _problems(defence, mode, teacher.kind)
+        problems += [f"{defence.name}: {text}" for text in texts]
     times = Counter(each.name for each in stack)
     problems += [
         f"{name}: expected once, got {count}" for name, count in times.items() if count > 1

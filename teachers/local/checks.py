@@ -5,6 +5,7 @@ run.
 import importlib
 import json
 import sys
+from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import ModuleType
 from typing import Any, TypeVar
@@ -128,7 +129,7 @@ def require_weights(folder: Path) -> None:
     if (folder / WEIGHTS).is_file():
         return
     if not (folder / INDEX).is_file():
-        pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+        pickled = sorted(path.name for path in chain.from_iterable(map(folder.glob, PICKLED)))
         if pickled:
             raise UserError(
                 f"{folder}: expected {WEIGHTS}, found pickled weights ({pickled[0]}), which can "

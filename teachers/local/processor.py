@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,9 @@ def _names(values: Iterable[Any]) -> Iterator[str]:
 
 def made_shape(processor: Any, channels: int) -> Shape | None:
     """C, H, W of what the processor makes of a square image; None where that may be too large."""
-    edges = (_edges(getattr(processor, name, None)) for name in SIZES)
+    edges = chain.from_iterable(_edges(getattr(processor, name, None)) for name in SIZES)
     crop = getattr(processor, "crop_pct", None)
-    fine = all(edge <= MAX_EDGE for values in edges for edge in values)
+    fine = all(edge <= MAX_EDGE for edge in edges)
     if not fine or not (crop is None or (isinstance(crop, float | int) and crop >= MIN_CROP)):
         return None
     try:

@@ -116,7 +116,12 @@ def _entry(tensor: NamedTensor, size: int | None) -> dict[str, Any]:
     """A tensor in the JSON object; ``size`` is that of its raw bytes, None for data in JSON."""
     array = tensor.array
     data = {"data": to_list(array)} if size is None else {"parameters": {"binary_data_size": size}}
-    return {"name": tensor.name, "shape": list(array.shape), "datatype": datatype_of(array), **data}
+    return {
+        "name": tensor.name,
+        "shape": list(array.shape),
+        "datatype": datatype_of(array),
+        **data,
+    }
 
 
 def _tensor(entry: object, raw: memoryview, most_elements: int) -> tuple[NamedTensor, int]:

@@ -61,7 +61,9 @@ class TensorMetadata:
                 "--teacher.output: expected a row of scores per image, or one label, got the "
                 f"output {self}"
             )
-        return (sizes[0] if sizes[0] > 0 else None) if sizes else 1
+        if not sizes:
+            return 1
+        return sizes[0] if sizes[0] > 0 else None
 
     def may_be_label(self, batch_axis: bool) -> bool:
         """True if the output may be one whole number per image."""
@@ -319,7 +321,11 @@ def find_layout(
     if literal and len(metadata) < 3 and min(metadata, default=-1) > 0 and metadata[0] > 1:
         shape = _flat_shape(metadata, given)
         return ImageLayout(shape, known or "nchw", metadata, 1, "no")
-    batch, sizes = (-1, metadata) if whole else (metadata[0] if metadata else -1, metadata[1:])
+    batch = -1
+    sizes = metadata
+    if metadata and not whole:
+        batch = metadata[0]
+        sizes = metadata[1:]
     if len(sizes) not in (1, 2, 3):
         raise UserError(
             f"the model's input: expected a batch of images, got the shape {list(metadata)}"

@@ -99,11 +99,11 @@ def model_config(service: Service) -> dict[str, Any]:
     image.
     """
     batch = [] if service.max_batch else [-1]
-    output = (
-        ("TYPE_INT64", [] if batch else [1])
-        if service.labels
-        else ("TYPE_FP32", [service.num_classes])
-    )
+    datatype = "TYPE_FP32"
+    dims = [service.num_classes]
+    if service.labels:
+        datatype = "TYPE_INT64"
+        dims = [] if batch else [1]
     image = {"name": INPUT, "data_type": f"TYPE_{service.datatypes[0]}", "format": "FORMAT_NCHW"}
     return {
         "name": service.name,
@@ -111,7 +111,7 @@ def model_config(service: Service) -> dict[str, Any]:
         "backend": PLATFORM,
         "max_batch_size": service.max_batch or 0,
         "input": [{**image, "dims": [*batch, *service.spec.shape]}],
-        "output": [{"name": service.output, "data_type": output[0], "dims": [*batch, *output[1]]}],
+        "output": [{"name": service.output, "data_type": datatype, "dims": [*batch, *dims]}],
     }
 
 

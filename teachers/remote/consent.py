@@ -8,8 +8,16 @@ from urllib.parse import urlsplit
 from dfme.errors import UserError
 
 RESERVED = (
-    *("user-agent", "host", "content-length", "transfer-encoding", "connection"),
-    *("keep-alive", "expect", "te", "trailer", "upgrade"),
+    "user-agent",
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "keep-alive",
+    "expect",
+    "te",
+    "trailer",
+    "upgrade",
 )
 """Headers in lower case that neither an adapter nor an option may set."""
 

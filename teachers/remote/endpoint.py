@@ -120,7 +120,8 @@ class Endpoint:
         """One request before the deadline; a GET follows its redirects."""
         route = self._route(path)
         where = f"{method} {self._shown(route[-1])}"
-        sent = {**self._headers, **{name.lower(): value for name, value in headers.items()}}
+        sent = dict(self._headers)
+        sent.update((name.lower(), value) for name, value in headers.items())
         if method != "GET":
             sent["content-length"] = str(len(body))
         request = httpcore2.Request(method, "", headers=[*sent.items()], content=body)
@@ -160,7 +161,10 @@ class Endpoint:
     ) -> Reply | httpx2.URL:
         """Ask the service at one address: a reply, or another address."""
         request.url = httpcore2.URL(
-            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+            scheme=url.raw_scheme,
+            host=url.raw_host,
+            port=url.port,
+            target=url.raw_path,
         )
         request.extensions["timeout"] = moments(deadline)
         response = self._connections.handle_request(request)

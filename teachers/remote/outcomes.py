@@ -100,7 +100,8 @@ def quoted(text: str, secrets: Secrets) -> str:
     """The start of what a service says, in brackets and on one line, without secrets; nothing for
     nothing.
     """
-    plain = "".join(c if c.isprintable() else " " * c.isspace() for c in secrets.hide(text))
+    spaced = (" " if letter.isspace() else letter for letter in secrets.hide(text))
+    plain = "".join(filter(str.isprintable, spaced))
     # a second time: one may have been written with characters between
     words = secrets.hide(" ".join(plain.split()))
     if not words:

@@ -135,7 +135,8 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     except Unusable:
         whole = False
     if whole:
-        text += f"; the answer was {document[:MAX_OUTLINE]}{'...' * (len(document) > MAX_OUTLINE)}"
+        dots = "..." if len(document) > MAX_OUTLINE else ""
+        text += f"; the answer was {document[:MAX_OUTLINE]}{dots}"
     body = reply.body.decode(errors="replace")
     if secrets.hide(body) != body:
         text = "expected an answer, got one that repeats a secret and is not shown"

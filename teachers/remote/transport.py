@@ -46,7 +46,12 @@ def connections(url: httpx2.URL, most: int, ca_file: str | None) -> httpcore2.Co
 def moments(deadline: float) -> dict[str, float]:
     """Time-outs of a request that has until ``deadline`` on ``time.monotonic()``."""
     pool = max(deadline - time.monotonic(), 0.0)  # the pool itself waits, and not at a socket
-    return {"connect": deadline, "write": deadline, "read": deadline, "pool": pool}
+    return {
+        "connect": deadline,
+        "write": deadline,
+        "read": deadline,
+        "pool": pool,
+    }
 
 
 class _Network(httpcore2.NetworkBackend):

@@ -21,8 +21,17 @@ SMALL = 2**16  # bytes of a body that is read at once
 LARGE = 2**20  # bytes of a body that waits for its turn
 MAX_WAITING = 8  # requests with a large body that wait to be read
 OF_BODY = (  # not passed back: they tell of the answer as the app gave it
-    *("content-length", "transfer-encoding", "trailer", "etag", "last-modified", "accept-ranges"),
-    *("digest", "content-md5", "content-digest", "repr-digest", HEADER_LENGTH.lower()),
+    "content-length",
+    "transfer-encoding",
+    "trailer",
+    "etag",
+    "last-modified",
+    "accept-ranges",
+    "digest",
+    "content-md5",
+    "content-digest",
+    "repr-digest",
+    HEADER_LENGTH.lower(),
 )
 MESSAGE_KEYS = ("detail", "error", "message")
 MAX_MESSAGE = 200  # bytes of a message that may be a framework's own

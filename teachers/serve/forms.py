@@ -198,7 +198,14 @@ def _picture(data: bytes, spec: ImageSpec) -> bytes:
     picture = Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP"))
     if picture.size != (spec.shape[2], spec.shape[1]):
         raise ValueError(f"expected a picture of the model's size, got {picture.size}")
-    return picture.convert({1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[spec.shape[0]]).tobytes()
+    return picture.convert(
+        {
+            1: "L",
+            2: "LA",
+            3: "RGB",
+            4: "RGBA",
+        }[spec.shape[0]]
+    ).tobytes()
 
 
 def _pixels(array: Array, spec: ImageSpec, channels_last: bool) -> Array:

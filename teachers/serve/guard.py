@@ -274,7 +274,12 @@ class Guard:
         headers = [
             each for each in scope["headers"] if each[0].decode("latin-1").lower() not in OF_PART
         ]
-        inner = {**scope, "headers": headers, "extensions": {}, ASKED: body}
+        inner = {
+            **scope,
+            "headers": headers,
+            "extensions": {},
+            ASKED: body,
+        }
         task = asyncio.ensure_future(self._app(inner, receive_again(body, receive), hold))
         await asyncio.wait({task, whole}, return_when=asyncio.FIRST_COMPLETED)
         if not whole.done():

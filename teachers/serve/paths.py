@@ -89,7 +89,7 @@ class GuardedPaths:
         if fault := _fault(path, decoded):
             raise Rejected(400, f"expected a path {fault}", "path")
         spellings = {text, text.rstrip("/")}
-        if not any(pattern.ends(each) for pattern in self._patterns for each in spellings):
+        if not any(any(map(pattern.ends, spellings)) for pattern in self._patterns):
             return False
         leaf = self._leaf(scope)
         return leaf is None or leaf in self._guarded

@@ -43,7 +43,12 @@ from dfme.teachers.watch.detector import Observation
 
 DATED = re.compile(r"(?:log|images)-(\d{4}-\d\d-\d\d)(?:\.jsonl|-[0-9a-f]{16}-\d+x\d+x\d+\.u8)")
 NAMES = ("at", "number", "digest", "fingerprint", "top", "score", "distance", "image")
-NUMBERS = {"number": np.int64, "top": np.int64, "score": np.float64, "distance": np.float64}
+NUMBERS = {
+    "number": np.int64,
+    "top": np.int64,
+    "score": np.float64,
+    "distance": np.float64,
+}
 SWEEP_SECONDS = 60.0  # between two looks for what is too old
 LINES_AT_ONCE = 1_024  # read
 
@@ -254,7 +259,12 @@ def _batches(path: Path, entries: list[dict[str, Any]], shape: Shape) -> Iterato
         for name in ("digest", "fingerprint"):
             batch[name] = np.array([int(code, 16) for code in columns[name]], np.uint64)
         images = _images(path.parent, f"images-{path.stem[4:]}-{tag}", shape, columns["image"])
-        yield {"account": tag, "at": columns["at"], **batch, "images": images}
+        yield {
+            "account": tag,
+            "at": columns["at"],
+            **batch,
+            "images": images,
+        }
 
 
 def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> Array | None:

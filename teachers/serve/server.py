@@ -140,7 +140,7 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
     if watch and keys:
         tell(f"accounts: {', '.join(f'{name} {account_tag(key)}' for name, key in keys.items())}")
     if watch and watch.record:
-        images = "images, " * config.record_images
+        images = "images, " if config.record_images else ""
         tell(f"recording {images}digests and scores, deleted after {config.retain_days} days")
     if defences := teacher.info.defences:
         tell(

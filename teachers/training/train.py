@@ -139,7 +139,14 @@ class _Training:
 
         def say(to: Callable[[dict[str, float]], object], **more: float) -> None:
             now = time.perf_counter() - started
-            to({"epoch": epoch, "epochs": self.config.epochs, **more, "seconds": now})
+            to(
+                {
+                    "epoch": epoch,
+                    "epochs": self.config.epochs,
+                    **more,
+                    "seconds": now,
+                }
+            )
 
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))

@@ -54,13 +54,18 @@ def detect(
         watch.recalibrate_for_log(
             written.as_written, [name for name in watch.names if name not in left_out]
         )
-    keys = ("statistic", "threshold", "memory_mb")
-    told = watch.report()["detectors"].items()
-    found = {
-        "detectors": [{"name": name, **{key: each[key] for key in keys}} for name, each in told]
-    }
+    found = {"detectors": [_described(*entry) for entry in watch.report()["detectors"].items()]}
     found |= _benign(teacher, data, other, seed, tell, sessions or SESSIONS)
     return found | {"left_out": left_out} | (written.seen_by(watch) if written else {})
+
+
+def _described(name: str, report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "statistic": report["statistic"],
+        "threshold": report["threshold"],
+        "memory_mb": report["memory_mb"],
+    }
 
 
 def _benign(
@@ -146,14 +151,15 @@ class Log:
         score_B, top_B = seen.p_BK.max(1)
         raw = (each.tobytes() for each in pixels_BCHW.numpy())
         codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
-        told = {
+        told: dict[str, Any] = {
             name: np.array([int(each, 16) for each in own], np.uint64)
             for name, own in codes.items()
         }
-        told |= {"images": pixels_BCHW.numpy(), "score": score_B.numpy(), "top": top_B.numpy()}
-        return self._seen(
-            told | {"distance": None if seen.distance_B is None else seen.distance_B.numpy()}
-        )
+        told["images"] = pixels_BCHW.numpy()
+        told["score"] = score_B.numpy()
+        told["top"] = top_B.numpy()
+        told["distance"] = None if seen.distance_B is None else seen.distance_B.numpy()
+        return self._seen(told)
 
     def seen_by(self, watch: Watch) -> dict[str, Any]:
         """Figures of the largest accounts, on their streams and on thinned ones."""
@@ -179,7 +185,12 @@ class Log:
                 watch.account = f"{tag} {every}"
                 thinned[every] = watch.report()["detectors"]
             accounts.append(
-                {"account": tag, "images": images, "repeats": repeats[tag], "thinned": thinned}
+                {
+                    "account": tag,
+                    "images": images,
+                    "repeats": repeats[tag],
+                    "thinned": thinned,
+                }
             )
         return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
 

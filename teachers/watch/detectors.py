@@ -42,7 +42,8 @@ class DuplicatesDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.state |= {"repeats": 0, "earlier": benign.plain.rows_BR[:0]}
+        self.state["repeats"] = 0
+        self.state["earlier"] = benign.plain.rows_BR[:0]
         self.rows = {"earlier": 20_000}
 
     def measure(self, seen: Observation, last: float) -> Tensor:
@@ -69,10 +70,8 @@ class PairsDetector(Detector):
 
     def __init__(self, benign: Benign) -> None:
         super().__init__(benign)
-        self.state |= {
-            "earlier": benign.plain.rows_BR[:0],
-            "near": torch.empty(0, dtype=torch.bool),
-        }
+        self.state["earlier"] = benign.plain.rows_BR[:0]
+        self.state["near"] = torch.empty(0, dtype=torch.bool)
         self.rows = {"earlier": 1_024, "near": 512}
 
     def measure(self, seen: Observation, last: float) -> Tensor:
@@ -106,7 +105,9 @@ class PradaDetector(Detector):
         self.state |= dict.fromkeys(sets, benign.plain.rows_BR[:0])
         # count, mean, squares, limit
         limits_K4 = torch.tensor([[1.0, 0, 0, 0]]).double().repeat(benign.classes, 1)
-        self.state |= {"distances": torch.empty(0, 2).double(), "images": 0, "limits": limits_K4}
+        self.state["distances"] = torch.empty(0, 2).double()
+        self.state["images"] = 0
+        self.state["limits"] = limits_K4
 
     def measure(self, seen: Observation, last: float) -> Tensor:
         top_B = seen.p_BK.argmax(1)

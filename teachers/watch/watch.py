@@ -227,14 +227,13 @@ class Watch:
         for name, (first, alarms, largest, largest_600, _) in own.figures.items():
             each = own.detectors[name]
             found[name] = {
-                **{"first_alarm": int(first) or None, "alarms": int(alarms)},
+                "first_alarm": int(first) or None,
+                "alarms": int(alarms),
                 "largest": largest if own.images else None,
                 "largest_600": largest_600 if own.images >= SESSION else None,
-                **{
-                    "threshold": each.threshold,
-                    "memory_mb": each.memory_mb,
-                    "statistic": each.statistic,
-                },
+                "threshold": each.threshold,
+                "memory_mb": each.memory_mb,
+                "statistic": each.statistic,
             }
         return {"images": own.images, "on_alarm": self.on_alarm, "detectors": found}
 

@@ -10,7 +10,7 @@ from PIL import Image
 from dfme.config.settings import EvaluationConfig
 from dfme.data import HALVES, check_dataset, has_train_part, load_dataset
 from dfme.queries.pool import open_pool
-from dfme.run.evaluation import evaluation_images
+from dfme.run.evaluation_images import evaluation_images
 from dfme.spec import ImageSpec
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from dfme.nets import build_net
-from dfme.students.trainer import Ensemble, Vote
+from dfme.students.ensemble import Ensemble, Vote
 
 NETS = [
     ("cnn_small", (1, 8, 8)),

@@ -36,7 +36,8 @@ from dfme.run.build import build_oracle, build_teacher, facts_of, is_local, whit
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import fresh_nets
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import EvaluationSet, evaluation_images, examination_of
+from dfme.run.evaluation import EvaluationSet, examination_of
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.opening import take_up_threads
 from dfme.run.scores import batches, evaluation_batch, scores
 from dfme.run.student_file import load_student_of_run, student_facts

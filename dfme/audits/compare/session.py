@@ -26,8 +26,8 @@ from dfme.methods import find_method
 from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
-from dfme.run.checks import POOLS
 from dfme.run.directory import is_run, on_record
+from dfme.run.idle_options import POOLS
 from dfme.run.images_on_record import digests_on_record
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash, consent_flags, document, resume_command, shown_command

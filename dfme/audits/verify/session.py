@@ -32,7 +32,7 @@ from dfme.randomness import derived_seed
 from dfme.run.build import build_oracle, build_teacher, facts_of, files_of, served
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation import evaluation_images
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import decisive, document, resume_command
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec

@@ -78,13 +78,11 @@ def chat_text(document: object) -> str | None:
     )
     if not is_chat:
         return None
-    texts = [
-        joined(path, key)
-        for path, node in dicts
-        for key in CHAT_TEXTS
-        if isinstance(node.get(key), str)
-    ]
-    return texts[0] if texts else ""
+    for path, node in dicts:
+        for key in CHAT_TEXTS:
+            if isinstance(node.get(key), str):
+                return joined(path, key)
+    return ""
 
 
 def _dicts(node: object, path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:

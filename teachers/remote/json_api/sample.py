@@ -88,7 +88,9 @@ def _read(path: Path) -> object:
 def adapter_text(found: Found) -> str:
     """The YAML of a first adapter; what no answer tells is marked TODO."""
     mode = _mode(found)
-    names = found.names + ["TODO the other classes"] * (len(found.names) == 1)
+    names = [*found.names]
+    if len(names) == 1:
+        names.append("TODO the other classes")
     known = found.form == "mapping" and mode != "logits" and _is_whole(found)
     lines = [
         "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",

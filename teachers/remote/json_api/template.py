@@ -48,8 +48,10 @@ class JsonPath:
                     f"got {text!r}, which cannot be read from {text[position : position + 20]!r}"
                 )
             number = found["number"] or found["index"]
-            name = found["name"] if found["quoted"] is None else found["quoted"]
-            steps.append(name if number is None else _EACH if number == "*" else int(number))
+            if number is None:
+                steps.append(found["name"] if found["quoted"] is None else found["quoted"])
+            else:
+                steps.append(_EACH if number == "*" else int(number))
             position = found.end()
         if len(steps) > _MAX_STEPS:
             raise ValueError(f"expected at most {_MAX_STEPS} steps, got {text[:80]!r}")

@@ -28,7 +28,7 @@ from dfme.config.settings import EvaluationConfig, Job
 from dfme.errors import RunError, UserError
 from dfme.oracle.ledger import audit
 from dfme.run.build import build_teacher, run_job
-from dfme.run.evaluation import evaluation_images
+from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import PACKAGE
 from dfme.run.student_file import load_student
 from dfme.spec import RequestPolicy, Teacher

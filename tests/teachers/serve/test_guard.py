@@ -2,25 +2,34 @@
 out.
 """
 
-import asyncio
 import gzip
 import json
 import re
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import brotli
 import numpy as np
 import pytest
 import torch
-import uvicorn
 from clients import question
 from defended import WEIGHTS, digits, pairs, queries
+from guarded_apps import (
+    BODY,
+    SECRETS,
+    Asked,
+    X,
+    answering,
+    ask,
+    guard,
+    lax,
+    leaks,
+    messages,
+    read,
+    scope_of,
+    served,
+)
 from processes import PROJECT
 from torch import Tensor
 
@@ -28,122 +37,6 @@ import dfme
 from dfme.teachers.open_inference.message import pack, unpack
 from dfme.teachers.open_inference.tensors import NamedTensor
 from dfme.teachers.serve.record import account_tag
-
-SHAPE = (1, 4, 4)
-WEIGHT = torch.randn(16, 5, generator=torch.Generator().manual_seed(3))
-X = torch.rand((3, *SHAPE), generator=torch.Generator().manual_seed(4))
-BODY = json.dumps({"images": X.tolist()}).encode()
-Asked = tuple[int, dict[str, str], bytes]
-
-
-def model(images: Tensor) -> Tensor:
-    return (images.flatten(1) @ WEIGHT).softmax(1)
-
-
-SECRETS = [f"{score:.6f}"[2:] for score in model(X).flatten().tolist()]
-TRUTH = json.dumps({"scores": model(X).tolist(), "best": model(X).max(1).values.tolist()}).encode()
-UNPACKED: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "br": brotli.decompress}
-FORM: dict[str, Any] = {
-    "images": lambda body: json.loads(body)["images"],
-    "scores": lambda body: json.loads(body)["scores"],
-    "replace": lambda body, scores: json.dumps({"scores": scores.tolist()}).encode(),
-}
-
-
-def guard(app: Any, **options: Any) -> dfme.Guard:
-    given = {"teacher": model, "shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4", **FORM}
-    return dfme.Guard(app, **{**given, **options})
-
-
-def messages(
-    app: Any, scope: dict[str, Any], received: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """What an app sends for a scope and what it receives; then the client is gone."""
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return received.pop(0) if received else {"type": f"{scope['type']}.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    return sent
-
-
-def scope_of(method: str, path: str, headers: dict[str, str]) -> dict[str, Any]:
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    offers = {"http.response.pathsend": {}, "http.response.trailers": {}}
-    where = {"path": unquote(path), "raw_path": path.encode(), "query_string": b"", "root_path": ""}
-    return {"type": "http", "method": method, **where, "headers": raw, "extensions": offers}
-
-
-def ask(
-    app: Any,
-    method: str = "POST",
-    path: str = "/predict",
-    body: bytes = BODY,
-    step: int = 0,
-    **headers: str,
-) -> Asked:
-    """An answer; the body comes in pieces of ``step`` bytes."""
-    step = step or max(1, len(body))
-    parts = [body[start : start + step] for start in range(0, len(body), step)] or [b""]
-    received = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-    received[-1]["more_body"] = False
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    start, *rest = messages(app, scope_of(method, path, named), received)
-    told = {name.decode().lower(): value.decode() for name, value in start["headers"]}
-    return start["status"], told, b"".join(each.get("body", b"") for each in rest)
-
-
-def leaks(answer: Asked) -> bool:
-    """Whether an undefended score can be read in it, whatever it is packed in."""
-    _, headers, body = answer
-    texts = [body, str(headers).encode()]
-    for unpacked in UNPACKED.values():
-        with suppress(Exception):
-            texts.append(unpacked(body))
-    return any(secret.encode() in text for text in texts for secret in SECRETS)
-
-
-async def read(receive: Callable[[], Any]) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
-
-
-async def lax(scope: Any, receive: Any, send: Any) -> None:
-    """An app that takes any method, any spelling of its path, any packing, and gives any part."""
-    headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
-    body = await read(receive)
-    body = UNPACKED.get(headers.get("content-encoding", ""), bytes)(body)
-    known = "predict" in unquote(unquote(scope["raw_path"].decode())).lower() and body
-    scores = model(torch.tensor(json.loads(body)["images"])).tolist() if known else None
-    content = (
-        json.dumps({"scores": scores, "best": scores}).encode()
-        if known
-        else b'{"detail":"not found"}'
-    )
-    tag = SECRETS[0].encode() if known else b"none"
-    told = [(b"Content-Type", b"application/json"), (b"ETag", tag), (b"X-Kept", b"yes")]
-    for name, packed in (("gzip", gzip.compress), ("br", brotli.compress)):
-        if name in headers.get("accept-encoding", ""):
-            content = packed(content)
-            told.append((b"Content-Encoding", name.encode()))
-            break
-    status = 200 if known else 404
-    if "range" in headers:
-        status, content = 206, content[20:]
-    await send({"type": "http.response.start", "status": status, "headers": told})
-    for start in range(0, len(content), 50):
-        await send(
-            {"type": "http.response.body", "body": content[start : start + 50], "more_body": True}
-        )
-    await send({"type": "http.response.body"})
 
 
 def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as_before() -> None:
@@ -299,97 +192,6 @@ def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) ->
     )
 
 
-def answering(body: bytes = TRUTH, status: int = 200, **headers: str) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        told = [
-            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": told})
-        await send({"type": "http.response.body", "body": body})
-
-    return app
-
-
-async def half(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": TRUTH, "more_body": True})
-    if scope["path"].endswith("raise"):
-        raise RuntimeError(TRUTH)
-
-
-async def by_file(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.pathsend", "path": __file__})
-
-
-def failing(*given: Any) -> Any:
-    raise RuntimeError(SECRETS[0])
-
-
-TOO_FEW = json.dumps({"scores": model(X[:2]).tolist()}).encode()
-FAILURES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "scores that are not found": (answering(TRUTH.replace(b"scores", b"logits")), {}),
-    "scores in an error": (answering(status=404), {}),
-    "scores in a redirect": (answering(status=307, Location="/elsewhere"), {}),
-    "a packing that nobody asked for": (
-        answering(brotli.compress(TRUTH), Content_Encoding="br"),
-        {},
-    ),
-    "an error in a packing": (answering(gzip.compress(TRUTH), 400, Content_Encoding="gzip"), {}),
-    "a part": (answering(TRUTH[20:], 206, Content_Range="bytes 20-/999"), {}),
-    "scores of fewer images": (answering(TOO_FEW), {}),
-    "scores that are none": (answering(TRUTH.replace(b"0.", b"7.")), {}),
-    "scores that cannot be read": (answering(), {"scores": failing}),
-    "scores that cannot be replaced": (answering(), {"replace": failing}),
-    "images that cannot be read": (answering(), {"images": failing}),
-    "a defence that fails": (answering(), {"defences": f"{__name__}:Broken"}),
-    "half an answer": (half, {}),
-    "half an answer and a crash": (half, {"paths": ["/predict/raise"]}),
-    "a file": (by_file, {}),
-}
-
-
-class Broken:
-    """A defence that works once, when it is tried."""
-
-    tried = 0
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        Broken.tried += 1
-        return p_BK if Broken.tried < 2 else failing()
-
-
-@pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_is_a_500_that_tells_nothing_unless_its_owner_wants_the_answer(name: str) -> None:
-    app, options = FAILURES[name]
-    Broken.tried = 0
-    path = options.get("paths", ["/predict"])[0]
-    closed = guard(app, **options)
-    answer = ask(closed, path=path)
-    assert (answer[0], leaks(answer)) == (500, False)
-    assert json.loads(answer[2]) == {
-        "error": "the model failed on this request; it has been counted"
-    }
-    assert (closed.meter.failed, closed.meter.answered) == (1, 0)
-    Broken.tried = 0
-    whole = "half" not in name and name != "a file"
-    assert ask(guard(app, fail_open=True, **options), path=path)[2] == (
-        ask(app)[2] if whole else answer[2]
-    )
-
-
-def test_a_quota_is_refused_before_the_app_is_asked_even_where_failures_are_open() -> None:
-    calls = list[int]()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        calls.append(1)
-        await lax(scope, receive, send)
-
-    closed = guard(app, defences="quota:images=5", fail_open=True)
-    assert [ask(closed)[0] for _ in range(3)] == [200, 403, 403]
-    assert (len(calls), closed.meter.images, closed.meter.refused) == (1, 3, {"quota": 2})
-
-
 EVENTS = [b"data: 1\n\n", b"", b"data: 2\n\n"]
 
 
@@ -421,20 +223,6 @@ def test_what_asks_no_scores_passes_message_by_message() -> None:
     closed = guard(refusal)
     assert ask(closed) == ask(refusal)
     assert closed.meter.images == 0
-
-
-@contextmanager
-def served(app: Any) -> Iterator[int]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
 
 
 @pytest.mark.integration

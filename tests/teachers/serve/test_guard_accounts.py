@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 import pytest
 import torch
 from defended import WEIGHTS, digits, pairs
+from guarded_apps import BODY, FORM, answering, guard, messages, scope_of
 from processes import PROJECT
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from test_guard import BODY, FORM, answering, guard, messages, scope_of
 
 import dfme
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from clients import question
 from defended import digits, queries
+from guarded_apps import BODY, SECRETS, SHAPE, X, answering, ask, guard, model, scope_of
 from starlette.datastructures import Headers
-from test_guard import BODY, SECRETS, SHAPE, X, answering, ask, guard, model, scope_of
 
 import dfme
 from dfme.teachers import json_text

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from guarded_apps import FORM, SECRETS, SHAPE, X, answering, ask, guard, leaks, model, read
 from PIL import Image
 from processes import PROJECT
-from test_guard import FORM, SECRETS, SHAPE, X, answering, ask, guard, leaks, model, read
 from torch import Tensor
 
 import dfme

@@ -13,12 +13,12 @@ from urllib.parse import unquote
 
 import pytest
 import torch
+from guarded_apps import BODY, guard, leaks, model, scope_of, served
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router
-from test_guard import BODY, guard, leaks, model, scope_of, served
 
 import dfme
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guarded_apps import TRUTH, answering, ask, guard
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
-from test_guard import TRUTH, answering, ask, guard
 from test_guard_paths import fastapi, flat, free, hosted, included, mounted, regular, score
 
 import dfme
