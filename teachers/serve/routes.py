@@ -4,11 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MethodType
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.routing import Host, Mount, WebSocketRoute
+from starlette.routing import Host, Mount, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -202,7 +204,27 @@ class _Reader:
 def _leaves_paths(app: Any) -> bool:
     """Whether a layer, with those inside, is a library's, which changes no path."""
     layers = [type(app), *(each.cls for each in getattr(app, "user_middleware", ()))]
+    router = app
+    if isinstance(app, Starlette):
+        router = app.router
+        layers.append(type(router))
+        if app.middleware_stack is not None:
+            layers += _layers_before(router, app.middleware_stack)
+    if isinstance(router, Router):
+        layers += _layers_before(router, getattr(router, "middleware_stack", router))
     return all(_of_library(layer) and layer is not BaseHTTPMiddleware for layer in layers)
+
+
+def _layers_before(router: Any, stack: Any) -> list[type]:
+    """The kinds of the layers of a router's middleware; one is no library's if it ends elsewhere"""
+    layers: list[type] = []
+    for _ in range(MAX_LAYERS):
+        own = isinstance(stack, MethodType) and stack.__self__ is router
+        if own or stack is router:
+            return layers
+        layers.append(type(stack))
+        stack = getattr(stack, "app", None)
+    return layers
 
 
 def _of_library(thing: Any) -> bool:

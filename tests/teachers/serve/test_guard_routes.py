@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guarded_apps import TRUTH, answering, ask, guard
+from guarded_apps import TRUTH, answering, ask, guard, leaks
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from test_guard_paths import fastapi, flat, free, hosted, included, mounted, regular, score
 
@@ -151,3 +152,57 @@ def test_a_pattern_is_found_at_the_end_of_a_path_segment_by_segment() -> None:
     ):
         assert Pattern(route).ends(path) is ends, (route, path)
         assert Pattern(route).occurs(path) or not ends
+
+
+class Shortened:
+    """Middleware that cuts the end of a path off, in a copy of the scope."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"].removesuffix("/info")
+        await self.app({**scope, "path": path}, receive, send)
+
+
+def shortened(**options: Any) -> Router:
+    routes = [
+        Route("/models/{a}/info", free, methods=["POST"]),
+        Route("/models/{a}", score, methods=["POST"]),
+    ]
+    return Router(routes, **options)
+
+
+def replaced() -> Starlette:
+    app = Starlette()
+    app.router = shortened(middleware=[Middleware(Shortened)])
+    return app
+
+
+def wrapped() -> Starlette:
+    app = Starlette(routes=list(shortened().routes))
+    app.middleware_stack = Shortened(app.build_middleware_stack())
+    return app
+
+
+@pytest.mark.parametrize(
+    ("app", "prefix"),
+    [
+        (shortened(middleware=[Middleware(Shortened)]), ""),
+        (Starlette(routes=[Mount("/s", shortened(middleware=[Middleware(Shortened)]))]), "/s"),
+        (replaced(), ""),
+        (wrapped(), ""),
+    ],
+    ids=["router", "mount", "replaced", "wrapped"],
+)
+def test_the_middleware_of_a_router_may_change_a_path(app: Any, prefix: str) -> None:
+    before = guard(app, paths=["/models/{a}"])
+    answer = ask(before, path=prefix + "/models/m/info")
+    assert not leaks(answer)
+    assert (answer[0], before.meter.answered, before.meter.images) == (200, 1, 3)
+
+
+def test_a_limit_of_a_library_before_a_router_leaves_its_routes_readable() -> None:
+    before = guard(shortened(max_body_size=1_000_000), paths=["/models/{a}"])
+    assert ask(before, path="/models/m/info")[0] == 200
+    assert before.meter.images == 0
