@@ -33,11 +33,19 @@ class Leaf:
     """Whether a path that fits is always taken."""
     route: Any = None
     """The framework's own object."""
+    opaque: bool = False
+    """Whether it is all that is below a path, of an app whose routes cannot be read."""
 
     @cached_property
-    def shape(self) -> str:
-        """The path without the parameters' names and the last slash."""
-        return shape_of(self.template)
+    def shapes(self) -> list[str]:
+        """Its paths without the parameters' names and the last slash."""
+        shapes = [shape_of(self.template)]
+        if self.opaque:
+            shapes.append(shape_of(self.template.removesuffix(BELOW)))
+        return shapes
+
+    def ends_as(self, shape: str) -> bool:
+        return any(own.endswith(shape) for own in self.shapes)
 
     @cached_property
     def segments(self) -> list[re.Pattern[str]] | None:
@@ -117,8 +125,8 @@ class Routes:
     def _named(self, path: str) -> list[Leaf]:
         """The routes that end as a path does; else those that the path ends as, behind a prefix."""
         shape = shape_of(path)
-        named = [leaf for leaf in self.leaves if leaf.shape.endswith(shape)]
-        return named or [leaf for leaf in self.leaves if leaf.shape and shape.endswith(leaf.shape)]
+        named = [leaf for leaf in self.leaves if leaf.ends_as(shape)]
+        return named or [leaf for leaf in self.leaves if shape.endswith(tuple(leaf.shapes))]
 
 
 def read_routes(app: Any) -> Routes:
@@ -148,7 +156,8 @@ class _Reader:
         if inner is None:  # whatever it is, it may have any route
             self.routes.certain = False
             if prefix:
-                self.routes.leaves.append(Leaf(prefix + BELOW, app, certain=False))
+                leaf = Leaf(prefix + BELOW, app, certain=False, opaque=True)
+                self.routes.leaves.append(leaf)
             return
         if not prefix:
             self.routes.root = getattr(inner, "root_path", "") or ""

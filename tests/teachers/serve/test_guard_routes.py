@@ -206,3 +206,25 @@ def test_a_limit_of_a_library_before_a_router_leaves_its_routes_readable() -> No
     before = guard(shortened(max_body_size=1_000_000), paths=["/models/{a}"])
     assert ask(before, path="/models/m/info")[0] == 200
     assert before.meter.images == 0
+
+
+@pytest.mark.parametrize(
+    ("mount", "path", "raw"),
+    [
+        ("/predict", "/predict", "/predict/x"),
+        ("/predict", "/predict/", "/predict/x/y"),
+        ("/api/{tenant}", "/api/{name}", "/api/me/any/where"),
+        ("/v1/predict", "/predict", "/v1/predict/x"),
+    ],
+)
+def test_all_below_a_guarded_mount_that_cannot_be_read_is_guarded(
+    mount: str, path: str, raw: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = Route("/x", score, methods=["POST"]).app
+    inner = Starlette(routes=[Route("/health", free), Mount(mount, scores)])
+    before = guard(inner, paths=[path])
+    answer = ask(before, path=raw)
+    assert not leaks(answer)
+    assert (answer[0], before.meter.images) == (200, 3)
+    assert ask(before, "GET", "/health", b"")[0] == 200
+    assert not caplog.records
