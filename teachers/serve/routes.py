@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MethodType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.routing import Host, Mount, Router, WebSocketRoute
+from starlette.routing import Host, Mount, Router, WebSocketRoute, compile_path
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -19,6 +19,18 @@ MAX_LAYERS = 100  # of middleware before an app
 BELOW = "/{path:path}"
 WHOLE = re.compile(r"\{[A-Za-z_]\w*(?::(\w+))?\}")  # a segment that is one parameter
 PARAMETER = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a router stands: what is before its own routes."""
+
+    prefix: str = ""
+    certain: bool = True
+    """Whether a request whose path fits always comes here."""
+    plain: bool = True
+    """Whether the paths that come here can be told from ``prefix``."""
+    mounted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +47,10 @@ class Leaf:
     """The framework's own object."""
     opaque: bool = False
     """Whether it is all that is below a path, of an app whose routes cannot be read."""
+    plain: bool = True
+    """Whether its template says which paths it may take; if not, it may take any."""
+    mounted: bool = False
+    """Whether it is a route of a mounted app."""
 
     @cached_property
     def shapes(self) -> list[str]:
@@ -67,7 +83,7 @@ class Leaf:
         return PARAMETER.split(self.template)
 
     def fits(self, path: str) -> bool | None:
-        """Whether the route takes a path; None: maybe."""
+        """Whether a path is one of the template; None: maybe."""
         if self.segments is None:
             return None if _may_fit(self.texts, path) else False
         parts = segments_of(path)
@@ -76,6 +92,10 @@ class Leaf:
         pairs = zip(self.segments, parts, strict=True)
         fit = all(pattern.fullmatch(part) for pattern, part in pairs)
         return fit and (self.certain or None)
+
+    def takes(self, path: str) -> bool | None:
+        """Whether the route takes a path; None: maybe."""
+        return self.fits(path) if self.plain else None
 
 
 @dataclass
@@ -109,11 +129,13 @@ class Routes:
         """The route that the router gives a request to; None: it is not certain."""
         path = scope["path"]
         root = self.root or scope.get("root_path", "")
-        if root and path.startswith(f"{root}/"):
+        below = path.startswith(f"{root}/")
+        if root and below:
             path = path[len(root) :]
         other_method = None
         for leaf in self.leaves:
-            fits = leaf.fits(path)
+            # a mounted app does not find its own part of a path that does not begin with the root
+            fits = leaf.takes(path) if below or not root or not leaf.mounted else None
             if fits is None:
                 return None
             if fits and (not leaf.methods or scope["method"] in leaf.methods):
@@ -132,7 +154,7 @@ class Routes:
 def read_routes(app: Any) -> Routes:
     """The routes behind an app and its middleware; uncertain for another framework's."""
     reader = _Reader()
-    reader.read(app, "", certain=True)
+    reader.read(app, Place())
     return reader.routes
 
 
@@ -151,18 +173,22 @@ class _Reader:
     def __init__(self) -> None:
         self.routes = Routes()
 
-    def read(self, app: Any, prefix: str, certain: bool) -> None:
+    def read(self, app: Any, place: Place) -> None:
         inner = self._inner(app)
         if inner is None:  # whatever it is, it may have any route
             self.routes.certain = False
-            if prefix:
-                leaf = Leaf(prefix + BELOW, app, certain=False, opaque=True)
+            if place.prefix:
+                template = place.prefix + BELOW
+                leaf = Leaf(template, app, certain=False, opaque=True, plain=place.plain)
                 self.routes.leaves.append(leaf)
             return
-        if not prefix:
-            self.routes.root = getattr(inner, "root_path", "") or ""
+        root = getattr(inner, "root_path", "") or ""
+        if place == Place():
+            self.routes.root = root
+        elif root:  # it puts the root of its own in place of that of the mount
+            place = replace(place, plain=False)
         for route in inner.routes:
-            self._add(route, prefix, certain)
+            self._add(route, place)
 
     def _inner(self, app: Any) -> Any:
         """What has the routes, behind all middleware; None where nothing has."""
@@ -175,39 +201,64 @@ class _Reader:
             app = getattr(app, "app", None)
         return None
 
-    def _add(self, route: Any, prefix: str, certain: bool) -> None:
+    def _add(self, route: Any, place: Place) -> None:
         # a router that FastAPI includes
         contexts = getattr(route, "effective_route_contexts", None)
         if callable(contexts):
             for context in contexts():
-                self._add(getattr(context, "starlette_route", None) or context, prefix, certain)
+                self._add(getattr(context, "starlette_route", None) or context, place)
         elif isinstance(route, Mount):
-            self._mount(route, prefix, certain)
+            self._mount(route, place)
         elif isinstance(route, Host):
-            self.read(route.app, prefix, certain=False)
+            self.read(route.app, replace(place, certain=False))
         elif not isinstance(route, WebSocketRoute):
-            self._leaf(route, prefix, certain)
+            self._leaf(route, place)
 
-    def _mount(self, route: Mount, prefix: str, certain: bool) -> None:
+    def _mount(self, route: Mount, place: Place) -> None:
+        prefix = place.prefix + route.path
+        plain = place.plain and _as_written(route, route.path + BELOW)
         if isinstance(route.app, StaticFiles):
-            methods = frozenset({"GET", "HEAD"})
-            template = prefix + route.path + BELOW
-            self.routes.leaves.append(Leaf(template, route.app, methods, certain))
+            leaf = Leaf(
+                template=prefix + BELOW,
+                endpoint=route.app,
+                methods=frozenset({"GET", "HEAD"}),
+                certain=place.certain,
+                plain=plain,
+                mounted=place.mounted,
+            )
+            self.routes.leaves.append(leaf)
         else:
-            self.read(route.app, prefix + route.path, certain)
+            self.read(route.app, Place(prefix, place.certain, plain, mounted=True))
 
-    def _leaf(self, route: Any, prefix: str, certain: bool) -> None:
+    def _leaf(self, route: Any, place: Place) -> None:
         path = getattr(route, "path", None)
         endpoint = getattr(route, "endpoint", None)
         if not isinstance(path, str) or endpoint is None:
             self.routes.certain = False
             return
-        # a class of the owner's may take what it likes
-        matches = getattr(type(route), "matches", None)
-        known = certain and _of_library(matches)
-        methods = frozenset(getattr(route, "methods", None) or ())
-        route = getattr(route, "original_route", route)
-        self.routes.leaves.append(Leaf(prefix + path, endpoint, methods, known, route))
+        leaf = Leaf(
+            template=place.prefix + path,
+            endpoint=endpoint,
+            methods=frozenset(getattr(route, "methods", None) or ()),
+            certain=place.certain,
+            route=getattr(route, "original_route", route),
+            plain=place.plain and _as_written(route, path),
+            mounted=place.mounted,
+        )
+        self.routes.leaves.append(leaf)
+
+
+def _as_written(route: Any, path: str) -> bool:
+    """Whether a route takes just the paths that its text means to the library."""
+    convertors = getattr(route, "param_convertors", {}).values()
+    own = [getattr(route, "matches", None), *(type(convertor) for convertor in convertors)]
+    if not all(map(_of_library, own)):
+        return False
+    try:
+        expected = compile_path(path)[0]
+    except (AssertionError, ValueError):
+        return False
+    return expected == getattr(route, "path_regex", None)
 
 
 def _leaves_paths(app: Any) -> bool:
