@@ -91,8 +91,9 @@ class GuardedPaths:
         spellings = {text, text.rstrip("/")}
         if not any(any(map(pattern.ends, spellings)) for pattern in self._patterns):
             return False
-        leaf = self._leaf(scope)
-        return leaf is None or leaf in self._guarded
+        leaves = self._possible(scope)
+        # what no known route takes may go anywhere, and so may what goes to an app of any routes
+        return not leaves or any(leaf in self._guarded or leaf.opaque for leaf in leaves)
 
     def slipped(self, scope: Scope) -> bool:
         """Whether the app's router gave a request that was not guarded to a guarded route."""
@@ -104,9 +105,9 @@ class GuardedPaths:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"Guard: paths: expected a route of the app, got {path!r}{hint}"
 
-    def _leaf(self, scope: Scope) -> Leaf | None:
-        """The route that the app's router takes, where that is certain."""
-        return self._routes.resolve(scope) if self._settled else None
+    def _possible(self, scope: Scope) -> list[Leaf]:
+        """The routes, one of which the app's router takes; none where that is not known."""
+        return self._routes.resolve(scope) if self._settled else []
 
 
 def _require_normal(paths: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from starlette.types import Scope
 LIBRARIES = ("starlette.", "fastapi.")  # whose middleware leaves a path as it is
 MAX_LAYERS = 100  # of middleware before an app
 BELOW = "/{path:path}"
+REST = re.compile(r"/\{[A-Za-z_]\w*:path\}\Z")  # all that is left of a path
 WHOLE = re.compile(r"\{[A-Za-z_]\w*(?::(\w+))?\}")  # a segment that is one parameter
 PARAMETER = re.compile(r"\{[^{}]*\}")
 
@@ -61,13 +62,20 @@ class Leaf:
         return shapes
 
     def ends_as(self, shape: str) -> bool:
+        if type(self.endpoint) is StaticFiles:  # it has no scores, so it is meant by its whole name
+            return shape in self.shapes
         return any(own.endswith(shape) for own in self.shapes)
+
+    @cached_property
+    def open(self) -> bool:
+        """Whether any segments may come behind its own."""
+        return REST.search(self.template) is not None
 
     @cached_property
     def segments(self) -> list[re.Pattern[str]] | None:
         """What each segment must be; None: a parameter is more or less than one segment."""
         patterns: list[re.Pattern[str]] = []
-        for segment in self.template.split("/")[1:]:
+        for segment in REST.sub("", self.template).split("/")[1:]:
             whole = WHOLE.fullmatch(segment)
             if whole is None and "{" in segment:
                 return None
@@ -84,12 +92,14 @@ class Leaf:
 
     def fits(self, path: str) -> bool | None:
         """Whether a path is one of the template; None: maybe."""
-        if self.segments is None:
+        # the rest of a path, too, has no line breaks
+        if self.segments is None or (self.open and "\n" in path):
             return None if _may_fit(self.texts, path) else False
         parts = segments_of(path)
-        if len(parts) != len(self.segments):
+        more = len(parts) - len(self.segments)
+        if more < 0 or self.open != (more > 0):
             return False
-        pairs = zip(self.segments, parts, strict=True)
+        pairs = zip(self.segments, parts, strict=False)
         fit = all(pattern.fullmatch(part) for pattern, part in pairs)
         return fit and (self.certain or None)
 
@@ -125,24 +135,27 @@ class Routes:
         """Whether each path names a route."""
         return all(self._named(path) for path in paths)
 
-    def resolve(self, scope: Scope) -> Leaf | None:
-        """The route that the router gives a request to; None: it is not certain."""
+    def resolve(self, scope: Scope) -> list[Leaf]:
+        """The routes, one of which the router gives a request to: all that maybe take it, up to
+        the first that certainly does.
+        """
         path = scope["path"]
         root = self.root or scope.get("root_path", "")
         below = path.startswith(f"{root}/")
         if root and below:
             path = path[len(root) :]
+        possible = []
         other_method = None
         for leaf in self.leaves:
             # a mounted app does not find its own part of a path that does not begin with the root
-            fits = leaf.takes(path) if below or not root or not leaf.mounted else None
-            if fits is None:
-                return None
-            if fits and (not leaf.methods or scope["method"] in leaf.methods):
-                return leaf
-            if fits and other_method is None:
+            takes = leaf.takes(path) if below or not root or not leaf.mounted else None
+            if takes is None:
+                possible.append(leaf)
+            elif takes and (not leaf.methods or scope["method"] in leaf.methods):
+                return [*possible, leaf]
+            elif takes and other_method is None:
                 other_method = leaf
-        return other_method
+        return possible if other_method is None else [*possible, other_method]
 
     def _named(self, path: str) -> list[Leaf]:
         """The routes that end as a path does; else those that the path ends as, behind a prefix."""
@@ -178,9 +191,7 @@ class _Reader:
         if inner is None:  # whatever it is, it may have any route
             self.routes.certain = False
             if place.prefix:
-                template = place.prefix + BELOW
-                leaf = Leaf(template, app, certain=False, opaque=True, plain=place.plain)
-                self.routes.leaves.append(leaf)
+                self._below(app, place)
             return
         root = getattr(inner, "root_path", "") or ""
         if place == Place():
@@ -189,6 +200,7 @@ class _Reader:
             place = replace(place, plain=False)
         for route in inner.routes:
             self._add(route, place)
+        self._default(inner, place)
 
     def _inner(self, app: Any) -> Any:
         """What has the routes, behind all middleware; None where nothing has."""
@@ -200,6 +212,19 @@ class _Reader:
                 return app
             app = getattr(app, "app", None)
         return None
+
+    def _default(self, app: Any, place: Place) -> None:
+        """What a router of the owner's gives all that it has no route for, where that is no 404."""
+        router = getattr(app, "router", app)
+        default = getattr(router, "default", None)
+        if default is not None and not _is_method_of(router, default):
+            self._below(default, place)
+
+    def _below(self, app: Any, place: Place) -> None:
+        """An app that may have any route."""
+        template = place.prefix + BELOW
+        leaf = Leaf(template, app, certain=False, opaque=True, plain=place.plain)
+        self.routes.leaves.append(leaf)
 
     def _add(self, route: Any, place: Place) -> None:
         # a router that FastAPI includes
@@ -221,7 +246,6 @@ class _Reader:
             leaf = Leaf(
                 template=prefix + BELOW,
                 endpoint=route.app,
-                methods=frozenset({"GET", "HEAD"}),
                 certain=place.certain,
                 plain=plain,
                 mounted=place.mounted,
@@ -279,12 +303,15 @@ def _layers_before(router: Any, stack: Any) -> list[type]:
     """The kinds of the layers of a router's middleware; one is no library's if it ends elsewhere"""
     layers: list[type] = []
     for _ in range(MAX_LAYERS):
-        own = isinstance(stack, MethodType) and stack.__self__ is router
-        if own or stack is router:
+        if stack is router or _is_method_of(router, stack):
             return layers
         layers.append(type(stack))
         stack = getattr(stack, "app", None)
     return layers
+
+
+def _is_method_of(router: Any, app: Any) -> bool:
+    return isinstance(app, MethodType) and app.__self__ is router
 
 
 def _of_library(thing: Any) -> bool:

@@ -228,3 +228,67 @@ def test_all_below_a_guarded_mount_that_cannot_be_read_is_guarded(
     assert (answer[0], before.meter.images) == (200, 3)
     assert ask(before, "GET", "/health", b"")[0] == 200
     assert not caplog.records
+
+
+def site(path: str, files: Path, last: bool) -> Starlette:
+    """A small site: pages, static files, and one route that scores."""
+    (files / "index.html").write_text("start")
+    (files / "sub").mkdir(exist_ok=True)
+    (files / "sub" / "index.html").write_text("below")
+    scores = Route(path, score, methods=["POST"])
+    static = Mount("/static", StaticFiles(directory=files, html=True))
+    others = [Route("/health", free), static]
+    return Starlette(routes=[*others, scores] if last else [scores, *others])
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/", True),
+        ("/", False),
+        ("/{name}", True),
+        ("/{name:path}", True),
+        ("/{a}/{b}", True),
+        ("/{a}-{b}", True),
+    ],
+)
+def test_a_short_guarded_path_leaves_other_routes_alone(
+    path: str, last: bool, tmp_path: Path
+) -> None:
+    bare = site(path, tmp_path, last)
+    before = guard(site(path, tmp_path, last), paths=[path])
+    for raw in ("/static/", "/static/sub/", "/static/sub", "/static/index.html", "/health"):
+        answers = [ask(app, "GET", raw, b"") for app in (bare, before)]
+        assert answers[0][::2] == answers[1][::2], raw
+    assert ask(bare, "GET", "/static/", b"")[0] == 200
+    assert ask(before, path="/static/none")[0] == ask(bare, path="/static/none")[0] == 405
+    assert (before.meter.images, before.meter.failed, before.meter.refused) == (0, 0, {})
+    raw = {"/": "/", "/{a}/{b}": "/x/y"}.get(path, "/x-y")
+    answer = ask(before, path=raw)
+    assert (answer[0], before.meter.images, leaks(answer)) == (200, 3, False)
+
+
+def test_a_free_route_behind_one_that_may_fit_answers_as_it_does() -> None:
+    routes = [
+        Route("/proxy/{url:path}/info", free, methods=["POST"]),
+        Route("/{kind}/{name}/info", free, methods=["POST"]),
+        Route("/{all:path}", score, methods=["POST"]),
+    ]
+    before = guard(Starlette(routes=routes), paths=["/{all:path}"])
+    assert ask(before, path="/proxy/x/info")[::2] == (200, b"free: /proxy/x/info")
+    assert ask(before, path="/other/x/info")[::2] == (200, b"free: /other/x/info")
+    assert before.meter.images == 0
+    assert not leaks(ask(before, path="/proxy/x/y"))
+    assert before.meter.images == 3
+
+
+def test_a_default_app_of_a_mounted_router_gets_no_raw_scores_out() -> None:
+    scores = Route("/x", score, methods=["POST"]).app
+    inner = Router([Route("/health", free)], default=scores)
+    routes = [
+        Route("/predict", score, methods=["POST"]),
+        Mount("/api", inner),
+        Route("/api/{name}", free, methods=["POST"]),
+    ]
+    before = guard(Starlette(routes=routes), paths=["/predict"])
+    assert not leaks(ask(before, path="/api/predict"))
