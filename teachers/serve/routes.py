@@ -29,9 +29,13 @@ class Place:
     prefix: str = ""
     certain: bool = True
     """Whether a request whose path fits always comes here."""
-    plain: bool = True
-    """Whether the paths that come here can be told from ``prefix``."""
+    reach: str | None = None
+    """Where all paths that come here are; None: ``prefix`` says more."""
     mounted: bool = False
+
+    def vague(self) -> "Place":
+        """The same, where only the part before tells which paths come here."""
+        return self if self.reach is not None else replace(self, reach=self.prefix + BELOW)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +52,8 @@ class Leaf:
     """The framework's own object."""
     opaque: bool = False
     """Whether it is all that is below a path, of an app whose routes cannot be read."""
-    plain: bool = True
-    """Whether its template says which paths it may take; if not, it may take any."""
+    reach: str | None = None
+    """All paths that it takes are among those of this template; None: its own is right."""
     mounted: bool = False
     """Whether it is a route of a mounted app."""
 
@@ -105,7 +109,13 @@ class Leaf:
 
     def takes(self, path: str) -> bool | None:
         """Whether the route takes a path; None: maybe."""
-        return self.fits(path) if self.plain else None
+        if self.reach is None:
+            return self.fits(path)
+        return None if self._around.fits(path) is not False else False
+
+    @cached_property
+    def _around(self) -> "Leaf":
+        return Leaf(self.reach or BELOW, None)
 
 
 @dataclass
@@ -197,7 +207,7 @@ class _Reader:
         if place == Place():
             self.routes.root = root
         elif root:  # it puts the root of its own in place of that of the mount
-            place = replace(place, plain=False)
+            place = place.vague()
         for route in inner.routes:
             self._add(route, place)
         self._default(inner, place)
@@ -223,7 +233,7 @@ class _Reader:
     def _below(self, app: Any, place: Place) -> None:
         """An app that may have any route."""
         template = place.prefix + BELOW
-        leaf = Leaf(template, app, certain=False, opaque=True, plain=place.plain)
+        leaf = Leaf(template, app, certain=False, opaque=True, reach=place.reach)
         self.routes.leaves.append(leaf)
 
     def _add(self, route: Any, place: Place) -> None:
@@ -241,18 +251,19 @@ class _Reader:
 
     def _mount(self, route: Mount, place: Place) -> None:
         prefix = place.prefix + route.path
-        plain = place.plain and _as_written(route, route.path + BELOW)
+        if not _as_written(route, route.path + BELOW):
+            place = place.vague()
         if isinstance(route.app, StaticFiles):
             leaf = Leaf(
                 template=prefix + BELOW,
                 endpoint=route.app,
                 certain=place.certain,
-                plain=plain,
+                reach=place.reach,
                 mounted=place.mounted,
             )
             self.routes.leaves.append(leaf)
         else:
-            self.read(route.app, Place(prefix, place.certain, plain, mounted=True))
+            self.read(route.app, replace(place, prefix=prefix, mounted=True))
 
     def _leaf(self, route: Any, place: Place) -> None:
         path = getattr(route, "path", None)
@@ -260,13 +271,15 @@ class _Reader:
         if not isinstance(path, str) or endpoint is None:
             self.routes.certain = False
             return
+        if not _as_written(route, path):
+            place = place.vague()
         leaf = Leaf(
             template=place.prefix + path,
             endpoint=endpoint,
             methods=frozenset(getattr(route, "methods", None) or ()),
             certain=place.certain,
             route=getattr(route, "original_route", route),
-            plain=place.plain and _as_written(route, path),
+            reach=place.reach,
             mounted=place.mounted,
         )
         self.routes.leaves.append(leaf)

@@ -147,3 +147,14 @@ def test_a_free_route_beside_an_inner_root_answers_as_it_does() -> None:
     before = guard(inner_root(), paths=["/models/{n:path}"])
     assert ask(before, path="/models/m/info")[::2] == (200, b"free: /models/m/info")
     assert before.meter.images == 0
+
+
+def test_a_mounted_app_with_a_root_of_its_own_leaves_what_is_beside_it_alone() -> None:
+    inner = fastapi.FastAPI()
+    inner.root_path = "/z"
+    inner.add_api_route("/models/{n:path}", score, methods=POST)
+    routes = [Mount("/inner", inner), Route("/models/{n}/info", free, methods=POST)]
+    before = guard(Starlette(routes=routes), paths=["/models/{n:path}"])
+    assert ask(before, path="/models/m/info")[::2] == (200, b"free: /models/m/info")
+    assert before.meter.images == 0
+    assert not leaks(ask(before, path="/inner/models/m/info"))
