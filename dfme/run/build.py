@@ -296,7 +296,7 @@ def open_run(
     )
     oracle.report_to(recorder.note)
     if not resume and (inferred := teacher.info.inferred):
-        notes.append(f"inferred, since nobody says: {'; '.join(inferred)}")
+        notes.append(f"inferred, since no flag says: {'; '.join(inferred)}")
     parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
     run = Run(job, facts, *parts, device, nets.arch, goal, notes, found=found)
     if job.config.graphs:

@@ -14,12 +14,15 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import Answers
 
 End = Literal["sigmoid", "log-sigmoid", "unbounded"]
-"""The kind of a program's last operation: ``unbounded`` ones, as a linear map, give any number."""
+"""The kind of a program's last operation: ``unbounded`` ones, as a linear map, can give any number;
+they tell of logits where an answer lies outside 0 and 1, since they can average sigmoids, too.
+"""
 
 CHECK_IMAGES = 16
 SUM_TOLERANCE = (
     2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
 )
+NEVER_BY_CHANCE = 8  # classes that a constant answer has in order once in 20,000 networks
 SATURATED = 1e-7  # nearer to 0 or 1 than this, a sigmoid in float32 tells nothing more
 
 
@@ -90,6 +93,50 @@ def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None)
     return _form(scores_NK, given)
 
 
+def require_class_order(source: str, scores_NK: Tensor) -> None:
+    """UserError for answers that were sorted: a number's place no longer tells its class.
+
+    A network whose answers hardly change has them in one order by chance. Its classes lie apart on
+    all images, unless there are so many of them that the chance is none.
+    """
+    classes = scores_NK.shape[1]
+    if classes < 3:
+        return
+    steps_NK = scores_NK.double().diff(dim=1)
+    falling = bool((steps_NK < 0).all())
+    if not falling and not bool((steps_NK > 0).all()):
+        return
+    least_K = scores_NK.amin(0)
+    most_K = scores_NK.amax(0)
+    if falling:
+        overlapping = bool((most_K[1:] >= least_K[:-1]).any())
+    else:
+        overlapping = bool((most_K[:-1] >= least_K[1:]).any())
+    if overlapping or classes >= NEVER_BY_CHANCE:
+        order = "fall" if falling else "rise"
+        raise UserError(
+            f"{source}: the {classes} numbers of its answers {order} from the first to the last on "
+            "every check image: they are sorted, and which class each is of is lost; expected one "
+            "number a class, in one order; save the program without its sort or topk"
+        )
+
+
+def require_of_class_1(source: str, scores_NK: Tensor, name: str) -> None:
+    """UserError for a lone score beside a label that may be how certain the label is.
+
+    That is never below one half of two classes, which a score of class 1 is of some images.
+    """
+    low, high = (float(value) for value in scores_NK.aminmax())
+    of_label = (low >= 0.5 and high <= 1) or (low >= 50 and high <= 100)
+    if scores_NK.shape[1] == 1 and of_label:
+        raise UserError(
+            f"{source}: its output {name}, from {low:.3g} to {high:.3g} on check images, stands "
+            "beside one of whole numbers and may be the score of that label; if it is that of "
+            f"class 1, say --teacher.output {name}; else save the program with a score for each "
+            "class"
+        )
+
+
 def _form(scores_NK: Tensor, name: Answers) -> ScoreForm:
     if name == "percentages":
         shares_NK = scores_NK.double() / 100
@@ -129,19 +176,19 @@ def _fitting(scores_NK: Tensor, end: End | None) -> list[Answers]:
         return _of_many(end, high, slack)
     if low < -slack:
         return _of_negative_one(end, high, slack)
+    if high <= 1 + slack:  # a linear map can also average probabilities
+        return ["probabilities"] if end == "sigmoid" else ["probabilities", "logits"]
     if end == "unbounded":
         return ["logits"]
-    if high <= 1 + slack:
-        return ["probabilities"] if end == "sigmoid" else ["probabilities", "logits"]
     return ["logits", "percentages"] if high <= 100 * (1 + slack) else ["logits"]
 
 
 def _of_many(end: End | None, high: float, slack: float) -> list[Answers]:
     """Forms of several numbers an image, none negative, that add up to nothing."""
-    if end == "unbounded":
-        return ["logits"]
     if high <= 1 + slack:
         return ["sigmoids"] if end == "sigmoid" else ["logits", "sigmoids"]
+    if end == "unbounded":
+        return ["logits"]
     return ["logits", "percentages"] if high <= 100 * (1 + slack) else ["logits"]
 
 

@@ -23,6 +23,8 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
+SCRIPT_FAILED = "The following operation failed in the TorchScript interpreter"
+
 MAX_SIZE = 1_000_000  # of a layer, or of how many there are of something
 MAX_CONFIG_BYTES = 10_000_000  # an index of weights names every tensor of a large model
 
@@ -66,9 +68,14 @@ def as_text(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First non-empty line of an error, cut to 300 letters, or its type without a message."""
-    lines = (" ".join(line.split()) for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)[:300]
+    """First non-empty line of an error, cut to 300 letters, or its type without a message.
+
+    TorchScript puts the place before the cause, which is the last line of its errors.
+    """
+    shown = (" ".join(line.split()) for line in str(error).splitlines())
+    lines = [line for line in shown if line] or [type(error).__name__]
+    telling = lines[-1] if lines[0].startswith(SCRIPT_FAILED) else lines[0]
+    return telling[:300]
 
 
 def import_extra(module: str) -> ModuleType:

@@ -86,23 +86,37 @@ def load_torchscript(
     with failing, warnings.catch_warnings(action="ignore"):  # the line above says it already
         # the user says to trust it
         module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251
-    floats = [tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()]
 
     def run(x_BCHW: Tensor, wanted: str | None) -> object:
         # else later calls run another program than the first, fused, which rounds differently
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return module(x_BCHW)
 
-    dtype = floats[0] if floats else torch.float32
     program = Program(
         path.name,
         run,
-        dtype=dtype,
+        dtype=_script_dtype(module),
         device=device,
         precision=options.precision,
         ends=ends_of_script(module),
     )
     return make_program_teacher(program, options.answers, options.output, config)
+
+
+def _script_dtype(module: Any) -> torch.dtype:
+    """What the weights of a TorchScript module are; of a frozen one they are constants."""
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype  # type: ignore[no-any-return]
+    largest: Tensor | None = None
+    graph = module.inlined_graph  # its nodes live as long as it does
+    for node in graph.findAllNodes("prim::Constant"):
+        if not node.hasAttribute("value") or node.kindOf("value") != "t":
+            continue
+        value: Tensor = node.t("value")
+        if value.is_floating_point() and (largest is None or value.numel() > largest.numel()):
+            largest = value
+    return torch.float32 if largest is None else largest.dtype
 
 
 def _archive(name: str, kind: str) -> Path:

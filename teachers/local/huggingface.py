@@ -31,6 +31,7 @@ from dfme.teachers.local.processor import (
     made_shape,
     measure,
     processor_config,
+    require_bounded,
 )
 from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
@@ -244,6 +245,7 @@ def _processed(folder: Path, model_config: dict[str, Any], config: TeacherConfig
     channels = whole(model_config.get("num_channels"))
     made = None
     size = None
+    processor = None
     source = processor_config(folder)
     given = checks.given_scale(config) is not None
     depth = channels or (config.shape[0] if config.shape else COLOURS)
@@ -251,11 +253,13 @@ def _processed(folder: Path, model_config: dict[str, Any], config: TeacherConfig
         if source is None:
             raise checks.unknown_scale(f"{folder}: has no {FILE}")
         processor = load_processor(folder, source, model_config)
-        size = made_shape(processor, depth)
         made = measure(str(folder), processor, depth)
     except UserError:
         if not given:
             raise
+    if processor is not None and config.shape is None:
+        require_bounded(str(folder), processor)
+        size = made_shape(processor, depth)
     edges = size[1:] if size else _height_width(model_config.get("image_size"))
     shape = checks.image_shape(config.shape, channels or (depth if made else None), edges)
     return _Settled(shape, made or Pixels(tuple(range(shape[0])), (0.0,), (1.0,)))

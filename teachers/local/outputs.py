@@ -86,6 +86,11 @@ def _is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
+def holds_whole_numbers(value: object) -> bool:
+    """True for an output that may be labels."""
+    return isinstance(value, Tensor) and not value.is_floating_point()
+
+
 def _width(value: object, batch: int) -> int | None:
     """How many numbers an output has for each image; None if it has no row of them for each."""
     if not isinstance(value, Tensor):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +104,27 @@ def _names(values: Iterable[Any]) -> Iterator[str]:
             yield from _names(value)
 
 
-def made_shape(processor: Any, channels: int) -> Shape | None:
-    """C, H, W of what the processor makes of a square image; None where that may be too large."""
-    edges = chain.from_iterable(_edges(getattr(processor, name, None)) for name in SIZES)
+def require_bounded(source: str, processor: Any) -> None:
+    """UserError for a processor that would take memory without end for one small image."""
+    sizes = {name: getattr(processor, name, None) for name in SIZES}
     crop = getattr(processor, "crop_pct", None)
-    fine = all(edge <= MAX_EDGE for edge in edges)
-    if not fine or not (crop is None or (isinstance(crop, float | int) and crop >= MIN_CROP)):
-        return None
+    for name, size in sizes.items():
+        if any(edge > MAX_EDGE for edge in _edges(size)):
+            raise _too_large(source, name, size)
+    if crop is not None and not (isinstance(crop, float | int) and crop >= MIN_CROP):
+        raise _too_large(source, "crop_pct", crop)
+
+
+def _too_large(source: str, name: str, value: Any) -> UserError:
+    said = " ".join(str(value).split())[:80]
+    return UserError(
+        f"{source}: its image processor has {name} {said}, which makes images too large to be "
+        "meant; give --teacher.shape C,H,W"
+    )
+
+
+def made_shape(processor: Any, channels: int) -> Shape | None:
+    """C, H, W of what a bounded processor makes of a square image; None where it tells none."""
     try:
         made = [
             tuple(processor([_image(channels, edge=edge)], **CALL)["pixel_values"].shape[1:])

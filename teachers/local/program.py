@@ -15,9 +15,16 @@ from dfme.errors import UserError
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
-from dfme.teachers.local.answer_forms import End, ScoreForm, check_images, settle_form
+from dfme.teachers.local.answer_forms import (
+    End,
+    ScoreForm,
+    check_images,
+    require_class_order,
+    require_of_class_1,
+    settle_form,
+)
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
-from dfme.teachers.local.outputs import by_name, choose_output, rows
+from dfme.teachers.local.outputs import by_name, choose_output, holds_whole_numbers, rows
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.options import Answers, TeacherPrecision
 
@@ -125,9 +132,12 @@ def make_program_teacher(
         program = replace(program, most=config.max_batch)
     _require_room(program, spec)
     asked = Asked(program, spec, Normalise(config.mean, config.std, spec.shape[0], program.device))
-    asked, end = _with_output(asked, output, config.num_classes)
+    asked, end, beside_label = _with_output(asked, output, config.num_classes)
     first_look(program.source, asked.scores, spec)
     scores_NK = _look(asked)
+    require_class_order(program.source, scores_NK)
+    if beside_label and output is None:
+        require_of_class_1(program.source, scores_NK, asked.output)
     form = settle_form(program.source, scores_NK, answers, end)
     says = f"the answers of {program.source} are for"
     classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
@@ -139,8 +149,12 @@ def make_program_teacher(
     return teacher
 
 
-def _with_output(asked: Asked, wanted: str | None, classes: int | None) -> tuple[Asked, End | None]:
-    """The program asked for one output, and that output's last operation."""
+def _with_output(
+    asked: Asked, wanted: str | None, classes: int | None
+) -> tuple[Asked, End | None, bool]:
+    """The program asked for one output, that output's last operation, and if labels are beside
+    it.
+    """
     source = asked.program.source
     x_BCHW = next(check_images(asked.spec))
     shape = as_text(asked.spec.shape)
@@ -149,7 +163,9 @@ def _with_output(asked: Asked, wanted: str | None, classes: int | None) -> tuple
     name = choose_output(source, outputs, batch, wanted, classes)
     ends = asked.program.ends
     end = ends[list(outputs).index(name)] if len(ends) == len(outputs) else None
-    return replace(asked, output=name), end
+    others = [value for key, value in outputs.items() if key != name]
+    beside_label = any(map(holds_whole_numbers, others))
+    return replace(asked, output=name), end, beside_label
 
 
 def _look(asked: Asked) -> Tensor:

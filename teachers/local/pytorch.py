@@ -19,7 +19,7 @@ from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
 from dfme.teachers.local.names import State, first_words, network_part, some
-from dfme.teachers.local.weights import Card, load_into, read_checkpoint
+from dfme.teachers.local.weights import SCALING, Card, load_into, read_checkpoint
 from dfme.teachers.options import TeacherPrecision, TorchOptions
 
 LOGGER = logging.getLogger("dfme")
@@ -153,6 +153,8 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     )
     if note := weights.note or which or part:
         LOGGER.warning("teacher: %s", note)
+    if note := _unused(weights.unused, options, config):
+        LOGGER.warning("teacher: %s: %s", options.checkpoint, note)
     inferred = tuple(_inferred(teacher, arch, options, config, card))
     teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
     return teacher
@@ -194,11 +196,38 @@ def _inferred(
         yield f"{teacher.num_classes} classes (--teacher.num-classes)"
     if not (config.shape or card.shape):
         yield f"images {'x'.join(map(str, teacher.spec.shape))} (--teacher.shape)"
+    if stated := ", ".join(_stated(card, config)):
+        yield f"{stated} as the file's metadata say"
     if card.arch is None and config.mean is None:
         yield (
             "no normalisation: the network gets the pixels as they are (--teacher.mean, "
             "--teacher.std)"
         )
+
+
+def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
+    """What the file's metadata, and no flag, say is done to the pixels."""
+    if given_scale(config) is None and (card.mean is not None or card.std is not None):
+        yield f"mean {_shown(card.mean)} (--teacher.mean)"
+        yield f"std {_shown(card.std)} (--teacher.std)"
+    if config.bounds is None and card.bounds not in (None, (0.0, 1.0)):
+        yield f"bounds {_shown(card.bounds)} (--teacher.bounds)"
+
+
+def _shown(numbers: Sequence[float] | None) -> str:
+    return ",".join(f"{number:g}" for number in numbers or ()) or "none"
+
+
+def _unused(names: Sequence[str], options: TorchOptions, config: TeacherConfig) -> str:
+    """A line on what others wrote into the file and no flag replaces; empty where there is none."""
+    left = [name for name in names if getattr(config, name, None) is None]
+    if options.arch is not None and "arch" in left:
+        left.remove("arch")
+    if not left:
+        return ""
+    wanted = [f"--teacher.{name}" for name in left if name in SCALING]
+    remedy = f"; if the network needs them, give {' and '.join(wanted)}" if wanted else ""
+    return f"not used of its metadata, which dfme did not write: {', '.join(left)}{remedy}"
 
 
 def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:

@@ -14,8 +14,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from dfme.errors import UserError
+from dfme.nets import check_net
 from dfme.nets.files import state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
+from dfme.nets.torchvision_nets import TIMM
 from dfme.teachers.local.names import (
     State,
     chosen,
@@ -33,6 +35,7 @@ CardCount = Annotated[int, Field(gt=0, lt=2**31)]
 Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
 Numbers = tuple[Number, ...]
 TEXTS = ("arch", "dataset")  # stored as they are
+SCALING = ("mean", "std", "bounds")  # what changes the pixels that a network gets
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,52 @@ class Card:
         for name, kind in get_type_hints(cls, include_extras=True).items():
             if (text := metadata.get(name)) is not None:
                 try:
-                    read = TypeAdapter(kind).validate_json
-                    values[name] = text if name in TEXTS else read(text, strict=True)
+                    values[name] = _read(name, kind, text)
                 except ValidationError as error:
                     said = f"{error.errors()[0]['msg']}, but it is {text[:80]!r}"
                     raise UserError(f"{path}: its metadata {name}: {said}") from None
         return cls(**values)
+
+    @classmethod
+    def of_others(cls, metadata: Mapping[str, str]) -> tuple[Card, tuple[str, ...]]:
+        """What can be used of metadata that dfme did not write, and the known keys that cannot.
+
+        The architecture is of no use under another name, and nobody knows whether pixels of
+        ``bounds``, less ``mean``, by ``std``, are what the network gets here.
+        """
+        values: dict[str, Any] = {}
+        unused = []
+        for name, kind in get_type_hints(cls, include_extras=True).items():
+            if (text := metadata.get(name)) is None:
+                continue
+            try:
+                value = _read(name, kind, text)
+            except ValidationError:
+                value = None
+            if name in SCALING or value is None or name == "arch":
+                unused.append(name)
+            else:
+                values[name] = value
+        return cls(**values), tuple(unused)
+
+
+def _read(name: str, kind: Any, text: str) -> Any:
+    """The value of a key of the metadata; ValidationError for a text of another kind."""
+    return text if name in TEXTS else TypeAdapter(kind).validate_json(text, strict=True)
+
+
+def _read_card(metadata: Mapping[str, str], path: Path) -> tuple[Card, tuple[str, ...]]:
+    """The card in the metadata, and their keys that are not used since dfme did not write them."""
+    arch = metadata.get("arch")
+    if arch is None:
+        return Card.of_others(metadata)
+    try:
+        check_net(arch)
+    except UserError:
+        # a network of timm is ours where timm is not installed, too
+        if not arch.startswith(TIMM):
+            return Card.of_others(metadata)
+    return Card.from_metadata(metadata, path), ()
 
 
 # keys under which training scripts keep a state dict among other things, the most specific first
@@ -98,11 +141,15 @@ MAX_NESTED = 5  # keys that lead to a state dict
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds: a state dict, what it says about itself, and a line if it has several."""
+    """What a file holds: a state dict, what it says about itself, and a line if it has several.
+
+    ``unused`` names what others wrote into its metadata under names of a card, and is left out.
+    """
 
     state: State
     card: Card
     note: str = ""
+    unused: tuple[str, ...] = ()
 
 
 def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
@@ -115,10 +162,11 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
     head = _head(path)
     note = ""
     card = Card()
+    unused: tuple[str, ...] = ()
     inner = entry or ""
     if is_safetensors(head):
         state, metadata = read_safetensors(path)
-        card = Card.from_metadata(metadata, path)
+        card, unused = _read_card(metadata, path)
     elif head[:2] == b"PK" or head[:1] == b"\x80":
         value, inner = _at(_read_pickle(path), inner)
         state, note = _unwrap(value, path)
@@ -130,14 +178,14 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
     plain = plain_state(state)
     if not inner:
-        return Weights(plain, card, note)
+        return Weights(plain, card, note, unused)
     selected = select(plain, inner) or select(state, inner)
     if selected is None:
         raise UserError(
             f"{path}: --teacher.entry: expected a key of a state dict in it, or the first word of "
             f"its names, got {inner[:80]}; its names begin with {some(first_words(plain))}"
         )
-    return Weights(plain_state(selected), card)
+    return Weights(plain_state(selected), card, unused=unused)
 
 
 def read_weights(path: str | Path) -> tuple[State, Card]:

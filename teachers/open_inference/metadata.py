@@ -199,13 +199,12 @@ def _spec(
                 f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}"
             )
         levels = 256
-    spec = ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
-    if spec.numel > MAX_NUMBERS:
+    if math.prod(layout.shape) > MAX_NUMBERS:
         raise UserError(
             f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input "
             f"{image}"
         )
-    return spec
+    return ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
 
 
 def _bounds(announced: object) -> tuple[float, float]:

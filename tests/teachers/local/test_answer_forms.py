@@ -209,3 +209,51 @@ def test_check_images_differ_within_the_bounds() -> None:
     assert torch.equal(images, spec.quantise(images))
     assert len(images.flatten(1).unique(dim=0)) == 16
     assert float(images.flatten(1).mean(1).std()) > 0.1
+
+
+def test_a_linear_map_may_average_probabilities_so_that_is_asked() -> None:
+    mean = torch.full((2, 1), 0.5)
+    of_two = teacher_of_linear(lambda x: logits(x)[:, :2].sigmoid() @ mean)
+    refused("can be probabilities or logits; say which", of_two)
+    many = teacher_of_linear(lambda x: logits(x).sigmoid() @ torch.eye(5).roll(1, 0))
+    refused("can be logits or sigmoids; say which", many)
+    assert teacher_of_linear(lone)().label_mode.kind == "logits"
+
+
+def teacher_of_linear(answer: Callable[[Tensor], object]) -> Callable[[], ProgramTeacher]:
+    return lambda: teacher(answer, ends=("unbounded",))
+
+
+SORTED: list[Callable[[Tensor], object]] = [
+    lambda x: logits(x).softmax(1).topk(3)[0],
+    lambda x: logits(x).sort(1)[0],
+    lambda x: logits(x).topk(5),
+]
+
+
+@pytest.mark.parametrize("answer", SORTED)
+def test_sorted_answers_are_refused(answer: Callable[[Tensor], object]) -> None:
+    refused("they are sorted, and which class each is of is lost", teacher, answer)
+
+
+def test_two_classes_and_answers_that_hardly_change_may_have_an_order() -> None:
+    assert teacher(lambda x: logits(x)[:, :2].sort(1)[0]).num_classes == 2
+    constant = torch.tensor([3.0, 2.0, 1.0, 0.0, -1.0])
+    assert teacher(lambda x: constant + logits(x) / 1000).num_classes == 5
+
+
+def test_a_score_beside_a_label_may_be_that_of_the_label() -> None:
+    def scored(x_BCHW: Tensor) -> dict[str, Tensor]:
+        p_B2 = torch.cat([-lone(x_BCHW), lone(x_BCHW)], 1).softmax(1)
+        return {"label": p_B2.argmax(1), "score": p_B2.amax(1)}
+
+    refused("say --teacher.output score", teacher, scored)
+    refused("may be the score of that label", teacher, scored, "probabilities")
+    assert teacher(scored, "probabilities", "score").num_classes == 2
+
+    def of_class_1(x_BCHW: Tensor) -> dict[str, Tensor]:
+        z_B1 = lone(x_BCHW)
+        return {"label": (z_B1 > 0).long(), "score": z_B1.sigmoid()}
+
+    found_BK = probabilities(teacher(of_class_1, "probabilities"))
+    torch.testing.assert_close(found_BK, TWO_B2, rtol=1e-4, atol=1e-4)

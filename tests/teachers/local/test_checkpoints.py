@@ -7,6 +7,7 @@ import pytest
 import torch
 from model_folders import save_weights
 from refusals import refused
+from safetensors.torch import save_file
 from tiers import exhaustive
 from torch import Tensor, nn
 
@@ -152,6 +153,30 @@ def test_the_card_tells_everything_and_the_configuration_wins(tmp_path: Path) ->
         plain = torch_teacher(path, mean=(0.0,), std=(1.0,), bounds=(0.0, 1.0), label_mode="logits")
         torch.testing.assert_close(plain(x_BCHW), net(x_BCHW))
     assert plain.spec.bounds == (0.0, 1.0)
+    says = (
+        "mean 0.5 (--teacher.mean), std 0.5 (--teacher.std), bounds -1,1 (--teacher.bounds) "
+        "as the file's metadata say"
+    )
+    assert teacher.info.inferred == (says,)
+    assert plain.info.inferred == ()
+
+
+def test_a_scaling_that_others_wrote_is_not_used_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = build_net("cnn_small", (1, 8, 8), 3).eval()
+    path = tmp_path / "theirs.safetensors"
+    theirs = {"mean": "[0.5]", "std": "[0.5]", "bounds": "[0, 255]"}
+    save_file(net.state_dict(), path, metadata=theirs)
+    teacher = torch_teacher(path, shape=(1, 8, 8), label_mode="logits")
+    assert teacher.spec.bounds == (0.0, 1.0)
+    x_BCHW = torch.rand(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(teacher(x_BCHW), net(x_BCHW))
+    assert "mean, std, bounds; if the network needs them, give --teacher.mean" in caplog.text
+    caplog.clear()
+    torch_teacher(path, shape=(1, 8, 8), mean=(0.5,), std=(0.5,), bounds=(0.0, 255.0))
+    assert not caplog.text
 
 
 def test_a_student_can_be_the_next_teacher(tmp_path: Path) -> None:

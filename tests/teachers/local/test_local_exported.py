@@ -369,3 +369,25 @@ def test_torchscript_in_half_precision(tmp_path: Path) -> None:
     teacher = load("torchscript", script(tmp_path / "net.pt", module), shape=SHAPE)
     expected = answers(module, x_BCHW).float()
     torch.testing.assert_close(teacher(x_BCHW.float()), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_frozen_torchscript_takes_images_as_its_constants_are(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    module = net().to(dtype).eval()
+    traced = torch.jit.trace(module, torch.rand(2, *SHAPE).to(dtype))
+    torch.jit.freeze(traced).save(str(tmp_path / "net.pt"))
+    teacher = load("torchscript", tmp_path / "net.pt", shape=SHAPE)
+    x_BCHW = torch.rand(2, *SHAPE)
+    with torch.no_grad():
+        expected = module(x_BCHW.to(dtype)).float()
+    torch.testing.assert_close(teacher(x_BCHW).float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_the_cause_of_an_error_in_torchscript_is_shown(tmp_path: Path) -> None:
+    path = script(tmp_path / "net.pt", net())
+    error = refused(
+        "does not take an image of shape 5,8,8", load, "torchscript", path, shape=(5, 8, 8)
+    )
+    assert "The following operation failed" not in str(error)

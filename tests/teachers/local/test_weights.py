@@ -19,7 +19,7 @@ from tables import all_hold
 from torch import Tensor, nn
 
 from dfme.errors import UserError
-from dfme.teachers.local.weights import Card, load_into, read_weights
+from dfme.teachers.local.weights import Card, load_into, read_checkpoint, read_weights
 
 
 def net() -> nn.Sequential:
@@ -115,8 +115,30 @@ def test_safetensors_of_other_makers_are_read_and_unreadable_metadata_is_named(
     save_file({"module.fc.weight": torch.ones(2, 3)}, path, metadata={"format": "pt"})
     state, card = read_weights(path)
     assert (list(state), card) == (["fc.weight"], Card())
-    save_file({"a": torch.ones(2)}, path, metadata={"shape": "3x32x32"})
+    ours = {"arch": "lenet5", "shape": "3x32x32"}
+    save_file({"a": torch.ones(2)}, path, metadata=ours)
     refused("metadata shape", read_weights, path)
+
+
+def test_what_others_wrote_into_the_metadata_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    theirs = {
+        "arch": "MyNet",
+        "accuracy": "95.2%",
+        "shape": "8x8",
+        "class_names": "a,b",
+        "num_classes": "ten",
+        "mean": "[0.5]",
+        "std": "half",
+        "bounds": "[0, 255]",
+    }
+    save_file({"a": torch.ones(2)}, path, metadata=theirs)
+    weights = read_checkpoint(path)
+    assert weights.card == Card()
+    assert set(weights.unused) == set(theirs)
+    save_file({"a": torch.ones(2)}, path, metadata={"num_classes": "7", "dataset": "d"})
+    weights = read_checkpoint(path)
+    assert (weights.card, weights.unused) == (Card(num_classes=7, dataset="d"), ())
 
 
 def test_a_pickle_that_runs_code_is_refused_unrun_and_named(tmp_path: Path) -> None:
