@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.safe_names import listed, shown
+from dfme.data.whites import scale_notes
 from dfme.errors import UserError
 from dfme.files import read_npz
 from dfme.spec import Shape
@@ -46,7 +47,7 @@ def load(path: Path, request: DatasetRequest) -> ImageSet:
             f"{', '.join(map(shown, arrays)) or 'none'}"
         )
     data = image_set(path.stem, images, labels, f"data set {path}", request.shape)
-    return replace(data, notes=_notes(arrays, str(prefix), len(images)))
+    return replace(data, notes=[*_notes(arrays, str(prefix), len(images)), *data.notes])
 
 
 def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, images: int) -> list[str]:
@@ -78,7 +79,8 @@ def pool_of(path: Path, shape: Shape) -> ImageSet:
         raise UserError(f"data set {path}: expected an array train_images or images, got {names}")
     parts = [other for other in arrays if other.endswith("images")]
     notes = [f"of the arrays {listed(sorted(parts))}, {name} is read"] if len(parts) > 1 else []
-    return ImageSet(path.stem, _image_tensor(arrays[name], f"data set {path}", shape), notes=notes)
+    images, dark = _image_tensor(arrays[name], f"data set {path}", shape)
+    return ImageSet(path.stem, images, notes=[*notes, *dark])
 
 
 def handed_over(images: Any, labels: Any = None) -> ImageSet:
@@ -118,10 +120,11 @@ def image_set(
     shape: Shape | None = None,
 ) -> ImageSet:
     """Images and, if present, labels, as plain numbers; ``where`` is their origin for messages."""
-    images = _image_tensor(pixels, where, shape)
+    images, notes = _image_tensor(pixels, where, shape)
     if labels is None:
-        return ImageSet(name, images)
-    return ImageSet(name, images, torch.from_numpy(_numbers(labels, len(images), where)))
+        return ImageSet(name, images, notes=notes)
+    numbers = torch.from_numpy(_numbers(labels, len(images), where))
+    return ImageSet(name, images, numbers, notes=notes)
 
 
 def _numbers(labels: NDArray[Any], images: int, where: str) -> NDArray[np.int64]:
@@ -153,8 +156,11 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
 
 
-def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) -> Tensor:
-    """Pixels (N, H, W), (N, H, W, C) with C of 1 or 3, or (N, C, H, W), as (N, C, H, W).
+def _image_tensor(
+    pixels: NDArray[Any], where: str, shape: Shape | None = None
+) -> tuple[Tensor, list[str]]:
+    """Pixels (N, H, W), (N, H, W, C) with C of 1 or 3, or (N, C, H, W), as (N, C, H, W), and lines
+    about their scale.
 
     ``shape``: what is wanted, by which pixels that can be read in two ways are read.
     """
@@ -175,7 +181,7 @@ def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) 
             "save them as floating-point numbers within 0 and 1"
         )
     kept = pixels.astype(np.float32) if floating else pixels
-    return torch.from_numpy(np.ascontiguousarray(kept))
+    return torch.from_numpy(np.ascontiguousarray(kept)), scale_notes(pixels, where)
 
 
 def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDArray[Any]:

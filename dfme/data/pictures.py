@@ -39,6 +39,10 @@ class PictureReader:
     """
 
     def __init__(self, files: Sequence[Path], shape: Shape, notes: list[str]) -> None:
+        if shape[0] not in (1, 3):
+            raise UserError(
+                f"data set: pictures have 1 or 3 channels, but images of {shape[0]} were asked for"
+            )
         self._files = files
         self._shape = shape
         self._notes = notes
@@ -74,10 +78,6 @@ class PictureReader:
         from PIL import Image
 
         channels, height, width = self._shape
-        if channels not in (1, 3):
-            raise UserError(
-                f"data set: pictures have 1 or 3 channels, but images of {channels} were asked for"
-            )
         image, remarks = opened(file)
         with _named(file):
             image = image.convert("L" if channels == 1 else "RGB")
@@ -136,6 +136,14 @@ def _is_turned(image: Any) -> bool:
     with suppress(Exception):  # damaged data can raise anything at all
         return image.getexif().get(ORIENTATION, 1) in range(2, 9)
     return False
+
+
+def deepest_pixel(file: Path) -> int:
+    """The greatest of a picture's pixels as they are stored, in 16 bits."""
+    from PIL import Image
+
+    with _named(file), open_file(file) as stream:
+        return int(np.asarray(Image.open(stream, formats=FORMATS)).max())
 
 
 def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:

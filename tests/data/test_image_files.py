@@ -287,7 +287,7 @@ def test_the_shape_that_is_wanted_says_where_the_channels_are(tmp_path: Path) ->
 
 
 def test_parts_and_labels_by_other_names_are_said(tmp_path: Path) -> None:
-    black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 9, np.uint8)
+    black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 200, np.uint8)
     np.savez(
         tmp_path / "x.npz",
         train_images=black,
@@ -296,7 +296,7 @@ def test_parts_and_labels_by_other_names_are_said(tmp_path: Path) -> None:
         val_labels=TWO,
     )
     data = load_dataset(str(tmp_path / "x.npz"), "test")
-    assert (len(data), data.images.unique().tolist()) == (2, [9])
+    assert (len(data), data.images.unique().tolist()) == (2, [200])
     assert data.notes == ["of the arrays train_images, val_images, val_images is read"]
     pool = open_pool(str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
     assert (pool.size, pool.notes) == (
