@@ -10,6 +10,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from dfme.config.messages import did_you_mean
+from dfme.data.array_names import has_train_arrays
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.data.layout import layout_of
 from dfme.data.safe_names import require_names
@@ -47,7 +48,7 @@ def has_train_part(name: str) -> bool:
     path = Path(os.path.expanduser(name))
     if path.suffix == ".npz":
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-            return {"train_images.npy", "train_labels.npy"} <= {*archive.namelist()}
+            return has_train_arrays([name.removesuffix(".npy") for name in archive.namelist()])
     if name in DATASETS or not path.is_dir():
         return name in DATASETS
     layout = layout_of(path)

@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dfme.data.array_names import ARRAYS, image_arrays, names_of
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.safe_names import listed, shown
+from dfme.data.whites import scale_notes
 from dfme.errors import UserError
 from dfme.files import read_npz
 from dfme.spec import Shape
@@ -25,44 +27,38 @@ MAX_CLASSES = 100_000
 
 COUNTS = (1, 3)  # channels by which pixels are known to have them last
 
-PREFIXES: dict[str, tuple[str, ...]] = {
-    "train": ("train_",),
-    "test": ("test_", "val_", "valid_", ""),
-}
-"""What the names of a part's arrays begin with, the first that is there."""
-
 
 def load(path: Path, request: DatasetRequest) -> ImageSet:
     """One part of an .npz file; without ``test_images`` the test part is val's, or all images."""
     arrays = _arrays(path)
-    prefix = next((each for each in PREFIXES[request.split] if f"{each}images" in arrays), None)
-    images = None if prefix is None else arrays[f"{prefix}images"]
-    labels = arrays.get(f"{prefix}labels")
+    images_name, labels_name = names_of(arrays, request.split)
+    images = arrays.get(images_name)
+    labels = arrays.get(labels_name)
     if images is None or (request.split == "train" and labels is None):
         raise UserError(
             f"data set {path}: expected arrays images and labels (or, to train on a part, "
-            "train_images, "
-            "train_labels, test_images and test_labels), got "
+            "train_images, train_labels, test_images and test_labels, or x_train and so on), got "
             f"{', '.join(map(shown, arrays)) or 'none'}"
         )
     data = image_set(path.stem, images, labels, f"data set {path}", request.shape)
-    return replace(data, notes=_notes(arrays, str(prefix), len(images)))
+    notes = _notes(arrays, images_name, labels_name)
+    return replace(data, notes=[*notes, *data.notes])
 
 
-def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, images: int) -> list[str]:
+def _notes(arrays: Mapping[str, NDArray[Any]], images: str, labels: str) -> list[str]:
     """Lines for people: which part was read, and which arrays might be labels by another name."""
-    parts = [name for name in arrays if name.endswith("images")]
+    parts = image_arrays(arrays)
     lines = []
     if len(parts) > 1:
-        lines.append(f"of the arrays {listed(sorted(parts))}, {prefix}images is read")
-    if f"{prefix}labels" not in arrays:
+        lines.append(f"of the arrays {listed(parts)}, {images} is read")
+    if labels not in arrays:
+        count = len(arrays[images])
         others = [
-            name for name in arrays if name not in parts and arrays[name].shape[:1] == (images,)
+            name for name in arrays if name not in parts and arrays[name].shape[:1] == (count,)
         ]
         if others:
             lines.append(
-                f"its images have no labels: these are not read from {listed(others)}, but "
-                f"{prefix}labels"
+                f"its images have no labels: these are not read from {listed(others)}, but {labels}"
             )
     return lines
 
@@ -72,13 +68,15 @@ def pool_of(path: Path, shape: Shape) -> ImageSet:
     part.
     """
     arrays = _arrays(path)
-    name = next((name for name in ("train_images", "images") if name in arrays), None)
+    wanted = [images for images, _ in ARRAYS["train"]] + ["images", "X", "x"]
+    name = next((name for name in wanted if name in arrays), None)
     if name is None:
         names = ", ".join(map(shown, arrays)) or "none"
         raise UserError(f"data set {path}: expected an array train_images or images, got {names}")
-    parts = [other for other in arrays if other.endswith("images")]
-    notes = [f"of the arrays {listed(sorted(parts))}, {name} is read"] if len(parts) > 1 else []
-    return ImageSet(path.stem, _image_tensor(arrays[name], f"data set {path}", shape), notes=notes)
+    parts = image_arrays(arrays)
+    notes = [f"of the arrays {listed(parts)}, {name} is read"] if len(parts) > 1 else []
+    images, dark = _image_tensor(arrays[name], f"data set {path}", shape)
+    return ImageSet(path.stem, images, notes=[*notes, *dark])
 
 
 def handed_over(images: Any, labels: Any = None) -> ImageSet:
@@ -118,10 +116,11 @@ def image_set(
     shape: Shape | None = None,
 ) -> ImageSet:
     """Images and, if present, labels, as plain numbers; ``where`` is their origin for messages."""
-    images = _image_tensor(pixels, where, shape)
+    images, notes = _image_tensor(pixels, where, shape)
     if labels is None:
-        return ImageSet(name, images)
-    return ImageSet(name, images, torch.from_numpy(_numbers(labels, len(images), where)))
+        return ImageSet(name, images, notes=notes)
+    numbers = torch.from_numpy(_numbers(labels, len(images), where))
+    return ImageSet(name, images, numbers, notes=notes)
 
 
 def _numbers(labels: NDArray[Any], images: int, where: str) -> NDArray[np.int64]:
@@ -153,18 +152,20 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"data set {path}: cannot be read as .npz: {error}") from error
 
 
-def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) -> Tensor:
-    """Pixels (N, H, W), (N, H, W, C) with C of 1 or 3, or (N, C, H, W), as (N, C, H, W).
+def _image_tensor(
+    pixels: NDArray[Any], where: str, shape: Shape | None = None
+) -> tuple[Tensor, list[str]]:
+    """Pixels (N, H, W), (N, H, W, C) with C of 1 or 3, or (N, C, H, W), as (N, C, H, W), and lines
+    about their scale.
 
     ``shape``: what is wanted, by which pixels that can be read in two ways are read.
     """
-    pixels = _with_channels(pixels, where, shape)
+    pixels = _with_channels(_in_bytes(pixels), where, shape)
     floating = pixels.dtype.kind == "f"
     if pixels.ndim != 4 or not pixels.size or not (floating or pixels.dtype == np.uint8):
         raise UserError(
             f"{where}: expected images (N, H, W), (N, H, W, C) with 1 or 3 channels, or (N, C, H, "
-            "W), uint8 "
-            f"or floating-point, got {pixels.dtype} {pixels.shape}"
+            f"W), whole numbers from 0 to 255 or floating-point, got {pixels.dtype} {pixels.shape}"
         )
     if floating and not (pixels.min() >= 0 and pixels.max() <= 1):
         raise UserError(f"{where}: expected floating-point pixels within 0 and 1, or uint8")
@@ -175,7 +176,15 @@ def _image_tensor(pixels: NDArray[Any], where: str, shape: Shape | None = None) 
             "save them as floating-point numbers within 0 and 1"
         )
     kept = pixels.astype(np.float32) if floating else pixels
-    return torch.from_numpy(np.ascontiguousarray(kept))
+    return torch.from_numpy(np.ascontiguousarray(kept)), scale_notes(pixels, where)
+
+
+def _in_bytes(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Pixels of the types that whole numbers have by default as uint8, if they are surely such."""
+    whole = pixels.dtype.kind in "iu" and pixels.dtype.itemsize >= 4
+    if whole and pixels.size and pixels.min() >= 0 and 1 < pixels.max() <= 255:
+        return pixels.astype(np.uint8)
+    return pixels
 
 
 def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDArray[Any]:

@@ -1,6 +1,5 @@
 """A folder of pictures, in class folders or not; .npz files are read by ``arrays``."""
 
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from dfme.data.layout import (
 )
 from dfme.data.pictures import PictureReader, shape_of
 from dfme.data.safe_names import listed
+from dfme.data.whites import picture_notes
 from dfme.errors import UserError
 from dfme.spec import Shape
 
@@ -56,7 +56,9 @@ def read_images(path: Path, shape: Shape) -> ImageSet:
     notes = [*layout.says(part), *_unread(files)]
     if not files.pictures:
         raise UserError(f"data set {part}: expected images ({_endings()}) in it, found none")
-    images = PictureReader(files.pictures, shape, notes)(slice(None))
+    read = PictureReader(files.pictures, shape, notes)
+    notes += picture_notes(files.pictures, f"data set {part}")
+    images = read(slice(None))
     return ImageSet(path.name, images, notes=notes)
 
 
@@ -89,6 +91,7 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
         raise UserError(f"data set {part}: {wanted}, found none")
     shape = request.shape or shape_of(files[0])
     read = PictureReader(files, shape, notes)
+    notes += picture_notes(files, f"data set {part}")
     hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     numbers: Tensor | None = torch.tensor(labels) if classes else None
     whole = ImageSet(path.name, hollow, numbers, classes, read, notes)
@@ -140,8 +143,8 @@ def _without_papers(below: dict[str, Listing], notes: list[str]) -> dict[str, Li
 
 
 def _require_classes(part: Path, below: dict[str, Listing]) -> None:
-    """UserError where each class folder is divided into parts again: they would be scored on
-    together.
+    """UserError where each class folder holds the same folders: these may be parts or classes,
+    and would be scored on together.
     """
     inside = [_folders_in(part, listing) for listing in below.values() if listing.pictures]
     common = set.intersection(*inside) if inside else set()
@@ -151,31 +154,17 @@ def _require_classes(part: Path, below: dict[str, Listing]) -> None:
             "put the "
             "class folders into folders of the parts, and name the one that is meant"
         )
-    if len(common) > 1 and all(FOLD.fullmatch(name.casefold()) for name in below):
+    if len(common) > 1:
         raise UserError(
             f"data set {part}: its folders {listed(below)} each hold the folders "
-            f"{listed(sorted(common))}, "
-            "so they are pieces of it and no classes; name the one that is meant"
+            f"{listed(sorted(common))}, so either can be the classes; name the one of the "
+            "former that is meant, or, if these are the classes, put their pictures right into them"
         )
-
-
-FOLD = re.compile(r"(fold|split|part|batch|shard|chunk|subset|cv|round)[ _-]?\d+")
-"""Names of pieces of a data set, in lower case. They count only where all of them hold the same
-folders.
-"""
 
 
 def _remarks(place: Path, below: dict[str, Listing]) -> list[str]:
     """Lines about what might not be as meant."""
     lines = []
-    inside = [_folders_in(place, listing) for listing in below.values() if listing.pictures]
-    common = set.intersection(*inside)
-    if len(common) > 1:
-        lines.append(
-            f"its folders {listed(below)} each hold the folders {listed(sorted(common))}: the "
-            "former are "
-            "taken for the classes, with all pictures below them"
-        )
     spelled = Counter(name.casefold() for name in below if len(name) > 1)
     if twice := [name for name in below if spelled[name.casefold()] > 1]:
         lines.append(

@@ -26,6 +26,8 @@ AT_ONCE = 64  # pictures that are decoded together
 MAX_PIXELS = 1 << 26  # of a picture
 GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 ORIENTATION = 0x0112  # the tag of EXIF
+PHOTOMETRIC = 262  # the tag of a TIFF that says whether its least or its greatest value is white
+MIN_IS_WHITE = 0
 
 TURNED = "pictures are turned as their EXIF data say, as browsers do"
 DEEP = "16-bit pictures are scaled from 0..65535"
@@ -39,6 +41,10 @@ class PictureReader:
     """
 
     def __init__(self, files: Sequence[Path], shape: Shape, notes: list[str]) -> None:
+        if shape[0] not in (1, 3):
+            raise UserError(
+                f"data set: pictures have 1 or 3 channels, but images of {shape[0]} were asked for"
+            )
         self._files = files
         self._shape = shape
         self._notes = notes
@@ -74,10 +80,6 @@ class PictureReader:
         from PIL import Image
 
         channels, height, width = self._shape
-        if channels not in (1, 3):
-            raise UserError(
-                f"data set: pictures have 1 or 3 channels, but images of {channels} were asked for"
-            )
         image, remarks = opened(file)
         with _named(file):
             image = image.convert("L" if channels == 1 else "RGB")
@@ -138,9 +140,29 @@ def _is_turned(image: Any) -> bool:
     return False
 
 
+def deepest_pixel(file: Path) -> int:
+    """The greatest of a picture's pixels as they are stored, in 16 bits."""
+    from PIL import Image
+
+    with _named(file), open_file(file) as stream:
+        return int(_deep_pixels(Image.open(stream, formats=FORMATS)).max())
+
+
+def _deep_pixels(image: Any) -> NDArray[Any]:
+    """Grey pixels of 16 bits and more with the greatest for white.
+
+    In a TIFF black may be the greatest. Pillow heeds that for pixels of 8 bits, not for 16.
+    """
+    pixels = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})
+    if image.mode.startswith("I;16") and tags.get(PHOTOMETRIC) == MIN_IS_WHITE:
+        return 65535 - pixels
+    return pixels
+
+
 def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
     """Grey pixels of 16 bits scaled to 8. ValueError where nobody says which value is white."""
-    deep = np.asarray(image)
+    deep = _deep_pixels(image)
     sixteen = form in ("PNG", "PPM")  # for which Pillow's mode may have 32
     if image.mode == "F" or (image.mode == "I" and not sixteen):
         kind = "floating-point" if image.mode == "F" else "32-bit"

@@ -3,13 +3,14 @@
 import re
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tables import all_hold
 
-from dfme.data import check_dataset, load_dataset
+from dfme.data import check_dataset, has_train_part, load_dataset
 from dfme.data.arrays import handed_over
 from dfme.errors import UserError
 from dfme.queries.pool import open_pool
@@ -109,6 +110,42 @@ def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
     data = load_dataset(str(tmp_path / "x.npz"), "test")
     assert len(data) == 2
     assert data.batch(slice(None)).unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("images", ["x", "X"])
+def test_npz_files_with_the_names_of_other_libraries_are_read(tmp_path: Path, images: str) -> None:
+    dark, bright = np.full((3, 8, 8), 90, np.uint8), np.full((2, 8, 8), 200, np.uint8)
+    np.savez(
+        tmp_path / "keras.npz",
+        **{f"{images}_train": dark, f"{images}_test": bright},
+        y_train=np.arange(3),
+        y_test=np.array([2, 1]),
+    )
+    name = str(tmp_path / "keras.npz")
+    test = load_dataset(name, "test")
+    assert (test.images.unique().tolist(), test.labels.tolist()) == ([200], [2, 1])
+    parts = f"{images}_test, {images}_train"
+    assert test.notes == [f"of the arrays {parts}, {images}_test is read"]
+    assert load_dataset(name, "train").labels.tolist() == [0, 1, 2]
+    assert has_train_part(name)
+    assert open_pool(name, ImageSpec((1, 8, 8))).size == 3
+    np.savez(tmp_path / "xy.npz", **{images: bright}, y=np.array([1, 0]))
+    assert load_dataset(str(tmp_path / "xy.npz"), "test").labels.tolist() == [1, 0]
+    assert not has_train_part(str(tmp_path / "xy.npz"))
+    assert open_pool(str(tmp_path / "xy.npz"), ImageSpec((1, 8, 8))).size == 2
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint32, np.dtype(">i4")])
+def test_whole_numbers_of_the_usual_types_are_pixels(tmp_path: Path, kind: Any) -> None:
+    pixels = np.arange(2 * 64).reshape(2, 8, 8) * 2  # to 254
+    np.savez(tmp_path / "x.npz", images=pixels.astype(kind), labels=TWO)
+    data = load_dataset(str(tmp_path / "x.npz"), "test")
+    assert data.images.dtype == torch.uint8
+    assert np.array_equal(data.images[:, 0].numpy(), pixels)
+    for wrong in (pixels - 1, pixels + 2, pixels > 9):
+        np.savez(tmp_path / "x.npz", images=wrong.astype(np.int32), labels=TWO)
+        with pytest.raises(UserError, match=r"whole numbers from 0 to 255 or .* got int32"):
+            load_dataset(str(tmp_path / "x.npz"), "test")
 
 
 PIXELS = np.zeros((2, 8, 8), np.uint8)
@@ -287,7 +324,7 @@ def test_the_shape_that_is_wanted_says_where_the_channels_are(tmp_path: Path) ->
 
 
 def test_parts_and_labels_by_other_names_are_said(tmp_path: Path) -> None:
-    black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 9, np.uint8)
+    black, grey = np.zeros((3, 8, 8), np.uint8), np.full((2, 8, 8), 200, np.uint8)
     np.savez(
         tmp_path / "x.npz",
         train_images=black,
@@ -296,7 +333,7 @@ def test_parts_and_labels_by_other_names_are_said(tmp_path: Path) -> None:
         val_labels=TWO,
     )
     data = load_dataset(str(tmp_path / "x.npz"), "test")
-    assert (len(data), data.images.unique().tolist()) == (2, [9])
+    assert (len(data), data.images.unique().tolist()) == (2, [200])
     assert data.notes == ["of the arrays train_images, val_images, val_images is read"]
     pool = open_pool(str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
     assert (pool.size, pool.notes) == (

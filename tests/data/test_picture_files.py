@@ -67,6 +67,42 @@ def test_sixteen_bits_are_scaled_and_not_cut(tmp_path: Path) -> None:
         assert load_dataset(str(tmp_path / name), "test").shape == (1, 2, 3)
 
 
+def tiff(values: np.ndarray, photometric: int, orientation: int = 1) -> bytes:
+    """A grey TIFF of 8 or 16 bits, written by the format's own description."""
+    height, width = values.shape
+    pixels = values.astype(values.dtype.newbyteorder("<")).tobytes()
+    tags = {
+        256: width,
+        257: height,
+        258: 8 * values.dtype.itemsize,
+        259: 1,
+        262: photometric,
+        273: 8,
+        274: orientation,
+        277: 1,
+        278: height,
+        279: len(pixels),
+    }
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    start = 8 + len(pixels)
+    directory = struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
+    return b"II*\0" + struct.pack("<I", start) + pixels + directory
+
+
+@pytest.mark.parametrize("orientation", [1, 3])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_tiff_whose_least_value_is_white_is_read_as_it_looks(
+    tmp_path: Path, kind: type[np.unsignedinteger[Any]], orientation: int
+) -> None:
+    white = np.iinfo(kind).max
+    stored = RAMP.astype(kind) * kind(white // 255)
+    upright = RAMP if orientation == 1 else RAMP[::-1, ::-1]
+    (tmp_path / "x.tif").write_bytes(tiff(stored, 1, orientation))
+    assert np.array_equal(only(tmp_path)[0], upright)
+    (tmp_path / "x.tif").write_bytes(tiff(white - stored, 0, orientation))
+    assert np.array_equal(only(tmp_path)[0], upright)
+
+
 def test_depths_of_which_nothing_says_what_is_white_are_refused(tmp_path: Path) -> None:
     kinds = {
         "float": (

@@ -72,7 +72,7 @@ def chat_text(document: object) -> str | None:
     """The path of the text in a language model's answer, perhaps empty; None for any other
     answer.
     """
-    dicts = list(_dicts(document, "", 0))
+    dicts = list(dicts_in(document))
     is_chat = any(
         CHAT_KEYS & node.keys() or {"role", "content"} <= node.keys() for _, node in dicts
     )
@@ -83,6 +83,11 @@ def chat_text(document: object) -> str | None:
             if isinstance(node.get(key), str):
                 return joined(path, key)
     return ""
+
+
+def dicts_in(document: object) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects in a document with their paths; of a list the first entry alone."""
+    return _dicts(document, "", 0)
 
 
 def _dicts(node: object, path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -256,6 +261,11 @@ def _named(
         score,
         percent=_has_percent(given),
     )
+
+
+def leaves_of(entry: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What stands in an object, and in objects in it, with its path."""
+    return _leaves(entry, "", 0)
 
 
 def _leaves(entry: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:

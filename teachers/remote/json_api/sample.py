@@ -16,6 +16,7 @@ from dfme.teachers.remote.json_api.candidates import (
     is_distribution,
 )
 from dfme.teachers.remote.json_api.description import Description
+from dfme.teachers.remote.json_api.doubts import require_no_doubt
 from dfme.teachers.remote.json_bodies import outline, parse
 
 _MAX_BYTES = 1_000_000
@@ -35,6 +36,7 @@ def write_adapter(sample: str, path: str) -> str:
             f"{outline(document)[:300]}; "
             "docs/adapters.md has the forms that can be read"
         )
+    require_no_doubt(document, found)
     text = adapter_text(found)
     description = from_mapping(Description, parse_yaml(text), prefix=f"{sample}: ")
     for problem in problems(description):

@@ -186,6 +186,76 @@ def test_a_hostile_sample_is_one_line(content: bytes, words: str, tmp_path: Path
     assert not (tmp_path / "my.yaml").exists()
 
 
+FALLING = [0.5, 0.4, 0.1]
+BEST = {"label": "cat", "p": 0.7}
+DOUBTS: dict[str, tuple[Any, str]] = {
+    "labels beside the answers": (
+        {"labels": ["b", "a", "c"], "outputs": [{"prob": FALLING}]},
+        "the 3 scores at outputs[*].prob are sorted, and as many labels stand at 'labels'",
+    ),
+    "labels in one text": (
+        {"label_names": "cat,dog,owl", "scores": FALLING},
+        "as many labels stand at 'label_names'",
+    ),
+    "labels that are no names": (
+        {"outputs": [{"tags": ["a\u001b[31m", "b"], "meta": {"prob": [0.6, 0.4]}}] * 2},
+        "as many labels stand at 'outputs[*].tags'",
+    ),
+    "labels far away": (
+        {"a": {"b": {"c": {"d": [{"title": name} for name in "xyz"]}}}, "out": [{"prob": FALLING}]},
+        "as many labels stand at 'a.b.c.d'",
+    ),
+    "labels by number": (
+        {"names": {"0": "cat", "1": "dog", "2": "owl"}, "scores": FALLING},
+        "as many labels stand at 'names'",
+    ),
+    "numbers of classes far away": (
+        {"meta": {"x": {"y": {"class_ids": [7, 3, 1]}}}, "out": [{"prob": FALLING[::-1]}]},
+        "as many labels stand at 'meta.x.y.class_ids'",
+    ),
+    "the best beside the others": (
+        {"best": BEST, "others": [{"label": "dog", "p": 0.2}]},
+        "the scores at others lack the label at 'best.label'",
+    ),
+    "the best around the others": (
+        {"label": "cat", "confidence": 0.7, "alternatives": [{"label": "dog", "confidence": 0.2}]},
+        "the scores at alternatives lack the label at 'label'",
+    ),
+    "the best by other keys": (
+        {"top_class": "cat", "top_score": 0.7, "scores": {"dog": 0.2, "owl": 0.1}},
+        "the scores at scores lack the label at 'top_class'",
+    ),
+    "a score of its own for each": ({"predictions": [0.93, 0.12]}, "add up to 1.05"),
+    "a score of its own for each name": ({"scores": {"cat": 0.9, "dog": 0.8}}, "add up to 1.7"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTS)
+def test_scores_that_may_be_of_other_classes_make_no_adapter(name: str, tmp_path: Path) -> None:
+    answer, words = DOUBTS[name]
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
+    said = str(refused(words, write_adapter, *files))
+    assert said.isprintable()
+    assert not (tmp_path / "my.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"top": BEST, "predictions": [BEST, {"label": "dog", "p": 0.2}]},
+        {"classes": ["a", "b"], "outputs": [{"prob": FALLING}]},
+        {"labels": ["b", "a", "c"], "outputs": [{"prob": [0.4, 0.5, 0.1]}]},
+        {"message": "two words, done", "class_scores": [83, 17]},
+        {"category": "animals", "threshold_score": 0.1, "out": [{"label": "dog", "score": 0.9}]},
+    ],
+)
+def test_what_stands_beside_scores_is_no_doubt_by_itself(answer: Any, tmp_path: Path) -> None:
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    write_adapter(str(tmp_path / "answer.json"), str(tmp_path / "my.yaml"))
+    assert (tmp_path / "my.yaml").exists()
+
+
 CHATS = {
     "chat completions": (
         {
