@@ -46,6 +46,11 @@ def aligned(rows: Iterable[tuple[str, str]], width: int | None = None) -> str:
     )
 
 
+def print_harmless(text: str) -> None:
+    """Print results that may quote names which steer a terminal."""
+    print(harmless(text))
+
+
 def fitted(parts: Sequence[str], width: int) -> str:
     """The first parts, each whole, as far as they fit."""
     line = parts[0]
