@@ -75,12 +75,12 @@ def run(words: Sequence[str]) -> int:
     plan = plan_of(words)
     teacher_side.check_teacher(plan.job.teacher, plan.job.teacher_options)
     from dfme.audits.audit.session import audit, dry_run
-    from dfme.report.terminal import StatusLine, columns
+    from dfme.report.terminal import StatusLine, columns, print_harmless
 
     if plan.config.dry_run:
         print(dry_run(plan, teacher_side))
         return 0
-    return audit(plan, teacher_side, StatusLine(sys.stderr), print, columns(sys.stdout))
+    return audit(plan, teacher_side, StatusLine(sys.stderr), print_harmless, columns(sys.stdout))
 
 
 def plan_of(words: Sequence[str]) -> AuditPlan:

@@ -82,9 +82,9 @@ def run(words: Sequence[str]) -> int:
     check_teacher(job.teacher, job.teacher_options)
     plan = replace(plan, bills={} if plan.config.dry_run else _bills(plan))
     from dfme.audits.compare.session import compare
-    from dfme.report.terminal import StatusLine, columns
+    from dfme.report.terminal import StatusLine, columns, print_harmless
 
-    return compare(plan, StatusLine(sys.stderr), print, columns(sys.stdout))
+    return compare(plan, StatusLine(sys.stderr), print_harmless, columns(sys.stdout))
 
 
 def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:

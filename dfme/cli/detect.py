@@ -18,6 +18,7 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
 from dfme.config.detectors import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
+from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig
 from dfme.files import write_text
 from dfme.report.markdown import table
@@ -76,7 +77,7 @@ def run(words: Sequence[str]) -> int:
     ) as out:
         write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{shown}\n")
         write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
-    print(f"{shown}\n\n{', '.join(str(out.path / name) for name in FILES)}")
+    print(f"{shown}\n\n{printable(', '.join(str(out.path / name) for name in FILES))}")
     return 0
 
 

@@ -32,7 +32,8 @@ def run(words: Sequence[str]) -> int:
         from dfme.audits.audit.exports import write_all
 
         try:
-            print(*write_all(read_object(path / DATA), path), sep="\n")
+            for file in write_all(read_object(path / DATA), path):
+                print(printable(str(file)))
         except (ArithmeticError, LookupError, TypeError, ValueError, TemplateError) as error:
             raise RunError(
                 f"{DATA}: expected parts that fit, got {printable(repr(error)):.200}"
@@ -44,5 +45,5 @@ def run(words: Sequence[str]) -> int:
         )
     from dfme.report import write_report
 
-    print(write_report(path))
+    print(printable(str(write_report(path))))
     return 0

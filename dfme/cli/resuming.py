@@ -43,6 +43,9 @@ PLACES = frozenset(
 )
 """Last parts of keys that name files or folders."""
 
+SUSPECT = "teacher.checkpoint"
+"""The option that a word before all flags sets, where a command that resumes takes one."""
+
 MODULES = frozenset({"kind", "name", "arch", "generator", "defences", "watch"})
 """Last parts of keys whose values may begin with the name of a module."""
 
@@ -59,19 +62,27 @@ def where_it_began(words: Sequence[str]) -> Iterator[list[str]]:
     if start is None:
         yield list(words)
         return
-    flags = [_absolute(flag) for flag in split_flags(words)]
+    leading, rest = _leading(words)
+    # a suspect's file, or the directory of a run
+    placed = [os.path.abspath(word) if os.path.exists(word) else word for word in leading]
+    for flag in map(_absolute, split_flags(rest)):
+        placed.append(f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}")
     with contextlib.chdir(start):
-        yield [
-            f"--{flag.name}" if flag.text is None else f"--{flag.name}={flag.text}"
-            for flag in flags
-        ]
+        yield placed
+
+
+def _leading(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first flag, and the others; the command says which it takes."""
+    count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:count]), list(words[count:])
 
 
 def _start_of(words: Sequence[str]) -> Path | None:
     """The directory to resume in, if it is another one than this."""
     if not any(word.startswith("--resume") for word in words):
         return None
-    flags = split_flags(words)
+    leading, rest = _leading(words)
+    flags = split_flags(rest)
     out = last_text(flags, "out")
     if not out or not asks_to_resume(flags):
         return None
@@ -84,6 +95,8 @@ def _start_of(words: Sequence[str]) -> Path | None:
     except UserError:
         return None  # the command itself says what is wrong with it
     typed = {flag.key for flag in flags}
+    if leading:
+        typed.add(SUSPECT)
     paths = [
         path
         for key, value in flatten(content, ())

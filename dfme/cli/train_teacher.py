@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dfme.cli import teacher_side
 from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.teacher_side import TrainTeacherConfig
+from dfme.config.messages import printable
 from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
@@ -22,7 +23,7 @@ def run(words: Sequence[str]) -> int:
     done = teacher_side.train(config, show_epoch)
     accuracy = done.card.accuracy
     scored = "" if accuracy is None else f"accuracy {accuracy:.2%} on the test part, "
-    print(f"{done.path}: {scored}{done.seconds:.0f} s")
+    print(f"{printable(str(done.path))}: {scored}{done.seconds:.0f} s")
     return 0
 
 

@@ -18,7 +18,7 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import default_recipe, last_text, split_flags
 from dfme.config.defences import parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
-from dfme.config.messages import Problem
+from dfme.config.messages import Problem, printable
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.oracle.ledger_log import audit
@@ -130,7 +130,7 @@ def measure(
             json.dumps(facts | {"rows": bills}, indent=1, allow_nan=False) + "\n",
         )
         draw(bills, out.path / FILES[2])
-    files = ", ".join(str(out.path / name) for name in FILES)
+    files = printable(", ".join(str(out.path / name) for name in FILES))
     print(f"{tables(bills, columns(sys.stdout))}\n\n{files}")
 
 

@@ -16,7 +16,7 @@ from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.defences import DefencesText, parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
-from dfme.config.messages import Problem
+from dfme.config.messages import Problem, printable
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.config.values import narrowed
 from dfme.methods import METHODS
@@ -84,7 +84,8 @@ def run(words: Sequence[str]) -> int:
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
     told = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
-    print("\n\n".join([*sentences(told), f"{told['directory']}: verify.md, verify.json"]))
+    last = f"{told['directory']}: verify.md, verify.json"
+    print("\n\n".join(map(printable, [*sentences(told), last])))
     return 5 if told["sure"] else 0
 
 

@@ -274,7 +274,9 @@ def end_table(summary: Mapping[str, Any], run_dir: Path, across: int | None = No
         ),
     ]
     rows += [("ended by", ended)] if (ended := ended_early(summary)) else []
-    rows += [(path.stem, str(path)) for name in OUTPUTS if (path := run_dir / name).exists()]
+    rows += [
+        (path.stem, printable(str(path))) for name in OUTPUTS if (path := run_dir / name).exists()
+    ]
     rows += [("warning", line) for line in summary.get("warnings", ())]
     return aligned(rows, across)
 

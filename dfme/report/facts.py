@@ -55,7 +55,10 @@ def wilson_interval(share: float, images: int) -> tuple[float, float]:
     spread = Z_95**2 / images
     centre = (share + spread / 2) / (1 + spread)
     half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / images + spread / (4 * images))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # an end at none or all is exact, which rounding misses: what is all of them is never above it
+    low = 0.0 if share <= 0 else max(0.0, centre - half)
+    high = 1.0 if share >= 1 else min(1.0, centre + half)
+    return low, high
 
 
 def is_above(share: float, constant: float | None, images: int) -> bool:

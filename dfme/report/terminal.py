@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from dfme.config.messages import shortened
+from dfme.config.messages import harmless, shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,8 +41,14 @@ def aligned(rows: Iterable[tuple[str, str]], width: int | None = None) -> str:
     listed = list(rows)
     left = max(len(label) for label, _ in listed)
     return "\n".join(
-        wrapped(f"{label:<{left}}  {value}", width, " " * (left + 2)) for label, value in listed
+        wrapped(harmless(f"{label:<{left}}  {value}"), width, " " * (left + 2))
+        for label, value in listed
     )
+
+
+def print_harmless(text: str) -> None:
+    """Print results that may quote names which steer a terminal."""
+    print(harmless(text))
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
@@ -108,7 +114,7 @@ class StatusLine:
         """Say something at once, above the line; of one line at most as many letters as a message
         has.
         """
-        text = text if "\n" in text else shortened(text)
+        text = harmless(text if "\n" in text else shortened(text))
         if self.live:
             style = "yellow" if text.startswith("warning: ") else None
             self._console.print(wrapped(text, self._console.width), style=style, soft_wrap=True)

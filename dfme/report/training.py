@@ -50,6 +50,16 @@ class Training:
         return Training(steps, rates, losses if tells else ())
 
     @property
+    def still_rate(self) -> float:
+        """The greatest learning rate on record that is so small that no step changes a weight."""
+        return max((rate for rate in self.rates if rate <= NO_RATE), default=0.0)
+
+    @property
+    def always_still(self) -> bool:
+        """True if no record has a greater rate: it was chosen, and no schedule came to it."""
+        return bool(self.rates) and max(self.rates) <= NO_RATE
+
+    @property
     def still(self) -> float:
         """Steps that are shown to have been taken at a learning rate of 0: from one such record to
         the next.

@@ -59,11 +59,15 @@ def training_warnings(seen: Classified) -> list[str]:
     if len(training.steps) == 1 and _is_above_constant(seen):
         return []
     steps = f"{training.still:,.0f} of its {training.steps[-1]:,.0f} steps"
+    cause = (
+        "its schedule had come to its end; try --schedule.kind constant, or leave out "
+        "--student.steps and --student.final-share"
+    )
+    if training.always_still and training.still_rate > 0:
+        cause = "a --student.lr too small to change any weight; try a larger one, such as 0.1"
     return [
-        f"the student trained at a learning rate of 0 for {steps}, which "
-        "taught it nothing, whatever the images; likely cause: its schedule had come to its end; "
-        "try "
-        "--schedule.kind constant, or leave out --student.steps and --student.final-share"
+        f"the student trained at a learning rate of {training.still_rate:g} for {steps}, which "
+        f"taught it nothing, whatever the images; likely cause: {cause}"
     ]
 
 
@@ -165,7 +169,7 @@ def training_fault(seen: Classified) -> str | None:
     """
     training = seen.training or Training()
     if training.stood_still:
-        return "it trained at a learning rate of 0, see above"
+        return f"it trained at a learning rate of {training.still_rate:g}, see above"
     losses = seen.losses or training.losses
     if (
         len(losses) >= MIN_LOSSES

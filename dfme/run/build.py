@@ -22,6 +22,7 @@ from dfme.compute import (
     within_memory,
 )
 from dfme.config.defences import parse_defences
+from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
@@ -121,7 +122,7 @@ def run_job(
             *first,
             *told,
             *run.notes,
-            f"running on {device_name(device)}, recorded in {path}",
+            f"running on {device_name(device)}, recorded in {printable(str(path))}",
         ]:
             run.recorder.note(line)
         # How to go on: no command line knows a teacher that was handed over.

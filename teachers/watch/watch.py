@@ -56,13 +56,28 @@ def _reading(name: str, detector: Detector, seen: Observation, error: type[DfmeE
     with blaming(subject, error), defaults_kept(subject, error):
         statistic_B, alarm_B = detector.see(seen)
         threshold: Any = detector.threshold
-    # against infinity or NaN no statistic ever is an alarm
-    if not isinstance(threshold, Real) or not math.isfinite(threshold):
-        raise error(f"{subject}: its threshold: expected a finite number, got {threshold!r:.60}")
+    _require_threshold(subject, threshold, error)
     form = (len(seen),)
     if statistic_B.shape != form or alarm_B.shape != form or alarm_B.dtype != torch.bool:
         raise error(f"{subject}: expected {len(seen)} numbers and bools, one for each image")
     return Reading(statistic_B, alarm_B)
+
+
+def _require_threshold(subject: str, threshold: Any, error: type[DfmeError]) -> None:
+    """Raise ``error`` for a threshold that is no finite number.
+
+    Against infinity or NaN no statistic ever is an alarm; a bool is a slip.
+    """
+    finite = isinstance(threshold, Real) and not isinstance(threshold, bool)
+    if finite:
+        try:
+            finite = math.isfinite(threshold)
+        except OverflowError:  # an int beyond all floats
+            finite = False
+    if not finite:
+        with blaming(subject, error):
+            shown = f"{threshold!r:.60}"
+        raise error(f"{subject}: its threshold: expected a finite number, got {shown}")
 
 
 class _Account:
@@ -89,6 +104,19 @@ class _Account:
         self.figures = dict(zip(self.figures, state["figures"].tolist(), strict=True))
         for name, found in state["detectors"].items():
             self.detectors[name].load_state_dict(found)
+
+
+def _require_class_thresholds(names: Sequence[str]) -> None:
+    """UserError for a class whose objects can have no other threshold than an unusable one.
+
+    It is raised before the teacher is asked what the detectors are calibrated on.
+    """
+    for name in names:
+        make = find_target(DETECTORS.get(name, name), "detector")
+        plain = getattr(make, "__init__", None) is Detector.__init__  # no other may be set there
+        threshold = getattr(make, "threshold", 0.0)
+        if plain and not hasattr(threshold, "__get__"):
+            _require_threshold(f"detector {name}", threshold, UserError)
 
 
 class Watch:
@@ -123,6 +151,7 @@ class Watch:
             what = f"--teacher.watch: {needing or '--record'} with benign"
             self.features = Mahalanobis(teacher, data, what)
         if data is not None and names:
+            _require_class_thresholds(names)
             test, calibration_N, _ = held_out(data, teacher.spec)
             x_BCHW = test.batch(calibration_N)
             rng = torch.Generator().manual_seed(0)
@@ -267,6 +296,9 @@ class Watch:
             if not isinstance(made[name], Detector):
                 expected = "expected a class derived from Detector, as docs/extending.md has one"
                 raise UserError(f"detector {name}: {expected}; got {made[name]!r:.80}")
+            with blaming(subject, UserError):
+                threshold: Any = made[name].threshold
+            _require_threshold(subject, threshold, UserError)
         return made
 
     def _seen(self, x_BCHW: Tensor) -> Observation:

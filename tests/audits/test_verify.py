@@ -245,7 +245,7 @@ def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_k
     assert run(f"verify {models['copy']} {words} --budget 60") in (0, 5)
     told = json.loads(Path("found/verify.json").read_text())
     capsys.readouterr()
-    others = ",".join(str(models[name]) for name in [*TWINS[1:], "lenet5-7"])
+    others = ",".join(str(models[name]) for name in [*TWINS[:3], "lenet5-7", "cnn_medium-5"])
     for change, keys in (
         ("--budget 90", "budget"),
         ("--seed 1", "seed"),
@@ -260,19 +260,54 @@ def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_k
         assert run(f"verify --resume --out found {change}") == 2, change
         assert "begun with other values of " in (line := one_line(capsys)), line
         assert all(key in line for key in keys.split(", ")), line
-    assert run(f"verify {models[INNOCENT]} --resume --out found") == 2
-    assert "checkpoint" in one_line(capsys)
+    for rest in ("--resume --out found", f"{words} --budget 60 --resume"):
+        assert run(f"verify {models[INNOCENT]} {rest}") == 2
+        line = one_line(capsys)
+        assert "was started with a teacher of file checkpoint " in line, line
+        assert run(f"verify {models['copy']} {rest}") in (0, 5)
+        capsys.readouterr()
     assert audit(Path("found/ledger.jsonl")).spent == told["ledger"]["spent"]
     # of one that was killed before its probes were on file
     Path("early").mkdir()
     shutil.copy("found/config.yaml", "early")
-    assert run("verify --resume --out early") in (0, 5)
+    assert run(f"verify {models['copy']} --resume --out early") in (0, 5)
     again = json.loads(Path("early/verify.json").read_text())
     assert [again[key] for key in ("probes", "matches", "e_value")] == [
         told[key] for key in ("probes", "matches", "e_value")
     ]
     Path("found/probes.pt").unlink()  # what was asked is not known any more
     assert run("verify --resume --out found") == 2
+
+
+@pytest.mark.integration
+def test_one_with_its_suspect_in_front_goes_on_from_another_directory(
+    models: dict[str, Path], words: str, here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("copy", INNOCENT):
+        shutil.copy(models[name], f"{name}.safetensors")
+    for name in TWINS:
+        words = words.replace(str(models[name]), shutil.copy(models[name], f"{name}-r.safetensors"))
+    assert run(f"verify copy.safetensors {words} --budget 60") in (0, 5)
+    told = Path("found/verify.json").read_text()
+    (here / "away").mkdir()
+    shutil.copy("copy.safetensors", "away/moved.safetensors")
+    shutil.copy(f"{INNOCENT}.safetensors", "away/copy.safetensors")  # another by the same name
+    monkeypatch.chdir(here / "away")
+    for suspect in ("moved.safetensors", "../copy.safetensors"):
+        assert run(f"verify {suspect} --resume --out ../found") in (0, 5), one_line(capsys)
+        again = json.loads((here / "found" / "verify.json").read_text())
+        for key in ("probes", "matches", "e_value"):
+            assert again[key] == json.loads(told)[key]
+    capsys.readouterr()
+    assert run("verify copy.safetensors --resume --out ../found") == 2
+    assert "was started with a teacher of file checkpoint " in one_line(capsys)
+    assert run("verify nowhere.safetensors --resume --out ../found") == 2
+    assert "expected a file, but 'nowhere.safetensors' does not exist" in one_line(capsys)
+    Path("../early").mkdir()
+    shutil.copy("../found/config.yaml", "../early")  # killed before anything was asked
+    assert run("verify copy.safetensors --resume --out ../early") == 2
+    assert "begun with other values of teacher.checkpoint" in one_line(capsys)
+    assert run("verify ../copy.safetensors --resume --out ../early") in (0, 5)
 
 
 @pytest.mark.integration

@@ -101,6 +101,23 @@ class Nan(Contrast):
 class Worded(Contrast):
     threshold = "8"
 
+class Missing(Contrast):
+    threshold = None
+
+class Complex(Contrast):
+    threshold = 1 + 0j
+
+class Vast(Contrast):
+    threshold = 10**400
+
+class Yes(Contrast):
+    threshold = True
+
+class SetLate(Contrast):
+    def __init__(self, benign):
+        super().__init__(benign)
+        self.threshold = None
+
 class Later(Contrast):
     def measure(self, seen, last):
         if len(seen) > 2:
@@ -295,7 +312,17 @@ NONE = {
     "mine:Stating3": "its keeps_top is none of yes, no, p_top>=1/2: 'always'",
     f"{BENIGN} mine:Never": "detector mine:Never: its threshold: expected a finite number, got inf",
     f"{BENIGN} mine:Nan": "detector mine:Nan: its threshold: expected a finite number, got nan",
-    f"{BENIGN} mine:Worded": "detector mine:Worded: TypeError",
+    **{
+        f"{BENIGN} mine:{name}": f"mine:{name}: its threshold: expected a finite number, got {got}"
+        for name, got in {
+            "Worded": "'8'",
+            "Missing": "None",
+            "Complex": "(1+0j)",
+            "Vast": "1000000",
+            "Yes": "True",
+            "SetLate": "None",
+        }.items()
+    },
     f"{BENIGN} mine:Doubling": "detector mine:Doubling: it sets PyTorch's default dtype",
     f"{BENIGN} mine:Growing": "detector mine:Growing: its state changes its form",
     "mine:Secret --answers.recover table --answers.knows mine:Secret": "give the class a method map(p_BK)",

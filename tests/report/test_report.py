@@ -145,6 +145,9 @@ def test_wilson_intervals_agree_with_published_values() -> None:
     }
     for (share, images), ends in published.items():
         assert wilson_interval(share, images) == pytest.approx(ends, abs=2e-5)
+    for images in range(1, 2_001):
+        assert wilson_interval(1.0, images)[1] == 1.0
+        assert wilson_interval(0.0, images)[0] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import parse_extract
+from command_line import SMALL, parse_extract
 from report_runs import SUMMARY
 
+from dfme.cli.main import main
 from dfme.report.console import Console, Standing, end_table, header, teacher_name
 from dfme.report.terminal import columns
 from dfme.run.job import document
@@ -177,3 +178,17 @@ def test_the_first_line_comes_before_anything_heavy_is_loaded() -> None:
     )
     assert done.stdout == "torch\n"
     assert done.stderr.startswith("teacher digits.safetensors (embedded digits), method")
+
+
+def test_a_directory_steers_no_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = "a\x1b[2J\u202eb"
+    words = ["--budget", "40", "--evaluation.dataset", "none", "--student.replay-steps", "0"]
+    assert main([*words, "--method.batch-size", "20", *SMALL.split(), "--out", out]) == 0
+    assert main(["report", out]) == 0
+    seen = capsys.readouterr()
+    for text in (seen.out, seen.err):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "recorded in a?[2J?b" in seen.err
+    for name in ("student.safetensors", "report.html"):
+        assert f"a?[2J?b/{name}" in seen.out

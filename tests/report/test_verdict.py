@@ -341,6 +341,16 @@ def test_a_learning_rate_of_zero_is_said_first_and_no_image_is_blamed(
     assert "too few images" not in " ".join(warnings(few))
 
 
+def test_a_rate_too_small_to_change_a_weight_is_said_as_it_is() -> None:
+    log = records(*((50.0 * step, 1e-12, 4.0) for step in range(1, 17)))
+    training = Training.of_records(log)
+    told = warnings(seen(truth(359), student=np.ones(359), training=training))
+    assert told[0].startswith("the student trained at a learning rate of 1e-12 for 800 of its 800")
+    assert "schedule" not in told[0]
+    assert "--student.lr" in told[0]
+    assert "it trained at a learning rate of 1e-12, see above" in told[1]
+
+
 @pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, []])
 def test_a_rate_that_ends_at_zero_is_none_that_was_zero(log: Any) -> None:
     known = blurred(truth(359), 0.9)

@@ -4,6 +4,7 @@ kept.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
@@ -31,7 +32,7 @@ from dfme.oracle.oracle import Oracle
 from dfme.randomness import derived_seed
 from dfme.run.build import build_oracle, build_teacher, facts_of, files_of, served
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, save_checkpoint
-from dfme.run.directory import RunDirectory
+from dfme.run.directory import RunDirectory, run_start
 from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import decisive, document, resume_command
 from dfme.run.scores import batches
@@ -285,11 +286,23 @@ def _require_same(directory: RunDirectory, settings: Mapping[str, Any], job: Job
     if directory.ledger.is_file() and (read_history(directory.ledger).teacher or {}).get("files"):
         files, option = files_of(job)
         free |= {f"teacher.{name}" for name in (*files, option)}
+    else:
+        _place_suspect(job, run_start(directory.config) or Path(), before)
+        _place_suspect(job, Path(), now)
     keys = [key for key in {**before, **now} if key not in free and before.get(key) != now.get(key)]
     if recorded.get("budget") != settings["budget"]:
         keys.append("budget")
     if keys:
         raise _other_values(directory, keys)
+
+
+def _place_suspect(job: Job, start: Path, content: dict[str, Any]) -> None:
+    """Make the paths of the suspect's files absolute: one file may be named in several ways."""
+    files, option = files_of(job)
+    for name in (*files, option):
+        path = content.get(f"teacher.{name}")
+        if isinstance(path, str):
+            content[f"teacher.{name}"] = os.path.abspath(start / path)
 
 
 def _other_values(directory: RunDirectory, keys: Sequence[str]) -> UserError:

@@ -154,7 +154,7 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
     assert ledger["shared"] > 60  # the images that score, and queries of three attacks of one seed
     measured = audit(Path("a/benign/ledger.jsonl")).benign_queries
     most = int(done.stderr.split("and at most ")[1].split()[0].replace(",", ""))
-    assert 5_000 < measured < ledger["benign"] <= most
+    assert 2_000 < measured < ledger["benign"] <= most
     before = asked()
     kill_at = (
         Path("meter").stat().st_size // 2
