@@ -21,6 +21,7 @@ from dfme.data.layout import (
 )
 from dfme.data.pictures import PictureReader, shape_of
 from dfme.data.safe_names import listed
+from dfme.data.twins import twin_notes
 from dfme.data.whites import picture_notes
 from dfme.errors import UserError
 from dfme.spec import Shape
@@ -57,6 +58,7 @@ def read_images(path: Path, shape: Shape) -> ImageSet:
     if not files.pictures:
         raise UserError(f"data set {part}: expected images ({_endings()}) in it, found none")
     read = PictureReader(files.pictures, shape, notes)
+    notes += twin_notes(files.pictures, f"data set {part}")
     notes += picture_notes(files.pictures, f"data set {part}")
     images = read(slice(None))
     return ImageSet(path.name, images, notes=notes)
@@ -91,6 +93,7 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
         raise UserError(f"data set {part}: {wanted}, found none")
     shape = request.shape or shape_of(files[0])
     read = PictureReader(files, shape, notes)
+    notes += twin_notes(files, f"data set {part}")
     notes += picture_notes(files, f"data set {part}")
     hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     numbers: Tensor | None = torch.tensor(labels) if classes else None

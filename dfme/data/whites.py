@@ -12,6 +12,10 @@ from dfme.errors import UserError
 DIM = 16
 """Greatest whole number that is surely on another scale: handwritten digits are often 0 to 16."""
 
+DIVIDED_TWICE = 1.001 / 255
+"""Greatest pixel of those that were divided by 255 once too often, with the rounding of half
+precision."""
+
 DEPTHS = (12, 14)  # bits of cameras and scanners, whose values are stored in 16
 
 
@@ -20,7 +24,7 @@ def scale_notes(pixels: NDArray[Any], where: str) -> list[str]:
     whole = pixels.dtype.kind in "iu"
     most = pixels.max().item()
     white = 255 if whole else 1
-    if 0 < most <= (DIM if whole else 1 / 255):
+    if 0 < most <= (DIM if whole else DIVIDED_TWICE):
         raise UserError(
             f"{where}: its greatest pixel is {most:.4g}, and {white} is white, so that all images "
             f"are nearly black; scale the pixels to 0..{white}"

@@ -254,6 +254,39 @@ def test_what_might_not_be_meant_is_said(tmp_path: Path) -> None:
     assert not read(tmp_path / "letters").notes
 
 
+TWINS = [
+    ("cat/1.png", "cat/1_mask.png"),
+    ("cat/b (1).png", "cat/b (1)_mask_1.png"),
+    ("cat/1.png", "cat/1_seg.jpg"),
+    ("cat/1.png", "cat/1-GT.png"),
+    ("cat/1.png", "cat/1 copy_seg.png"),
+    ("cat/1.png", "cat/1_label.png"),
+    ("cat/1.png", "cat/1_thumb.jpg"),
+    ("cat/1.png", "cat/thumbs/1.png"),
+    ("cat/1.png", "cat/masks/1_mask.png"),
+]
+
+
+@pytest.mark.parametrize(("original", "twin"), TWINS)
+def test_masks_and_thumbnails_beside_pictures_are_no_pictures_of_the_class(
+    tmp_path: Path, original: str, twin: str
+) -> None:
+    for name in (original, twin, original.replace("cat", "dog"), twin.replace("cat", "dog")):
+        write(tmp_path / name, 200)
+    for call in (read, lambda root: open_pool(str(root), GREY)):
+        with pytest.raises(UserError, match="each of its pictures has a mask or a thumbnail"):
+            call(tmp_path)
+    write(tmp_path / "dog" / "9.png", 200)
+    (note,) = read(tmp_path).notes
+    assert note.startswith("2 pictures seem to be masks or thumbnails of others")
+
+
+def test_names_like_those_of_masks_without_another_picture_are_names(tmp_path: Path) -> None:
+    for name in ("mask/1_mask.png", "mask/2_mask.png", "label/seg.png", "label/1.png"):
+        write(tmp_path / name, 200)
+    assert not read(tmp_path).notes
+
+
 def test_links_are_followed_once_and_dead_ones_are_named(tmp_path: Path) -> None:
     paint(tmp_path / "store", a=0, b=1)
     paint(tmp_path / "set", dog__1=2)

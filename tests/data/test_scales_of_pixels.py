@@ -34,6 +34,8 @@ def write(folder: Path, pictures: np.ndarray, ending: str = "png") -> None:
     [
         (eight(16), r"its greatest pixel is 16, and 255 is white, .* scale the pixels to 0\.\.255"),
         (eight(4), "its greatest pixel is 4, and 255 is white"),
+        ((GREYS / 255).astype(np.float32), r"its greatest pixel is 0\.003922, and 1 is white"),
+        ((GREYS / 255).astype(np.float16), r"its greatest pixel is 0\.00392\d, and 1 is white"),
         (GREYS / 255, r"its greatest pixel is 0\.003922, and 1 is white"),
     ],
 )
