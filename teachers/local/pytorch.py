@@ -207,7 +207,8 @@ def _inferred(
 
 def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
     """What the file's metadata, and no flag, say is done to the pixels."""
-    if given_scale(config) is None and (card.mean is not None or card.std is not None):
+    changes = any(card.mean or ()) or any(number != 1 for number in card.std or ())
+    if given_scale(config) is None and changes:
         yield f"mean {_shown(card.mean)} (--teacher.mean)"
         yield f"std {_shown(card.std)} (--teacher.std)"
     if config.bounds is None and card.bounds not in (None, (0.0, 1.0)):
