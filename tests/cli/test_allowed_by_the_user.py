@@ -191,8 +191,12 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
 
 
 def test_a_teacher_of_ones_own_has_options_of_these_names_as_before() -> None:
-    Path("their_teacher.py").write_text("def make(authorised_by: str = '', allow_env: str = ''): pass\n")
-    Path("recipe.yaml").write_text("teacher: {kind: 'their_teacher:make', authorised_by: x, allow_env: y}\n")
+    Path("their_teacher.py").write_text(
+        "def make(authorised_by: str = '', allow_env: str = ''): pass\n"
+    )
+    Path("recipe.yaml").write_text(
+        "teacher: {kind: 'their_teacher:make', authorised_by: x, allow_env: y}\n"
+    )
     job = parse_extract(["--config", "recipe.yaml"])
     assert job.teacher_options == {"authorised_by": "x", "allow_env": "y"}
     assert len(shlex.split(resume_command(Path("run"), job))) == 5
