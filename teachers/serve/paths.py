@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Scope
 
 from dfme.errors import UserError
 from dfme.teachers.serve.model import Rejected
-from dfme.teachers.serve.routes import Leaf, read_routes, segments_of
+from dfme.teachers.serve.routes import Leaf, in_order, read_routes, segments_of
 
 MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server
@@ -43,13 +43,13 @@ class Pattern:
 
     def occurs(self, text: str) -> bool:
         """Whether a folded path has all the words of the route in their order."""
-        return _in_order(text, self._words, len(text))
+        return in_order(text, self._words, len(text))
 
     def ends(self, text: str) -> bool:
         """Whether a folded path in normal form ends with the route."""
         last = self._pieces[-1]
         end = len(text) - len(last)
-        return text.endswith(last) and _in_order(text, self._pieces[:-1], end)
+        return text.endswith(last) and in_order(text, self._pieces[:-1], end)
 
 
 class GuardedPaths:
@@ -134,16 +134,6 @@ def fold(text: str) -> str:
 
 def _unseen(mark: str) -> bool:
     return unicodedata.category(mark)[0] in "CZM"
-
-
-def _in_order(text: str, parts: Sequence[str], end: int) -> bool:
-    at = 0
-    for part in parts:
-        at = text.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
 
 
 def _decoded(path: str) -> str:

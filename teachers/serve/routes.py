@@ -331,16 +331,21 @@ def _of_library(thing: Any) -> bool:
     return f"{getattr(thing, '__module__', '')}.".startswith(LIBRARIES)
 
 
+def in_order(text: str, parts: Sequence[str], end: int) -> bool:
+    """Whether the parts stand in a text before ``end``, one behind the other."""
+    at = 0
+    for part in parts:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
 def _may_fit(texts: Sequence[str], path: str) -> bool:
     """Whether a path has the fixed texts of a route, in their order; the first at its start."""
     *heads, last = texts
     end = len(path) - len(last)
     if not path.startswith(texts[0]) or not path.endswith(last):
         return False
-    at = 0
-    for text in heads:
-        at = path.find(text, at, end)
-        if at < 0:
-            return False
-        at += len(text)
-    return True
+    return in_order(path, heads, end)
