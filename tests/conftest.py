@@ -22,15 +22,6 @@ for name in [name for name in os.environ if name.startswith("WANDB_")]:
 gc.disable()  # until all is imported, which stays to the end
 atexit.register(gc.unfreeze)
 
-FORETELLING = {"test_own_parts", "test_timing"}
-"""Tests of the time that is foretold, and of what is rehearsed."""
-DRAWING = {"report", "test_every_size", "test_recipes"}
-"""Rooms and files that look at the pictures."""
-GENERATORS = {"estimators", "nets", "queries", "test_dry_run", "test_evaluation", "test_resume"}
-GENERATORS |= {"test_timing", "test_warnings"}
-"""Rooms and files with the generator as published: they look at it, or share a run with another
-process.
-"""
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
 SECONDS = 2.0
 """CPU time a test of the default tier may take, on a machine that does ``yardstick`` in
@@ -93,21 +84,22 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick_runs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs of this process foretell and draw nothing, and have a small generator, but where a test
-    looks.
+    """Runs of this process rehearse and draw nothing, and have a small generator.
 
-    A file whose runs go on in other processes has them as they are.
+    A file that needs one of the three says so: ``pytestmark = pytest.mark.full("generator")``, or
+    ``"pictures"``, or ``"rehearsal"``. A file of a slower tier has the pictures and the published
+    generator, since its runs go on in other processes.
     """
     import small_runs
 
-    names = {request.path.relative_to(Path(__file__).parent).parts[0], request.path.stem}
-    apart = any(request.node.get_closest_marker(tier) for tier in OTHER_TIERS)
+    parts = {part for mark in request.node.iter_markers("full") for part in mark.args}
+    slower = any(request.node.get_closest_marker(tier) for tier in OTHER_TIERS)
     with ExitStack() as stack:
-        if not names & FORETELLING:
+        if "rehearsal" not in parts:
             stack.enter_context(small_runs.no_rehearsal())
-        if not (apart or names & GENERATORS):
+        if not (slower or "generator" in parts):
             stack.enter_context(small_runs.narrow_generators())
-        if not (apart or names & DRAWING):
+        if not (slower or "pictures" in parts):
             stack.enter_context(small_runs.no_pictures())
         yield
 

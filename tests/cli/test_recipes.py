@@ -13,6 +13,8 @@ from dfme.config.yaml_files import load_yaml
 from dfme.run.job import PROJECT
 from dfme.run.recipes import whole
 
+pytestmark = pytest.mark.full("pictures")
+
 EVERY = [path.stem for path in PROJECT.glob("configs/*.yaml")]
 RECIPES = [name for name in EVERY if not name.startswith(("compare_", "audit"))]
 TELLING = ("digits", "digits_frugal", "cifar10_dfme")

@@ -18,6 +18,8 @@ from dfme.estimators.base import Objective
 from dfme.nets import build_net
 from dfme.spec import ImageSpec
 
+pytestmark = pytest.mark.full("generator")
+
 SPEC = ImageSpec((1, 8, 8), levels=256)
 KINDS: list[dict[str, Any]] = [
     {"form": "central", "directions": 3},

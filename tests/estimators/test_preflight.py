@@ -19,6 +19,8 @@ from dfme.estimators.preflight.measure import preflight_images
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec, LabelMode
 
+pytestmark = pytest.mark.full("generator")
+
 WIRES = [
     ("probabilities:3", None, 2.0),
     ("probabilities:4", 256, 6.0),

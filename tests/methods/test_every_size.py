@@ -23,6 +23,8 @@ import dfme
 from dfme.methods import METHODS
 from dfme.spec import ImageSpec
 
+pytestmark = pytest.mark.full("pictures")
+
 BATCH, BUDGET_LEFT = 4, 3
 SINGLE = 1
 """Outputs of a binary teacher that answers one probability an image; it has two classes."""

@@ -11,6 +11,8 @@ from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.nets.generators import Generator
 from dfme.spec import ImageSpec
 
+pytestmark = pytest.mark.full("generator")
+
 
 @pytest.mark.parametrize(
     "shape", [(1, 8, 8), (3, 32, 32), (3, 16, 24), (1, 10, 9), (3, 64, 64), (1, 28, 28)]

@@ -26,6 +26,8 @@ from dfme.queries.programs import random_generators as generators
 from dfme.queries.programs.noise import power_law_fields
 from dfme.spec import ImageSpec
 
+pytestmark = pytest.mark.full("generator")
+
 SHAPES = [(3, 12, 12), (1, 8, 8), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
 
 

@@ -11,7 +11,7 @@ from tiers import exhaustive
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.full("generator")]
 
 DIGITS = str(PROJECT / "teachers/checkpoints/digits.safetensors")
 BASE = [

@@ -23,6 +23,8 @@ from dfme.run.goal import Goal
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 
+pytestmark = pytest.mark.full("generator")
+
 SPEC = ImageSpec((1, 4, 4))
 
 

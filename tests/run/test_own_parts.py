@@ -23,6 +23,8 @@ from dfme.run.components import build_nets
 from dfme.run.student_file import load_student_of_run, save_student
 from dfme.spec import ImageSpec
 
+pytestmark = pytest.mark.full("rehearsal")
+
 SPEC = ImageSpec((1, 8, 8))
 
 

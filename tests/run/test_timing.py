@@ -35,7 +35,7 @@ from dfme.run.student_file import save_student
 from dfme.run.work import TRUST, Rehearsed, UnitTime, Work
 from dfme.spec import ImageSpec
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.full("generator", "rehearsal")]
 
 EMBEDDED = {
     "digits": "--budget 2k --evaluation.dataset digits",

@@ -13,6 +13,8 @@ from torch import Tensor
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
 
+pytestmark = pytest.mark.full("generator")
+
 SCORED: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 100}}
 
 
