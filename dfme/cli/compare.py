@@ -42,6 +42,7 @@ from dfme.cli.flags import (
     resumed,
     split_flags,
 )
+from dfme.cli.main import main
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, flatten, options_of
@@ -161,7 +162,7 @@ def planned(
     }
     cells = cells_of(jobs, config.seeds, config.budgets, out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
-    plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command)
+    plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command, main)
     require_same(plan)
     return plan
 
