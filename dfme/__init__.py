@@ -7,12 +7,11 @@ Importing the package loads neither torch nor anything else that is slow.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from dfme.version import __version__
+
 if TYPE_CHECKING:
-    from dfme.cli.teacher_side import Detector as Detector
-    from dfme.cli.teacher_side import Guard as Guard
     from dfme.compute import evaluating as evaluating
     from dfme.config.defences import Facts as Facts
     from dfme.config.fields import Count as Count
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from dfme.methods import METHODS as METHODS
     from dfme.methods import MethodEntry as MethodEntry
     from dfme.methods.base import Method as Method
+    from dfme.owner_side import Detector as Detector
+    from dfme.owner_side import Guard as Guard
     from dfme.run.api import extract as extract
     from dfme.run.run import Result as Result
     from dfme.run.student_file import load_student as load_student
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
 _PUBLIC = {
     "Count": "dfme.config.fields",
-    "Detector": "dfme.cli.teacher_side",
+    "Detector": "dfme.owner_side",
     "DfmeError": "dfme.errors",
     "Facts": "dfme.config.defences",
     "FiniteDifference": "dfme.estimators",
-    "Guard": "dfme.cli.teacher_side",
+    "Guard": "dfme.owner_side",
     "ImageSpec": "dfme.spec",
     "LabelMode": "dfme.spec",
     "METHODS": "dfme.methods",
@@ -67,11 +68,6 @@ each.
 """
 
 __all__ = ["__version__", *_PUBLIC]
-
-try:
-    __version__ = version("dfme")
-except PackageNotFoundError:  # run from a checkout that is not installed
-    __version__ = "0+checkout"
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
-from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import (
     MAX_LETTERS,
@@ -30,6 +29,7 @@ from dfme.config.wandb_settings import wandb_environment
 from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.owner_side import KINDS, kind_problems
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import resolve_from_run_start

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from dfme import owner_side
 from dfme.audits.audit.options import (
     LIKE,
     ON_REQUEST,
@@ -33,7 +34,7 @@ from dfme.audits.compare.plan import (
 )
 from dfme.audits.compare.rows import EQUAL, directory_of, parted
 from dfme.audits.compare.rows import own_problems as compare_problems
-from dfme.cli import compare, teacher_side
+from dfme.cli import compare
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
 from dfme.cli.verify import reference_problems
 from dfme.config.detectors import DETECTORS, NEED_FEATURES
@@ -73,14 +74,15 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 def run(words: Sequence[str]) -> int:
     """Run what is not finished, and write the page."""
     plan = plan_of(words)
-    teacher_side.check_teacher(plan.job.teacher, plan.job.teacher_options)
+    owner_side.check_teacher(plan.job.teacher, plan.job.teacher_options)
     from dfme.audits.audit.session import audit, dry_run
     from dfme.report.terminal import StatusLine, columns, print_harmless
 
+    owner = owner_side.owner_of(plan.job, plan.owner_evaluation)
     if plan.config.dry_run:
-        print(dry_run(plan, teacher_side))
+        print(dry_run(plan, owner))
         return 0
-    return audit(plan, teacher_side, StatusLine(sys.stderr), print_harmless, columns(sys.stdout))
+    return audit(plan, owner, StatusLine(sys.stderr), print_harmless, columns(sys.stdout))
 
 
 def plan_of(words: Sequence[str]) -> AuditPlan:
@@ -95,7 +97,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     kind = compare.said(flags, parts, "teacher.kind") or "torch"
     away = _away(kind, config)
     priced = "budget" in parts.written or any(flag.key == "budget" for flag in flags)
-    unpriced = () if priced else teacher_side.price_problems(kind, "budget")
+    unpriced = () if priced else owner_side.price_problems(kind, "budget")
     asked.finish(
         [*unpriced, *own_problems(config, away), *_innocent(config, kind), *_foreign(flags)]
     )
@@ -286,8 +288,8 @@ def _away(kind: str, config: AuditConfig) -> str:
     """Why defences and detectors are not measured of a teacher of this kind; nothing where they
     are.
     """
-    if kind in teacher_side.KINDS:
-        return "" if teacher_side.KINDS[kind].is_local else SERVICE
+    if kind in owner_side.KINDS:
+        return "" if owner_side.KINDS[kind].is_local else SERVICE
     return "" if config.own_teacher == "local" else ON_REQUEST
 
 
@@ -376,7 +378,7 @@ def _tried(
             if unset:
                 raise UserError(f"it needs a key: set the variable {unset[0]} to a random one")
             for cell in second(config.attackers[0], [text]).cells:
-                teacher_side.check_teacher(cell.job.teacher, cell.job.teacher_options)
+                owner_side.check_teacher(cell.job.teacher, cell.job.teacher_options)
         except UserError as error:
             if config.defences:
                 raise

@@ -7,7 +7,7 @@ from functools import partial
 
 from pydantic.dataclasses import dataclass
 
-from dfme.cli import teacher_side
+from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
         asked.finish(
             Problem(key, text) for key in ("sample", "write_adapter") if not getattr(config, key)
         )
-        print(teacher_side.write_adapter(str(config.sample), str(config.write_adapter)))
+        print(owner_side.write_adapter(str(config.sample), str(config.write_adapter)))
         words = (
             f"--teacher json --teacher.adapter {shlex.quote(str(config.write_adapter))} "
             "--teacher.url URL"
@@ -55,11 +55,11 @@ def run(words: Sequence[str]) -> int:
         return 0
     teacher, kind_options = asked.teacher()
     asked.finish()
-    teacher_side.check_teacher(teacher, kind_options)
+    owner_side.check_teacher(teacher, kind_options)
     from dfme.cli.preflight import examine
     from dfme.report.notes import Notes
 
-    made = teacher_side.make(teacher, kind_options, config.device)
+    made = owner_side.make(teacher, kind_options, config.device)
     with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
         found = examine(made, config.images, config.seed, tell=tell)
     print(found)

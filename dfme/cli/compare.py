@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dfme import owner_side
 from dfme.audits.compare.engines import EXTRAS
 from dfme.audits.compare.plan import (
     OPTIONS,
@@ -30,7 +31,7 @@ from dfme.audits.compare.rows import (
     require_same,
     row_contents,
 )
-from dfme.cli import extract, teacher_side
+from dfme.cli import extract
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import (
     Flag,
@@ -41,12 +42,13 @@ from dfme.cli.flags import (
     resumed,
     split_flags,
 )
-from dfme.cli.teacher_side import check_teacher, price_problems
+from dfme.cli.main import main
 from dfme.config.messages import nearest
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import Option, flatten, options_of
 from dfme.errors import UserError
 from dfme.methods import SECTIONS, find_method
+from dfme.owner_side import check_teacher, price_problems
 from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
 from dfme.run.recipes import Content, tidy
 from dfme.spec import LabelMode
@@ -96,14 +98,13 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
     if not stacks or job.config.evaluation.dataset == "none":
         return {}
     tell = partial(print, "honest users:", file=sys.stderr)
-    if job.teacher.kind not in teacher_side.KINDS:
+    if job.teacher.kind not in owner_side.KINDS:
         tell(
             "not measured of a teacher of your own; run.py utility --own-teacher local measures it"
         )
         return {}
     texts = [tuple(stack.split("+")) for stack in stacks]
-    measured = job.teacher, job.teacher_options, texts, job.config.evaluation, job.config.device
-    return dict(zip(["none", *stacks], teacher_side.bills(*measured, tell=tell), strict=True))
+    return {bill.defence: bill.to_json() for bill in owner_side.owner_of(job).bills(texts, tell)}
 
 
 def plan_of(words: Sequence[str]) -> ComparisonPlan:
@@ -161,7 +162,7 @@ def planned(
     }
     cells = cells_of(jobs, config.seeds, config.budgets, out)
     at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
-    plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command)
+    plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command, main)
     require_same(plan)
     return plan
 

@@ -4,26 +4,25 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from dfme import __version__
-from dfme.cli import teacher_side
+from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
 from dfme.config.detectors import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.messages import printable
-from dfme.config.settings import EvaluationConfig
 from dfme.files import write_text
+from dfme.measured import Detection, HonestStream, LoggedAccount
 from dfme.report.markdown import table
 from dfme.run.checks import dataset_problems, fresh_directory_problems
 from dfme.run.directory import RunDirectory
+from dfme.version import __version__
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -58,59 +57,72 @@ ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold
 def run(words: Sequence[str]) -> int:
     """Look through the log, print the tables, and keep them."""
     first = [Flag("log", word) for word in words[:1] if not word.startswith("-")]
-    asked = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
-    config = asked.config
-    (teacher, kind_options) = asked.teacher()
-    for name in ("benign", "other")[: 1 + (config.other is not None)]:
-        asked.report(dataset_problems(name, getattr(config, name), "datasets", False))
-    own = teacher_side.own_problems(asked.kind, config.own_teacher)
-    asked.finish([*own, *fresh_directory_problems(config.out)])
-    owned = replace(teacher, benign=config.benign)
-    given = owned, kind_options, teacher.watch or DETECTORS, EvaluationConfig()
-    tell = partial(print, file=sys.stderr, flush=True)
+    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    config = arguments.config
+    (teacher, kind_options) = arguments.teacher()
+    arguments.report(dataset_problems("benign", config.benign, "datasets", False))
+    if config.other is not None:
+        arguments.report(dataset_problems("other", config.other, "datasets", False))
+    arguments.report(owner_side.custom_problems(arguments.kind, config.own_teacher))
+    arguments.finish(fresh_directory_problems(config.out))
     command = shlex.join(["python", "run.py", "detect", *words])
-    found = teacher_side.detection(*given, "auto", config.other, tell=tell, log=Path(config.log))
-    told = {"command": command, "dfme": __version__, **found}
-    shown = tables(found)
-    with RunDirectory.create(
-        Path(config.out or RunDirectory.free_name(Path("runs/detect")))
-    ) as out:
+    job = owner_side.job_of(replace(teacher, benign=config.benign), kind_options, "auto")
+    seen = owner_side.owner_of(job).detection(
+        teacher.watch or [*DETECTORS],
+        tell=partial(print, file=sys.stderr, flush=True),
+        other=config.other,
+        log=Path(config.log),
+    )
+    shown = tables(seen)
+    content = {"command": command, "dfme": __version__, **seen.to_json()}
+    path = Path(config.out or RunDirectory.free_name(Path("runs/detect")))
+    with RunDirectory.create(path) as out:
         write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{shown}\n")
-        write_text(out.path / FILES[1], json.dumps(told, indent=1, allow_nan=False) + "\n")
+        write_text(out.path / FILES[1], json.dumps(content, indent=1, allow_nan=False) + "\n")
     print(f"{shown}\n\n{printable(', '.join(str(out.path / name) for name in FILES))}")
     return 0
 
 
-def tables(found: Mapping[str, Any]) -> str:
+def tables(seen: Detection) -> str:
     """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
-    lines = list[list[str]]()
-    rows = {each["name"]: [each["name"]] for each in found["detectors"]}
-    thinned = [f"1/{every}" for every in found["accounts"][0]["thinned"]]
-    for account in found["accounts"]:
-        for name, of in account["thinned"][1].items():
-            own = [account["account"], f"{account['images']}", f"{account['repeats']}", name]
-            when = [
-                f"{each[name]['first_alarm'] or 'never'}" for each in account["thinned"].values()
-            ]
-            lines.append([*own, f"{of['largest']:.3g}", f"{of['threshold']:.3g}", *when])
-    for each in found["benign"]:
-        rate = f"{each['per_10000']:.0f} < " if each["alarms"] else "< "
-        rung = f"{each['sessions_with_alarm']} of {each['sessions']}"
-        rows[each["detector"]].append(f"{rung} ({rate}{math.ceil(each['per_10000_upper'])})")
-    missing = found["accounts_in_all"] - len(found["accounts"])
-    unseen = [f"{name}, since {why}" for name, why in found["left_out"].items()]
-    if missing:
+    assert seen.log is not None, "of a log"
+    accounts = seen.log.accounts
+    thinned = [f"1/{every}" for every in accounts[0].thinned if every > 1]
+    lines = [line for account in accounts for line in _lines(account)]
+    rows = {detector.name: [detector.name] for detector in seen.detectors}
+    for stream in seen.benign:
+        rows[stream.detector].append(_honest(stream))
+    unseen = [f"{name}, since {why}" for name, why in seen.left_out.items()]
+    if missing := seen.log.accounts_in_all - len(accounts):
         unseen.append(f"the {missing:,} accounts with the fewest images")
+    streams = dict.fromkeys(stream.stream for stream in seen.benign)
     parts = [
         "First alarms, in images that the account asked (an evaluation too), and of those left "
         "when thinned:",
-        table([*ACCOUNT, *thinned[1:]], lines),
-        f"Honest accounts of {found['session']} images with an alarm (alarms in 10,000 images < 95 "
-        "% upper "
-        "bound):",
-        table(
-            ["detector", *dict.fromkeys(each["stream"] for each in found["benign"])],
-            [*rows.values()],
-        ),
+        table([*ACCOUNT, *thinned], lines),
+        f"Honest accounts of {seen.session} images with an alarm (alarms in 10,000 images < 95 % "
+        "upper bound):",
+        table(["detector", *streams], [*rows.values()]),
     ]
-    return "\n\n".join([*parts, *(f"Not looked at: {each}." for each in unseen)])
+    return "\n\n".join([*parts, *(f"Not looked at: {name}." for name in unseen)])
+
+
+def _lines(account: LoggedAccount) -> Iterator[list[str]]:
+    """A line of the account for each detector."""
+    for name, reading in account.thinned[1].items():
+        alarms = [readings[name].first_alarm for readings in account.thinned.values()]
+        yield [
+            account.account,
+            f"{account.images}",
+            f"{account.repeats}",
+            name,
+            f"{reading.largest:.3g}",
+            f"{reading.threshold:.3g}",
+            *(f"{alarm or 'never'}" for alarm in alarms),
+        ]
+
+
+def _honest(stream: HonestStream) -> str:
+    rate = f"{stream.per_10000:.0f} < " if stream.alarms else "< "
+    sessions = f"{stream.sessions_with_alarm} of {stream.sessions}"
+    return f"{sessions} ({rate}{math.ceil(stream.per_10000_upper)})"

@@ -11,16 +11,15 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme import __version__
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
-from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import Job
 from dfme.config.values import Option
 from dfme.files import write_text
+from dfme.owner_side import check_teacher
 from dfme.report.console import duration
 from dfme.report.facts import Beside, is_above
 from dfme.report.markdown import table
@@ -29,6 +28,7 @@ from dfme.report.run_files import Series
 from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
 from dfme.spec import LabelMode
+from dfme.version import __version__
 
 SUMMARY = (
     "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"

@@ -10,10 +10,10 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, default_recipe, last_text
-from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Device
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
+from dfme.owner_side import check_teacher
 from dfme.report.notes import Notes
 from dfme.report.terminal import aligned
 from dfme.run.checks import evaluation_problems, file_problems

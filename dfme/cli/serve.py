@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfme.cli import teacher_side
+from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
-from dfme.cli.teacher_side import ServeConfig
 from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.owner_side import ServeConfig
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
 INPUTS = CommandInputs(
@@ -37,10 +37,10 @@ def run(words: Sequence[str]) -> int:
     if config.watch or config.benign:
         own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
         teacher = dataclasses.replace(teacher, **own)
-    teacher_side.check_teacher(teacher, kind_options)
+    owner_side.check_teacher(teacher, kind_options)
     # between requests torch's threads sleep, not spin: a client may share the machine
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    print(teacher_side.serve(named, teacher, kind_options, tell=partial(print, flush=True)))
+    print(owner_side.serve(named, teacher, kind_options, tell=partial(print, flush=True)))
     return 0
 
 

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from dfme.cli import teacher_side
+from dfme import owner_side
 from dfme.cli.arguments import CommandInputs, arguments_of
-from dfme.cli.teacher_side import TrainTeacherConfig
 from dfme.config.messages import printable
+from dfme.owner_side import TrainTeacherConfig
 from dfme.run.checks import dataset_problems, net_problems
 
 SUMMARY = "train a teacher to practise on, and save its weights"
@@ -19,8 +19,8 @@ def run(words: Sequence[str]) -> int:
     config = asked.config
     data = dataset_problems("data.name", config.data.name, config.data.root, config.data.download)
     asked.finish([*data, *net_problems("arch", config.arch)])
-    teacher_side.check_training(config)
-    done = teacher_side.train(config, show_epoch)
+    owner_side.check_training(config)
+    done = owner_side.train(config, show_epoch)
     accuracy = done.card.accuracy
     scored = "" if accuracy is None else f"accuracy {accuracy:.2%} on the test part, "
     print(f"{printable(str(done.path))}: {scored}{done.seconds:.0f} s")

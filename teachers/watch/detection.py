@@ -11,8 +11,18 @@ from torch import Tensor
 
 from dfme.compute import Seldom
 from dfme.config.detectors import NEED_FEATURES
+from dfme.data import ImageSet
 from dfme.errors import RunError, UserError
+from dfme.measured import (
+    AccountReading,
+    Detection,
+    DetectorFacts,
+    HonestStream,
+    LogDetection,
+    LoggedAccount,
+)
 from dfme.spec import ImageSpec
+from dfme.statistics import share_at_most
 from dfme.teachers.defences.defence import taken
 from dfme.teachers.serve.record import digests, fingerprints, read_log
 from dfme.teachers.watch.detector import Observation
@@ -20,7 +30,6 @@ from dfme.teachers.watch.streams import SESSION, STREAMS, held_out, session
 from dfme.teachers.watch.watch import Watch
 
 SESSIONS = 20  # of each stream
-ROW = ("stream", "detector", "sessions", "units", "sessions_with_alarm", "queries", "alarms")
 THINNED = (1, 2, 4, 8, 16, 32, 64)  # of so many images of an account in a log one
 ACCOUNTS = 16  # of a log that are looked at: those with the most images
 MAX_COUNTED = (
@@ -32,85 +41,96 @@ Tell = Callable[[str], None]
 def detect(
     teacher: Any,
     data: str,
-    other: str | None,
-    seed: int,
-    tell: Tell,
-    log: Path | None,
+    other: str | None = None,
+    seed: int = 0,
+    tell: Tell = lambda line: None,
+    log: Path | None = None,
     sessions: int | None = None,
-) -> dict[str, Any]:
+) -> Detection:
     """Figures of the watch of ``teacher`` on honest accounts and on a log, which may lack inputs.
 
-    ``sessions``: so many honest accounts of each stream, in place of ``SESSIONS``.
-
-    ``benign`` has a ``ROW`` per stream and detector, ``benign_largest`` the largest statistic of
-    each session. Alarms are counted per image, but honest images are no more independent than
-    ``units``, those that all are drawn from. UserError for images that do not do and a log that is
-    not the teacher's.
+    ``sessions``: so many honest accounts of each stream, in place of ``SESSIONS``. Alarms are
+    counted per image, but honest images are no more independent than ``units``, those that all are
+    drawn from. UserError for images that do not do and a log that is not the teacher's.
     """
     watch: Watch = teacher.watch
-    written = None if log is None else Log(log, teacher.spec, teacher.num_classes)
-    left_out = written.unfed(watch.names) if written else {}
-    if written:
-        watch.recalibrate_for_log(
-            written.as_written, [name for name in watch.names if name not in left_out]
-        )
-    found = {"detectors": [_described(*entry) for entry in watch.report()["detectors"].items()]}
-    found |= _benign(teacher, data, other, seed, tell, sessions or SESSIONS)
-    return found | {"left_out": left_out} | (written.seen_by(watch) if written else {})
-
-
-def _described(name: str, report: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "statistic": report["statistic"],
-        "threshold": report["threshold"],
-        "memory_mb": report["memory_mb"],
-    }
-
-
-def _benign(
-    teacher: Any, data: str, other: str | None, seed: int, tell: Tell, sessions: int
-) -> dict[str, Any]:
-    """Facts of honest accounts; a stream that the images do not allow is left out."""
+    logged = None if log is None else Log(log, teacher.spec, teacher.num_classes)
+    left_out = logged.unfed(watch.names) if logged else {}
+    if logged:
+        fed = [name for name in watch.names if name not in left_out]
+        watch.recalibrate_for_log(logged.as_written, fed)
+    detectors = tuple(
+        DetectorFacts(name, report["statistic"], report["threshold"], report["memory_mb"])
+        for name, report in watch.report()["detectors"].items()
+    )
     images, calibration_N, places_N = held_out(data, teacher.spec)
-    sizes = {
-        "session": SESSION,
-        "calibration_images": len(calibration_N),
-        "measuring_images": len(places_N),
-    }
-    rows = list[dict[str, Any]]()
-    largest = {name: dict[str, list[float]]() for name in teacher.watch.names}
-    cannot = ("skewed" if images.labels is None else "", "other data" if other is None else "")
-    for stream in (each for each in STREAMS if each not in cannot):
+    rows = list[HonestStream]()
+    largest = {name: dict[str, list[float]]() for name in watch.names}
+    missing = ("skewed" if images.labels is None else "", "other data" if other is None else "")
+    for stream in (name for name in STREAMS if name not in missing):
+        drawn = places_N
         if stream == "other data":
             images = held_out(str(other), teacher.spec)[0]
-            places_N = torch.arange(len(images))
-        accounts = list[dict[str, Any]]()
-        seldom = Seldom(tell)
-        for number in range(sessions):
-            teacher.watch.load_state_dict({})  # nobody has asked yet
-            rng = torch.Generator().manual_seed(seed * SESSIONS + number)
-            for x_BCHW in session(stream, images, places_N, rng):
-                for part_BCHW in taken(x_BCHW, teacher).split(
-                    teacher.info.max_batch or len(x_BCHW)
-                ):
-                    teacher(part_BCHW)
-            accounts.append(teacher.watch.report()["detectors"])
-            seldom(f"watched {number + 1} of {sessions} honest accounts: {stream}")
-        teacher.watch.drain()
-        for name in largest:
-            alarms = [each[name]["alarms"] for each in accounts]
-            largest[name][stream] = [each[name]["largest"] for each in accounts]
-            counts = (
-                sessions,
-                len(places_N),
-                sum(map(bool, alarms)),
-                sessions * SESSION,
-                sum(alarms),
-            )
-            rows.append(dict(zip(ROW, (stream, name, *counts), strict=True)))
-        tell(f"watched {sessions} honest accounts: {stream}")
-    return {**sizes, "benign": rows, "benign_largest": largest}
+            drawn = torch.arange(len(images))
+        accounts = _accounts(teacher, stream, images, drawn, seed, tell, sessions or SESSIONS)
+        for name in watch.names:
+            readings = [account[name] for account in accounts]
+            largest[name][stream] = [reading["largest"] for reading in readings]
+            alarms = [reading["alarms"] for reading in readings]
+            rows.append(_honest(stream, name, len(drawn), alarms))
+        tell(f"watched {len(accounts)} honest accounts: {stream}")
+    return Detection(
+        detectors=detectors,
+        session=SESSION,
+        calibration_images=len(calibration_N),
+        measuring_images=len(places_N),
+        benign=tuple(rows),
+        benign_largest=largest,
+        left_out=left_out,
+        log=logged.seen_by(watch) if logged else None,
+    )
+
+
+def _accounts(
+    teacher: Any,
+    stream: str,
+    images: ImageSet,
+    places_N: Tensor,
+    seed: int,
+    tell: Tell,
+    sessions: int,
+) -> list[Any]:
+    """What the watch says of each honest account of a stream."""
+    accounts = list[Any]()
+    seldom = Seldom(tell)
+    for number in range(sessions):
+        teacher.watch.load_state_dict({})  # nobody has asked yet
+        rng = torch.Generator().manual_seed(seed * SESSIONS + number)
+        for x_BCHW in session(stream, images, places_N, rng):
+            most = teacher.info.max_batch or len(x_BCHW)
+            for part_BCHW in taken(x_BCHW, teacher).split(most):
+                teacher(part_BCHW)
+        accounts.append(teacher.watch.report()["detectors"])
+        seldom(f"watched {number + 1} of {sessions} honest accounts: {stream}")
+    teacher.watch.drain()
+    return accounts
+
+
+def _honest(stream: str, detector: str, units: int, alarms: Sequence[int]) -> HonestStream:
+    """The row of a detector; ``alarms`` of each session."""
+    count = sum(alarms)
+    queries = len(alarms) * SESSION
+    return HonestStream(
+        stream,
+        detector,
+        sessions=len(alarms),
+        units=units,
+        sessions_with_alarm=sum(map(bool, alarms)),
+        queries=queries,
+        alarms=count,
+        per_10000=10_000 * count / queries,
+        per_10000_upper=10_000 * share_at_most(count, queries, units),
+    )
 
 
 class Log:
@@ -149,50 +169,44 @@ class Log:
         """Log of other images."""
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
         score_B, top_B = seen.p_BK.max(1)
-        raw = (each.tobytes() for each in pixels_BCHW.numpy())
-        codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
-        told: dict[str, Any] = {
-            name: np.array([int(each, 16) for each in own], np.uint64)
-            for name, own in codes.items()
+        raw = (image.tobytes() for image in pixels_BCHW.numpy())
+        batch: dict[str, Any] = {
+            "fingerprint": _numbers(fingerprints(pixels_BCHW)),
+            "digest": _numbers(digests(raw)),
+            "images": pixels_BCHW.numpy(),
+            "score": score_B.numpy(),
+            "top": top_B.numpy(),
+            "distance": None if seen.distance_B is None else seen.distance_B.numpy(),
         }
-        told["images"] = pixels_BCHW.numpy()
-        told["score"] = score_B.numpy()
-        told["top"] = top_B.numpy()
-        told["distance"] = None if seen.distance_B is None else seen.distance_B.numpy()
-        return self._seen(told)
+        return self._seen(batch)
 
-    def seen_by(self, watch: Watch) -> dict[str, Any]:
+    def seen_by(self, watch: Watch) -> LogDetection:
         """Figures of the largest accounts, on their streams and on thinned ones."""
         watch.load_state_dict({})
-        had = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
+        images = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
         repeats = Counter[str]()
-        known = {tag: set[int]() for tag in had}
-        for batch in (each for each in self._batches() if each["account"] in had):
+        digests_before = {tag: set[int]() for tag in images}
+        for batch in (batch for batch in self._batches() if batch["account"] in images):
             tag = batch["account"]
             seen = self._seen(batch)
-            own = {*batch["digest"].tolist()}
+            digests = {*batch["digest"].tolist()}
             for every in THINNED:
                 watch.account = f"{tag} {every}"
-                watch.observe(seen[-had[tag] % every :: every])
+                watch.observe(seen[-images[tag] % every :: every])
             watch.drain()
-            had[tag] += len(seen)
-            repeats[tag] += len(seen) - len(own - known[tag])
-            known[tag] = own if len(known[tag]) > MAX_COUNTED else known[tag] | own
-        accounts = list[dict[str, Any]]()
-        for tag, images in had.items():
-            thinned = dict[int, Any]()
+            images[tag] += len(seen)
+            before = digests_before[tag]
+            repeats[tag] += len(seen) - len(digests - before)
+            digests_before[tag] = digests if len(before) > MAX_COUNTED else before | digests
+        accounts = list[LoggedAccount]()
+        for tag, count in images.items():
+            thinned = dict[int, dict[str, AccountReading]]()
             for every in THINNED:
                 watch.account = f"{tag} {every}"
-                thinned[every] = watch.report()["detectors"]
-            accounts.append(
-                {
-                    "account": tag,
-                    "images": images,
-                    "repeats": repeats[tag],
-                    "thinned": thinned,
-                }
-            )
-        return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
+                readings = watch.report()["detectors"]
+                thinned[every] = {name: AccountReading(**told) for name, told in readings.items()}
+            accounts.append(LoggedAccount(tag, count, repeats[tag], thinned))
+        return LogDetection(tuple(accounts), len(self._accounts))
 
     def _batches(self) -> Iterator[dict[str, Any]]:
         try:
@@ -212,6 +226,10 @@ class Log:
         known = self._distances and batch["distance"] is not None
         distance_B = torch.from_numpy(batch["distance"]) if known else None
         return Observation(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
+
+
+def _numbers(codes: Sequence[str]) -> Any:
+    return np.array([int(code, 16) for code in codes], np.uint64)
 
 
 def _bits(codes_B: Any) -> Tensor:

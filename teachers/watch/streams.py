@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfme.data import ImageSet, load_dataset
 from dfme.spec import ImageSpec
-from dfme.teachers.utility import corrupted
+from dfme.teachers.owner.utility import corrupted
 
 STREAMS = ("random order", "corrupted", "skewed", "repeats", "other data")
 SESSION = 600  # images of one account

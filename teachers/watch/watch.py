@@ -20,7 +20,7 @@ from dfme.errors import DfmeError, Refused, TeacherError, UserError
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.own_state import own_state, require_form
-from dfme.teachers.utility import corrupted
+from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import MAX_TOGETHER, Benign, Detector, Observation, Reading
 from dfme.teachers.watch.streams import SESSION, UNIT, held_out

@@ -10,7 +10,8 @@ from clients import described
 from command_line import one_line, parse_extract
 from tables import all_hold
 
-from dfme.cli import compare, teacher_side
+from dfme import owner_side
+from dfme.cli import compare
 from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
@@ -63,7 +64,7 @@ def words_of(verb: str) -> list[str]:
 def asked(*words: str) -> None:
     """What every command does before it asks."""
     job = parse_extract(["--config", "recipe.yaml", "--out", "new", "--budget", "10k", *words])
-    teacher_side.check_teacher(job.teacher, job.teacher_options)
+    owner_side.check_teacher(job.teacher, job.teacher_options)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -145,7 +146,7 @@ def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(
     _, _, *words = shlex.split(resume_command(Path("run"), job))
     assert words[:3] == ["--resume", "--out", "run"]
     again = parse_extract(words)
-    teacher_side.check_teacher(again.teacher, again.teacher_options)
+    owner_side.check_teacher(again.teacher, again.teacher_options)
     assert {*again.teacher_options.pop("allow_env")} == {"STRANGE_KEY", "STRANGE_WORD"}
     assert again.teacher_options.items() <= job.teacher_options.items()
     plain = resume_command(Path("run"), parse_extract(["--seed", "1"]))
@@ -183,9 +184,9 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
     verb, *words = compared._task(plan.cells[0]).words
     assert verb == "extract"
     job = parse_extract(words)
-    teacher_side.check_teacher(job.teacher, job.teacher_options)
+    owner_side.check_teacher(job.teacher, job.teacher_options)
     with pytest.raises(UserError, match="does not count"):
-        teacher_side.check_teacher(job.teacher, parse_extract(words[:4]).teacher_options)
+        owner_side.check_teacher(job.teacher, parse_extract(words[:4]).teacher_options)
     for mark in ("authorised_by: 'me: to test it'", "STRANGE_WORD,STRANGE_KEY"):
         assert mark in dump_yaml(plan.options), "the comparison's record has it"
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 from command_line import one_line, run
 
-from dfme.cli import teacher_side
 from dfme.config.detectors import DETECTORS
 from dfme.config.settings import EvaluationConfig, TeacherConfig
+from dfme.owner_side import job_of, owner_of
 from dfme.teachers.serve.record import Recording, account_tag
 from dfme.teachers.watch import detection
 from dfme.teachers.watch.detector import Observation
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "teachers/checkpoints/digits.safetensors"
 QUIET = ("random order", "pairs")
+NAMES = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
 
 
 def write_log(folder: Path, count: int = 40) -> Path:
@@ -39,13 +40,12 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
     assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS} --out found") == 0
     shown, told = capsys.readouterr().out, json.loads(Path("found/detection.json").read_text())
     assert shown.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
-    names = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
-    assert [each["name"] for each in told["detectors"]] == names
+    assert [each["name"] for each in told["detectors"]] == NAMES
     assert [*told["left_out"]] == ["mahalanobis", "sequential", "sprt"]
     assert shown.count("since the log has not all distances of features.") == 3
     assert (told["accounts"][0]["account"], told["accounts"][0]["images"]) == (account_tag("a"), 40)
     assert all(
-        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in names
+        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in NAMES
     )
     for each in told["benign"]:
         assert each["per_10000"] == 10_000 * each["alarms"] / 1_200
@@ -127,11 +127,8 @@ def test_a_teacher_without_a_network_of_ours_is_watched_by_the_others(
 ) -> None:
     monkeypatch.setattr(detection, "SESSIONS", 1)
     config = TeacherConfig(kind="own:Linear", label_mode="label", defences=("lattice:n=10",))
-    given = {"shape": (1, 8, 8)}
-    found = teacher_side.detection(
-        config, given, DETECTORS, EvaluationConfig(dataset="digits"), "cpu"
-    )
-    fed = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
-    assert [each["name"] for each in found["detectors"]] == fed
-    assert [*found["left_out"]] == ["mahalanobis", "sequential", "sprt"]
-    assert all(each["per_10000_upper"] > 0 for each in found["benign"])
+    job = job_of(config, {"shape": (1, 8, 8)}, "cpu", EvaluationConfig(dataset="digits"))
+    seen = owner_of(job).detection([*DETECTORS], tell=lambda line: None)
+    assert [detector.name for detector in seen.detectors] == NAMES
+    assert [*seen.left_out] == ["mahalanobis", "sequential", "sprt"]
+    assert all(stream.per_10000_upper > 0 for stream in seen.benign)

@@ -25,8 +25,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.oracle.ledger_log import read_history
 from dfme.spec import LabelMode
-from dfme.teachers import utility
 from dfme.teachers.build import make_teacher
+from dfme.teachers.owner import utility
 from dfme.teachers.watch import detection
 
 TEACHER = f"--teacher.checkpoint {WEIGHTS}"

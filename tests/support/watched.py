@@ -11,7 +11,7 @@ from dfme.data import load_dataset
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences.defence import Mahalanobis
-from dfme.teachers.utility import corrupted
+from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import Benign, Detector, Observation
 

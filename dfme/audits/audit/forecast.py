@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
@@ -12,6 +11,7 @@ from dfme.audits.audit.recognition import case_of
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
 from dfme.audits.compare.rehearsal import Rehearsal
+from dfme.audits.owner import Owner
 from dfme.audits.verify.probes import LOOKED_AT
 from dfme.data import has_train_part, load_dataset
 from dfme.errors import UserError
@@ -96,7 +96,7 @@ def forecast(
     cells: Sequence[Cell],
     waiting: Collection[str],
     rehearsal: Rehearsal | None,
-    owner: ModuleType,
+    owner: Owner,
 ) -> Forecast:
     """Images of the audit, in ``cells`` and beside, and the time of what is left of it.
 
@@ -170,7 +170,7 @@ def _seconds(
     rehearsal: Rehearsal,
     transfer: int,
     of_source: int,
-    owner: ModuleType,
+    owner: Owner,
 ) -> dict[str, float]:
     """Seconds of each part, by its name; ``transfer`` and ``of_source`` are those of ``_transfer``.
 
@@ -196,9 +196,9 @@ def _seconds(
     }
 
 
-def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: ModuleType) -> float:
+def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner) -> float:
     """Seconds of the honest accounts, and of the watched teacher that they ask."""
     if not plan.accounts:
         return 0.0
-    images: int = owner.streamed(plan.accounts)
+    images = owner.streamed(plan.accounts)
     return rehearsal.building + images * (rehearsal.watched or answer)

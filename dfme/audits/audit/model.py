@@ -1,7 +1,7 @@
 """The form of audit.json, part by part."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -9,10 +9,8 @@ from pydantic import ValidationError
 from dfme.audits.audit import sections
 from dfme.audits.audit.form import Added, form, maybe
 from dfme.errors import RunError
-from dfme.spec import Teacher
 
 Entry = dict[str, Any]  # a part of an audit as a dict
-Metering = Callable[[Teacher], Teacher]  # puts a teacher behind a ledger
 
 SCHEMA = "dfme.audit/1"
 """The name of the form."""

@@ -10,27 +10,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.document import Measured, parts, tool
 from dfme.audits.audit.findings import Findings, has_images, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
-from dfme.audits.audit.model import SCHEMA, Entry, Metering, check_audit
-from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, AuditPlan, cached
+from dfme.audits.audit.model import SCHEMA, Entry, check_audit
+from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, TWIN_EPOCHS, AuditPlan, cached
 from dfme.audits.audit.phases import record_seconds
 from dfme.audits.audit.quota import below
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
-from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan
+from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.processes import cores
 from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.session import Session, not_applicable
+from dfme.audits.owner import Metering, Owner
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
+from dfme.measured import Bill
 from dfme.oracle.ledger_log import Totals
 from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.summary_file import read_object, read_summary
@@ -41,13 +42,14 @@ from dfme.run.evaluation import SHARED
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
+from dfme.run.student_file import student_facts
 
 FAILS = 4  # exit code where a stated limit fails
 
 
 def audit(
     plan: AuditPlan,
-    owner: ModuleType,
+    owner: Owner,
     line: StatusLine,
     show: Callable[[str], None],
     across: int | None,
@@ -55,9 +57,8 @@ def audit(
     """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if
     stopped.
 
-    ``owner`` is ``dfme.cli.teacher_side``, which measures the owner's side. ``line`` says how far
-    it is, ``show`` what was found. UserError for what cannot work, before anything is asked, or a
-    directory in use.
+    ``line`` says how far it is, ``show`` what was found. UserError for what cannot work, before
+    anything is asked, or a directory in use.
     """
     work = Audit(plan, owner, line)
     command = resume_command(plan.out, plan.job, "audit")
@@ -86,7 +87,7 @@ def audit(
     return FAILS if any(each["pass"] is False for each in found["verdicts"]) else int(failed)
 
 
-def dry_run(plan: AuditPlan, owner: ModuleType) -> str:
+def dry_run(plan: AuditPlan, owner: Owner) -> str:
     """Table of what the audit would ask, cost, take and leave out. UserError for what cannot
     work.
     """
@@ -97,7 +98,7 @@ def dry_run(plan: AuditPlan, owner: ModuleType) -> str:
 class Audit:
     """An audit on its way; ``found`` is what its audit.json holds."""
 
-    def __init__(self, plan: AuditPlan, owner: ModuleType, line: StatusLine) -> None:
+    def __init__(self, plan: AuditPlan, owner: Owner, line: StatusLine) -> None:
         self._plan = plan
         self._owner = owner
         self._line = line
@@ -169,9 +170,7 @@ class Audit:
 
     def run(self) -> bool:
         """Every phase that is not done; whether none was stopped."""
-        job = self._plan.job
-        folder = self._plan.out / "benign"
-        with self._owner.benign_meter(job.teacher, job.teacher_options, folder) as self._meter:
+        with self._owner.benign_meter(self._plan.out / "benign") as self._meter:
             for phase in (
                 self._bill,
                 self._attack,
@@ -202,26 +201,20 @@ class Audit:
 
     def _bill(self) -> None:
         """what honest users pay"""
-        job = self._plan.job
         texts = self._plan.texts
         if not texts:
             return
         stacks = [tuple(text.split("+")) for text in texts]
-        asked = (
-            job.teacher,
-            job.teacher_options,
-            stacks,
-            self._plan.owner_evaluation,
-            job.config.device,
-        )
-        measure = partial(self._owner.bills, *asked, tell=self._line.note, meter=self._meter)
+
+        def measure() -> list[Entry]:
+            bills = self._owner.bills(stacks, self._line.note, self._meter)
+            return [bill.to_json() for bill in bills]
+
         # A meter's journal gives answers again in the order in which they came: detection's come
         # after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
         bills = cached(self._plan.out / "utility.json", texts, measure, anew)
-        self._utility = [
-            {"row": row, **bill} for row, bill in zip((NO_DEFENCE, *texts), bills, strict=True)
-        ]
+        self._utility = [Bill.from_json(bill).to_json() for bill in bills]
 
     def _attack(self) -> bool:
         """the price of a copy"""
@@ -266,14 +259,16 @@ class Audit:
 
     def _detect(self) -> None:
         """would one notice?"""
-        job = self._plan.job
-        file = self._plan.out / "detection.json"
-        images = self._plan.owner_evaluation
-        asked = job.teacher, job.teacher_options, self._plan.watch, images, job.config.device
-        if self._plan.watch:
-            detection = partial(self._owner.detection, *asked, sessions=self._plan.accounts)
-            measure = partial(detection, tell=self._line.note, meter=self._meter)
-            self._measured = self._tried("detection", lambda: cached(file, asked[2], measure))
+        plan = self._plan
+        if not plan.watch:
+            return
+
+        def measure() -> Entry:
+            note = self._line.note
+            return self._owner.detection(plan.watch, note, self._meter, plan.accounts).to_json()
+
+        file = plan.out / "detection.json"
+        self._measured = self._tried("detection", lambda: cached(file, plan.watch, measure))
 
     def _examine(self) -> None:
         """what a copy is good for"""
@@ -294,8 +289,13 @@ class Audit:
             cells.append(ExaminedCell(*run, cell.seed == config.seeds[0], cell.name == pictured))
         twin = None if config.twin in ("none", "train") else Path(config.twin)
         if config.twin == "train":
-            asked = plan.job, cells[0].directory, out / "twin.safetensors", self._line.note
-            train = partial(self._owner.train_twin, *asked)
+
+            def train() -> Path:
+                arch, spec, _ = student_facts(cells[0].directory)
+                path = out / "twin.safetensors"
+                self._owner.train_twin(arch, spec.shape, TWIN_EPOCHS, path, self._line.note)
+                return path
+
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
         key = [*(cell.name for cell in done), str(pictured), str(twin), config.transfer]

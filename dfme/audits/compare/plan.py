@@ -3,7 +3,7 @@ run.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -225,8 +225,8 @@ class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
     ``options``: its file of options, with the flags that were given. ``command``: the words that
-    asked for it. ``bills``: what each stack of defences costs honest users. ``stem``: of its files'
-    names.
+    asked for it. ``entry``: runs the words of a cell. ``bills``: what each stack of defences costs
+    honest users. ``stem``: of its files' names.
     """
 
     out: Path
@@ -235,6 +235,7 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
+    entry: Callable[[Sequence[str]], int]
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
 

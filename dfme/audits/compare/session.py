@@ -258,7 +258,8 @@ class Session:
         job = as_asked(cell.job, sharing, self._plan.config.engine in EXTRAS)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
-        return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
+        words = (*words, *consent_flags(cell.job))
+        return Task(words, log, directory, cell.job.config.device, self._plan.entry)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was

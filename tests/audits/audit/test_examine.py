@@ -22,11 +22,12 @@ from dfme import compute
 from dfme.audits.audit import differences
 from dfme.audits.audit import examine as module
 from dfme.audits.audit.examine import ExaminedCell, examine
+from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.transfer import ATTACKS
-from dfme.cli.teacher_side import train_twin
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.errors import RunError, UserError
 from dfme.oracle.ledger import audit
+from dfme.owner_side import owner_of
 from dfme.run.build import build_teacher, run_job
 from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import PACKAGE
@@ -293,14 +294,15 @@ def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(
     cells: Cells, tmp_path: Path
 ):
     job, copy = job_of(), cells[0].directory
-    one, two = (
-        train_twin(job, copy, tmp_path / f"{name}.safetensors", quiet) for name in ("one", "two")
-    )
+    student = load_student(copy)
+    one, two = (tmp_path / f"{name}.safetensors" for name in ("one", "two"))
+    for path in (one, two):
+        owner_of(job).train_twin("cnn_small", student.spec.shape, TWIN_EPOCHS, path, quiet)
     assert one.read_bytes() == two.read_bytes()
     one.write_bytes(b"kept")
-    assert train_twin(job, copy, one, quiet).read_bytes() == b"kept"
+    owner_of(job).train_twin("cnn_small", student.spec.shape, TWIN_EPOCHS, one, quiet)
+    assert one.read_bytes() == b"kept"
     found = examine(tmp_path, cells, job, two, False, quiet)["twin"]
-    student = load_student(copy)
     data = evaluation_images(job.config.evaluation, student.spec, 10)
     from dfme.teachers.local.weights import read_weights
 

@@ -15,21 +15,28 @@ from torch import Tensor
 
 from dfme.audits.audit.examine import PROCEDURAL
 from dfme.audits.audit.forecast import BACKWARD, Forecast, forecast
+from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.phases import PHASES, record_seconds
 from dfme.audits.audit.transfer import Surrogate, eps_of, measure
 from dfme.audits.compare.rehearsal import Rehearsal
-from dfme.cli import teacher_side
 from dfme.cli.audit import plan_of
+from dfme.owner_side import owner_of
 from dfme.spec import ImageSpec
+from dfme.teachers.owner.measuring import Measuring
 from dfme.teachers.training import train
 
 SPEC = ImageSpec((1, 8, 8))
 SCORED = 20
-OWNER = SimpleNamespace(
-    benign_at_most=lambda images, stacks, sessions, cells: 1_000 * bool(sessions),
-    billing_seconds=teacher_side.billing_seconds,
-    streamed=lambda sessions: 4_000 * bool(sessions),
-)
+
+
+class Owner(Measuring):
+    """An owner whose honest accounts are of round numbers."""
+
+    def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
+        return 1_000 if sessions else 0
+
+    def streamed(self, sessions: int) -> int:
+        return 4_000 if sessions else 0
 
 
 def foretold(
@@ -44,9 +51,9 @@ def foretold(
     assert len(cells) == 2
     plan = replace(plan, first=replace(plan.first, jobs=1))
     waiting = [cell.name for cell in cells[finished:]]
-    return forecast(
-        plan, cells, waiting, Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)]), OWNER
-    )
+    rehearsal = Rehearsal(0, SCORED, SPEC, 10, seconds, [(step, answer)])
+    owner: Any = Owner(plan.job, SimpleNamespace())
+    return forecast(plan, cells, waiting, rehearsal, owner)
 
 
 def examining(words: str, step: float = 0.0, answer: float = 0.0) -> float:
@@ -102,9 +109,8 @@ def test_a_twin_takes_the_images_of_its_epochs(
         return torch.zeros(()), torch.zeros(len(x_BCHW), 10)
 
     monkeypatch.setattr(train._Training, "_step", counted)
-    monkeypatch.setattr("dfme.run.student_file.student_facts", lambda run: ("cnn_small", SPEC, 10))
-    job = plan_of(["--defences", "none"]).job
-    teacher_side.train_twin(job, tmp_path, tmp_path / "twin.safetensors", print)
+    owner = owner_of(plan_of(["--defences", "none"]).job)
+    owner.train_twin("cnn_small", SPEC.shape, TWIN_EPOCHS, tmp_path / "twin.safetensors", print)
     with_twin, without = (
         examining(f"--transfer false --twin {twin}", step=1.0) for twin in ("train", "none")
     )
@@ -136,7 +142,7 @@ def test_honest_accounts_take_the_time_of_images_that_detectors_look_at() -> Non
     cells = plan.first.cells
     seconds = {(cell.row, cell.budget): 60.0 for cell in cells}
     rehearsal = Rehearsal(0, SCORED, SPEC, 10, seconds, [(0.0, 0.001)], building=3.0, watched=0.002)
-    found = forecast(plan, cells, [cell.name for cell in cells], rehearsal, teacher_side)
+    found = forecast(plan, cells, [cell.name for cell in cells], rehearsal, owner_of(plan.job))
     # four streams of six accounts with 600 images each
     assert found.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
     assert (plan.accounts, plan_of(["--profile", "standard"]).accounts) == (6, 20)

@@ -14,10 +14,10 @@ import torch
 from refusals import Harm, refused
 from torch import Tensor, nn
 
-from dfme.cli.teacher_side import check_teacher
 from dfme.config.settings import TeacherConfig
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.owner_side import check_teacher
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 

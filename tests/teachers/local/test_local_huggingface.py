@@ -15,8 +15,8 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from dfme.cli.teacher_side import kind_problems
 from dfme.config.settings import TeacherConfig
+from dfme.owner_side import kind_problems
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 

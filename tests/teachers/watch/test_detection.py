@@ -1,5 +1,7 @@
 """Detectors over honest accounts and logs: counts against brute force."""
 
+import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +15,7 @@ from watched import pairs, procedural
 from dfme import compute
 from dfme.config.settings import TeacherConfig
 from dfme.errors import RunError, UserError
+from dfme.measured import Detection, DetectorFacts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
@@ -56,7 +59,7 @@ def raised(values: list[float], threshold: float = 0.33) -> list[int]:
 def test_a_long_watch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
     monkeypatch.setattr(compute, "LULL", -1.0)
-    detect(toy("labels"), "digits", None, 3, told.append, None)
+    detect(toy("labels"), "digits", seed=3, tell=told.append)
     watched = ("watched 1 of 2", "watched 2 of 2", "watched 2")
     assert told == [
         f"{far} honest accounts: {stream}" for stream in STREAMS[:-1] for far in watched
@@ -65,21 +68,12 @@ def test_a_long_watch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_honest_accounts_are_counted_by_stream_and_session() -> None:
     told = list[str]()
-    found = detect(toy("labels", "pairs"), "digits", "letters", 3, told.append, None)
-    assert (found["session"], found["calibration_images"], found["measuring_images"]) == (
-        600,
-        180,
-        179,
-    )
-    assert [each["name"] for each in found["detectors"]] == ["labels", "pairs"]
-    bright = {
-        "name": "pairs",
-        "statistic": Bright.statistic,
-        "threshold": 0.33,
-        "memory_mb": 0.0001,
-    }
-    assert found["detectors"][1] == bright
-    rows = {(each["stream"], each["detector"]): each for each in found["benign"]}
+    seen = detect(toy("labels", "pairs"), "digits", "letters", 3, told.append)
+    assert (seen.session, seen.calibration_images, seen.measuring_images) == (600, 180, 179)
+    assert seen.detectors[0].name == "labels"
+    assert seen.detectors[1] == DetectorFacts("pairs", Bright.statistic, 0.33, 0.0001)
+    assert Detection.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    rows = {(row.stream, row.detector): row for row in seen.benign}
     assert [*rows] == [(stream, name) for stream in STREAMS for name in ("labels", "pairs")]
     assert len(told) == 5
     for stream in STREAMS:
@@ -90,13 +84,12 @@ def test_honest_accounts_are_counted_by_stream_and_session() -> None:
         ]
         means = [torch.cat([*each]).mean((1, 2, 3)).double().tolist() for each in draws]
         alarms, row = [len(raised(each)) for each in means], rows[stream, "pairs"]
-        assert sum(alarms) == row["alarms"]
-        assert sum(each > 0 for each in alarms) == row["sessions_with_alarm"]
-        assert (row["sessions"], row["queries"], row["units"]) == (2, 1_200, len(places))
-        assert found["benign_largest"]["pairs"][stream] == pytest.approx(
-            [max(each) for each in means]
-        )
-    assert any(each["alarms"] for each in rows.values())
+        assert sum(alarms) == row.alarms
+        assert sum(count > 0 for count in alarms) == row.sessions_with_alarm
+        assert (row.sessions, row.queries, row.units) == (2, 1_200, len(places))
+        assert row.per_10000 == 10_000 * row.alarms / 1_200
+        assert seen.benign_largest["pairs"][stream] == pytest.approx([*map(max, means)])
+    assert any(row.alarms for row in rows.values())
 
 
 def written(folder: Path, accounts: dict[str, Tensor]) -> None:
@@ -124,25 +117,24 @@ def test_accounts_of_a_log_and_their_thinned_streams(
         accounts[name] = light * torch.rand(count, 1, 1, 1, generator=rng)
     accounts["a"][20:30] = accounts["a"][10]
     written(tmp_path, accounts)
-    found = detect(toy("pairs"), "digits", None, 0, lambda line: None, tmp_path)
-    assert (found["accounts_in_all"], found["left_out"]) == (3, {})
-    assert [each["stream"] for each in found["benign"]] == [
-        "random order",
-        "corrupted",
-        "skewed",
-        "repeats",
-    ]
-    shown = [(each["account"], each["images"], each["repeats"]) for each in found["accounts"]]
+    seen = detect(toy("pairs"), "digits", log=tmp_path)
+    assert seen.left_out == {}
+    assert [row.stream for row in seen.benign] == [*STREAMS[:-1]]
+    log = seen.log
+    assert log is not None
+    assert log.accounts_in_all == 3
+    shown = [(account.account, account.images, account.repeats) for account in log.accounts]
     assert shown == [(account_tag("a"), 150, 10), (account_tag("c"), 90, 0)]
-    for each, name in zip(found["accounts"], "ac", strict=True):
+    for account, name in zip(log.accounts, "ac", strict=True):
         means = ((accounts[name] * 255).round() / 255).mean((1, 2, 3)).double().tolist()
-        assert [*each["thinned"]] == [*THINNED]
-        for every, of in each["thinned"].items():
+        assert [*account.thinned] == [*THINNED]
+        for every, readings in account.thinned.items():
             alarms = raised(means[::every])
+            reading = readings["pairs"]
             first = alarms[0] if alarms else None
-            assert (of["pairs"]["first_alarm"], of["pairs"]["alarms"]) == (first, len(alarms))
-            assert of["pairs"]["largest"] == pytest.approx(max(means[::every]))
-    assert found["accounts"][0]["thinned"][1]["pairs"]["alarms"] > 5
+            assert (reading.first_alarm, reading.alarms) == (first, len(alarms))
+            assert reading.largest == pytest.approx(max(means[::every]))
+    assert log.accounts[0].thinned[1]["pairs"].alarms > 5
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -161,20 +153,22 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
         teacher(pairs(procedural("leaves", 200))[start : start + 100])
     live = teacher.watch.report()["detectors"]
     teacher.watch.record = None
-    found = detect(teacher, "digits", None, 0, lambda line: None, tmp_path)
-    own = found["accounts"][0]["thinned"][1]
+    seen = detect(teacher, "digits", log=tmp_path)
+    assert seen.log is not None
+    account = seen.log.accounts[0]
+    own = {name: asdict(reading) for name, reading in account.thinned[1].items()}
     assert live["pairs"]["first_alarm"] < 100
     if kept:  # of all scores a log has the top one alone
         assert {**own, "coverage": None} == {**live, "coverage": None}
-        assert found["left_out"] == {}
+        assert seen.left_out == {}
         return
-    assert found["left_out"] == {"prada": "the log has not all images (--record-images)"}
+    assert seen.left_out == {"prada": "the log has not all images (--record-images)"}
     same = ("labels", "scores", "mahalanobis", "sequential", "sprt")
     assert {name: own[name] for name in same} == {name: live[name] for name in same}
     assert own["pairs"]["first_alarm"] < 100  # by the fingerprints of images that are all different
     assert own["pairs"]["largest"] > 0.3
-    assert found["accounts"][0]["repeats"] == 0
-    assert sum(each["alarms"] for each in found["benign"] if each["detector"] == "pairs") == 0
+    assert account.repeats == 0
+    assert sum(row.alarms for row in seen.benign if row.detector == "pairs") == 0
 
 
 def test_a_log_of_another_teacher_is_none(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +13,20 @@ from torch.nn.functional import one_hot, pad
 from torch.utils._pytree import tree_leaves
 
 from dfme.answers.asking import binned_gaps
+from dfme.config.defences import parse_defences, stated
 from dfme.data import ImageSet
 from dfme.errors import Refused
+from dfme.measured import Bill, Statement, StreamBill, Timing
 from dfme.spec import ImageSpec, LabelMode
+from dfme.statistics import wilson_interval
+from dfme.teachers.owner import label_mode_of
 
+STREAMS = ("held_out", "corrupted", "data_free")
 BATCH = 256
 MIN_ROUNDS = 9
 ROUNDS_SECONDS = 0.4
 MIN_SCORE = 1e-12  # what a right class that was answered with zero counts as in the NLL: 27.6
+Draw = Callable[[int, torch.Generator], Tensor]
 
 
 def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
@@ -34,32 +41,35 @@ def as_probabilities(answers: Tensor, mode: LabelMode, classes: int) -> Tensor:
     return torch.where(hidden_BK, rest_B1, y_BK)
 
 
-def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> dict[str, Any]:
+def figures(p_NK: Tensor, y_NK: Tensor, labels_N: Tensor | None) -> StreamBill:
     """Changes for users who are answered y in place of p; without labels only what needs none."""
     if not len(y_NK):
-        return {"answered": 0}
+        return StreamBill(answered=0)
     l1_N = (y_NK - p_NK).abs().sum(1)
     scores_N, served_N = y_NK.max(1)  # of equal scores the first class, as a label mode has it
-    found: dict[str, Any] = {
-        "answered": len(y_NK),
-        "top1_changed": (served_N != p_NK.argmax(1)).double().mean().item(),
-        "l1_mean": l1_N.mean().item(),
-        "l1_p95": l1_N.quantile(0.95).item(),
-        "l1_max": l1_N.max().item(),
-    }
+    changes = StreamBill(
+        answered=len(y_NK),
+        top1_changed=(served_N != p_NK.argmax(1)).double().mean().item(),
+        l1_mean=l1_N.mean().item(),
+        l1_p95=l1_N.quantile(0.95).item(),
+        l1_max=l1_N.max().item(),
+    )
     if labels_N is None:
-        return found
+        return changes
     was_N = p_NK.argmax(1) == labels_N
     right_N = served_N == labels_N
-    return found | {
-        "accuracy": right_N.double().mean().item(),
-        "accuracy_drop": (was_N.double().mean() - right_N.double().mean()).item(),
-        "became_wrong": int((was_N & ~right_N).sum()),
-        "became_right": int((right_N & ~was_N).sum()),
-        "ece": calibration_error(scores_N, right_N),
-        "nll": (0 - y_NK.gather(1, labels_N[:, None]).clamp_min(MIN_SCORE).log().mean()).item(),
-        "confidence_auroc": confidence_auroc(scores_N, right_N),
-    }
+    accuracy = right_N.double().mean().item()
+    return replace(
+        changes,
+        accuracy=accuracy,
+        accuracy_drop=(was_N.double().mean() - right_N.double().mean()).item(),
+        became_wrong=int((was_N & ~right_N).sum()),
+        became_right=int((right_N & ~was_N).sum()),
+        ece=calibration_error(scores_N, right_N),
+        nll=(0 - y_NK.gather(1, labels_N[:, None]).clamp_min(MIN_SCORE).log().mean()).item(),
+        confidence_auroc=confidence_auroc(scores_N, right_N),
+        accuracy_interval=wilson_interval(accuracy, len(y_NK)),
+    )
 
 
 def calibration_error(scores_N: Tensor, right_N: Tensor) -> float:
@@ -100,20 +110,20 @@ def corrupted(x_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
 
 def bills(
-    teachers: Sequence[Any],
+    rows: Sequence[tuple[tuple[str, ...], Any]],
     data: ImageSet,
-    draw: Callable[[int, torch.Generator], Tensor],
+    draw: Draw,
     seed: int,
     every: int = 1,
     timed: bool = True,
-) -> Iterator[dict[str, Any]]:
-    """Bill of each teacher against the first, undefended one: ``figures``, and ms if ``timed``.
+) -> Iterator[Bill]:
+    """Bills of stacks of defences and their teachers, against the first, undefended one.
 
     Streams are held-out images in random order (of ``every`` so many the last), the same corrupted,
     and as many of an attack, which ``draw`` makes. Each stream, and each timing, finds a defence as
     cold as it came.
     """
-    base = teachers[0]
+    base = rows[0][1]
     batch = min(base.spec.at_once(BATCH), base.info.max_batch or BATCH)
     rng = torch.Generator().manual_seed(seed)
     order_N = torch.randperm(len(data) // every, generator=rng) * every + every - 1
@@ -126,54 +136,70 @@ def bills(
                 corrupted(x_BCHW, base.spec, rng) if stream == "corrupted" else x_BCHW
             )
 
-    plain = {
-        stream: _asked(base, images(stream)) for stream in ("held_out", "corrupted", "data_free")
-    }
+    plain = {stream: _asked(base, images(stream)) for stream in STREAMS}
     timed_BCHW = data.batch(order_N.repeat(-(-batch // len(order_N)))[:batch])
-    for teacher in teachers:
-        bill = dict[str, Any]()
+    for stack, teacher in rows:
         stateful = teacher.info.stateful
         cold = stateful.state_dict() if stateful else {}
+        streams = dict[str, StreamBill]()
         for stream, p_NK in plain.items():
             y_NK = _asked(teacher, images(stream), cold)
-            known = data.labels is not None and stream != "data_free"
-            labels_N = data.required_labels[order_N][: len(y_NK)] if known else None
-            report = stateful.report() if stateful else {}
-            state = stateful.state_dict() if stateful else {}
-            held = sum(getattr(each, "nbytes", 8) for each in tree_leaves(state)) / 1e6
-            bill[stream] = figures(p_NK[: len(y_NK)], y_NK, labels_N) | {
-                "state_mb": held,
-                "report": report,
-            }
-            if "pow" in report and len(y_NK):
-                bill[stream]["work_s_per_1000"] = (
-                    1000 * report["pow"]["seconds_of_work"] / len(y_NK)
-                )
-        ms = dict[str, float]()
-        for count in (1, batch) if timed else ():
-            ms |= _timed(base, teacher, cold, timed_BCHW[:count])
-        yield bill | {"ms": ms, "state_mb": bill["data_free"]["state_mb"]}
+            labelled = data.labels is not None and stream != "data_free"
+            labels_N = data.required_labels[order_N][: len(y_NK)] if labelled else None
+            paid = figures(p_NK[: len(y_NK)], y_NK, labels_N)
+            streams[stream] = _with_state(paid, stateful) if stateful else paid
+        sizes = (1, batch) if timed else ()
+        yield Bill(
+            row="+".join(stack) or "none",
+            defence="+".join(stack) or "none",
+            states=_statement(stack, base.num_classes),
+            held_out=streams["held_out"],
+            corrupted=streams["corrupted"],
+            data_free=streams["data_free"],
+            timings=tuple(_timed(base, teacher, cold, timed_BCHW[:count]) for count in sizes),
+        )
 
 
-def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> dict[str, float]:
-    """Milliseconds an image, and how many times the undefended ones: medians of calls in turn."""
+def _with_state(paid: StreamBill, stateful: Any) -> StreamBill:
+    """With what the defences hold and have counted after a stream."""
+    report = stateful.report()
+    work = None
+    if "pow" in report and paid.answered:
+        work = 1000 * report["pow"]["seconds_of_work"] / paid.answered
+    held = sum(getattr(leaf, "nbytes", 8) for leaf in tree_leaves(stateful.state_dict()))
+    return replace(paid, state_mb=held / 1e6, report=report, work_s_per_1000=work)
+
+
+def _statement(stack: tuple[str, ...], classes: int) -> Statement | None:
+    """What a stack of defences states of itself; None of a label mode."""
+    if label_mode_of(stack):
+        return None
+    facts = stated(parse_defences(stack), classes)
+    return Statement(
+        top_kept=facts.keeps_top,
+        l1_at_most="no bound" if facts.l1 is None else f"{facts.l1:g}",
+        state="yes" if facts.stateful else "no",
+        random="yes" if facts.random else "no",
+        needs=", ".join(facts.needs) or "nothing",
+    )
+
+
+def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> Timing:
+    """Medians of calls in turn."""
     plain = list[float]()
-    own = list[float]()
+    defended = list[float]()
     began = time.perf_counter()
-    while len(own) < MIN_ROUNDS or time.perf_counter() - began < ROUNDS_SECONDS:
-        for each, seconds in ((base, plain), (teacher, own)):
+    while len(defended) < MIN_ROUNDS or time.perf_counter() - began < ROUNDS_SECONDS:
+        for called, seconds in ((base, plain), (teacher, defended)):
             if cold:
                 teacher.info.stateful.load_state_dict(cold)
             started = time.perf_counter()
             with suppress(Refused):
-                _call(each, x_BCHW)
+                _call(called, x_BCHW)
             seconds.append(time.perf_counter() - started)
     count = len(x_BCHW)
-    median = statistics.median(own)
-    return {
-        f"ms_{count}": 1000 * median / count,
-        f"times_{count}": median / statistics.median(plain),
-    }
+    median = statistics.median(defended)
+    return Timing(count, 1000 * median / count, median / statistics.median(plain))
 
 
 def _asked(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:

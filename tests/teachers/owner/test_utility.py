@@ -14,11 +14,12 @@ from toys import LinearTeacher
 
 from dfme.data import ImageSet
 from dfme.errors import Refused
-from dfme.report.facts import wilson_interval
+from dfme.measured import Bill
 from dfme.spec import ImageSpec, LabelMode, TeacherInfo
-from dfme.teachers import utility
+from dfme.statistics import wilson_interval
 from dfme.teachers.label_modes import restrict
-from dfme.teachers.utility import (
+from dfme.teachers.owner import utility
+from dfme.teachers.owner.utility import (
     as_probabilities,
     calibration_error,
     confidence_auroc,
@@ -68,11 +69,12 @@ def draw(count: int, rng: torch.Generator) -> Tensor:
     return torch.rand(count, *SPEC.shape, generator=rng)
 
 
-def billed(*teachers: Any, labelled: bool = True, count: int = 50) -> list[dict[str, Any]]:
+def billed(*teachers: Any, labelled: bool = True, count: int = 50) -> list[Bill]:
     """The bills of some teachers beside the undefended one, with random images."""
     images = torch.rand(count, *SPEC.shape, generator=torch.Generator().manual_seed(3))
     data = ImageSet("toy", images, torch.arange(count) % 3 if labelled else None)
-    return [*utility.bills([LinearTeacher(SPEC), *teachers], data, draw, seed=0)][1:]
+    rows = [((), teacher) for teacher in (LinearTeacher(SPEC), *teachers)]
+    return [*utility.bills(rows, data, draw, seed=0)][1:]
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +104,7 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
         )
         here = [each for each in both if place / 15 < each[0] <= (place + 1) / 15]
         gap += abs(sum(score for score, _ in here) - sum(hit for _, hit in here)) / 20
-    assert found == {
+    assert found.to_json() == {
         "answered": 20,
         "top1_changed": pytest.approx(sum(was != now for was, now, _ in tops) / 20),
         "l1_mean": pytest.approx(sum(l1) / 20),
@@ -119,6 +121,9 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
         "ece": pytest.approx(gap),
         "nll": pytest.approx(-sum(math.log(max(b[label], 1e-12)) for _, b, label in rows) / 20),
         "confidence_auroc": pytest.approx(sum(pairs) / len(pairs)),
+        "state_mb": 0.0,
+        "report": {},
+        "accuracy_interval": wilson_interval(len(right) / 20, 20),
     }
 
 
@@ -163,41 +168,37 @@ def test_images_are_corrupted_in_four_equal_parts() -> None:
 def test_a_temperature_keeps_the_class_and_a_roll_changes_all() -> None:
     rows = dict(zip(MAPS, billed(*map(Toy, MAPS)), strict=True))
     for stream in ("held_out", "corrupted"):
-        plain, kept, rolled = (rows[name][stream] for name in MAPS)
-        assert (plain["l1_max"], plain["top1_changed"], plain["accuracy_drop"]) == (0, 0, 0)
-        assert (kept["top1_changed"], kept["accuracy"], kept["became_wrong"]) == (
-            0,
-            plain["accuracy"],
-            0,
-        )
-        assert 0 < kept["l1_mean"] < kept["l1_p95"] <= kept["l1_max"]
-        assert rolled["top1_changed"] == 1.0
-        changed = rolled["became_wrong"] - rolled["became_right"]
-        assert rolled["accuracy_drop"] == pytest.approx(changed / 50)
-        assert rolled["became_wrong"] == round(50 * plain["accuracy"]) > 0
-    assert rows["identity"]["ms"].keys() == {"ms_1", "times_1", "ms_256", "times_256"}
+        plain, kept, rolled = (getattr(rows[name], stream) for name in MAPS)
+        assert (plain.l1_max, plain.top1_changed, plain.accuracy_drop) == (0, 0, 0)
+        assert (kept.top1_changed, kept.accuracy, kept.became_wrong) == (0, plain.accuracy, 0)
+        assert 0 < kept.l1_mean < kept.l1_p95 <= kept.l1_max
+        assert rolled.top1_changed == 1.0
+        changed = rolled.became_wrong - rolled.became_right
+        assert rolled.accuracy_drop == pytest.approx(changed / 50)
+        assert rolled.became_wrong == round(50 * plain.accuracy) > 0
+    assert [timing.images for timing in rows["identity"].timings] == [1, 256]
 
 
 def test_labels_are_one_hot_and_what_needs_true_labels_is_left_out_without() -> None:
-    found = billed(restrict(LinearTeacher(SPEC), LabelMode("label")))[0]["held_out"]
-    assert (found["confidence_auroc"], found["top1_changed"]) == (0.5, 0)
-    assert found["ece"] == pytest.approx(1 - found["accuracy"])
-    assert found["nll"] == pytest.approx((1 - found["accuracy"]) * -math.log(1e-12))
+    paid = billed(restrict(LinearTeacher(SPEC), LabelMode("label")))[0].held_out
+    assert paid.accuracy is not None
+    assert (paid.confidence_auroc, paid.top1_changed) == (0.5, 0)
+    assert paid.ece == pytest.approx(1 - paid.accuracy)
+    assert paid.nll == pytest.approx((1 - paid.accuracy) * -math.log(1e-12))
     keys = "answered top1_changed l1_mean l1_p95 l1_max state_mb report work_s_per_1000"
-    assert billed(Toy("roll"), labelled=False)[0]["held_out"].keys() == {*keys.split()}
+    assert billed(Toy("roll"), labelled=False)[0].held_out.to_json().keys() == {*keys.split()}
 
 
 def test_every_stream_begins_cold_and_ends_at_a_refusal() -> None:
     limits = {256: 256, 300: 300, 10: 0}  # 300 images in batches of 256 and 44
     bills = billed(*(Toy(limit=limit) for limit in limits), count=300)
     for answered, bill in zip(limits.values(), bills, strict=True):
-        assert [bill[name]["answered"] for name in ("held_out", "corrupted", "data_free")] == [
-            answered
-        ] * 3
-        work = {"pow": {"seconds_of_work": answered / 10}}
-        assert bill["held_out"]["report"] == bill["data_free"]["report"] == work
-        assert bill["state_mb"] == bill["held_out"]["state_mb"] == answered * 8 / 1e6
-        assert bill["data_free"].get("work_s_per_1000") == (100 if answered else None)
+        for paid in (bill.held_out, bill.corrupted, bill.data_free):
+            assert paid.answered == answered
+            assert paid.report == {"pow": {"seconds_of_work": answered / 10}}
+            assert paid.work_s_per_1000 == (100 if answered else None)
+        assert bill.state_mb == bill.held_out.state_mb == answered * 8 / 1e6
+        assert Bill.from_json(json.loads(json.dumps(bill.to_json()))) == bill
 
 
 def test_of_every_two_images_the_second_is_measured() -> None:
@@ -205,8 +206,9 @@ def test_of_every_two_images_the_second_is_measured() -> None:
     toy, seen = Toy(), list[int]()
     toy.heard = lambda x: seen.extend((x[:, 0, 0, 0] * 255).round().long().tolist())
     data = ImageSet("toy", images, torch.arange(10) % 3)
-    _, bill = utility.bills([LinearTeacher(SPEC), toy], data, draw, seed=0, every=2)
-    assert bill["held_out"]["answered"] == 5
+    rows = [((), LinearTeacher(SPEC)), ((), toy)]
+    _, bill = utility.bills(rows, data, draw, seed=0, every=2)
+    assert bill.held_out.answered == 5
     assert sorted(seen[:5]) == [1, 3, 5, 7, 9]
 
 

@@ -1,0 +1,210 @@
+"""The door to the owner's side for commands, audits and ``dfme.Guard``. No torch until it is
+needed.
+
+The other door is ``dfme/run/build.py``, which makes a run's teacher.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfme import teachers
+from dfme.config.messages import Problem
+from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.files import make_folder
+from dfme.run.checks import file_problems, net_problems
+from dfme.run.lock import DirectoryLock
+from dfme.spec import ImageSpec, Teacher
+from dfme.teachers import KINDS as KINDS
+from dfme.teachers.options import ServeConfig as ServeConfig
+from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
+from dfme.teachers.options import check_training as check_training
+from dfme.teachers.owner import label_mode_of as label_mode_of
+from dfme.teachers.owner.measuring import Measuring, Metering
+from dfme.teachers.remote.options import ServiceOptions
+
+if TYPE_CHECKING:
+    from dfme.data import ImageSet
+    from dfme.teachers.owner.utility import Draw
+    from dfme.teachers.serve.guard import Guard as Guard
+    from dfme.teachers.watch.detector import Detector as Detector
+
+
+def __getattr__(name: str) -> Any:
+    """``Guard`` and ``Detector``, which load torch, only where they are asked for."""
+    if name == "Guard":
+        from dfme.teachers.serve.guard import Guard
+
+        return Guard
+    if name == "Detector":
+        from dfme.teachers.watch.detector import Detector
+
+        return Detector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# Is a teacher as it is described possible?
+
+
+def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
+    """Check a teacher without torch, and print which secrets go where as a command's first line."""
+    if line := teachers.check_teacher(config, options):
+        print(line, file=sys.stderr, flush=True)
+
+
+def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of a built-in kind that reads from this machine what is not there."""
+    if kind not in KINDS:
+        return
+    file = KINDS[kind].file
+    if file is not None:
+        key = f"teacher.{file.option}"
+        yield from file_problems(key, options.get(file.option), file.remedy, file.folder)
+    yield from net_problems("teacher.arch", options.get("arch"))
+
+
+def price_problems(kind: str, key: str) -> Iterator[Problem]:
+    """Problem of option ``key`` if nobody named a budget, and every image may cost money."""
+    if kind in KINDS and issubclass(KINDS[kind].options, ServiceOptions):
+        text = f"expected how many images the service may be asked for, such as --{key} 10k"
+        yield Problem(
+            key,
+            f"{text}; no default, since each may cost money (--teacher.price-per-1000 PRICE shows "
+            "how much)",
+        )
+
+
+def custom_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
+    """A custom teacher of which nobody has said that it costs nothing to ask."""
+    if kind not in KINDS and own_teacher != "local":
+        text = (
+            f"expected local, since {kind} would be asked thousands of images; say it if "
+            "they cost nothing"
+        )
+        yield Problem("own_teacher", text)
+
+
+# What commands let the owner's side do
+
+
+def make(config: TeacherConfig, options: Mapping[str, Any], device: str, **more: Any) -> Teacher:
+    """The teacher, on a device as the flag names it; ``more`` goes on to ``make_teacher``."""
+    from dfme.compute import choose_device
+    from dfme.teachers.build import make_teacher
+
+    return make_teacher(config, options, choose_device(device), **more)
+
+
+def write_adapter(sample: str, path: str) -> str:
+    """Write a first adapter of kind json from one sample answer; a line that says what it has."""
+    from dfme.teachers.remote.json_api.sample import write_adapter as write
+
+    return write(sample, path)
+
+
+def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) -> Any:
+    """Train a teacher; its path, its card, its seconds."""
+    from dfme.teachers.training.train import train_teacher
+
+    return train_teacher(config, show)
+
+
+def serve(
+    config: ServeConfig,
+    teacher: TeacherConfig,
+    options: Mapping[str, Any],
+    tell: Callable[[str], None],
+) -> str:
+    """Serve until interrupted; a last line. UserError where another server records into the
+    folder.
+    """
+    with ExitStack() as held:
+        if config.record:
+            make_folder(Path(config.record))
+            held.callback(DirectoryLock(Path(config.record), "--record").close)
+        from dfme.teachers.serve.server import serve as serve_teacher
+
+        served = make(teacher, options, config.device, recorded=bool(config.record))
+        return serve_teacher(served, config, tell=tell)
+
+
+# What the owner measures
+
+
+def owner_of(job: Job, evaluation: EvaluationConfig | None = None) -> Measuring:
+    """The owner of a job's teacher, who measures on these evaluation images, or the job's."""
+    if evaluation is not None:
+        job = replace(job, config=replace(job.config, evaluation=evaluation))
+    return Measuring(job, _Tools(job))
+
+
+def job_of(
+    teacher: TeacherConfig,
+    options: Mapping[str, Any],
+    device: str,
+    evaluation: EvaluationConfig | None = None,
+) -> Job:
+    """A job of no method, for what is measured of its teacher."""
+    config = ExtractConfig(budget=1, device=device, evaluation=evaluation or EvaluationConfig())
+    return Job(config, teacher, dict(options), "none", None)
+
+
+class _Tools:
+    """The ``Tools`` of the owner: the teacher, the images and the ledger of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def teacher(self, config: TeacherConfig, meter: Metering | None, /) -> Teacher:
+        from dfme.compute import choose_device
+        from dfme.run.build import build_teacher
+
+        job = replace(self._job, teacher=config)
+        return build_teacher(job, None, choose_device(job.config.device), meter)
+
+    def images(self, teacher: Teacher, tell: Callable[[str], None], /) -> "ImageSet":
+        from dfme.run.evaluation_images import evaluation_images
+
+        config = self._job.config.evaluation
+        names = teacher.info.class_names
+        data = evaluation_images(config, teacher.spec, teacher.num_classes, names, tell=tell)
+        assert data is not None, "without images nothing can be measured"
+        return data
+
+    def attack(self, spec: ImageSpec, /) -> "Draw":
+        from dfme.queries.programs import ProceduralImages
+
+        return ProceduralImages(spec, ("leaves", "strokes")).draw
+
+    @contextmanager
+    def meter(self, folder: Path, /) -> Iterator[Metering]:
+        """Each image is asked once, also after a stop, and recorded as ``benign``."""
+        from dfme.compute import DeferredChecks
+        from dfme.run.build import build_oracle, facts_of
+        from dfme.run.directory import RunDirectory
+        from dfme.teachers.asked_once import AskedOnce
+
+        job = job_of(self._job.teacher, self._job.teacher_options, "auto")
+        checks = DeferredChecks()
+        metered: list[Teacher] = []
+        with ExitStack() as held:
+
+            def meter(teacher: Teacher) -> Teacher:
+                if not metered:
+                    make_folder(folder)
+                    directory = held.enter_context(RunDirectory(folder))
+                    facts = facts_of(job, teacher)
+                    oracle = build_oracle(job, teacher, directory, {}, checks, facts)
+                    held.enter_context(closing(oracle))
+                    held.callback(checks.verify)
+                    answers = folder / "asked.sqlite"
+                    # the journal gives the answers of a killed session again
+                    answers.unlink(missing_ok=True)
+                    metered.append(AskedOnce(teacher, answers, partial(oracle, purpose="benign")))
+                return metered[0]
+
+            yield meter
