@@ -295,10 +295,6 @@ class ExtractConfig:
     on a CPU that has instructions for it, else fp32; estimates are always fp32"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
-    graphs: bool = False
-    """replay student, generator and local teacher as CUDA graphs: faster, most of all for small
-    images
-    """
     deterministic: bool = False
     """on a GPU only kernels that give the same bits every time, as a CPU's do anyway"""
     checkpoint_seconds: NotNegative = 60.0

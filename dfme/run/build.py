@@ -27,7 +27,6 @@ from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
 from dfme.files import remove, write_text
-from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -300,10 +299,6 @@ def open_run(
         notes.append(f"inferred, since no flag says: {'; '.join(inferred)}")
     parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
     run = Run(job, facts, *parts, device, nets.arch, goal, notes, found=found)
-    if job.config.graphs:
-        if (network := teacher.info.network) is not None:  # a teacher of ours in this process
-            GraphedForward(network, "the teacher")
-        held.callback(release, [*nets.students, nets.generator, network])
     if state:
         with explain_load_errors(directory.checkpoint):
             run.load_state_dict(state)

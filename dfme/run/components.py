@@ -1,6 +1,5 @@
 """Networks, students, replay and query sources of a job, and the method that works with them."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
 from dfme.estimators.preflight.choose import needs_preflight
-from dfme.graphs import GraphedForward, require_gpu
 from dfme.methods import METHODS, entry_of
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
@@ -156,10 +154,6 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
         config.channels_last != "no"
     ):  # measured to be faster on a CPU (docs/results/speed.md) and a GPU
         net.to(memory_format=torch.channels_last)
-    if config.graphs:
-        require_gpu(device)
-        # what is captured runs on streams of its own, and waits for the others
-        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
     return net
 
 
@@ -203,10 +197,6 @@ def build_components(
         return oracle.images_counted / oracle.ledger.budget
 
     students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
-    if config.graphs:
-        students.use_graphs()
-        if nets.generator is not None:
-            GraphedForward(nets.generator, "the generator", with_gradient=True)
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)

@@ -89,7 +89,7 @@ def rehearse(
     device = choose_device(job.config.device)
     most = min(job.config.student.replay_capacity, 8 * HELD)
     student = replace(job.config.student, replay_store="memory", replay_capacity=most)
-    own = replace(job, config=replace(job.config, student=student, graphs=False))
+    own = replace(job, config=replace(job.config, student=student))
     try:
         with (
             sketching() as sketch,

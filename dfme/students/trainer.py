@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config.settings import ExtractConfig
-from dfme.graphs import Captured, GraphedForward, warn_not_captured
 from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
@@ -106,24 +105,6 @@ class StudentTrainer:
         self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), lr_factor)
         decay = config.student.average
         self._average = MovingAverage(self._whole, decay) if decay else None
-        self._update: Callable[..., tuple[Tensor, ...]] = self._kernels
-
-    def use_graphs(self) -> None:
-        """Replay forward passes without a gradient from now on, and of a lone student the whole
-        step.
-        """
-        for net in self.nets:
-            GraphedForward(net, "a student")
-        if len(self.nets) > 1:
-            return warn_not_captured("the students' step", "there are several")
-        self._optimizer.stay_in_place()
-        nets = [self._whole] + ([] if self._average is None else [self._average.module])
-
-        def changed() -> list[Tensor]:
-            weights = [each for net in nets for each in (*net.parameters(), *net.buffers())]
-            return weights + self._optimizer.moments
-
-        self._update = Captured("the student's step", self._kernels, changed)
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all are paid, unless steps are configured."""
@@ -296,29 +277,10 @@ class StudentTrainer:
         # walking the modules of a net for nothing costs a hundredth of a small one's step
         if not self._whole.training:
             self._whole.train()
-        self._optimizer.set_lr()
-        self._greatest_lr = max(self._greatest_lr, self._optimizer.rate)  # which NaN is not
-        average = self._average if (self.steps + 1) % self.config.average_every == 0 else None
-        averaged = -1 if average is None else int(average.n_averaged)
-        losses_B, *grads = self._update(
-            images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay
-        )
-        for parameter, grad in zip(self._optimizer.learning, grads, strict=True):
-            parameter.grad = grad  # of several graphs, those of the one that was replayed
-        if average is not None:
-            average.n_averaged.fill_(averaged + 1)  # the host's, which a graph leaves as it is
-        self.steps += 1
-        return losses_B[: len(images_BCHW)] / len(self.nets)
-
-    def _kernels(
-        self, images_BCHW: Tensor, answers: Tensor, averaged: int, _: float
-    ) -> tuple[Tensor, ...]:
-        """Compute losses and gradients of a step. ``averaged``: 1 if before, 0 if first, else
-        -1.
-        """
+        batch = len(images_BCHW)
         targets = self.distance.target(answers)
         # batch normalisation refuses a lone value per channel; doubled, its mean is the same
-        if len(images_BCHW) == 1:
+        if batch == 1:
             images_BCHW = torch.cat([images_BCHW] * 2)
             targets = torch.cat([targets] * 2)
         self._optimizer.zero_grad()
@@ -333,10 +295,12 @@ class StudentTrainer:
             losses = [self.distance.between(scores_BK, targets) for scores_BK in scores.float()]
             losses_B = torch.stack(losses).sum(dim=0)
         losses_B.mean().backward()
-        self._optimizer.take_step()
-        if self._average is not None and averaged >= 0:
+        self._optimizer.step()
+        self._greatest_lr = max(self._greatest_lr, self._optimizer.rate)  # which NaN is not
+        self.steps += 1
+        if self._average is not None and self.steps % self.config.average_every == 0:
             self._average.update_parameters(self._whole)
-        return losses_B.detach(), *(parameter.grad for parameter in self._optimizer.learning)
+        return losses_B[:batch].detach() / len(self.nets)
 
     def state_dict(self) -> dict[str, Any]:
         plan = self.plan
