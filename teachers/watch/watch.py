@@ -34,13 +34,20 @@ NONE_YET = torch.finfo(torch.float64).min
 
 
 def asked(
-    teacher: Teacher, images: Tensor, features: Mahalanobis | None
+    teacher: Teacher,
+    images: Tensor,
+    features: Mahalanobis | None,
+    ask: Callable[[Tensor], Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Answers, their probabilities in float64 and, with ``features``, squared distances."""
+    """Answers, their probabilities in float64 and, with ``features``, squared distances.
+
+    ``ask``: what is called for the answers; None: the teacher.
+    """
+    ask = ask or teacher
     given = teacher.label_mode
     with nullcontext(list[Tensor]()) if features is None else features.listening() as kept:
         raw = read_answers(
-            teacher(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU
+            ask(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU
         )
     p_BK = raw.double().softmax(1) if given == LOGITS else raw
     if given == PROBABILITIES:

@@ -56,7 +56,9 @@ def test_the_loop_is_timed_with_any_option_of_a_run() -> None:
     assert (work.job.estimator.step, work.network.precision) == (0.3, "bf16")
     with pytest.raises(UserError, match=r"--options: .*did you mean deterministic"):
         speed.Work(
-            speed.CASES["digits_paper"], BenchConfig(options=("determinstic=true",)), torch.device("cpu")
+            speed.CASES["digits_paper"],
+            BenchConfig(options=("determinstic=true",)),
+            torch.device("cpu"),
         )
 
 

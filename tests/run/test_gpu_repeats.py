@@ -81,4 +81,3 @@ def test_the_state_of_defences_comes_from_the_checkpoint_alone(tmp_path: Path, r
     whole = run(tmp_path / "whole", *more)
     killed(tmp_path / "run", *more)
     assert run(tmp_path / "run", *more, "--resume") == whole
-
