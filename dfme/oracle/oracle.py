@@ -133,6 +133,11 @@ class Oracle:
         return self.ledger.spent if self.remaining else self.ledger.budget
 
     @property
+    def share(self) -> float:
+        """Share of the budget that counts as spent, 0 to 1."""
+        return self.images_counted / self.ledger.budget
+
+    @property
     def on_own_accelerator(self) -> bool:
         """True if the teacher works in this process, on an accelerator."""
         return on_accelerator(self._device) and not self.is_service

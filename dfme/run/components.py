@@ -27,7 +27,7 @@ from dfme.randomness import Streams, derived_seed
 from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from dfme.students.optimizers import factor
+from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
@@ -162,13 +162,13 @@ def build_trainer(
     students: Sequence[nn.Module],
     mode: LabelMode,
     replay: Replay | None,
-    share: Callable[[], float],
+    schedule: Schedule,
     rng: Streams,
     fresh: Callable[[int], list[nn.Module]] | None = None,
 ) -> StudentTrainer:
-    """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
+    """The students' training on answers in ``mode``."""
     distance = make_distance(config.answers.loss(config.student.loss), mode)
-    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
+    return StudentTrainer(config, students, distance, replay, schedule, rng["augment"], fresh)
 
 
 def build_components(
@@ -192,11 +192,8 @@ def build_components(
     mode = oracle.label_mode
     replay = build_replay(job, spec, rng, directory)
     draw = procedural_images(job, spec)
-
-    def share() -> float:
-        return oracle.images_counted / oracle.ledger.budget
-
-    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
+    schedule = Schedule(config.schedule, oracle)
+    students = build_trainer(config, nets.students, mode, replay, schedule, rng, nets.fresh)
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
@@ -219,7 +216,7 @@ def build_components(
         queries=queries,
         rng=rng,
         deferred=deferred,
-        lr_factor=lambda: factor(config.schedule, share()),
+        lr_factor=schedule.factor,
         estimator=job.estimator,
         sources=job.queries,
         pool=pool,

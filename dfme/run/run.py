@@ -41,7 +41,6 @@ from dfme.run.job import config_hash
 from dfme.run.scores import compare, scores
 from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work
-from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 
 EARLY_SHARE = (
@@ -176,10 +175,7 @@ class Run:
                 f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
             )
         if finished and self.oracle.remaining and self.goal is not None:
-            left = (
-                "its learning rate at "
-                f"{factor(config.schedule, self.trainer.progress):.0%} of the first"
-            )
+            left = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
             self.recorder.note(
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
                 f"{left}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -114,13 +114,37 @@ def gradient_norm(net: nn.Module) -> Tensor:
     return nn.utils.get_total_norm(grads)
 
 
-def factor(config: ScheduleConfig, share: float) -> float:
-    """Factor of a learning rate once ``share`` (0 to 1) of the budget is spent."""
-    if config.kind == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
-    if config.kind == "steps":
-        return float(config.decay ** sum(share >= milestone for milestone in config.milestones))
-    return 1.0
+class Budget(Protocol):
+    """A budget, of which a ``share`` (0 to 1) is spent by now."""
+
+    @property
+    def share(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate's schedule over a budget; without one, all is spent from the start."""
+
+    config: ScheduleConfig
+    budget: Budget | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is spent."""
+        return 1.0 if self.budget is None else self.budget.share
+
+    def factor(self) -> float:
+        """Factor of a learning rate now."""
+        return self.at(self.share)
+
+    def at(self, share: float) -> float:
+        """Factor of a learning rate once ``share`` of the budget is spent."""
+        if self.config.kind == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
+        if self.config.kind == "steps":
+            passed = sum(share >= milestone for milestone in self.config.milestones)
+            return float(self.config.decay**passed)
+        return 1.0
 
 
 def weight_decay(config: StudentConfig, images: int) -> float:

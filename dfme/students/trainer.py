@@ -15,10 +15,10 @@ from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
+    Schedule,
     ScheduledOptimizer,
     StepPlan,
     Stretch,
-    factor,
     gradient_norm,
     make_optimizer,
     weight_decay,
@@ -61,8 +61,8 @@ class StudentTrainer:
     """Trains one or more students: optimiser, replay and, if configured, an EMA of their weights.
 
     Several students learn from the same batches, each by its own loss; one optimiser minimises the
-    sum. ``share`` gives the share of the budget spent: learning rate and number of steps are
-    functions of it. ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of
+    sum. Learning rate and number of steps follow the share of the budget spent, which ``schedule``
+    holds. ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of
     a number to begin with.
     """
 
@@ -72,7 +72,7 @@ class StudentTrainer:
         nets: Sequence[nn.Module],
         distance: Distance,
         replay: Replay | None,
-        share: Callable[[], float],
+        schedule: Schedule,
         rng: torch.Generator,
         fresh: Callable[[int], Sequence[nn.Module]] | None = None,
     ) -> None:
@@ -94,15 +94,13 @@ class StudentTrainer:
         self._greatest_lr = 0.0  # of the round, or of the run without rounds
         self._warned_at = 0
         self.precision = config.precision
-        self._share = share
+        self.schedule = schedule
         self._rng = rng
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-
-        def lr_factor() -> float:
-            return factor(config.schedule, self.progress)
-
-        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), lr_factor)
+        self._optimizer = ScheduledOptimizer(
+            make_optimizer(self._whole, config.student), self.lr_factor
+        )
         decay = config.student.average
         self._average = MovingAverage(self._whole, decay) if decay else None
 
@@ -138,8 +136,13 @@ class StudentTrainer:
 
     @property
     def progress(self) -> float:
-        share = self._share() if self._stretch is None else self._stretch.share(self.steps)
+        """Share of the schedule that has passed."""
+        share = self.schedule.share if self._stretch is None else self._stretch.share(self.steps)
         return self.plan.progress(share, self.steps)
+
+    def lr_factor(self) -> float:
+        """Factor of the learning rate now."""
+        return self.schedule.at(self.progress)
 
     @property
     def steps_left(self) -> int:
@@ -151,9 +154,9 @@ class StudentTrainer:
     @property
     def steps_due(self) -> int:
         """Steps to take before another image is paid for."""
-        if self._share() >= 1:
+        if self.schedule.share >= 1:
             return self.steps_left
-        return self.plan.steps_due(self._share(), self.steps) if self._held else 0
+        return self.plan.steps_due(self.schedule.share, self.steps) if self._held else 0
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
         """Take the steps due for a fresh batch, the first on the batch itself, others on replayed
@@ -162,7 +165,7 @@ class StudentTrainer:
         Without ``keep`` the batch does not enter the replay, and no replay steps follow.
         """
         before = self.steps
-        share = self._share()
+        share = self.schedule.share
         if self.plan.during is None:
             steps = 1 + self.config.replay_steps
         else:
@@ -184,7 +187,7 @@ class StudentTrainer:
         before = self.steps
         metrics = self._begin()
         self._stretch = self.plan.left_over(before)
-        for _ in range(min(at_most, self.plan.steps_due(self._share(), self.steps))):
+        for _ in range(min(at_most, self.plan.steps_due(self.schedule.share, self.steps))):
             self._begin_round(self.plan.round_at(self.steps))
             metrics |= self._begin() | self._replay_steps(1)
         self._stretch = None
@@ -197,7 +200,7 @@ class StudentTrainer:
         if self.config.rounds:
             ended = self.steps in self.plan.edges[1:]
         else:
-            ended = self._share() >= 1 and not self.steps_left
+            ended = self.schedule.share >= 1 and not self.steps_left
         if not ended or self.steps == self._warned_at or 0 < self._greatest_lr < math.inf:
             return None
         self._warned_at = self.steps
