@@ -26,7 +26,7 @@ from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
-from dfme.files import remove, write_text
+from dfme.files import make_folder, remove, write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -37,7 +37,7 @@ from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.divergence import naming_the_rate
-from dfme.run.evaluation import SHARED, examination_of
+from dfme.run.evaluation import examination_of
 from dfme.run.evaluation_images import shape_of
 from dfme.run.goal import goal_of
 from dfme.run.images_on_record import digests_of, settle_images
@@ -180,10 +180,11 @@ def build_teacher(
 
 
 def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
-    """What makes a teacher of one's own share its answers with the other runs of an audit."""
-    folder = Path(job.config.out or "").parent / SHARED
-    if job.teacher.kind in KINDS or not folder.is_dir():
+    """What makes a custom teacher share its answers with other runs."""
+    if job.teacher.kind in KINDS or job.config.shared_answers is None:
         return None
+    folder = Path(job.config.shared_answers)
+    make_folder(folder)
 
     def shared(teacher: Teacher) -> Teacher:
         if teacher.info.stateful or teacher.info.remote:
@@ -195,11 +196,11 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
     return shared
 
 
-def spared_images(runs: Path) -> int:
-    """Images that the runs of an audit, in a directory, had answers to since another run had
+def spared_images(shared: Path) -> int:
+    """Images that runs which share answers in a folder had answers to since another run had
     asked.
     """
-    return spared((runs / SHARED).glob("*.sqlite"))
+    return spared(shared.glob("*.sqlite"))
 
 
 def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:

@@ -129,17 +129,7 @@ class Run:
         ):  # whose cost the check decides
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
-            recorded = (
-                self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
-            )
-            if not self.examination.prepare(
-                None if recorded else self.directory.path.parent, self.facts
-            ):
-                self.recorder.note(
-                    "evaluation: its answers are those that another attack asked for"
-                )
-            for line in verdict.teacher_warnings(self.classified()):
-                self.recorder.note(f"warning: {line}")
+            self._ask_about(self.examination)
         for line in self.method.prepare():
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
@@ -181,6 +171,17 @@ class Run:
                 f"{left}"
             )
         return self.deliver(finished)
+
+    def _ask_about(self, examination: EvaluationSet) -> None:
+        """Ask the teacher about the evaluation images, unless the answers are there already."""
+        folder = self.job.config.shared_answers
+        on_record = self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
+        if not examination.prepare(
+            None if folder is None or on_record else Path(folder), self.facts
+        ):
+            self.recorder.note("evaluation: its answers are those that another run asked for")
+        for line in verdict.teacher_warnings(self.classified()):
+            self.recorder.note(f"warning: {line}")
 
     def heard(
         self, callback: Callable[..., object], queries: int, metrics: dict[str, float]
