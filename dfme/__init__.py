@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dfme.cli.teacher_side import Detector as Detector
     from dfme.cli.teacher_side import Guard as Guard
-    from dfme.compute import evaluating as evaluating
+    from dfme.compute.modes import evaluating as evaluating
     from dfme.config.defences import Facts as Facts
     from dfme.config.fields import Count as Count
     from dfme.config.fields import Positive as Positive
@@ -58,7 +58,7 @@ _PUBLIC = {
     "TeacherInfo": "dfme.spec",
     "Unanswered": "dfme.errors",
     "UserError": "dfme.errors",
-    "evaluating": "dfme.compute",
+    "evaluating": "dfme.compute.modes",
     "extract": "dfme.run.api",
     "load_student": "dfme.run.student_file",
 }

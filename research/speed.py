@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, choose_device, deterministic, device_name
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device, deterministic, device_name
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.errors import RunError
 from dfme.spec import Teacher
 from dfme.teachers.label_modes import Wrapper
 
-Ask = Callable[[Tensor], Tensor]
+AskTeacher = Callable[[Tensor], Tensor]
 LOGGER = logging.getLogger("dfme")
 
 SAID_AFTER = 2.0  # seconds of waiting for another run
@@ -51,7 +51,7 @@ class AskedOnce(Wrapper):
     for a file that cannot be read or written, and for one that another run holds for too long.
     """
 
-    def __init__(self, teacher: Teacher, file: Path, metered: Ask | None = None) -> None:
+    def __init__(self, teacher: Teacher, file: Path, metered: AskTeacher | None = None) -> None:
         super().__init__(teacher)
         self._file = file
         self._metered = metered
@@ -61,10 +61,10 @@ class AskedOnce(Wrapper):
         with _opened(file):
             pass  # the tables are there from now on
 
-    def _answers(self, images: Tensor, ask: Ask) -> Tensor:
+    def _answers(self, images: Tensor, ask: AskTeacher) -> Tensor:
         return self._shared(images, self._metered or ask, charged=False)
 
-    def _shared(self, images: Tensor, ask: Ask, charged: bool) -> Tensor:
+    def _shared(self, images: Tensor, ask: AskTeacher, charged: bool) -> Tensor:
         """The answers, new ones by ``ask``; ``charged``: a ledger has all of the images."""
         most = len(images)
         if self._seconds_per_image:
@@ -73,7 +73,7 @@ class AskedOnce(Wrapper):
             return self._part(images, ask, charged)
         return torch.cat([self._part(part, ask, charged) for part in images.split(most)])
 
-    def _part(self, images: Tensor, ask: Ask, charged: bool) -> Tensor:
+    def _part(self, images: Tensor, ask: AskTeacher, charged: bool) -> Tensor:
         """The answers to images for which the file is held once."""
         codes = [
             hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()
@@ -107,7 +107,7 @@ class AskedOnce(Wrapper):
             ) from None
         return torch.from_numpy(values.copy()).to(images.device)
 
-    def _ask(self, images: Tensor, ask: Ask) -> Tensor:
+    def _ask(self, images: Tensor, ask: AskTeacher) -> Tensor:
         """The answers of ``ask``, and how long it takes for one."""
         started = time.monotonic()
         raw = ask(images)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dfme.answers.advice import what_to_do
-from dfme.compute import DeferredChecks, on_accelerator
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import on_accelerator
 from dfme.errors import TeacherError
 from dfme.spec import LabelMode
 

@@ -85,7 +85,7 @@ def price_problems(kind: str, key: str) -> Iterator[Problem]:
 
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str, **more: Any) -> Teacher:
     """The teacher, on a device as the flag names it; ``more`` goes on to ``make_teacher``."""
-    from dfme.compute import choose_device
+    from dfme.compute.device import choose_device
     from dfme.teachers.build import make_teacher
 
     return make_teacher(config, options, choose_device(device), **more)
@@ -200,7 +200,7 @@ def benign_meter(
     if config.kind in KINDS:
         yield None
         return
-    from dfme.compute import DeferredChecks
+    from dfme.compute.deferred import DeferredChecks
     from dfme.run.build import build_oracle, facts_of
     from dfme.run.directory import RunDirectory
     from dfme.teachers.asked_once import AskedOnce
@@ -242,7 +242,7 @@ def bills(
 
     Milliseconds are not measured behind a ``meter``, where answers come from memory.
     """
-    from dfme.compute import choose_device
+    from dfme.compute.device import choose_device
     from dfme.queries.programs import ProceduralImages
     from dfme.report.facts import wilson_interval
     from dfme.run.build import build_teacher

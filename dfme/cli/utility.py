@@ -101,7 +101,7 @@ def measure(
 ) -> None:
     """Measure the bill of each stack, print the tables, and keep them with the picture."""
     from dfme import __version__
-    from dfme.compute import choose_device, device_name
+    from dfme.compute.device import choose_device, device_name
     from dfme.files import write_text
     from dfme.report.terminal import columns
     from dfme.run.directory import RunDirectory

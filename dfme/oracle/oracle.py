@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class, unanswered, unmarked
-from dfme.compute import DeferredChecks, on_accelerator
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
 from dfme.files import AppendFile, whole_lines

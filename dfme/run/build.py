@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import Reader
-from dfme.compute import (
-    DeferredChecks,
-    choose_device,
-    deterministic,
-    device_name,
-    validate_like,
-    within_memory,
-)
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device, deterministic, device_name, within_memory
+from dfme.compute.state import validate_like
 from dfme.config.defences import parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import Job
@@ -54,8 +49,9 @@ from dfme.run.opening import (
     take_up_threads,
     tell_finished,
 )
-from dfme.run.parts import build_parts, require_room, sized, take_threads
+from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
+from dfme.run.threads import take_threads
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS

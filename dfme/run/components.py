@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, on_accelerator
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import on_accelerator
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError

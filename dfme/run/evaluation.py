@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import top_class, unanswered
-from dfme.compute import validate_like
+from dfme.compute.state import validate_like
 from dfme.data import ImageSet
 from dfme.errors import Unserved
 from dfme.files import make_folder

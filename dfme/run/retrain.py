@@ -11,7 +11,8 @@ import torch
 from dfme import __version__
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
-from dfme.compute import choose_device, device_name, validate_like, within_memory
+from dfme.compute.device import choose_device, device_name, within_memory
+from dfme.compute.state import validate_like
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping

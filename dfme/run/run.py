@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from dfme import __version__
-from dfme.compute import DeferredChecks, device_name, evaluating, validate_like
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import device_name
+from dfme.compute.modes import evaluating
+from dfme.compute.state import validate_like
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import cut_to
-from dfme.compute import DeferredChecks, choose_device
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import UserError

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import SGD, Adam, validate_like
+from dfme.compute.optimizers import SGD, Adam
+from dfme.compute.state import validate_like
 from dfme.config.settings import ScheduleConfig, StudentConfig
 
 

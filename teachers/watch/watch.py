@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks, copied, defaults_kept, validate_like
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modes import defaults_kept
+from dfme.compute.state import copied, validate_like
 from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dfme.cli.main import main
-from dfme.compute import deterministic
+from dfme.compute.device import deterministic
 from dfme.config.gone import GONE
 from dfme.errors import DfmeError, UserError
 
