@@ -93,7 +93,7 @@ def custom_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
 
 def make(config: TeacherConfig, options: Mapping[str, Any], device: str, **more: Any) -> Teacher:
     """The teacher, on a device as the flag names it; ``more`` goes on to ``make_teacher``."""
-    from dfme.compute import choose_device
+    from dfme.compute.device import choose_device
     from dfme.teachers.build import make_teacher
 
     return make_teacher(config, options, choose_device(device), **more)
@@ -160,7 +160,7 @@ class _Tools:
         self._job = job
 
     def teacher(self, config: TeacherConfig, meter: Metering | None, /) -> Teacher:
-        from dfme.compute import choose_device
+        from dfme.compute.device import choose_device
         from dfme.run.build import build_teacher
 
         job = replace(self._job, teacher=config)
@@ -183,7 +183,7 @@ class _Tools:
     @contextmanager
     def meter(self, folder: Path, /) -> Iterator[Metering]:
         """Each image is asked once, also after a stop, and recorded as ``benign``."""
-        from dfme.compute import DeferredChecks
+        from dfme.compute.deferred import DeferredChecks
         from dfme.run.build import build_oracle, facts_of
         from dfme.run.directory import RunDirectory
         from dfme.teachers.asked_once import AskedOnce

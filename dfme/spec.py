@@ -236,7 +236,9 @@ class TeacherInfo:
     cut them. ``undefended``: the same teacher without defences, for evaluation images; ``preview``
     gives what an honest user would be answered now, and changes no state. ``watch`` has
     ``report()`` for summary.json and ``drain()`` for watch.jsonl. ``network`` is one of ours in
-    this process. ``report_uncharged`` is given what records images that no ledger charges.
+    this process. ``charged``
+    is called in place of the teacher for images that a ledger has charged already, and
+    ``report_uncharged`` is given what records the others; both of a custom teacher alone.
     """
 
     device: str = "cpu"
@@ -251,6 +253,7 @@ class TeacherInfo:
     preview: Callable[[Tensor], Tensor] | None = None
     watch: Any = None
     network: Module | None = None
+    charged: Callable[[Tensor], Any] | None = None
     report_uncharged: Callable[[Callable[[int], object]], None] | None = None
 
     @property

@@ -103,10 +103,10 @@ killed() { # WORDS: a run killed once half is spent, which `once` goes on with
     printf '%s\t%s\t%s\n' $? $((SECONDS - began)) "killed after $spent queries" >>"$folder/commands.tsv"
 }
 step_tests() { try pytest "$python" -m pytest -m gpu -n 0 "${tests[@]}" || [ $? = 1 ]; }
-step_students() { # by --deterministic: twice, killed, by CUDA graphs
+step_students() { # by --deterministic: twice, and killed
     local words=("${same[@]}" --budget $((2 * half)) --deterministic true --checkpoint-seconds 1)
     once eager "${words[@]}" && once again "${words[@]}" && killed "${words[@]}" &&
-        once killed "${words[@]}" && { [ -n "${TOY:-}" ] || once graphs "${words[@]}" --graphs true; }
+        once killed "${words[@]}"
 }
 step_bench() { try bench "$python" -m research.bench "${bench[@]}"; }
 step_gradients() {
@@ -127,13 +127,9 @@ step_frugal() { # TASK
 step_quick() { taught "$1" && several audit "${on[@]}" "${net[@]}" --profile quick "${quick[@]}"; }
 step_standard() { taught "$1" && several audit "${on[@]}" "${net[@]}" --profile standard "${standard[@]}"; }
 step_speed() { # ours against the published loop; what is new would be the default where it wins
-    local way options
-    for way in ieee tf32 ieee_graphs tf32_graphs; do
-        [[ -z ${TOY:-} || $way != *graphs ]] || continue
-        options=graphs=$([[ $way == *graphs ]] && echo true || echo false)
-        [[ $way == ieee* ]] || options+=,estimator.arithmetic=tf32,teacher.precision=tf32
-        try "$way" "$python" -m research.bench "${speed[@]}" --options "$options" || return
-    done
+    try ieee "$python" -m research.bench "${speed[@]}" &&
+        try tf32 "$python" -m research.bench "${speed[@]}" \
+            --options estimator.arithmetic=tf32,teacher.precision=tf32
 }
 for name in "${wanted[@]}"; do
     folder=$out/$name

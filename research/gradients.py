@@ -10,7 +10,7 @@ import torch
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
-from dfme.compute import device_name, within_memory
+from dfme.compute.device import device_name, within_memory
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import narrowed

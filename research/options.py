@@ -52,7 +52,8 @@ class BenchConfig:
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
     options: tuple[str, ...] = ()
-    """options of a run that the loop is timed with, such as graphs=true,teacher.precision=bf16"""
+    """options of a run that the loop is timed with, such as
+    deterministic=true,teacher.precision=bf16"""
 
 
 def _require_stages(shares: tuple[float, ...]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating
+from dfme.compute.modes import evaluating
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
 from dfme.nets.generators import Generator

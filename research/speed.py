@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, choose_device, deterministic, device_name
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device, deterministic, device_name
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import build, options_of
 from dfme.errors import UserError
-from dfme.graphs import GraphedForward
 from dfme.methods.base import Method
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
@@ -127,8 +127,6 @@ class Work:
             oracle = build_oracle(job, self.teacher, directory, {}, deferred)
             method = build_method(job, build_components(job, self.nets, oracle, streams, deferred))
             assert method.cost == self.queries
-            if job.config.graphs:
-                GraphedForward(self.network.network, "the teacher")
             method.prepare()
             with Recorder(directory.path, UNSPENT, {}, job.config.wandb, quiet=True) as recorder:
                 parts = method, oracle, _NoExamination(), recorder, progress, deferred

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.config.settings import Job
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash, carried

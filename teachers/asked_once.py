@@ -10,18 +10,21 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.answers.reading import CHARGED, read_answers
-from dfme.compute import DeferredChecks
+from dfme.answers.reading import read_answers
+from dfme.compute.deferred import DeferredChecks
 from dfme.errors import RunError
 from dfme.spec import Teacher
 from dfme.teachers.label_modes import Wrapper
 
+AskTeacher = Callable[[Tensor], Tensor]
 LOGGER = logging.getLogger("dfme")
 
 SAID_AFTER = 2.0  # seconds of waiting for another run
@@ -48,25 +51,29 @@ class AskedOnce(Wrapper):
     for a file that cannot be read or written, and for one that another run holds for too long.
     """
 
-    def __init__(
-        self, teacher: Teacher, file: Path, metered: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
+    def __init__(self, teacher: Teacher, file: Path, metered: AskTeacher | None = None) -> None:
         super().__init__(teacher)
         self._file = file
-        self._metered = metered or teacher
+        self._metered = metered
+        charged = metered or teacher.info.charged or teacher
+        self.info = replace(self.info, charged=partial(self._shared, ask=charged, charged=True))
         self._seconds_per_image = 0.0
         with _opened(file):
             pass  # the tables are there from now on
 
-    def _answers(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> Tensor:
+    def _answers(self, images: Tensor, ask: AskTeacher) -> Tensor:
+        return self._shared(images, self._metered or ask, charged=False)
+
+    def _shared(self, images: Tensor, ask: AskTeacher, charged: bool) -> Tensor:
+        """The answers, new ones by ``ask``; ``charged``: a ledger has all of the images."""
         most = len(images)
         if self._seconds_per_image:
             most = min(most, max(1, int(HELD / self._seconds_per_image)))
         if most == len(images):
-            return self._part(images)
-        return torch.cat([self._part(part) for part in images.split(most)])
+            return self._part(images, ask, charged)
+        return torch.cat([self._part(part, ask, charged) for part in images.split(most)])
 
-    def _part(self, images: Tensor) -> Tensor:
+    def _part(self, images: Tensor, ask: AskTeacher, charged: bool) -> Tensor:
         """The answers to images for which the file is held once."""
         codes = [
             hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()
@@ -75,7 +82,7 @@ class AskedOnce(Wrapper):
             known = _read(kept, codes, self._file)
             new = {code: at for at, code in enumerate(codes) if code not in known}
             if new:
-                raw = self._ask(images[[*new.values()]])
+                raw = self._ask(images[[*new.values()]], ask)
                 form = len(new), self.num_classes, self.label_mode
                 try:
                     answers = read_answers(
@@ -86,7 +93,7 @@ class AskedOnce(Wrapper):
                 fresh = {code: answer.tobytes() for code, answer in zip(new, answers, strict=True)}
                 _keep(kept, fresh)
                 known |= fresh
-            if CHARGED.get():  # a ledger has all of them
+            if charged:
                 kept.execute("INSERT INTO spared VALUES (?)", (len(codes) - len(new),))
         labels = self.label_mode.kind == "label"
         shape = (len(codes),) if labels else (len(codes), self.num_classes)
@@ -100,10 +107,10 @@ class AskedOnce(Wrapper):
             ) from None
         return torch.from_numpy(values.copy()).to(images.device)
 
-    def _ask(self, images: Tensor) -> Tensor:
-        """The teacher's answers, and how long it takes for one."""
+    def _ask(self, images: Tensor, ask: AskTeacher) -> Tensor:
+        """The answers of ``ask``, and how long it takes for one."""
         started = time.monotonic()
-        raw = self._metered(images)
+        raw = ask(images)
         self._seconds_per_image = (time.monotonic() - started) / len(images)
         return raw
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import defaults_kept
+from dfme.compute.modes import defaults_kept
 from dfme.config.defences import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.advice import add_up_to
-from dfme.answers.reading import CHARGED, NEGATIVE, PartialAnswers, as_tensor
-from dfme.compute import defaults_kept
+from dfme.answers.reading import NEGATIVE, PartialAnswers, as_tensor
+from dfme.compute.modes import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import TeacherError, UserError
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
@@ -79,12 +79,15 @@ class CustomTeacher:
             undefended=self._answering(info.undefended),
             preview=self._answering(info.preview),
             watch=info.watch,
+            charged=self._answer,
             report_uncharged=self._uncharged.report_to,
         )
 
     def __call__(self, images: Tensor, /) -> Any:
-        if not CHARGED.get():
-            self._uncharged.record(len(images))
+        self._uncharged.record(len(images))
+        return self._answer(images)
+
+    def _answer(self, images: Tensor) -> Any:
         with defaults_kept("teacher", TeacherError):
             answer = self._call(images)
         return self._read(answer)
@@ -102,6 +105,7 @@ class CustomTeacher:
             return None
         other = copy(self)
         other._call = call
+        other.info = replace(self.info, charged=other._answer)
         return other
 
     def _read(self, answer: object) -> Any:

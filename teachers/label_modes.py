@@ -6,6 +6,7 @@ A mode only ever reveals less: logits > probabilities > rounded probabilities > 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +74,12 @@ class Wrapper:
         self.spec = teacher.spec
         self.num_classes = teacher.num_classes
         self.label_mode = teacher.label_mode
-        self.info = replace(teacher.info, remote=self if teacher.info.remote else None)
+        charged = teacher.info.charged
+        self.info = replace(
+            teacher.info,
+            remote=self if teacher.info.remote else None,
+            charged=partial(self._answers, ask=charged) if charged else None,
+        )
         self.wire = teacher.info.wire
         self.close = teacher.info.close
 

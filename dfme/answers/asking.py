@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from dfme.answers.reading import NO_ANSWER, top_class, unanswered
 from dfme.answers.recover import Recovery, known_map, make_recovery
-from dfme.compute import on_accelerator
+from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import UserError
 from dfme.spec import LabelMode

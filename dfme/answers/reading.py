@@ -4,7 +4,6 @@ it.
 
 import math
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dfme.answers.advice import what_to_do
-from dfme.compute import DeferredChecks, on_accelerator
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import on_accelerator
 from dfme.errors import TeacherError
 from dfme.spec import LabelMode
 
@@ -22,9 +22,6 @@ NO_LABEL = -1  # stands for the label of scores that are NaN; no teacher may ans
 NO_ANSWER = -2  # marks an image to which a service named no class; its row of scores is all NaN
 UNKNOWN_CLASS = -3  # it named what is none of the classes; its row of scores is all minus infinity
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-CHARGED: ContextVar[bool] = ContextVar("charged", default=False)
-"""Whether the images that a teacher is asked for now are in a ledger already."""
 
 Verdict = tuple[Tensor, Callable[[], str]]
 """Whether all is well, a boolean scalar on the answers' device, and what came if it is not."""

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from dfme.answers.maps import map_of
 from dfme.answers.reading import cut_to
-from dfme.compute import Adam
+from dfme.compute.optimizers import Adam
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import parse_defences, stated
 from dfme.errors import UserError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfme.answers.reading import CHARGED, NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, read_answers
-from dfme.compute import DeferredChecks
+from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, read_answers
+from dfme.compute.deferred import DeferredChecks
 from dfme.errors import BudgetExhausted, DfmeError, Misfit, TeacherError, Unusable
 from dfme.spec import Teacher
 
@@ -31,6 +31,7 @@ class TeacherCall:
         self._run = run
         self._device = device
         self._remote = teacher.info.remote
+        self._ask = teacher.info.charged or teacher
         self.needs_key = self._remote is not None
         self.unknown_names = Counter[str]()
         self.fits: Callable[[], bool] = lambda: True
@@ -84,12 +85,11 @@ class TeacherCall:
         self.tells_more = True
 
     def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
-        before = CHARGED.set(True)
         try:
             with torch.no_grad(), torch.autocast(query_BCHW.device.type, enabled=False):
                 asked_BCHW = query_BCHW.clone()  # a teacher may write into it, and be asked again
                 if self._remote is None:
-                    return self._teacher(asked_BCHW)
+                    return self._ask(asked_BCHW)
                 return self._remote.ask(asked_BCHW, self._key(position, code))
         except (
             BaseException
@@ -105,8 +105,6 @@ class TeacherCall:
                 f"raised {name}: {' '.join(str(error).split())[:500]}",
                 f"raised {name}",
             ) from error
-        finally:
-            CHARGED.reset(before)
 
     def _key(self, position: int, code: bytes) -> str:
         """Seed that is the same for every attempt at the same images at the same place of the same

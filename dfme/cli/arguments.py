@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
+from dfme.config.gone import GONE
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import (
     MAX_LETTERS,
@@ -272,6 +273,8 @@ class Arguments:
         section = key.partition(".")[0]
         of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
         of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
+        if key in GONE:
+            return GONE[key]
         close = nearest(key, self.options)
         hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
         return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"

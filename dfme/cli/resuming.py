@@ -39,6 +39,7 @@ PLACES = frozenset(
         "twin",
         "log",
         "pair",
+        "shared_answers",
     }
 )
 """Last parts of keys that name files or folders."""

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfme.compute import choose_device
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError

@@ -104,7 +104,7 @@ def measure(
     config: UtilityConfig, job: Job, stacks: Mapping[str, tuple[str, ...]], command: str
 ) -> None:
     """Measure the bill of each stack, print the tables, and keep them with the picture."""
-    from dfme.compute import choose_device, device_name
+    from dfme.compute.device import choose_device, device_name
     from dfme.report.terminal import columns
     from dfme.run.directory import RunDirectory
 

@@ -295,14 +295,14 @@ class ExtractConfig:
     on a CPU that has instructions for it, else fp32; estimates are always fp32"""
     channels_last: Literal["auto", "yes", "no"] = "auto"
     """memory format of convolutions; auto picks it where it is faster"""
-    graphs: bool = False
-    """replay student, generator and local teacher as CUDA graphs: faster, most of all for small
-    images
-    """
     deterministic: bool = False
     """on a GPU only kernels that give the same bits every time, as a CPU's do anyway"""
     checkpoint_seconds: NotNegative = 60.0
     """least time between two checkpoints, in seconds"""
+    shared_answers: str | None = None
+    """folder in which runs share a teacher's answers to evaluation images, and all answers of a
+    custom teacher in this process, so that no image is asked twice (audits say one); none: share
+    none"""
     fsync: bool = False
     """wait for the disk before a request is sent and its answer used, for a power cut or a lost
     node

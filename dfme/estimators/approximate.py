@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import with_answers
-from dfme.compute import evaluating
+from dfme.compute.modes import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator

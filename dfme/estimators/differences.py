@@ -15,7 +15,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.config.estimator_settings import Form
 from dfme.errors import SeamError, UserError
 from dfme.estimators.base import Estimator, ImageFunction, Objective

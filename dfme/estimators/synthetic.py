@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
-from dfme.compute import Adam, validate_like
+from dfme.compute.optimizers import Adam
+from dfme.compute.state import validate_like
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import with_answers
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.query_settings import QueriesConfig
 from dfme.nets.generators import GeneratorNet

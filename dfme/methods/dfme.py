@@ -3,7 +3,7 @@
 B images in a batch, C channels, H height, W width, Z latent size, m directions.
 """
 
-from dfme.compute import Adam
+from dfme.compute.optimizers import Adam
 from dfme.estimators.differences import check_upstream
 from dfme.methods.base import Components, Metrics
 from dfme.methods.configs import DfmeConfig

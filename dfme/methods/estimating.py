@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from dfme.compute import evaluating
+from dfme.compute.modes import evaluating
 from dfme.estimators.approximate import ApproximateGradients
 from dfme.estimators.base import Estimate, Objective
 from dfme.estimators.preflight.measure import Channel

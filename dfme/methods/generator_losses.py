@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dfme.compute import Adam, evaluating
+from dfme.compute.modes import evaluating
+from dfme.compute.optimizers import Adam
 from dfme.methods.base import Components, Method, Metrics
 from dfme.nets.generators import discriminator, gradient_norms
 from dfme.randomness import derived_seed

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import SGD, validate_like
+from dfme.compute.optimizers import SGD
+from dfme.compute.state import validate_like
 from dfme.errors import UserError
 from dfme.estimators.differences import check_upstream
 from dfme.estimators.preflight.choose import needs_preflight

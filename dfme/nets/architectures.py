@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dfme.compute import on_accelerator
+from dfme.compute.device import on_accelerator
 
 
 class SteadyBatchNorm2d(nn.BatchNorm2d):

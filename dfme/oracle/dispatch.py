@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.teacher_call import TeacherCall
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.errors import (
     BatchTooLarge,
     BudgetExhausted,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class, unanswered, unmarked
-from dfme.compute import DeferredChecks, on_accelerator
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
 from dfme.files import AppendFile, whole_lines
@@ -131,6 +132,11 @@ class Oracle:
     def images_counted(self) -> int:
         """Images charged; the whole budget once what is left of it is too little for one more."""
         return self.ledger.spent if self.remaining else self.ledger.budget
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that counts as spent, 0 to 1."""
+        return self.images_counted / self.ledger.budget
 
     @property
     def on_own_accelerator(self) -> bool:

@@ -13,21 +13,15 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import Reader
-from dfme.compute import (
-    DeferredChecks,
-    choose_device,
-    deterministic,
-    device_name,
-    validate_like,
-    within_memory,
-)
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device, deterministic, device_name, within_memory
+from dfme.compute.state import validate_like
 from dfme.config.defences import parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
-from dfme.files import remove, write_text
-from dfme.graphs import GraphedForward, release
+from dfme.files import make_folder, remove, write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -38,7 +32,7 @@ from dfme.run.checkpoint import explain_load_errors
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.divergence import naming_the_rate
-from dfme.run.evaluation import SHARED, examination_of
+from dfme.run.evaluation import examination_of
 from dfme.run.evaluation_images import shape_of
 from dfme.run.goal import goal_of
 from dfme.run.images_on_record import digests_of, settle_images
@@ -55,8 +49,9 @@ from dfme.run.opening import (
     take_up_threads,
     tell_finished,
 )
-from dfme.run.parts import build_parts, require_room, sized, take_threads
+from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
+from dfme.run.threads import take_threads
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
@@ -181,10 +176,11 @@ def build_teacher(
 
 
 def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
-    """What makes a teacher of one's own share its answers with the other runs of an audit."""
-    folder = Path(job.config.out or "").parent / SHARED
-    if job.teacher.kind in KINDS or not folder.is_dir():
+    """What makes a custom teacher share its answers with other runs."""
+    if job.teacher.kind in KINDS or job.config.shared_answers is None:
         return None
+    folder = Path(job.config.shared_answers)
+    make_folder(folder)
 
     def shared(teacher: Teacher) -> Teacher:
         if teacher.info.stateful or teacher.info.remote:
@@ -196,11 +192,11 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
     return shared
 
 
-def spared_images(runs: Path) -> int:
-    """Images that the runs of an audit, in a directory, had answers to since another run had
+def spared_images(shared: Path) -> int:
+    """Images that runs which share answers in a folder had answers to since another run had
     asked.
     """
-    return spared((runs / SHARED).glob("*.sqlite"))
+    return spared(shared.glob("*.sqlite"))
 
 
 def facts_of(job: Job, teacher: Teacher) -> dict[str, Any]:
@@ -300,10 +296,6 @@ def open_run(
         notes.append(f"inferred, since no flag says: {'; '.join(inferred)}")
     parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
     run = Run(job, facts, *parts, device, nets.arch, goal, notes, found=found)
-    if job.config.graphs:
-        if (network := teacher.info.network) is not None:  # a teacher of ours in this process
-            GraphedForward(network, "the teacher")
-        held.callback(release, [*nets.students, nets.generator, network])
     if state:
         with explain_load_errors(directory.checkpoint):
             run.load_state_dict(state)

@@ -1,6 +1,5 @@
 """Networks, students, replay and query sources of a job, and the method that works with them."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import DeferredChecks, on_accelerator
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import on_accelerator
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import UserError
 from dfme.estimators.preflight.choose import needs_preflight
-from dfme.graphs import GraphedForward, require_gpu
 from dfme.methods import METHODS, entry_of
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
@@ -29,7 +28,7 @@ from dfme.randomness import Streams, derived_seed
 from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from dfme.students.optimizers import factor
+from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
@@ -156,10 +155,6 @@ def _place(net: nn.Module, config: ExtractConfig, device: torch.device) -> nn.Mo
         config.channels_last != "no"
     ):  # measured to be faster on a CPU (docs/results/speed.md) and a GPU
         net.to(memory_format=torch.channels_last)
-    if config.graphs:
-        require_gpu(device)
-        # what is captured runs on streams of its own, and waits for the others
-        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
     return net
 
 
@@ -168,13 +163,13 @@ def build_trainer(
     students: Sequence[nn.Module],
     mode: LabelMode,
     replay: Replay | None,
-    share: Callable[[], float],
+    schedule: Schedule,
     rng: Streams,
     fresh: Callable[[int], list[nn.Module]] | None = None,
 ) -> StudentTrainer:
-    """The students' training on answers in ``mode``; ``share``: of the budget that is spent."""
+    """The students' training on answers in ``mode``."""
     distance = make_distance(config.answers.loss(config.student.loss), mode)
-    return StudentTrainer(config, students, distance, replay, share, rng["augment"], fresh)
+    return StudentTrainer(config, students, distance, replay, schedule, rng["augment"], fresh)
 
 
 def build_components(
@@ -198,15 +193,8 @@ def build_components(
     mode = oracle.label_mode
     replay = build_replay(job, spec, rng, directory)
     draw = procedural_images(job, spec)
-
-    def share() -> float:
-        return oracle.images_counted / oracle.ledger.budget
-
-    students = build_trainer(config, nets.students, mode, replay, share, rng, nets.fresh)
-    if config.graphs:
-        students.use_graphs()
-        if nets.generator is not None:
-            GraphedForward(nets.generator, "the generator", with_gradient=True)
+    schedule = Schedule(config.schedule, oracle)
+    students = build_trainer(config, nets.students, mode, replay, schedule, rng, nets.fresh)
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)
@@ -229,7 +217,7 @@ def build_components(
         queries=queries,
         rng=rng,
         deferred=deferred,
-        lr_factor=lambda: factor(config.schedule, share()),
+        lr_factor=schedule.factor,
         estimator=job.estimator,
         sources=job.queries,
         pool=pool,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import evaluating
+from dfme.compute.modes import evaluating
 from dfme.config.settings import StudentConfig
 from dfme.errors import DfmeError, TeacherError
 from dfme.methods.base import Method

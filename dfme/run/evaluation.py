@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import top_class, unanswered
-from dfme.compute import validate_like
+from dfme.compute.state import validate_like
 from dfme.data import ImageSet
 from dfme.errors import Unserved
 from dfme.files import make_folder
@@ -27,11 +27,6 @@ from dfme.run.lock import wait_for_lock
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Coding
-
-SHARED = ".evaluation"
-"""A folder beside run directories, made by an audit: its runs share the answers to the evaluation
-images.
-"""
 
 AskTeacher = Callable[[Tensor], Tensor]
 
@@ -149,16 +144,16 @@ class EvaluationSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def prepare(self, runs: Path | None = None, facts: Mapping[str, Any] | None = None) -> bool:
+    def prepare(self, shared: Path | None = None, facts: Mapping[str, Any] | None = None) -> bool:
         """Ask the teacher, unless its answers are there; False if they are those that another run
         asked for.
 
-        ``SHARED`` among the ``runs`` holds them by teacher (``facts`` without defences, which do
-        not touch them), mode and images. One run asks; the others wait for it.
+        The folder ``shared`` holds them by teacher (``facts`` without defences, which do not touch
+        them), mode and images. One run asks; the others wait for it.
         """
         if self.answers is not None:
             return True
-        if runs is None or facts is None or not (runs / SHARED).is_dir():
+        if shared is None or facts is None:
             assert self.ask is not None, "every answer is on record"
             self._take(torch.cat([self.ask(part) for part in batches(self.images)]))
             return True
@@ -166,7 +161,7 @@ class EvaluationSet:
         code = hashlib.sha256(json.dumps([form, str(self.mode)], sort_keys=True).encode())
         for x_BCHW in batches(self.images):
             code.update(x_BCHW.cpu().numpy().tobytes())
-        kept = runs / SHARED / code.hexdigest()[:16] / "answers.pt"
+        kept = shared / code.hexdigest()[:16] / "answers.pt"
         make_folder(kept.parent)
         with closing(wait_for_lock(kept.parent)):
             if not kept.exists():

@@ -38,6 +38,7 @@ MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     "budget",
     "minutes",
     "checkpoint_seconds",
+    "shared_answers",
     "fsync",
     "wandb",
     "evaluation.download",

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger

@@ -1,8 +1,6 @@
 """Parts of a job before anything is opened or asked: images, networks, and room for their state."""
 
-import copy
 import math
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +10,6 @@ import torch
 from rich.filesize import decimal as size_of
 
 from dfme.answers.asking import Reader
-from dfme.compute import THREADS_GIVEN, worthwhile_threads
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import Job
 from dfme.data import ImageSet
@@ -24,7 +21,6 @@ from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods import METHODS, entry_of
 from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
-from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
 from dfme.run.evaluation_images import evaluation_images
 from dfme.run.recipes import unfit
@@ -84,31 +80,6 @@ def build_parts(
     for note in getattr(pool, "notes", ()):  # none of a pool of somebody's own, or without one
         tell(f"pool: {note}")
     return job, data, pool, build_nets(job, spec, teacher.num_classes, device)
-
-
-def take_threads(job: Job, nets: Nets, spec: ImageSpec) -> list[str]:
-    """Set the number of torch threads that is fastest for this job on a CPU, unless set. A line."""
-    most = torch.get_num_threads()
-    if most == 1 or any(os.environ.get(name) for name in THREADS_GIVEN):
-        return []
-    net = copy.deepcopy(nets.students[0])  # its statistics are nobody's
-    config = job.config
-    images = (
-        config.student.batch(config.images) if keeps_answers(job) else job.method_config.batch_size
-    )
-    x_BCHW = torch.rand(images, *spec.shape, generator=torch.Generator().manual_seed(0))
-
-    def step(count: int) -> None:
-        net.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
-            scores_BK = net(x_BCHW[:count])
-        scores_BK.float().square().mean().backward()
-
-    torch.set_num_threads(taken := worthwhile_threads(step, images, most))
-    return [
-        f"threads: {taken} of {most}, by timing a few steps of the student; OMP_NUM_THREADS=N "
-        "takes N"
-    ]
 
 
 def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from rich.filesize import decimal as size_of
 from torch import nn
 
-from dfme.compute import choose_device
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.estimators.preflight.measure import preflight_calls
 from dfme.methods.base import Ask, Method, in_batches
@@ -27,9 +27,9 @@ from dfme.run.parts import (
     require_room,
     runs_preflight,
     sized,
-    take_threads,
 )
 from dfme.run.scores import evaluation_batch
+from dfme.run.threads import take_threads
 from dfme.run.timing import method_of, rehearse, within_minutes
 from dfme.run.work import Work
 from dfme.spec import Teacher

@@ -10,7 +10,8 @@ import torch
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
-from dfme.compute import choose_device, device_name, validate_like, within_memory
+from dfme.compute.device import choose_device, device_name, within_memory
+from dfme.compute.state import validate_like
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
@@ -45,6 +46,7 @@ from dfme.run.loop import numbers
 from dfme.run.run import ACCOUNTS
 from dfme.run.student_file import save_student, student_facts
 from dfme.spec import ImageSpec, LabelMode
+from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 from dfme.version import __version__
@@ -177,7 +179,8 @@ def retrain(
             settings, max(1, student.count), paid.spec, paid.num_classes, device
         )
         torch.manual_seed(derived_seed(settings.seed, "global"))
-        trainer = build_trainer(settings, nets, mode, paid.replay, lambda: 1.0, streams)
+        schedule = Schedule(settings.schedule)
+        trainer = build_trainer(settings, nets, mode, paid.replay, schedule, streams)
         with RunDirectory.create(out) as directory:
             seconds, training = _train(settings.student, trainer, examination, tell)
             queries = answered(paid)

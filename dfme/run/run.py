@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dfme.compute import DeferredChecks, device_name, evaluating, validate_like
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import device_name
+from dfme.compute.modes import evaluating
+from dfme.compute.state import validate_like
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
 from dfme.methods.base import Method
@@ -40,7 +43,6 @@ from dfme.run.job import config_hash
 from dfme.run.scores import compare, scores
 from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work
-from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
 from dfme.version import __version__
 
@@ -130,17 +132,7 @@ class Run:
         ):  # whose cost the check decides
             self._remark_on_budget()
         if isinstance(self.examination, EvaluationSet):
-            recorded = (
-                self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
-            )
-            if not self.examination.prepare(
-                None if recorded else self.directory.path.parent, self.facts
-            ):
-                self.recorder.note(
-                    "evaluation: its answers are those that another attack asked for"
-                )
-            for line in verdict.teacher_warnings(self.classified()):
-                self.recorder.note(f"warning: {line}")
+            self._ask_about(self.examination)
         for line in self.method.prepare():
             self.recorder.note(line)
         if self.oracle.service is not None and not self.directory.has_checkpoint:
@@ -176,15 +168,23 @@ class Run:
                 f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
             )
         if finished and self.oracle.remaining and self.goal is not None:
-            left = (
-                "its learning rate at "
-                f"{factor(config.schedule, self.trainer.progress):.0%} of the first"
-            )
+            left = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
             self.recorder.note(
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
                 f"{left}"
             )
         return self.deliver(finished)
+
+    def _ask_about(self, examination: EvaluationSet) -> None:
+        """Ask the teacher about the evaluation images, unless the answers are there already."""
+        folder = self.job.config.shared_answers
+        on_record = self.oracle.ledger.requests and audit(self.directory.ledger).evaluation_queries
+        if not examination.prepare(
+            None if folder is None or on_record else Path(folder), self.facts
+        ):
+            self.recorder.note("evaluation: its answers are those that another run asked for")
+        for line in verdict.teacher_warnings(self.classified()):
+            self.recorder.note(f"warning: {line}")
 
     def heard(
         self, callback: Callable[..., object], queries: int, metrics: dict[str, float]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import largest, top_class
-from dfme.compute import evaluating
+from dfme.compute.modes import evaluating
 from dfme.data import ImageSet
 from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode

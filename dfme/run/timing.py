@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import cut_to
-from dfme.compute import DeferredChecks, choose_device
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import UserError
@@ -89,7 +90,7 @@ def rehearse(
     device = choose_device(job.config.device)
     most = min(job.config.student.replay_capacity, 8 * HELD)
     student = replace(job.config.student, replay_store="memory", replay_capacity=most)
-    own = replace(job, config=replace(job.config, student=student, graphs=False))
+    own = replace(job, config=replace(job.config, student=student))
     try:
         with (
             sketching() as sketch,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from dfme.compute import choose_device
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.methods.base import Method
 from dfme.report.console import Standing, duration

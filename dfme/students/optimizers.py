@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import SGD, Adam, validate_like
+from dfme.compute.optimizers import SGD, Adam
+from dfme.compute.state import validate_like
 from dfme.config.settings import ScheduleConfig, StudentConfig
 
 
@@ -38,12 +39,7 @@ class ScheduledOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, lr_factor: Callable[[], float]) -> None:
         self._optimizer = optimizer
-        self.take_step: Callable[[], object] = (
-            optimizer.step
-        )  # at the learning rate that was set last
-        self.weight_decay: float = optimizer.param_groups[0]["weight_decay"]
         self.rate = 0.0  # of the last step
-        self._rate: Tensor | None = None
         self._lr_factor = lr_factor
         self._base_lr: float = optimizer.param_groups[0]["lr"]
         self._parameters = [
@@ -60,51 +56,19 @@ class ScheduledOptimizer:
             parameter.grad = None
 
     def step(self) -> None:
-        self.set_lr()
-        self.take_step()
-
-    def set_lr(self) -> None:
-        """Use the present learning rate from now on; as float32 for a GPU, as a graph reads it."""
+        """One step at the present learning rate."""
         self.rate = self.lr
-        if self._rate is not None:
-            self._rate.fill_(self.rate)
-        else:
-            on_gpu = self._parameters[0].is_cuda
-            self._set(
-                "lr", torch.tensor(self.rate, dtype=torch.float32).item() if on_gpu else self.rate
-            )
-
-    def stay_in_place(self) -> None:
-        """Moments and learning rate lie for good where a CUDA graph finds them; the numbers
-        stay.
-        """
-        parameter = self._parameters[0]
-        dtype = torch.float32 if parameter.is_cuda else torch.float64
-        self._rate = torch.zeros((), dtype=dtype, device=parameter.device)
-        self._set("lr", self._rate)
-        self._set("capturable", True)  # Adam wants it said; a fused optimiser heeds it nowhere else
-        for number, moments in self._after_a_step().items():
-            zeros = {key: value.zero_() for key, value in moments.items()}
-            self._optimizer.state[self._parameters[number]] = zeros
-
-    @property
-    def learning(self) -> list[Any]:
-        """The parameters that have a gradient."""
-        return [parameter for parameter in self._parameters if parameter.grad is not None]
-
-    @property
-    def moments(self) -> list[Tensor]:
-        """Momentum and running averages of all parameters, where they lie."""
-        return [value for moments in self._optimizer.state.values() for value in moments.values()]
+        self._set("lr", self.rate)
+        self._optimizer.step()
 
     def set_weight_decay(self, value: float) -> None:
-        self.weight_decay = value
         self._set("weight_decay", value)
 
     def forget_moments(self) -> None:
-        """Momentum and running averages start anew, as in a new optimiser, where they lie."""
-        for value in self.moments:
-            value.zero_()
+        """Momentum and running averages start anew, as in a new optimiser."""
+        for moments in self._optimizer.state.values():
+            for value in moments.values():
+                value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """The moments by the number of their parameter, of those that took a step. Settings are no
@@ -140,7 +104,7 @@ class ScheduledOptimizer:
         optimizer.step()
         return {number: dict(optimizer.state[other]) for number, other in enumerate(others)}
 
-    def _set(self, option: str, value: float | Tensor) -> None:
+    def _set(self, option: str, value: float) -> None:
         for group in self._optimizer.param_groups:
             group[option] = value
 
@@ -151,13 +115,37 @@ def gradient_norm(net: nn.Module) -> Tensor:
     return nn.utils.get_total_norm(grads)
 
 
-def factor(config: ScheduleConfig, share: float) -> float:
-    """Factor of a learning rate once ``share`` (0 to 1) of the budget is spent."""
-    if config.kind == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
-    if config.kind == "steps":
-        return float(config.decay ** sum(share >= milestone for milestone in config.milestones))
-    return 1.0
+class Budget(Protocol):
+    """A budget, of which a ``share`` (0 to 1) is spent by now."""
+
+    @property
+    def share(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate's schedule over a budget; without one, all is spent from the start."""
+
+    config: ScheduleConfig
+    budget: Budget | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of the budget that is spent."""
+        return 1.0 if self.budget is None else self.budget.share
+
+    def factor(self) -> float:
+        """Factor of a learning rate now."""
+        return self.at(self.share)
+
+    def at(self, share: float) -> float:
+        """Factor of a learning rate once ``share`` of the budget is spent."""
+        if self.config.kind == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * min(share, 1.0)))
+        if self.config.kind == "steps":
+            passed = sum(share >= milestone for milestone in self.config.milestones)
+            return float(self.config.decay**passed)
+        return 1.0
 
 
 def weight_decay(config: StudentConfig, images: int) -> float:

@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config.settings import ExtractConfig
-from dfme.graphs import Captured, GraphedForward, warn_not_captured
 from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
+    Schedule,
     ScheduledOptimizer,
     StepPlan,
     Stretch,
-    factor,
     gradient_norm,
     make_optimizer,
     weight_decay,
@@ -62,8 +61,8 @@ class StudentTrainer:
     """Trains one or more students: optimiser, replay and, if configured, an EMA of their weights.
 
     Several students learn from the same batches, each by its own loss; one optimiser minimises the
-    sum. ``share`` gives the share of the budget spent: learning rate and number of steps are
-    functions of it. ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of
+    sum. Learning rate and number of steps follow the share of the budget spent, which ``schedule``
+    holds. ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of
     a number to begin with.
     """
 
@@ -73,7 +72,7 @@ class StudentTrainer:
         nets: Sequence[nn.Module],
         distance: Distance,
         replay: Replay | None,
-        share: Callable[[], float],
+        schedule: Schedule,
         rng: torch.Generator,
         fresh: Callable[[int], Sequence[nn.Module]] | None = None,
     ) -> None:
@@ -95,35 +94,15 @@ class StudentTrainer:
         self._greatest_lr = 0.0  # of the round, or of the run without rounds
         self._warned_at = 0
         self.precision = config.precision
-        self._share = share
+        self.schedule = schedule
         self._rng = rng
         self._fresh = fresh
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
-
-        def lr_factor() -> float:
-            return factor(config.schedule, self.progress)
-
-        self._optimizer = ScheduledOptimizer(make_optimizer(self._whole, config.student), lr_factor)
+        self._optimizer = ScheduledOptimizer(
+            make_optimizer(self._whole, config.student), self.lr_factor
+        )
         decay = config.student.average
         self._average = MovingAverage(self._whole, decay) if decay else None
-        self._update: Callable[..., tuple[Tensor, ...]] = self._kernels
-
-    def use_graphs(self) -> None:
-        """Replay forward passes without a gradient from now on, and of a lone student the whole
-        step.
-        """
-        for net in self.nets:
-            GraphedForward(net, "a student")
-        if len(self.nets) > 1:
-            return warn_not_captured("the students' step", "there are several")
-        self._optimizer.stay_in_place()
-        nets = [self._whole] + ([] if self._average is None else [self._average.module])
-
-        def changed() -> list[Tensor]:
-            weights = [each for net in nets for each in (*net.parameters(), *net.buffers())]
-            return weights + self._optimizer.moments
-
-        self._update = Captured("the student's step", self._kernels, changed)
 
     def train_afterwards(self, epochs: int, images: int) -> None:
         """Plan so many passes over ``images`` once all are paid, unless steps are configured."""
@@ -157,8 +136,13 @@ class StudentTrainer:
 
     @property
     def progress(self) -> float:
-        share = self._share() if self._stretch is None else self._stretch.share(self.steps)
+        """Share of the schedule that has passed."""
+        share = self.schedule.share if self._stretch is None else self._stretch.share(self.steps)
         return self.plan.progress(share, self.steps)
+
+    def lr_factor(self) -> float:
+        """Factor of the learning rate now."""
+        return self.schedule.at(self.progress)
 
     @property
     def steps_left(self) -> int:
@@ -170,9 +154,9 @@ class StudentTrainer:
     @property
     def steps_due(self) -> int:
         """Steps to take before another image is paid for."""
-        if self._share() >= 1:
+        if self.schedule.share >= 1:
             return self.steps_left
-        return self.plan.steps_due(self._share(), self.steps) if self._held else 0
+        return self.plan.steps_due(self.schedule.share, self.steps) if self._held else 0
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
         """Take the steps due for a fresh batch, the first on the batch itself, others on replayed
@@ -181,7 +165,7 @@ class StudentTrainer:
         Without ``keep`` the batch does not enter the replay, and no replay steps follow.
         """
         before = self.steps
-        share = self._share()
+        share = self.schedule.share
         if self.plan.during is None:
             steps = 1 + self.config.replay_steps
         else:
@@ -203,7 +187,7 @@ class StudentTrainer:
         before = self.steps
         metrics = self._begin()
         self._stretch = self.plan.left_over(before)
-        for _ in range(min(at_most, self.plan.steps_due(self._share(), self.steps))):
+        for _ in range(min(at_most, self.plan.steps_due(self.schedule.share, self.steps))):
             self._begin_round(self.plan.round_at(self.steps))
             metrics |= self._begin() | self._replay_steps(1)
         self._stretch = None
@@ -216,7 +200,7 @@ class StudentTrainer:
         if self.config.rounds:
             ended = self.steps in self.plan.edges[1:]
         else:
-            ended = self._share() >= 1 and not self.steps_left
+            ended = self.schedule.share >= 1 and not self.steps_left
         if not ended or self.steps == self._warned_at or 0 < self._greatest_lr < math.inf:
             return None
         self._warned_at = self.steps
@@ -296,29 +280,10 @@ class StudentTrainer:
         # walking the modules of a net for nothing costs a hundredth of a small one's step
         if not self._whole.training:
             self._whole.train()
-        self._optimizer.set_lr()
-        self._greatest_lr = max(self._greatest_lr, self._optimizer.rate)  # which NaN is not
-        average = self._average if (self.steps + 1) % self.config.average_every == 0 else None
-        averaged = -1 if average is None else int(average.n_averaged)
-        losses_B, *grads = self._update(
-            images_BCHW, answers, min(averaged, 1), self._optimizer.weight_decay
-        )
-        for parameter, grad in zip(self._optimizer.learning, grads, strict=True):
-            parameter.grad = grad  # of several graphs, those of the one that was replayed
-        if average is not None:
-            average.n_averaged.fill_(averaged + 1)  # the host's, which a graph leaves as it is
-        self.steps += 1
-        return losses_B[: len(images_BCHW)] / len(self.nets)
-
-    def _kernels(
-        self, images_BCHW: Tensor, answers: Tensor, averaged: int, _: float
-    ) -> tuple[Tensor, ...]:
-        """Compute losses and gradients of a step. ``averaged``: 1 if before, 0 if first, else
-        -1.
-        """
+        batch = len(images_BCHW)
         targets = self.distance.target(answers)
         # batch normalisation refuses a lone value per channel; doubled, its mean is the same
-        if len(images_BCHW) == 1:
+        if batch == 1:
             images_BCHW = torch.cat([images_BCHW] * 2)
             targets = torch.cat([targets] * 2)
         self._optimizer.zero_grad()
@@ -333,10 +298,12 @@ class StudentTrainer:
             losses = [self.distance.between(scores_BK, targets) for scores_BK in scores.float()]
             losses_B = torch.stack(losses).sum(dim=0)
         losses_B.mean().backward()
-        self._optimizer.take_step()
-        if self._average is not None and averaged >= 0:
+        self._optimizer.step()
+        self._greatest_lr = max(self._greatest_lr, self._optimizer.rate)  # which NaN is not
+        self.steps += 1
+        if self._average is not None and self.steps % self.config.average_every == 0:
             self._average.update_parameters(self._whole)
-        return losses_B.detach(), *(parameter.grad for parameter in self._optimizer.learning)
+        return losses_B[:batch].detach() / len(self.nets)
 
     def state_dict(self) -> dict[str, Any]:
         plan = self.plan

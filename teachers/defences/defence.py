@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from dfme.answers import maps
 from dfme.answers.reading import read_own
-from dfme.compute import copied, defaults_kept
+from dfme.compute.modes import defaults_kept
+from dfme.compute.state import copied
 from dfme.config.imports import blaming
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, Refused, TeacherError, UserError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from dfme.compute import validate_like
+from dfme.compute.state import validate_like
 from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
@@ -54,6 +54,7 @@ class Defended(Wrapper):
                 f"{option}: {who}: expected a teacher with unrounded scores, got {given}"
             )
         super().__init__(teacher)
+        charged = self.info.charged
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
             raise UserError(
@@ -68,18 +69,19 @@ class Defended(Wrapper):
             undefended=self.undefended,
             preview=self.preview,
             watch=self.watch,
+            charged=charged,
         )
         self._stack: list[Defence] = [
             find_target(DEFENCES.get(it.name, OWN))(it, teacher) for it in defences
         ]
         self._fresh = {each.name: each.state_dict() for each in self._stack}
 
-    def __call__(self, images: Tensor, /) -> Tensor:
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Tensor:
         """Refused where a quota is used up, or an alarm was raised and the watch is to refuse."""
         if self.watch:
             self.watch.admit()
         self.admit(len(images))
-        return self._defended(images)
+        return self._defended(images, ask)
 
     def admit(self, images: int) -> None:
         """Refused where a defence does not answer so many images more."""
@@ -100,7 +102,7 @@ class Defended(Wrapper):
         self.watch = None
         before = self.state_dict()
         try:
-            return self._defended(images)
+            return self._defended(images, self._teacher)
         finally:
             self.load_state_dict(before)
             self.watch = watch
@@ -110,7 +112,8 @@ class Defended(Wrapper):
         given.
         """
         own, found = (
-            each.cpu().double().nan_to_num(nan=-1.0) for each in (self._defended(images), answers)
+            each.cpu().double().nan_to_num(nan=-1.0)
+            for each in (self._defended(images, self._teacher), answers)
         )
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
         if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
@@ -142,10 +145,11 @@ class Defended(Wrapper):
             if each.state
         }
 
-    def _defended(self, images: Tensor) -> Tensor:
+    def _defended(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Tensor:
         wanted = self.label_mode
         watch = self.watch
-        raw, p_BK, distance_B = asked(self._teacher, images, watch.features if watch else None)
+        features = watch.features if watch else None
+        raw, p_BK, distance_B = asked(self._teacher, images, features, ask)
         cut_B = watch.see(images, p_BK, distance_B) if watch else None
         y_BK = p_BK
         plain = reveal(raw, self._teacher.label_mode, wanted)

@@ -107,7 +107,7 @@ class Measuring:
         """``sessions``: by default as many as ``run.py detect`` has. ``other``: images of one more
         stream; ``log``: of a service.
         """
-        from dfme.compute import choose_device
+        from dfme.compute.device import choose_device
         from dfme.teachers.build import make_teacher
         from dfme.teachers.watch.detection import detect
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from dfme.compute import choose_device
+from dfme.compute.device import choose_device
 from dfme.config.imports import name_of
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping

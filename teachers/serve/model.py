@@ -14,7 +14,7 @@ import torch
 from starlette.responses import JSONResponse, Response
 
 from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.errors import Refused, TeacherError
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dfme.compute import SGD, Adam, Seldom, choose_device
+from dfme.compute.device import choose_device
+from dfme.compute.optimizers import SGD, Adam
+from dfme.compute.progress import Seldom
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net

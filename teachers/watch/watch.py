@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
-from dfme.compute import DeferredChecks, copied, defaults_kept, validate_like
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modes import defaults_kept
+from dfme.compute.state import copied, validate_like
 from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError
@@ -34,13 +36,20 @@ NONE_YET = torch.finfo(torch.float64).min
 
 
 def asked(
-    teacher: Teacher, images: Tensor, features: Mahalanobis | None
+    teacher: Teacher,
+    images: Tensor,
+    features: Mahalanobis | None,
+    ask: Callable[[Tensor], Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Answers, their probabilities in float64 and, with ``features``, squared distances."""
+    """Answers, their probabilities in float64 and, with ``features``, squared distances.
+
+    ``ask``: what is called for the answers; None: the teacher.
+    """
+    ask = ask or teacher
     given = teacher.label_mode
     with nullcontext(list[Tensor]()) if features is None else features.listening() as kept:
         raw = read_answers(
-            teacher(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU
+            ask(images), len(images), teacher.num_classes, given, DeferredChecks(), CPU
         )
     p_BK = raw.double().softmax(1) if given == LOGITS else raw
     if given == PROBABILITIES:

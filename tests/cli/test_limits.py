@@ -6,7 +6,7 @@ import pytest
 import torch
 from command_line import SMALL, one_line, run
 
-from dfme.compute import within_memory
+from dfme.compute.device import within_memory
 from dfme.errors import DfmeError
 from dfme.run import parts
 

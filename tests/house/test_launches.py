@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerator import Launches, pretended
 
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.methods.base import Ask
 from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.oracle.ledger import Ledger

@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 import torch
 from counting_teacher import Counting
-from fake_graphs import faked
 from torch import Tensor, nn
-from toys import small_net
 
 from dfme.errors import BudgetExhausted, Refused, Unanswered
-from dfme.graphs import GraphedForward
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.spec import ImageSpec, Teacher, TeacherInfo
+from dfme.spec import Teacher
 from dfme.teachers.custom import wrap_callable
 
 SHAPE = (1, 8, 8)
@@ -102,21 +99,3 @@ def test_names_that_mean_something_else_to_a_teacher_without_info_are_left_alone
     oracle = Oracle(teacher, Ledger(20))
     assert len(oracle(images(3), "evaluation")) == 3
     assert ("teacher" in oracle.state_dict(), oracle.defences) == (False, {})
-
-
-def test_graphs_replay_the_network_inside_and_never_an_answer() -> None:
-    class Networked(Counting):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = small_net(ImageSpec(SHAPE), 10).eval()
-            self.info = TeacherInfo(network=self.network)
-
-        def _scores(self, images: Tensor) -> Tensor:
-            return self.network(images).softmax(1)
-
-    graphed, plain = Networked(), Networked()
-    with faked() as graph, torch.no_grad():
-        GraphedForward(graphed.network, "the teacher")
-        for _ in range(8):
-            assert torch.equal(graphed(images(6)), plain(images(6)))
-        assert graph.replayed > 0

@@ -93,7 +93,7 @@ def test_tables_hold_runs_timings_and_what_is_unfinished(tmp_path: Path) -> None
         (folder / "machine.txt").write_text("commit\nGPU\n")
         (folder / "commands.tsv").write_text("0\t7\tfirst\n124\t540\tsecond\n")
     (tmp_path / "students" / "finished").touch()
-    for name, weight in (("eager", 1.0), ("graphs", 1.25)):
+    for name, weight in (("eager", 1.0), ("again", 1.25)):
         (run := tmp_path / "students" / name).mkdir()
         (run / "summary.json").write_text('{"spent": 30}')
         save_file({"w": torch.tensor([weight])}, run / "student.safetensors")

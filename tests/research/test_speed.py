@@ -54,9 +54,11 @@ def test_the_loop_is_timed_with_any_option_of_a_run() -> None:
     work = speed.Work(speed.CASES["digits_paper"], config, torch.device("cpu"))
     assert work.job.config.deterministic is True
     assert (work.job.estimator.step, work.network.precision) == (0.3, "bf16")
-    with pytest.raises(UserError, match=r"--options: .*did you mean graphs"):
+    with pytest.raises(UserError, match=r"--options: .*did you mean deterministic"):
         speed.Work(
-            speed.CASES["digits_paper"], BenchConfig(options=("graph=true",)), torch.device("cpu")
+            speed.CASES["digits_paper"],
+            BenchConfig(options=("determinstic=true",)),
+            torch.device("cpu"),
         )
 
 

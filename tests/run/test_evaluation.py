@@ -3,6 +3,7 @@ held back.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from small_runs import Metered, break_down, clone, ctrl_c, student
 from torch import nn
 from toys import LinearTeacher, small_net
 
+from dfme.config.settings import Job
 from dfme.errors import RunError, TeacherError, UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import audit
 from dfme.oracle.oracle import Oracle
 from dfme.report.metrics import read_metrics
-from dfme.run.evaluation import SHARED, EvaluationSet, Examination, HoldOut, score_all
+from dfme.run import build
+from dfme.run.evaluation import EvaluationSet, Examination, HoldOut, score_all
 from dfme.run.goal import Goal
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
@@ -80,8 +83,6 @@ def test_runs_of_one_teacher_share_its_answers_and_each_other_teacher_is_asked(t
         on = EvaluationSet("toy", images, None, mode, teacher)
         return on.prepare(tmp_path, facts), on
 
-    (tmp_path / SHARED).mkdir()
-
     asked, first = shared(facts)
     again, second = shared(facts | {"defences": ["mad"]})  # asked undefended
     assert (asked, again, teacher.images) == (True, False, 20)
@@ -90,15 +91,23 @@ def test_runs_of_one_teacher_share_its_answers_and_each_other_teacher_is_asked(t
         assert shared(other)[0]
     assert shared(facts, images=images.flip(0))[0]
     assert teacher.images == 80
-    for path in tmp_path.glob(f"{SHARED}/*/answers.pt"):
+    for path in tmp_path.glob("*/answers.pt"):
         path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(RunError, match=r"answers\.pt"):
         shared(facts)
 
 
 @pytest.mark.integration
-def test_a_run_that_took_its_answers_goes_on_with_them_after_a_stop(tmp_path: Path):
-    (tmp_path / SHARED).mkdir()
+def test_a_run_that_took_its_answers_resumes_with_them_after_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_job = build.run_job
+
+    def sharing(job: Job, **others: Any) -> Any:
+        config = replace(job.config, shared_answers=str(tmp_path / "shared"))
+        return run_job(replace(job, config=config), **others)
+
+    monkeypatch.setattr(build, "run_job", sharing)
     runs = {name: tmp_path / name for name in ("asks", "takes")}
     images = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     asking = Metered()

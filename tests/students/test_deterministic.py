@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dfme.cli.main import main
-from dfme.compute import deterministic
+from dfme.compute.device import deterministic
+from dfme.config.gone import GONE
 from dfme.errors import DfmeError, UserError
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"
@@ -74,12 +75,10 @@ def test_an_operation_that_does_not_repeat_ends_the_run_in_one_line() -> None:
         raise RuntimeError("another")
 
 
-def test_graphs_are_refused_on_a_cpu_before_anything_is_asked(
+def test_an_option_that_is_gone_says_what_to_write_before_anything_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--teacher.checkpoint", "teachers/checkpoints/digits.safetensors", "--device", "cpu"]
     assert main(["extract", *words, "--graphs", "true", "--out", str(tmp_path / "run")]) == 2
-    assert (
-        "--graphs: expected a CUDA device, got cpu; leave --graphs out" in capsys.readouterr().err
-    )
+    assert f"--graphs: {GONE['graphs']}" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

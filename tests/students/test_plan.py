@@ -10,7 +10,7 @@ from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConf
 from dfme.methods import METHODS
 from dfme.run.checks import method_problems
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import StepPlan, factor, weight_decay
+from dfme.students.optimizers import Schedule, StepPlan, weight_decay
 from dfme.students.trainer import shrink_and_perturb
 
 SPEC = ImageSpec((1, 8, 8))
@@ -52,7 +52,7 @@ MILESTONES = [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), 
     ],
 )
 def test_learning_rates_follow_the_share_of_the_budget(schedule, expected):
-    assert [factor(schedule, share) for share, _ in expected] == pytest.approx(
+    assert [Schedule(schedule).at(share) for share, _ in expected] == pytest.approx(
         [each for _, each in expected]
     )
 

@@ -16,7 +16,7 @@ from dfme.config.settings import ScheduleConfig
 from dfme.methods import METHODS
 from dfme.methods.base import Components
 from dfme.spec import ImageSpec
-from dfme.students.optimizers import LAST_LEAP, StepPlan, factor
+from dfme.students.optimizers import LAST_LEAP, Schedule, StepPlan
 from dfme.students.trainer import StudentTrainer
 
 SPEC = ImageSpec((1, 8, 8))
@@ -159,7 +159,7 @@ def test_many_batches_have_the_rate_of_the_share_that_is_spent(rates: list[float
     expected = []
     for batch in range(1, 101):
         steps = round(300 * batch / 100) - len(expected)
-        expected += [LR * factor(COSINE, batch / 100)] * steps
+        expected += [LR * Schedule(COSINE).at(batch / 100)] * steps
     assert rates == expected
 
 

@@ -1,6 +1,7 @@
 """The student's training: learning, modes, averages, precision, lone images."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from toys import LinearTeacher, small_net
 from dfme.config.settings import ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.spec import ImageSpec
 from dfme.students.losses import make_distance
+from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
@@ -27,7 +29,8 @@ def trainer(config: StudentConfig, share: float = 0.0, precision: str = "fp32") 
         ScheduleConfig("steps", (0.5,), 0.5),
     )
     settings = ExtractConfig(student=config, schedule=schedule, precision=precision)
-    return StudentTrainer(settings, nets, distance, replay, lambda: share, rng)
+    spent = Schedule(schedule, SimpleNamespace(share=share))
+    return StudentTrainer(settings, nets, distance, replay, spent, rng)
 
 
 def batch(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

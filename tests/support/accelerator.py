@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dfme import compute
 from dfme.answers import reading
+from dfme.compute import device as devices
 from dfme.nets.generators import Generator
 from dfme.queries.programs import random_generators, text
 
@@ -32,7 +32,7 @@ NOT_A_KERNEL = {
 @contextmanager
 def pretended() -> Iterator[pytest.MonkeyPatch]:
     """Every module takes the CPU for an accelerator."""
-    on_accelerator = compute.on_accelerator
+    on_accelerator = devices.on_accelerator
     with pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
             if name.startswith("dfme") and vars(module).get("on_accelerator") is on_accelerator:

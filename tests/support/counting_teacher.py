@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute import validate_like
+from dfme.compute.state import validate_like
 from dfme.spec import TeacherInfo
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.asking import Reader
-from dfme.compute import DeferredChecks
+from dfme.compute.deferred import DeferredChecks
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.query_settings import QueriesConfig

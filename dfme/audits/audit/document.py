@@ -16,7 +16,7 @@ from dfme.audits.audit.controls import controls
 from dfme.audits.audit.detection import joined
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.model import Entry
-from dfme.audits.audit.options import OPTIONS, AuditPlan, limits
+from dfme.audits.audit.options import OPTIONS, SHARED, AuditPlan, limits
 from dfme.audits.audit.quota import sheet
 from dfme.oracle.ledger_log import Totals
 from dfme.report.console import teacher_name
@@ -86,7 +86,7 @@ def parts(plan: AuditPlan, measured: Measured) -> Entry:
         "differences": examined.get("differences"),
         "transfer": examined.get("transfer"),
         "recognition": measured.recognised,
-        "ledger": of.ledger(measured.beside, spared_images(plan.out / "cells")),
+        "ledger": of.ledger(measured.beside, spared_images(plan.out / SHARED)),
         "taxonomy": headline.TAXONOMY,
         "not_run": [*measured.not_run, *examined.get("not_run", ()), *of.not_run()],
         "limits": headline.what_it_does_not_tell(of, len(seeds), plan.local),

@@ -19,7 +19,9 @@ from dfme.audits.audit.fidelity import FIGURES, examined, figures
 from dfme.audits.audit.findings import over_seeds
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
-from dfme.compute import DeferredChecks, Seldom, choose_device, on_accelerator, within_memory
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device, on_accelerator, within_memory
+from dfme.compute.progress import Seldom
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data import ImageSet

@@ -288,6 +288,7 @@ def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
 
 OPTIONS = "audit.yaml"
 DATA = "audit.json"
+SHARED = "cells/.evaluation"  # answers that all runs of an audit share
 PAGE = "audit.html"
 APPENDIX = "appendix.html"
 CARD = "model_card.md"

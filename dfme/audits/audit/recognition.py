@@ -9,7 +9,7 @@ from dfme.audits.audit.examine import ExaminedCell
 from dfme.audits.audit.model import Entry
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case
-from dfme.compute import choose_device, within_memory
+from dfme.compute.device import choose_device, within_memory
 from dfme.config.settings import Job
 from dfme.precision import ieee_fp32
 from dfme.run.build import white_box

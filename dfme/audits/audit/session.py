@@ -17,7 +17,16 @@ from dfme.audits.audit.document import Measured, parts, tool
 from dfme.audits.audit.findings import Findings, has_images, strongest, to_copy
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.model import SCHEMA, Entry, check_audit
-from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, TWIN_EPOCHS, AuditPlan, cached
+from dfme.audits.audit.options import (
+    CARD,
+    DATA,
+    OPTIONS,
+    PAGE,
+    SHARED,
+    TWIN_EPOCHS,
+    AuditPlan,
+    cached,
+)
 from dfme.audits.audit.phases import record_seconds
 from dfme.audits.audit.quota import below
 from dfme.audits.compare.engines import STOPPED
@@ -38,7 +47,6 @@ from dfme.report.summary_file import read_object, read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import is_local
 from dfme.run.directory import on_record
-from dfme.run.evaluation import SHARED
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
@@ -64,7 +72,7 @@ def audit(
     command = resume_command(plan.out, plan.job, "audit")
     work.check()
     make_folder(plan.out / "examined")
-    make_folder(plan.out / "cells" / SHARED)
+    make_folder(plan.out / SHARED)
     lock = DirectoryLock(plan.out)
     whole = False
     try:
@@ -192,7 +200,7 @@ class Audit:
         return True
 
     def _session(self, plan: ComparisonPlan) -> Session:
-        return Session(plan, not_applicable(plan.runs), self._line)
+        return Session(plan, not_applicable(plan.runs), self._line, self._plan.out / SHARED)
 
     def _run(self, session: Session) -> bool:
         session.rehearsal = self._rehearsal

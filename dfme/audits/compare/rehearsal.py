@@ -11,7 +11,7 @@ import torch
 from dfme.audits.compare.engines import EXTRAS
 from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan, rates_of
 from dfme.audits.compare.processes import cores, threads_each
-from dfme.compute import choose_device
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from pkgutil import resolve_name
 
 from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
@@ -120,10 +121,18 @@ class Session:
     """Outcomes of a comparison's cells as they come in; ``reasons``: those of cells that are not
     run.
 
-    ``rehearsal``: what was found for all cells before they run.
+    ``rehearsal``: what was found for all cells before they run. ``shared_answers``: a folder in
+    which all cells share the teacher's answers.
     """
 
-    def __init__(self, plan: ComparisonPlan, reasons: dict[str, str], line: StatusLine) -> None:
+    def __init__(
+        self,
+        plan: ComparisonPlan,
+        reasons: dict[str, str],
+        line: StatusLine,
+        shared_answers: Path | None = None,
+    ) -> None:
+        self._shared_answers = shared_answers
         self._plan = plan
         self._line = line
         _require_same_images(plan)
@@ -256,6 +265,9 @@ class Session:
         log = directory.with_name(f"{cell.name}.log")
         sharing = self.rehearsal.sharing if self.rehearsal else 0
         job = as_asked(cell.job, sharing, self._plan.config.engine in EXTRAS)
+        if self._shared_answers is not None:
+            shared = replace(job.config, shared_answers=str(self._shared_answers))
+            job = replace(job, config=shared)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
         words = (*words, *consent_flags(cell.job))

@@ -20,7 +20,8 @@ from dfme.answers.reading import NO_ANSWER, answered_class
 from dfme.audits.audit.examine import open_twin
 from dfme.audits.verify.evidence import BATCH, Evidence, follow, sentences
 from dfme.audits.verify.probes import Answer, Probes, choose, find_mistakes, left_out, p_reference
-from dfme.compute import DeferredChecks, choose_device
+from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data.class_names import order_of

@@ -18,12 +18,12 @@ from command_line import parse_extract
 from matplotlib.image import imread
 from torch import Tensor
 
-from dfme import compute
 from dfme.audits.audit import differences
 from dfme.audits.audit import examine as module
 from dfme.audits.audit.examine import ExaminedCell, examine
 from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.transfer import ATTACKS
+from dfme.compute import progress
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.errors import RunError, UserError
 from dfme.oracle.ledger import audit
@@ -119,7 +119,7 @@ def quiet(line: str) -> None: ...
 def test_what_is_asked_is_in_a_ledger_outside_the_budget_and_told(
     cells: Cells, metered: Metering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compute, "LULL", -1.0)
+    monkeypatch.setattr(progress, "LULL", -1.0)
     meters, told = metered(), list[str]()
     found = examine(tmp_path, cells, job_of(), None, None, told.append)
     totals = audit(tmp_path / "examined" / "ledger.jsonl")

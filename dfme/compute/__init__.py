@@ -1,0 +1,1 @@
+"""What computations of both sides need of PyTorch."""
