@@ -3,9 +3,8 @@ run.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,8 +26,10 @@ from dfme.config.fields import (
 from dfme.config.settings import Job
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
-from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
+
+Entry = Callable[[Sequence[str]], int]
+"""The command line: it runs a command's words, and returns their exit code."""
 
 NO_DEFENCE = "none"
 AS_IT_IS = "auto"
@@ -66,15 +67,18 @@ class Attempt:
     limit: int | None = None
 
     @property
-    def flags(self) -> dict[str, str]:
-        """The options of a run that it sets."""
-        given = {} if self.reason else parse_attacker(self.answers)
-        flags = {f"answers.{key}": text for key, text in given.items() if text != AS_IT_IS}
-        if "recover" in given:
-            flags["answers.knows"] = self.runs
-        if given and self.runs != NO_DEFENCE:
-            flags["teacher.defences"] = self.runs
-        return flags
+    def settings(self) -> AnswersConfig:
+        """What the attacker makes of the answers."""
+        if self.reason:
+            return AnswersConfig()
+        options = parse_attacker(self.answers)
+        knows = {"knows": self.runs} if "recover" in options else {}
+        return from_mapping(AnswersConfig, {**options, **knows})
+
+    @property
+    def defences(self) -> str | None:
+        """What the run's teacher is defended by; None if by nothing."""
+        return None if self.reason or self.runs == NO_DEFENCE else self.runs
 
 
 def attempt(defence: str, answers: str, mode: str) -> Attempt:
@@ -225,8 +229,8 @@ class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
     ``options``: its file of options, with the flags that were given. ``command``: the words that
-    asked for it. ``bills``: what each stack of defences costs honest users. ``stem``: of its files'
-    names.
+    asked for it. ``entry``: the command line, which runs a cell in a worker. ``bills``: what each
+    stack of defences costs honest users. ``stem``: of its files' names.
     """
 
     out: Path
@@ -235,6 +239,7 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
+    entry: Entry
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
 
@@ -258,29 +263,6 @@ class ComparisonPlan:
     def directory(self, cell: Cell) -> Path:
         """The run directory of a cell."""
         return self.out / "cells" / cell.name
-
-
-def cells_of(
-    jobs: Mapping[tuple[str, str, Attempt], Job],
-    seeds: Sequence[int],
-    budgets: Sequence[int],
-    out: Path,
-) -> tuple[Cell, ...]:
-    """All cells of ``jobs``, the first seed of every row first: a table that is not finished is
-    fair, too.
-    """
-    cells = []
-    for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
-        cell = Cell(row, mode, budget, seed, job, attempt)
-        wandb = replace(
-            job.config.wandb, group=job.config.wandb.group or out.resolve().name, name=cell.name
-        )
-        directory = str(out / "cells" / cell.name)
-        config = replace(
-            job.config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb
-        )
-        cells.append(replace(cell, job=fitted(replace(job, config=config))))
-    return tuple(cells)
 
 
 def rates_of(job: Job) -> dict[str, float]:

@@ -11,11 +11,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from dfme.audits.compare.engines import LOST, STOPPED, Task
+from dfme.audits.compare.plan import Entry
 from dfme.errors import UserError
 from dfme.files import disk_error, remove, write_text
 from dfme.run.job import PROJECT
@@ -111,8 +111,8 @@ lock.
 """
 
 
-def run_cell(words: list[str], log: str) -> int:
-    """``dfme words`` in this process, all that it says at the end of ``log``; its exit code.
+def run_cell(entry: Entry, words: list[str], log: str) -> int:
+    """``entry(words)`` in this process, all that it says at the end of ``log``; its exit code.
 
     Not in a child of it: with a worker that is killed its run must end too, so that the system
     frees its lock. SystemExit passes: it is how submitit gives a job back to the queue.
@@ -129,7 +129,7 @@ def run_cell(words: list[str], log: str) -> int:
         note = free(Path(words[words.index("--out") + 1]), BEATS_SECONDS)
         if note:
             print(note)
-        return int(import_module("dfme.cli.main").main(words))  # which stands above this package
+        return entry(words)
     except KeyboardInterrupt:  # before main could hear it
         return STOPPED
     except Exception:  # a bug, whose traceback belongs to the log
@@ -149,7 +149,8 @@ def outcome_file(log: str | Path) -> Path:
 class Call:
     """A cell as a worker calls it; ``checkpoint`` and ``number`` (of its signal) are submitit's."""
 
-    def __init__(self, task: Task, number: int = 0) -> None:
+    def __init__(self, entry: Entry, task: Task, number: int = 0) -> None:
+        self.entry = entry
         self.words = [*task.words]
         self.log = str(task.log)
         self.folder = str(Path.cwd())
@@ -171,7 +172,7 @@ class Call:
 
         if self.number:
             signal.signal(self.number, make_room)
-        code = run_cell(self.words, self.log)
+        code = run_cell(self.entry, self.words, self.log)
         if asked and code == STOPPED:
             requeue(*asked[0])
         write_text(outcome_file(self.log), f"{code}\n")

@@ -3,15 +3,17 @@
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, parse_attacker
 from dfme.config.defences import parse_defences
-from dfme.config.messages import Problem, did_you_mean, unknown_choice
-from dfme.config.settings import Job
-from dfme.config.values import flatten
+from dfme.config.layers import Layer, Source
+from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag, unknown_choice
+from dfme.config.settings import ExtractConfig, Job
+from dfme.config.values import flatten, options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
@@ -29,32 +31,46 @@ EQUAL = {"steps": "student_steps", "arch": "student.arch"}
 """Options of the student that no row may have of its own, and the key that sets them for all."""
 
 
-class Parts(NamedTuple):
-    """A comparison's file: its rows, flags of all cells, its own options, and the recipe that all
-    share.
+class ComparisonFile(NamedTuple):
+    """A comparison's or an audit's file: its ``own`` options, its rows, what all rows share, and
+    on record the flags of all cells.
     """
 
+    own: Layer
     rows: Content
-    overrides: dict[str, str]
-    written: Content
-    shared: Content
+    shared: Layer
+    flags: Layer
+
+    @property
+    def name(self) -> str:
+        return self.own.file
+
+    @property
+    def of_cells(self) -> tuple[Layer, Layer]:
+        """What the file says of all cells."""
+        return self.shared, self.flags
 
 
-def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
-    """The parts of a comparison's or an audit's file with these ``own`` options. UserError if
-    damaged.
-    """
+def comparison_file(file: Layer, own: Iterable[str]) -> ComparisonFile:
+    """The parts of a file with these ``own`` options. UserError if it is damaged."""
+    content = dict(file.content)
+    sections: dict[str, Content] = {}
     for name in ("rows", "overrides"):
-        if not isinstance(content.get(name) or {}, Mapping):
-            raise UserError(f"{file}: {name}: expected a mapping, got {content[name]!r}")
-    rows, overrides = (content.pop(name, None) or {} for name in ("rows", "overrides"))
+        section = content.pop(name, None) or {}
+        if not isinstance(section, Mapping):
+            raise UserError(f"{file.file}: {name}: expected a mapping, got {section!r}")
+        sections[name] = {str(key): value for key, value in section.items()}
     written = {name: content.pop(name) for name in [*content] if name in own}
     if "engine_options" in written:  # hosts to connect to, and what runs there
         raise UserError(
-            f"{file}: engine_options: say --engine-options on the command line; a file cannot"
+            f"{file.file}: engine_options: say --engine-options on the command line; a file cannot"
         )
-    texts = {str(key): str(value) for key, value in overrides.items()}
-    return Parts({str(name): value for name, value in rows.items()}, texts, written, content)
+    return ComparisonFile(
+        replace(file, content=written),
+        sections["rows"],
+        Layer(Source.RECORD, content, file.file),
+        Layer(Source.RECORD, sections["overrides"], file.file),
+    )
 
 
 def row_contents(
@@ -220,21 +236,23 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
             yield Problem(key, str(error))
 
 
-def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
-    """Keys of a file and of flags that belong to a single run."""
-    for section, value in shared.items():
-        keys = [
-            section,
-            *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ())),
-        ]
-        yield from (
-            f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE
-        )
-    for key in flags:
-        section = key.partition(".")[0]
-        known = section if section in ("method", "answers") else key
-        if known in ELSEWHERE:
-            yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
+def require_shared(layers: Iterable[Layer], own: Collection[str]) -> None:
+    """UserError for options of a single run, and for flags that misspell one of these ``own``."""
+    of_a_run = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]
+    problems = []
+    for layer in layers:
+        for key, _ in flatten(layer.content, ()):
+            section = key.partition(".")[0]
+            known = section if section in ELSEWHERE else key
+            if known in ELSEWHERE:
+                problems.append(f"{layer.name_of(key)}: say {ELSEWHERE[known]} in a comparison")
+            elif layer.source is Source.FLAG and section == key:
+                close = nearest(key, [*own, *of_a_run])
+                if close and close in own:
+                    hint = f"did you mean {spelled_flag(close)}?"
+                    problems.append(f"{layer.name_of(key)}: unknown flag; {hint}")
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 def directory_of(
