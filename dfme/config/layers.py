@@ -22,22 +22,14 @@ BARE = True
 class Source(Enum):
     """Whose words the values of a layer are."""
 
-    DEFAULT = auto()
-    """the command's own, in place of a field's default"""
-    RECIPE = auto()
-    """the recipe below what the user says"""
-    SHIPPED = auto()
-    """a file that comes with dfme"""
-    RECORD = auto()
-    """a file that a run, a comparison or an audit wrote for itself"""
-    FILE = auto()
-    """the user's own file"""
-    ENVIRONMENT = auto()
-    """variables"""
-    KEYWORD = auto()
-    """arguments of a Python function"""
-    FLAG = auto()
-    """the command line"""
+    DEFAULT = auto()  # the command's own, in place of a field's default
+    RECIPE = auto()  # the recipe below what the user says
+    SHIPPED = auto()  # a file that comes with dfme
+    RECORD = auto()  # a file that a run, a comparison or an audit wrote for itself
+    FILE = auto()  # the user's own file
+    ENVIRONMENT = auto()  # variables
+    KEYWORD = auto()  # arguments of a Python function
+    FLAG = auto()  # the command line
 
 
 UNASKED = (Source.DEFAULT, Source.RECIPE, Source.ENVIRONMENT)
