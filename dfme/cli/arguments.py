@@ -21,11 +21,12 @@ from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, options_of, read_value
 from dfme.config.wandb_settings import wandb_environment
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.methods import SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import resolve_from_run_start
 from dfme.run.job import is_plain, locate
+from dfme.run.merged_job import merged_job, method_options
 
 RECIPE_ONLY = frozenset(
     {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS}
@@ -185,11 +186,8 @@ class Arguments:
 
     def job(self, config: ExtractConfig) -> Job:
         """The job of these settings with the teacher and the method that are asked for."""
-        teacher, options = self.teacher()
         entry = find_method(self.method)
-        method = self.settings.build(entry.config, "method.")
-        sections = {name: self.settings.build(entry.section(name), f"{name}.") for name in SECTIONS}
-        return Job(config, teacher, options, self.method, method, **sections)
+        return merged_job(self.settings, config, self.teacher(), self.method, entry)
 
     def _kinds(self) -> dict[str, str]:
         """What the options of a section depend on, for messages."""
@@ -253,15 +251,7 @@ class Arguments:
                 *self._own,
             ]
         if inputs.method:
-            entry = find_method(self.method)
-            names = f"{', '.join(METHODS)}, or module:Class of your own"
-            options.append(Option("method.name", str, "dfme", names))
-            for option in options_of(entry.config, "method."):
-                options.append(
-                    dataclasses.replace(option, basic=option.basic or ":" in self.method)
-                )
-            for name in entry.sections:
-                options += options_of(entry.section(name), f"{name}.")
+            options += method_options(self.method, find_method(self.method))
         return options
 
 

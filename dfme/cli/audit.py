@@ -293,10 +293,10 @@ def _compared_problems(config: AuditConfig, shared: Layer) -> Iterator[Problem]:
                 key, "expected this flag: attackers that are recipes do not heed a file's section"
             )
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
-    for key, text in compare_problems(
-        comparison(config, config.attackers, config.label_modes, defences), ()
-    ):
-        yield Problem({"methods": "attackers"}.get(key, key), text)
+    compared = comparison(config, config.attackers, config.label_modes, defences)
+    for problem in compare_problems(compared, ()):
+        key = {"methods": "attackers"}.get(problem.key, problem.key)
+        yield Problem(key, problem.text)
 
 
 def _away(kind: str, config: AuditConfig) -> str:

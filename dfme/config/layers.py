@@ -160,14 +160,14 @@ class Settings:
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
-        for key, text in problems:
-            self._problems.setdefault(key, self._named(key, text))
+        for problem in problems:
+            self._problems.setdefault(problem.key, self._named(problem))
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of many, the first."""
         texts = dict(self._problems)
-        for key, text in problems:
-            texts.setdefault(key, self._named(key, text))
+        for problem in problems:
+            texts.setdefault(problem.key, self._named(problem))
         if not texts:
             return
         message, *others = texts.values()
@@ -177,9 +177,11 @@ class Settings:
             message += f"; {text}"
         raise UserError(message)
 
-    def _named(self, key: str, text: str) -> str:
-        name = self.origins[key].name_of(key) if key in self.origins else spelled_flag(key)
-        return shortened(f"{name}: {text}", ROOM)
+    def _named(self, problem: Problem) -> str:
+        """The problem, and its option as the author of its value wrote it."""
+        layer = self.origins.get(problem.key)
+        name = layer.name_of(problem.key) if layer else spelled_flag(problem.key)
+        return shortened(f"{name}: {problem.text}", ROOM)
 
     def _require_value(self, option: Option) -> None:
         """Report a flag without a value, unless it is a switch."""
@@ -200,9 +202,8 @@ class Settings:
         what = {Source.FLAG: "flag", Source.KEYWORD: "option"}.get(source, "key")
         kind = self._kinds.get(key.partition(".")[0], "")
         close = nearest(key, self.options)
-        if close:
-            return f"unknown {what}{kind}; did you mean {spelled(close)}?"
-        return f"unknown {what}{kind}; --help-all lists all"
+        hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
+        return f"unknown {what}{kind}; {hint}"
 
 
 def merge(

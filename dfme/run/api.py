@@ -34,6 +34,7 @@ from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.run.directory import images_from_run_start, is_run
+from dfme.run.merged_job import merged_job, method_options
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
@@ -262,24 +263,11 @@ def _job(
         raise UserError(
             f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}"
         )
-    options = [
-        *options_of(ExtractConfig),
-        *options_of(TeacherConfig, "teacher."),
-        Option("method.name", str, "dfme", ""),
-        *options_of(entry.config, "method."),
-    ]
-    for name in entry.sections:
-        options += options_of(entry.section(name), f"{name}.")
-    settings = merge(layers, options)
-    asked = Job(
-        settings.build(ExtractConfig),
-        settings.build(TeacherConfig, "teacher."),
-        {},
-        method,
-        settings.build(entry.config, "method."),
-        **{name: settings.build(entry.section(name), f"{name}.") for name in SECTIONS},
-        objects=objects,
-    )
+    options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher.")]
+    settings = merge(layers, [*options, *method_options(method, entry)])
+    config = settings.build(ExtractConfig)
+    described = settings.build(TeacherConfig, "teacher."), dict[str, Any]()
+    asked = merged_job(settings, config, described, method, entry, objects)
     settings.finish()
     job = recipes.fitted(asked, settings.says)
     check(job, settings.says)

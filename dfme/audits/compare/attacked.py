@@ -100,7 +100,7 @@ def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defence
             row,
             defence,
             attackers=tuple(_beside(best_learner, attacker) for attacker in attackers),
-            best=best and best.answers,
+            best=best.answers if best else None,
             to_label_only=_way(
                 _best(undefended),
                 best,

@@ -33,8 +33,8 @@ def cores() -> int:
 
 def threads_each(jobs: int, among: int | None = None) -> int:
     """Threads per process, so that all together fill the cores; the user's own setting wins."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() else max(1, (among or cores()) // jobs)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() else max(1, (among or cores()) // jobs)
 
 
 def surroundings(threads: int) -> dict[str, str]:
