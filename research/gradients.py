@@ -69,7 +69,7 @@ def run(words: Sequence[str]) -> None:
     require_local(arguments.kind)
     config: GradientsConfig = arguments.config
     job = arguments.job(replace(narrowed(ExtractConfig, config), out=None))
-    arguments.finish([*_problems(config, job), *find_problems(job, arguments.says)])
+    arguments.finish([*_problems(config, job), *find_problems(job, arguments.settings.says)])
     job = fitted(job)
     compare_gradients(white_box(job), job, config)
 

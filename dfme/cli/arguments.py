@@ -1,4 +1,4 @@
-"""Arguments of a command: its recipe, kind of teacher, method, options and their values.
+"""Arguments of a command: its kind of teacher, its method, their options and the values.
 
 Precedence: a flag, then (of wandb) a variable, then the YAML file, then the recipe of dfme that
 lies below, then the field's default. Who allowed a service to be asked, and which secrets may go
@@ -7,36 +7,26 @@ there, is never a file's to say: ``Arguments._as_the_user_says``.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
-from dfme.config.gone import GONE
+from dfme.cli.flags import FileFinder, Flag, read_file, split_flags, typed
 from dfme.config.imports import find_target, own_options
-from dfme.config.messages import (
-    MAX_LETTERS,
-    Problem,
-    did_you_mean,
-    members,
-    nearest,
-    shortened,
-    spelled_flag,
-)
+from dfme.config.layers import BARE, Layer, Source, choose, merge, value_of
+from dfme.config.messages import Problem, did_you_mean
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
-from dfme.config.values import Option, build, flatten, options_of, read_value
+from dfme.config.values import Option, build, options_of, read_value
 from dfme.config.wandb_settings import wandb_environment
-from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.methods import SECTIONS, find_method
 from dfme.owner_side import KINDS, kind_problems
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import resolve_from_run_start
-from dfme.run.job import comes_with_dfme, is_plain, locate
-
-T = TypeVar("T")
+from dfme.run.job import is_plain, locate
+from dfme.run.merged_job import merged_job, method_options
 
 RECIPE_ONLY = frozenset(
     {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS}
@@ -44,10 +34,6 @@ RECIPE_ONLY = frozenset(
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may
 skip.
 """
-
-ROOM = (
-    MAX_LETTERS - 40
-)  # letters of the problems of one message, beside its first and its last words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,276 +47,189 @@ class CommandInputs:
     root: type[Any]
     teacher: bool = False
     method: bool = False
-    recipe: RecipeFinder = lambda flags: None
+    recipe: FileFinder = lambda flags: None
     ignored: frozenset[str] = frozenset()
 
 
 class Arguments:
-    """One command's flags, with the options that hold for them, their values, and what is wrong."""
+    """One command's flags and file, with the options that hold for them, their values, and what is
+    wrong.
+
+    ``kind`` and ``method`` are those that were chosen, ``recipe_below`` the recipe that lies below
+    the user's options.
+    """
 
     def __init__(
-        self, flags: Sequence[Flag], inputs: CommandInputs, recipe: Recipe | None = None
+        self, flags: Sequence[Flag], inputs: CommandInputs, below: Sequence[Layer] = ()
     ) -> None:
-        """``recipe``: recipe content used instead of --config."""
+        """``below``: layers below the flags, in place of a file."""
         self._root = inputs.root
-        self._flags = {flag.key: flag for flag in flags if flag.key != "config"}
-        self._file, content = recipe or read_recipe(flags, inputs.recipe)
-        self._typed_file = any(flag.key == "config" for flag in flags)
-        self._is_shipped = comes_with_dfme(Path(locate(self._file))) is not None
-        self._is_whole = recipe is not None or asks_to_resume(flags)
-        if self._typed_file:
-            self._is_whole = is_record(locate(self._file))
-        self._is_own = self._typed_file and not (self._is_whole or self._is_shipped)
-        self._content = {
-            name: value for name, value in content.items() if name not in inputs.ignored
-        }
-        self._problems: dict[str, str] = {}
-        self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
-        below: recipes.Content = {}
-        self.method = self._recipe = self.recipe_below = ""
+        self._has_typed_file = any(flag.key == "config" for flag in flags)
+        files = [
+            layer.without(*inputs.ignored) for layer in below or [read_file(flags, inputs.recipe)]
+        ]
+        layers = [*files, typed(flags)]
+        self.kind = self.method = self._recipe = self.recipe_below = ""
+        if inputs.teacher:
+            self.kind, layers = choose(layers, "teacher.kind", "torch")
         if inputs.method:
-            self.method, self._recipe, below = self._lay_below()
+            layers = self._with_recipe(layers)
         self._own = self._own_options() if inputs.teacher else []
-        self.options = {option.key: option for option in self._all_options(inputs)}
-        self._below = {
-            key: value for key, value in flatten(below, self.options) if key in self.options
-        }
-        self._in_file = dict(flatten(self._content, self.options))
-
-    @cached_property
-    def given(self) -> dict[str, Any]:
-        """The value of every option that somebody gave, as it was written; unknown names are
-        reported.
-        """
-        tracking = wandb_environment(self._in_file.get("wandb.mode")).items()
-        by_environment = {
-            f"wandb.{name}": text for name, text in tracking if f"wandb.{name}" in self.options
-        }
-        given = {**self._in_file, **by_environment}
-        for key, flag in self._flags.items():
-            option = self.options.get(key)
-            given[key] = "true" if flag.text is None else flag.text
-            if flag.text is None and option and bool not in members(option.type):
-                del given[key]
-                self.report([Problem(key, f"expected a value: {option.help or option.name}")])
+        variables = {"wandb": wandb_environment(value_of(layers[:-1], "wandb.mode"))}
+        self._files = layers[:-1]
+        self.settings = merge(
+            [*self._files, Layer(Source.ENVIRONMENT, variables), layers[-1]],
+            self._all_options(inputs),
+            self._kinds(),
+        )
+        self.options = self.settings.options
+        self.report = self.settings.report
+        self.finish = self.settings.finish
         if "recipe" in self.options:
-            given["recipe"] = self._recipe
-        given |= {key: value for key, value in self._below.items() if key not in given}
-        self.report(Problem(key, self._unknown(key)) for key in given if key not in self.options)
-        return given
+            self.settings.values["recipe"] = self._recipe
 
     @cached_property
     def config(self) -> Any:
         """The command's own model; what is wrong with its values is said when ``finish`` is
         called.
         """
-        return self._build(self._root)
-
-    def _build(self, model: type[T], prefix: str = "", given: Mapping[str, Any] | None = None) -> T:
-        built, problems = build(model, self.given if given is None else given, prefix)
-        self.report(problems)
-        return built
+        return self.settings.build(self._root)
 
     @property
     def has_budget(self) -> bool:
         """True if the user named a budget: by a flag, in a file, or when the resumed run was
         started.
         """
-        return "budget" in self._flags or ("budget" in self._in_file and not self._is_shipped)
+        return self.settings.gives("budget") and (
+            self.settings.source("budget") is not Source.SHIPPED
+        )
 
     @property
     def in_force(self) -> list[Option]:
         """The options, with what the file and the recipe below it say as their defaults."""
-        held = (
-            {key: option.default for key, option in self.options.items()}
-            | self._below
-            | self._in_file
-        )
-        held["recipe"] = self._recipe
+        below_flags = merge(self._files, self.options.values()).values | {"recipe": self._recipe}
         return [
-            dataclasses.replace(option, default=held[key]) for key, option in self.options.items()
+            dataclasses.replace(option, default=below_flags.get(key, option.default))
+            for key, option in self.options.items()
         ]
-
-    def says(self, key: str) -> bool:
-        """True if a flag or the user's own file sets this option, not a shipped recipe or a run's
-        record.
-
-        A file may hold what flags of the same section make idle, and how to track if tracking is
-        off.
-        """
-        section = key.partition(".")[0]
-        changed = section == "wandb" or any(
-            other.startswith(f"{section}.") for other in self._flags
-        )
-        return key in self._flags or (self._is_own and key in self._in_file and not changed)
-
-    def gives(self, key: str) -> bool:
-        """True if a flag or any file sets this option, and not just the recipe that lies below
-        them.
-        """
-        return key in self._flags or key in self._in_file
-
-    def report(self, problems: Iterable[Problem]) -> None:
-        """Add problems; one about a value that is already known to be wrong is left out."""
-        for key, text in problems:
-            name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
-            name = f"--{self._flags[key].name}" if key in self._flags else name
-            self._problems.setdefault(key, shortened(f"{name}: {text}", ROOM))
-
-    def finish(self, problems: Iterable[Problem] = ()) -> None:
-        """Raise one UserError that names everything wrong, if anything is; of a great many, the
-        first.
-        """
-        self.report(problems)
-        if not self._problems:
-            return
-        first, *others = self._problems.values()
-        text = first
-        for number, problem in enumerate(others):
-            if len(text) + len(problem) + 2 > ROOM:
-                raise UserError(f"{text}; and {len(others) - number} more like these")
-            text += f"; {problem}"
-        raise UserError(text)
 
     def teacher(self) -> tuple[TeacherConfig, dict[str, Any]]:
         """The teacher's common keys and its kind's options; a parameter named like a common key is
         both.
         """
-        given = self.given | {"teacher.kind": self.kind}
+        values = self.settings.values | {"teacher.kind": self.kind}
         kind = KINDS.get(self.kind)
-        own = (
-            self._own_values(given)
+        options = (
+            self._own_values(values)
             if kind is None
-            else dict(vars(self._build(kind.options, "teacher.")))
+            else dict(vars(self.settings.build(kind.options, "teacher.")))
         )
-        if kind is not None and "allow_env" in own:
-            own |= self._as_the_user_says(own)
-        if kind is not None and "trust" in own and "teacher.trust" not in self._flags:
-            own["trust"] = False  # a file may come from the one who made the program
-        option = kind.file.option if kind is not None and kind.file is not None else ""
-        if isinstance(own.get(option), str) and option:
-            path = locate(own[option])
-            of_file = (
-                f"teacher.{option}" in self._in_file.keys() - self._flags
-                and not os.path.exists(path)
-            )
-            own[option] = resolve_from_run_start(self._file, path) if of_file else path
-        teacher = self._build(TeacherConfig, "teacher.", given)
-        self.report([*teacher_problems(teacher), *kind_problems(self.kind, own)])
-        return teacher, own
+        if kind is not None and "allow_env" in options:
+            options |= self._as_the_user_says(options)
+        if kind is not None and "trust" in options and not self._is_flag("trust"):
+            options["trust"] = False  # a file may come from the one who made the program
+        name = kind.file.option if kind is not None and kind.file is not None else ""
+        if isinstance(options.get(name), str):
+            options[name] = self._placed(name, options[name])
+        teacher, problems = build(TeacherConfig, values, "teacher.")
+        self.report(problems)
+        self.report([*teacher_problems(teacher), *kind_problems(self.kind, options)])
+        return teacher, options
 
-    def _own_values(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Parameters of a teacher of one's own; of ``given`` stays what fits the common key of its
-        name.
+    def _placed(self, name: str, path: str) -> str:
+        """The path of a teacher's file; one on a run's record may begin where the run was
+        started.
         """
-        shared = _common()
-        own: dict[str, Any] = {}
+        path = locate(path)
+        origin = self.settings.origins.get(f"teacher.{name}")
+        if origin is None or origin.source is Source.FLAG or os.path.exists(path):
+            return path
+        return resolve_from_run_start(origin.file, path)
+
+    def _is_flag(self, name: str) -> bool:
+        """True if a flag sets this option of the teacher."""
+        return self.settings.source(f"teacher.{name}") is Source.FLAG
+
+    def _own_values(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Parameters of a custom teacher; ``values`` keeps what fits the common key of its name."""
+        common = _common()
+        parameters: dict[str, Any] = {}
         for option in self._own:
             value = None if option.required else option.default
-            if option.key in self.given:
-                value, problems = read_value(option, given.pop(option.key))
+            is_set = option.key in values
+            if is_set:
+                value, problems = read_value(option, values.pop(option.key))
                 self.report(problems)
             elif option.required:
                 self.report([Problem(option.key, f"missing; expected {option.help or 'a value'}")])
-            if option.key in self.given or is_plain(value):
-                own[option.name] = value
-            common = None if value is None or option.key not in shared else shared[option.key]
-            if common is not None and (read := read_value(common, value)[0]) is not None:
-                given[option.key] = read
-        return own
+            if is_set or is_plain(value):
+                parameters[option.name] = value
+            if value is not None and option.key in common:
+                shared = read_value(common[option.key], value)[0]
+                if shared is not None:
+                    values[option.key] = shared
+        return parameters
 
-    def _as_the_user_says(self, own: Mapping[str, Any]) -> dict[str, Any]:
+    def _as_the_user_says(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Consent and variables that a service may be sent, from flags or the environment alone.
 
         A file may come from the one who owns the host that it names.
         """
-        said = {name: own[name] for name in own if f"teacher.{name}" in self._flags}
-        key = said.get("api_key_env")
+        by_flag = {name: value for name, value in options.items() if self._is_flag(name)}
+        key = by_flag.get("api_key_env")
         return {
-            "authorised_by": said.get("authorised_by", os.environ.get("DFME_AUTHORISED_BY")),
+            "authorised_by": by_flag.get("authorised_by", os.environ.get("DFME_AUTHORISED_BY")),
             "allow_env": tuple(
-                dict.fromkeys([*(said.get("allow_env") or ()), *([key] if key else [])])
+                dict.fromkeys([*(by_flag.get("allow_env") or ()), *([key] if key else [])])
             ),
         }
 
     def job(self, config: ExtractConfig) -> Job:
         """The job of these settings with the teacher and the method that are asked for."""
-        teacher, options = self.teacher()
         entry = find_method(self.method)
-        method = self._build(entry.config, "method.")
-        sections = {name: self._build(entry.section(name), f"{name}.") for name in SECTIONS}
-        return Job(config, teacher, options, self.method, method, **sections)
+        return merged_job(self.settings, config, self.teacher(), self.method, entry)
 
-    def _unknown(self, key: str) -> str:
-        is_flag = key in self._flags
-        spelled = spelled_flag if is_flag else str
-        group = [known for known in self.options if known.startswith(key + ".")]
-        if group:
-            return (
-                "a group of options; expected one of its own such as "
-                f"{', '.join(map(spelled, group[:3]))}"
-            )
-        section = key.partition(".")[0]
-        of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
-        of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
-        if key in GONE:
-            return GONE[key]
-        close = nearest(key, self.options)
-        hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
-        return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
+    def _kinds(self) -> dict[str, str]:
+        """What the options of a section depend on, for messages."""
+        kinds = {"teacher": f" of teacher {self.kind}"} if self.kind else {}
+        if self.method:
+            kinds |= dict.fromkeys(("method", *SECTIONS), f" of method {self.method}")
+        return kinds
 
-    def _lay_below(self) -> tuple[str, str, recipes.Content]:
-        """The method, what is on record as the recipe, and the recipe that lies below the file and
-        the flags.
+    def _with_recipe(self, layers: Sequence[Layer]) -> list[Layer]:
+        """The layers above the recipe that lies below them; the method and the recipe's name.
 
-        Nothing lies below a run's own file, which says all, or what stands in the place of a file.
+        Nothing lies below a run's own file, which says every option.
         """
-        flag = self._flags.get("recipe")
-        written = str(self._content.pop("recipe", None) or "")
-        file = self._file
-        asked = (flag.text or "") if flag else ""
+        *files, flags = layers
+        written = str(value_of(files, "recipe") or "")
+        typed_name = flags.value("recipe")
+        asked = "" if typed_name in (None, BARE) else str(typed_name)
         named = recipes.plain_name(asked or written)
-        if self._is_whole:
+        if any(layer.source is Source.RECORD for layer in files):
             if named != recipes.plain_name(written):
                 raise UserError(f"--recipe: a run's own file says every option (recipe {written})")
-            return self._choose("method", "name", "dfme"), written, {}
-        if asked and not self._typed_file:  # the file that was found is there for its teacher alone
-            kept = self._content.items()
-            self._content = {key: value for key, value in kept if key in recipes.OF_ITS_TEACHER}
-            file = ""
-        method = self._choose(
-            "method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"]
-        )
-        found, below = recipes.below(named, method)
+            self._recipe = written
+            self.method, fit = choose(layers, "method.name", "dfme", _of_other_methods)
+            return fit
+        (file,) = files
+        shown = file.file
+        is_shipped = file.source is Source.SHIPPED
+        if asked and not self._has_typed_file:  # the file was found for its teacher alone
+            teacher = {
+                key: value for key, value in file.content.items() if key in recipes.OF_ITS_TEACHER
+            }
+            file = dataclasses.replace(file, content=teacher)
+            shown = ""
+        usual = recipes.by_name(named or recipes.GENERAL)["method"]["name"]
+        self.method, fit = choose([file, flags], "method.name", usual, _of_other_methods)
+        name, content = recipes.below(named, self.method)
         # a recipe of dfme that is named as a file is run as it stands
-        self.recipe_below = "" if self._is_shipped and self._typed_file else found
-        if self._is_shipped and not asked:
-            return method, Path(file).stem, below
-        return method, f"{file} over {found}" if file else found, below
-
-    def _choose(self, section: str, name: str, default: str) -> str:
-        """The kind or method that is asked for; a recipe's section about another one is set aside.
-
-        With the method go the sections that were chosen for it: how gradients are estimated, above
-        all.
-        """
-        if isinstance(self._content.get(section), str):  # `method: static` is short for its name
-            self._content[section] = {name: self._content[section]}
-        written = self._content.get(section) or {}
-        by_recipe = str(written.get(name, default)) if isinstance(written, Mapping) else default
-        flag = self._flags.get(f"{section}.{name}")
-        if flag is None or flag.text is None:
-            return by_recipe
-        if flag.text != by_recipe:
-            self._content.pop(section, None)
-            kept = (
-                {*find_method(flag.text).sections} - {"estimator"}
-                if section == "method"
-                else {*SECTIONS}
-            )
-            for other in {*SECTIONS} - kept:
-                self._content.pop(other, None)
-        return flag.text or by_recipe
+        self.recipe_below = "" if is_shipped and self._has_typed_file else name
+        self._recipe = f"{shown} over {name}" if shown else name
+        if is_shipped and not asked:
+            self._recipe = Path(shown).stem
+        return [Layer(Source.RECIPE, content), *fit]
 
     def _own_options(self) -> list[Option]:
         if self.kind in KINDS:
@@ -352,21 +251,18 @@ class Arguments:
                 *self._own,
             ]
         if inputs.method:
-            entry = find_method(self.method)
-            names = f"{', '.join(METHODS)}, or module:Class of your own"
-            options.append(Option("method.name", str, "dfme", names))
-            for option in options_of(entry.config, "method."):
-                options.append(
-                    dataclasses.replace(option, basic=option.basic or ":" in self.method)
-                )
-            for name in entry.sections:
-                options += options_of(entry.section(name), f"{name}.")
+            options += method_options(self.method, find_method(self.method))
         return options
 
 
 def arguments_of(words: Sequence[str], inputs: CommandInputs) -> Arguments:
     """The arguments that the words after a command give. UserError for words that are no flags."""
     return Arguments(split_flags(words), inputs)
+
+
+def _of_other_methods(method: str) -> set[str]:
+    """Sections that were chosen for another method: how gradients are estimated, above all."""
+    return {*SECTIONS} - ({*find_method(method).sections} - {"estimator"})
 
 
 def _common() -> dict[str, Option]:

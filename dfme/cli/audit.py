@@ -32,19 +32,20 @@ from dfme.audits.compare.plan import (
     ComparisonPlan,
     own_options,
 )
-from dfme.audits.compare.rows import EQUAL, directory_of, parted
+from dfme.audits.compare.rows import EQUAL, comparison_file, directory_of
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare
-from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
+from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
 from dfme.cli.verify import reference_problems
 from dfme.config.detectors import DETECTORS, NEED_FEATURES
+from dfme.config.layers import Layer, value_of
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
-from dfme.run.recipes import Content, tidy
+from dfme.run.recipes import Content
 from dfme.spec import SMALL_SIDE, LabelMode, Shape
 
 SUMMARY = (
@@ -68,7 +69,7 @@ reason.
 
 def options(words: Sequence[str]) -> Iterable[Option]:
     """The audit's own options, then those that all of its attacks share."""
-    return compare.with_shared(words, OWN, _recipe(split_flags(words)))
+    return compare.with_shared(words, OWN, _file(split_flags(words)))
 
 
 def run(words: Sequence[str]) -> int:
@@ -90,54 +91,70 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     wrong.
     """
     flags = split_flags(words)
-    file, content = _recipe(flags)
-    parts = parted(file, tidy(content), OWN)
-    asked = compare.own_arguments(AuditConfig, file, parts.written, flags)
+    file = comparison_file(_file(flags), OWN)
+    asked = compare.own_arguments(AuditConfig, file, flags)
     config: AuditConfig = asked.config
-    kind = compare.said(flags, parts, "teacher.kind") or "torch"
+    of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
+    layers = [*file.of_cells, typed(of_cells)]
+    kind = str(value_of(layers, "teacher.kind") or "torch")
     away = _away(kind, config)
-    priced = "budget" in parts.written or any(flag.key == "budget" for flag in flags)
-    unpriced = () if priced else owner_side.price_problems(kind, "budget")
+    has_budget = asked.settings.gives("budget")
+    unpriced = () if has_budget else owner_side.price_problems(kind, "budget")
     asked.finish(
         [*unpriced, *own_problems(config, away), *_innocent(config, kind), *_foreign(flags)]
     )
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
-    own_mode = compare.said(flags, parts, "teacher.label_mode")
-    config = replace(config, label_modes=tuple(modes_of(config, own_mode)))
+    config = replace(
+        config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
+    )
     settled, not_run = usual(config, away)
-    asked.finish(_compared_problems(settled, parts.shared))
-    _give_pool(parts.rows, config.pool)
-    typed = [flag for flag in flags if flag.key not in (*OWN, "config", "teacher.label_mode")]
-    dataset = whole_name(compare.said(flags, parts, "evaluation.dataset") or "none")
-    watch, blind = ([], []) if away else _watch(kind, dataset)
-    blind = [] if compare.said(flags, parts, "teacher.watch") else blind
-    typed = [*(flag for flag in watch if compare.said(flags, parts, flag.name) is None), *typed]
+    asked.finish(_compared_problems(settled, file.shared))
+    dataset = whole_name(str(value_of(layers, "evaluation.dataset") or "none"))
+    watch, blind = ({}, []) if away else _watch(kind, dataset)
+    blind = [] if value_of(layers, "teacher.watch") else blind
+    of_cells = [flag for flag in of_cells if flag.key != "teacher.label_mode"]
     command = "python", "run.py", "audit", *words
-
-    def planned(config: CompareConfig, place: Path = out) -> ComparisonPlan:
-        return compare.planned(config, place, file, parts, typed, command)
-
+    teacher = {"label_mode": config.label_modes[0], **watch}
     try:  # before any image is read; not in out, whose cells may be on record with a half
-        whole = planned(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
+        base = compare.base_of(settled.attackers, file, of_cells, command, teacher)
+        base = base.changed(partial(_with_pool, pool=config.pool))
+        base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods
         raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
-    kept = own_options(config) | {
-        name: value for name, value in whole.options.items() if name not in compare.OWN
-    }
-    on = replace(whole.cells[0].job.config.evaluation, dataset=dataset)
-    settled = _with_steps(settled, config, whole.cells[0].job)
+    on = replace(base.job.config.evaluation, dataset=dataset)
+    settled = _with_steps(settled, config, base.job)
     settled, halves, lacking = _halved(settled, config, on)
     if halves:
-        _give_pool(parts.rows, dataset + HALVES[1])
-        typed.append(Flag("evaluation.dataset", dataset + HALVES[0]))
+        base = base.changed(partial(_with_half, dataset=dataset))
+    planned = partial(base.plan, out=out)
     first = _attacks(settled, halves, planned, config.student_steps)
     second = partial(_second, settled, first, planned, _shape(first.cells[0].job))
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
-    left_out = *not_run, *lacking, *blind, *unfit
     return AuditPlan(
-        settled, first, second if tried else None, kept, not away, left_out, planned, halves
+        config=settled,
+        first=first,
+        second=second if tried else None,
+        options={**own_options(config), **base.record},
+        local=not away,
+        not_run=(*not_run, *lacking, *blind, *unfit),
+        planned=planned,
+        halves=halves,
     )
+
+
+def _with_pool(job: Job, pool: str | None) -> Job:
+    """The job of somebody who has images like the owner's, with those of a pool."""
+    if job.method != LIKE or pool is None:
+        return job
+    return replace(job, method_config=replace(job.method_config, pool=pool))
+
+
+def _with_half(job: Job, dataset: str) -> Job:
+    """The job scored on one half of the evaluation images; the other half is somebody's pool."""
+    evaluation = replace(job.config.evaluation, dataset=dataset + HALVES[0])
+    job = replace(job, config=replace(job.config, evaluation=evaluation))
+    return _with_pool(job, dataset + HALVES[1])
 
 
 def _halved(
@@ -268,20 +285,20 @@ def comparison(
     return CompareConfig(*axes, **{name: getattr(config, name) for name in names})
 
 
-def _compared_problems(config: AuditConfig, shared: Content) -> Iterator[Problem]:
+def _compared_problems(config: AuditConfig, shared: Layer) -> Iterator[Problem]:
     """Problems that a comparison would find in an audit's options, and what recipes do not heed of
     a file.
     """
-    for key, _ in flatten(shared, ()):
+    for key, _ in flatten(shared.content, ()):
         if key.startswith(("student.", "schedule.")) and key.partition(".")[2] not in EQUAL:
             yield Problem(
                 key, "expected this flag: attackers that are recipes do not heed a file's section"
             )
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
-    for key, text in compare_problems(
-        comparison(config, config.attackers, config.label_modes, defences), ()
-    ):
-        yield Problem({"methods": "attackers"}.get(key, key), text)
+    compared = comparison(config, config.attackers, config.label_modes, defences)
+    for problem in compare_problems(compared, ()):
+        key = {"methods": "attackers"}.get(problem.key, problem.key)
+        yield Problem(key, problem.text)
 
 
 def _away(kind: str, config: AuditConfig) -> str:
@@ -293,15 +310,17 @@ def _away(kind: str, config: AuditConfig) -> str:
     return "" if config.own_teacher == "local" else ON_REQUEST
 
 
-def _recipe(flags: Sequence[Flag]) -> Recipe:
-    """Recipe of --config; without, that of the audit being resumed, or the one that comes with
+def _file(flags: Sequence[Flag]) -> Layer:
+    """File of --config; without, that of the audit being resumed, or the one that comes with
     dfme.
     """
-    what = "the directory of an audit"
-    own = PACKAGE / "configs" / OPTIONS
-    return read_recipe(
-        flags, lambda flags: resumed(flags, OPTIONS, what) if asks_to_resume(flags) else own
-    )
+
+    def find(flags: Sequence[Flag]) -> Path:
+        if asks_to_resume(flags):
+            return resumed(flags, OPTIONS, "the directory of an audit")
+        return PACKAGE / "configs" / OPTIONS
+
+    return read_file(flags, find)
 
 
 def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
@@ -329,12 +348,12 @@ def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:
         yield from reference_problems(config.references)
 
 
-def _watch(kind: str, dataset: str) -> tuple[list[Flag], list[dict[str, str]]]:
-    """Flags that let every detector which teacher and data can feed see what the cells ask; the
+def _watch(kind: str, dataset: str) -> tuple[Content, list[dict[str, str]]]:
+    """Options that let every detector which teacher and data can feed see what the cells ask; the
     others.
     """
     if dataset == "none":
-        return [], []
+        return {}, []
     blind = NEED_FEATURES if kind != "torch" or not has_train_part(dataset) else ()
     names = [name for name in DETECTORS if name not in blind]
     why = (
@@ -344,14 +363,7 @@ def _watch(kind: str, dataset: str) -> tuple[list[Flag], list[dict[str, str]]]:
     lacking = (
         [{"what": f"detectors {', '.join(blind)}", "why": why}] if blind and kind == "torch" else []
     )
-    return [Flag("teacher.watch", ",".join(names)), Flag("teacher.benign", dataset)], lacking
-
-
-def _give_pool(rows: Content, pool: str | None) -> None:
-    """Let the row knockoff ask the images of a pool."""
-    row = rows.setdefault(LIKE, {"method": {"name": LIKE}}) if pool else None
-    if isinstance(row, dict) and isinstance(row.get("method"), dict):
-        row["method"]["pool"] = pool
+    return {"watch": names, "benign": dataset}, lacking
 
 
 def _tried(

@@ -6,75 +6,57 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from dfme import owner_side
-from dfme.audits.compare.engines import EXTRAS
-from dfme.audits.compare.plan import (
-    OPTIONS,
-    Attempt,
-    CompareConfig,
-    ComparisonPlan,
-    attempt,
-    cells_of,
-    own_options,
-)
+from dfme.audits.compare.base import ComparisonBase, Row
+from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan
 from dfme.audits.compare.rows import (
     ELSEWHERE,
-    Parts,
+    ComparisonFile,
+    comparison_file,
     directory_of,
-    elsewhere_problems,
     own_problems,
-    parted,
-    require_same,
+    require_shared,
     row_contents,
 )
 from dfme.cli import extract
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.flags import (
-    Flag,
-    Recipe,
-    asks_to_resume,
-    last_text,
-    read_recipe,
-    resumed,
-    split_flags,
-)
+from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
 from dfme.cli.main import main
-from dfme.config.messages import nearest
-from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import Option, flatten, options_of
+from dfme.config.layers import Layer, Source, value_of
+from dfme.config.values import Option, options_of
 from dfme.errors import UserError
 from dfme.methods import SECTIONS, find_method
 from dfme.owner_side import check_teacher, price_problems
-from dfme.run.job import PACKAGE, SAID_BY_THE_USER, comes_with_dfme, locate
-from dfme.run.recipes import Content, tidy
-from dfme.spec import LabelMode
+from dfme.run.job import PACKAGE
+from dfme.run.recipes import Content
 
 SUMMARY = (
     "run methods x seeds x budgets x label modes, defences x attackers, side by side: one table"
 )
 DEFAULT = PACKAGE / "configs" / "compare_digits.yaml"
 OWN = {option.key: option for option in options_of(CompareConfig)}
-OF_RUNS = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]
 
 
 def options(words: Sequence[str]) -> Iterable[Option]:
     """The comparison's own options, then those that all of its runs share."""
-    return with_shared(words, OWN, read_recipe(split_flags(words), _recipe))
+    return with_shared(words, OWN, read_file(split_flags(words), _recipe))
 
 
-def with_shared(words: Sequence[str], own: Mapping[str, Option], recipe: Recipe) -> list[Option]:
-    """Options of a command's ``own``, then those that all of the cells of its ``recipe`` share."""
-    file, content = recipe
-    of_runs = [flag for flag in split_flags(words) if flag.key not in own and flag.key != "config"]
-    shared = parted(file, tidy(content), own).shared
-    every = Arguments(of_runs, extract.INPUTS, (file, shared)).options
-    of_cells = every.keys() - {*own, *ELSEWHERE, "wandb.name"}
-    of_cells = {key for key in of_cells if key.partition(".")[0] not in ("method", "answers")}
-    return [*own.values(), *(option for key, option in every.items() if key in of_cells)]
+def with_shared(words: Sequence[str], own: Mapping[str, Option], file: Layer) -> list[Option]:
+    """Options of a command's ``own``, then those that all of the cells of its ``file`` share."""
+    of_runs = [flag for flag in split_flags(words) if flag.key not in own]
+    shared = comparison_file(file, own).shared
+    every = Arguments(of_runs, extract.INPUTS, [shared]).options
+    elsewhere = {*own, *ELSEWHERE, "wandb.name"}
+    of_cells = [
+        option
+        for key, option in every.items()
+        if key not in elsewhere and key.partition(".")[0] not in ("method", "answers")
+    ]
+    return [*own.values(), *of_cells]
 
 
 def run(words: Sequence[str]) -> int:
@@ -110,135 +92,69 @@ def _bills(plan: ComparisonPlan) -> dict[str, Mapping[str, Any]]:
 def plan_of(words: Sequence[str]) -> ComparisonPlan:
     """Build the comparison described after ``compare``, and check every cell without torch."""
     flags = split_flags(words)
-    file, content = read_recipe(flags, _recipe)
-    parts = parted(file, tidy(content), OWN)
-    own = own_arguments(CompareConfig, file, parts.written, flags)
+    file = comparison_file(read_file(flags, _recipe), OWN)
+    own = own_arguments(CompareConfig, file, flags)
     config: CompareConfig = own.config
-    own.finish(own_problems(config, tuple(parts.rows)))
+    own.finish(own_problems(config, tuple(file.rows)))
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
-    priced = any(flag.key == "budgets" for flag in flags)
-    if not priced and comes_with_dfme(Path(locate(file))) is not None:
-        for problem in price_problems(said(of_cells, parts, "teacher.kind") or "", "budgets"):
+    if file.own.source is Source.SHIPPED and not any(flag.key == "budgets" for flag in flags):
+        kind = str(value_of([*file.of_cells, typed(of_cells)], "teacher.kind") or "")
+        for problem in price_problems(kind, "budgets"):
             raise UserError(f"--budgets: {problem.text}")
-    out = directory_of(config.out, config.resume, Path(file).stem or "compare")
-    return planned(config, out, file, parts, of_cells, ("python", "run.py", "compare", *words))
+    out = directory_of(config.out, config.resume, Path(file.name).stem or "compare")
+    command = ("python", "run.py", "compare", *words)
+    teacher = {"label_mode": config.label_modes[0]}
+    return base_of(config.methods, file, of_cells, command, teacher).plan(config, out)
 
 
-def planned(
-    config: CompareConfig,
-    out: Path,
-    file: str,
-    parts: Parts,
-    typed: Sequence[Flag],
+def base_of(
+    methods: Sequence[str],
+    file: ComparisonFile,
+    flags: Sequence[Flag],
     command: tuple[str, ...],
-) -> ComparisonPlan:
-    """Build every cell of a comparison whose own options have been checked; ``typed``: flags of all
-    cells.
+    teacher: Content,
+) -> ComparisonBase:
+    """The rows of a file, or those that ``methods`` names, with these flags of all cells.
+
+    ``teacher``: options of the teacher where the user says nothing. What is wrong with the options
+    of a row is said once its cells are planned; UserError for what is no row.
     """
-    _require_for_all(file, parts, typed)
-    # What were flags is now a file's to say, which for these is a record or a wish.
-    wished = {
-        key: text
-        for key, text in parts.overrides.items()
-        if Flag(key, text).key in SAID_BY_THE_USER
-    }
-    flags = [
-        *(Flag(key, text) for key, text in parts.overrides.items() if key not in wished),
-        *typed,
-    ]
-    shared = tidy(parts.shared | wished)
-    arch = last_text(flags, "student.arch")
-    contents = row_contents(config.methods or tuple(parts.rows), parts.rows, shared, arch, file)
-    modes = [str(LabelMode.parse(text)) for text in config.label_modes]
-    places = product(modes, config.defences, config.answers)
-    asked = [(mode, attempt(defence, answers, mode)) for mode, defence, answers in places]
-    jobs = _jobs(contents, asked, [*flags, Flag("student.steps", str(config.student_steps))], file)
-    overrides = wished | {flag.key: "true" if flag.text is None else flag.text for flag in flags}
-    paper = {
-        **own_options(config),
-        "methods": list(contents),
-        "rows": parts.rows,
-        "overrides": overrides,
-    }
-    cells = cells_of(jobs, config.seeds, config.budgets, out)
-    at_once = config.jobs or (len(cells) if config.engine in EXTRAS else 1)
-    plan = ComparisonPlan(out, config, at_once, cells, paper | parts.shared, command, main)
-    require_same(plan)
-    return plan
-
-
-def said(flags: Sequence[Flag], parts: Parts, key: str) -> str | None:
-    """Value of an option that all cells share, by the last flag, or the file."""
-    found = (
-        last_text(flags, key),
-        parts.overrides.get(key),
-        dict(flatten(parts.shared, ())).get(key),
-    )
-    return next((str(text) for text in found if text is not None), None)
+    require_shared([*file.of_cells, typed(flags)], OWN)
+    arch = value_of([file.flags, typed(flags)], "student.arch")
+    shared = dict(file.shared.content)
+    names = methods or tuple(file.rows)
+    rows = {}
+    for name, content in row_contents(names, file.rows, shared, arch, file.name).items():
+        unheeded = {*SECTIONS} - {*find_method(content["method"]["name"]).sections}
+        layers = [
+            Layer(Source.DEFAULT, {"teacher": teacher}),
+            Layer(Source.RECORD, {**content, "recipe": name}, file.name),
+            file.flags.without(*unheeded),
+        ]
+        heeded = [flag for flag in flags if flag.key.partition(".")[0] not in unheeded]
+        asked = Arguments(heeded, extract.INPUTS, layers)
+        rows[name] = Row(asked.job(extract.settled(asked)), asked.settings)
+    typed_texts = {flag.key: "true" if flag.text is None else flag.text for flag in flags}
+    overrides = {**file.flags.content, **typed_texts}
+    record = {"rows": file.rows, "overrides": overrides, **file.shared.content}
+    return ComparisonBase(rows, record, command, main)
 
 
 def _recipe(flags: Sequence[Flag]) -> Path:
     """Without --config: a resumed comparison's own file, else the digits'."""
-    return (
-        resumed(flags, OPTIONS, "the directory of a comparison")
-        if asks_to_resume(flags)
-        else DEFAULT
-    )
+    if asks_to_resume(flags):
+        return resumed(flags, OPTIONS, "the directory of a comparison")
+    return DEFAULT
 
 
-def own_arguments(
-    model: type[Any], file: str, written: Content, flags: Sequence[Flag]
-) -> Arguments:
+def own_arguments(model: type[Any], file: ComparisonFile, flags: Sequence[Flag]) -> Arguments:
     """A command's own options. In a file a list may be a single value: ``seeds: 0``, ``budgets:
     30k``.
     """
     lists = {option.key: isinstance(option.default, tuple) for option in options_of(model)}
-    single = [
-        name for name, value in written.items() if lists[name] and isinstance(value, int | float)
-    ]
-    listed = written | {name: [written[name]] for name in single}
-    return Arguments(
-        [flag for flag in flags if flag.key in lists], CommandInputs(model), (file, listed)
-    )
-
-
-def _require_for_all(file: str, parts: Parts, flags: Sequence[Flag]) -> None:
-    """Reject single-run options and misspelt compare options with a UserError."""
-    said = elsewhere_problems(parts.shared, [*parts.overrides, *(flag.key for flag in flags)])
-    problems = [text if text.startswith("--") else f"{file}: {text}" for text in said]
-    for flag in flags:
-        close = nearest(flag.key, [*OWN, *OF_RUNS]) if "." not in flag.key else None
-        if close in OWN and flag.key not in ELSEWHERE:
-            problems.append(
-                f"--{flag.name}: unknown flag; did you mean --{close.replace('_', '-')}?"
-            )
-    if problems:
-        raise UserError("; ".join(problems))
-
-
-def _jobs(
-    contents: Mapping[str, Content],
-    asked: Sequence[tuple[str, Attempt]],
-    flags: Sequence[Flag],
-    file: str,
-) -> dict[tuple[str, str, Attempt], Job]:
-    """A job per label mode, row, defence and attacker. What is wrong with several of them is said
-    once.
-    """
-    jobs: dict[tuple[str, str, Attempt], Job] = {}
-    problems: dict[str, dict[str, None]] = {}
-    for (mode, here), (row, content) in product(asked, contents.items()):
-        others = set(SECTIONS) - set(find_method(content["method"]["name"]).sections)
-        heeded = [flag for flag in flags if flag.key.partition(".")[0] not in others]
-        heeded += [Flag(*pair) for pair in {"teacher.label-mode": mode, **here.flags}.items()]
-        try:
-            jobs[row, mode, here] = extract.job_of_cell(heeded, (file, {**content, "recipe": row}))
-        except UserError as error:
-            problems.setdefault(str(error), {})[row] = None
-    if problems:
-        some = {
-            text: [] if len(rows) == len(contents) else [*rows] for text, rows in problems.items()
-        }
-        shown = [": ".join(filter(None, (", ".join(rows), text))) for text, rows in some.items()]
-        raise UserError("; ".join(shown))
-    return jobs
+    content = {
+        name: [value] if lists[name] and isinstance(value, int | float) else value
+        for name, value in file.own.content.items()
+    }
+    own_flags = [flag for flag in flags if flag.key in lists]
+    return Arguments(own_flags, CommandInputs(model), [replace(file.own, content=content)])

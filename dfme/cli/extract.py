@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import Arguments, CommandInputs, arguments_of
-from dfme.cli.flags import Flag, Recipe, default_recipe
+from dfme.cli.flags import default_recipe
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
@@ -56,14 +56,6 @@ def run(words: Sequence[str]) -> int:
     return 130
 
 
-def job_of_cell(flags: Sequence[Flag], recipe: Recipe) -> Job:
-    """The job of one cell of a comparison: its complete recipe, and the flags above it."""
-    asked = Arguments(flags, INPUTS, recipe)
-    job = asked.job(settled(asked))
-    asked.finish(find_problems(job))
-    return job
-
-
 def settled(asked: Arguments) -> ExtractConfig:
     """Settings of a run, with ``resume`` resolved: auto means True where there is a run."""
     config = narrowed(ExtractConfig, asked.config)
@@ -78,9 +70,11 @@ def checked(
     asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]
 ) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
-    job = with_larger(fitted(asked.job(config), asked.says), asked.recipe_below, asked.gives)
+    settings = asked.settings
+    job = fitted(asked.job(config), settings.says)
+    job = with_larger(job, asked.recipe_below, settings.gives)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
-    asked.finish([*priced, *find_problems(job, asked.says), *own(job)])
+    asked.finish([*priced, *find_problems(job, settings.says), *own(job)])
     return job
 
 

@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dfme.config.yaml_files import load_yaml
+from dfme.config.layers import BARE, Layer, Source
+from dfme.config.yaml_files import is_record, load_yaml
 from dfme.errors import UserError
 from dfme.run.directory import images_from_run_start, is_run
 from dfme.run.job import DEFAULT_RECIPE, comes_with_dfme, locate
@@ -43,15 +44,15 @@ class Flag(NamedTuple):
 def split_flags(words: Sequence[str]) -> list[Flag]:
     """Flags in the order of the words, without those for help; UserError for any other word."""
     flags: list[Flag] = []
-    left = [word for word in words if word not in HELP]
-    while left:
-        word = left.pop(0)
+    rest = [word for word in words if word not in HELP]
+    while rest:
+        word = rest.pop(0)
         if not word.startswith("--") or len(word) == 2:
             raise UserError(f"expected a flag such as --budget 300k, got {word!r}")
         name, equals, text = word[2:].partition("=")
         value: str | None = text
         if not equals:
-            value = left.pop(0) if left and _VALUE.match(left[0]) else None
+            value = rest.pop(0) if rest and _VALUE.match(rest[0]) else None
         flags.append(Flag(name, value))
     return flags
 
@@ -61,11 +62,19 @@ def last_text(flags: Sequence[Flag], key: str) -> str | None:
     return next((flag.text for flag in reversed(flags) if flag.key == key), None)
 
 
-Recipe = tuple[
-    str, dict[str, Any]
-]  # the name of a file of options, as messages say it, and its content
+def typed(flags: Iterable[Flag]) -> Layer:
+    """The layer of the flags but --config; of several for one option the last."""
+    content = {}
+    names = {}
+    for flag in flags:
+        if flag.key != "config":
+            content[flag.key] = BARE if flag.text is None else flag.text
+            names[flag.key] = f"--{flag.name}"
+    return Layer(Source.FLAG, content, names=names)
 
-RecipeFinder = Callable[[Sequence[Flag]], Path | None]
+
+FileFinder = Callable[[Sequence[Flag]], Path | None]
+"""Finds the file of options that a command reads where no --config is given."""
 
 
 def default_recipe(flags: Sequence[Flag]) -> Path | None:
@@ -81,14 +90,14 @@ def names_teacher(flags: Sequence[Flag]) -> bool:
 
 def asks_to_resume(flags: Sequence[Flag]) -> bool:
     """True if --resume is given and not as false; as auto, whether --out holds a run."""
-    given = {flag.text for flag in flags if flag.key == "resume"}
-    return bool(given & {None, "true", "True", "yes"}) or (
-        "auto" in given and is_run(last_text(flags, "out") or "")
+    texts = {flag.text for flag in flags if flag.key == "resume"}
+    return bool(texts & {None, "true", "True", "yes"}) or (
+        "auto" in texts and is_run(last_text(flags, "out") or "")
     )
 
 
 def resumed(flags: Sequence[Flag], file: str, directory: str) -> Path:
-    """The file of options in the directory that is gone on with, which messages call so."""
+    """The file of options in the directory that is resumed, which messages call ``directory``."""
     out = last_text(flags, "out")
     if not out:
         raise UserError(f"--resume: expected --out as well: {directory} to go on with")
@@ -97,33 +106,35 @@ def resumed(flags: Sequence[Flag], file: str, directory: str) -> Path:
     return Path(out) / file
 
 
-def read_recipe(flags: Sequence[Flag], find: RecipeFinder) -> Recipe:
-    """The file of options that --config names, else the one that is found, else nothing.
-
-    Where neither a flag nor the named file has a teacher, it has that of our file that would be
-    found.
-    """
+def read_file(flags: Sequence[Flag], find: FileFinder) -> Layer:
+    """The file of options that --config names, else the one that is found, else an empty layer."""
     named = [flag.text for flag in flags if flag.key == "config"]
     if len(named) > 1:
         raise UserError(f"--config: expected one file, got {len(named)}")
-    if named:
-        if not named[0]:
-            raise UserError("--config: expected a YAML file of options")
-        content = load_yaml(locate(named[0]))
-        has_teacher = names_teacher(flags) or any(
-            key.partition(".")[0] == "teacher" for key in content
-        )
-        usual = None if has_teacher or asks_to_resume(flags) else find(flags)
+    if named and not named[0]:
+        raise UserError("--config: expected a YAML file of options")
+    if named and named[0]:
+        return _named_file(named[0], flags, find)
+    path = find(flags)
+    if path is None:
+        return Layer(Source.FILE, {})
+    shown = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    if comes_with_dfme(path) is not None:
+        return Layer(Source.SHIPPED, tidy(load_yaml(path)), shown)
+    content = images_from_run_start(path, load_yaml(path, own=True))
+    return Layer(Source.RECORD, tidy(content), shown)
+
+
+def _named_file(name: str, flags: Sequence[Flag], find: FileFinder) -> Layer:
+    """The file of --config; where neither it nor a flag names a teacher, that of our own file."""
+    path = locate(name)
+    content = tidy(load_yaml(path))
+    if not (names_teacher(flags) or asks_to_resume(flags) or "teacher" in content):
+        usual = find(flags)
         if usual and comes_with_dfme(usual):
-            of_teacher = {
-                key: value for key, value in load_yaml(usual).items() if key in OF_ITS_TEACHER
-            }
-            content = merged(of_teacher, tidy(content))
-        return named[0], content
-    found = find(flags)
-    if found is None:
-        return "", {}
-    shown = found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
-    own = comes_with_dfme(found) is None
-    content = load_yaml(found, own=own)
-    return str(shown), images_from_run_start(found, content) if own else content
+            ours = load_yaml(usual)
+            of_teacher = {key: ours[key] for key in OF_ITS_TEACHER if key in ours}
+            content = merged(of_teacher, content)
+    if comes_with_dfme(Path(path)) is not None:
+        return Layer(Source.SHIPPED, content, name)
+    return Layer(Source.RECORD if is_record(path) else Source.FILE, content, name)

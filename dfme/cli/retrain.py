@@ -96,29 +96,28 @@ def _problems(config: RetrainConfig) -> Iterator[Problem]:
 def table(summary: Mapping[str, Any], out: Path) -> str:
     """Result, beside what the run itself had come to."""
     source = summary["source"]
+    constant = Beside.of_summary(summary).constant
     shares = {
         "teacher_accuracy": "teacher accuracy",
         "accuracy": "student accuracy",
         "agreement": "agreement",
         "vote_agreement": "agreement of the vote",
     }
-    own = {name: source.get(name) for name in ("accuracy", "agreement")}
-    beside = {
-        name: f" (the run's own student: {share:.2%})" for name, share in own.items() if share
-    }
-    known = [name for name in shares if summary.get(name) is not None]
-    texts = {name: f"{summary[name]:.2%}{beside.get(name, '')}" for name in known}
-    constant = Beside.of_summary(summary).constant
-    for name in known:
-        if name.endswith("agreement") and constant is not None:
-            texts[name] += f"; constant answer {constant:.2%}"
+    answers = f"{summary['answers']:,} of {source['run']} ({source['method']})"
     rows = [
-        (
-            "answers",
-            f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked",
-        ),
+        ("answers", f"{answers}; no query was asked"),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
-        *((shares[name], texts[name]) for name in known),
+    ]
+    for name, title in shares.items():
+        if summary.get(name) is None:
+            continue
+        text = f"{summary[name]:.2%}"
+        if name in ("accuracy", "agreement") and source.get(name):
+            text += f" (the run's own student: {source[name]:.2%})"
+        if name.endswith("agreement") and constant is not None:
+            text += f"; constant answer {constant:.2%}"
+        rows.append((title, text))
+    rows += [
         *balanced_agreement(summary),
         *constant_answer(summary),
         *paid_answers(summary),

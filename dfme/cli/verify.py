@@ -80,18 +80,18 @@ def run(words: Sequence[str]) -> int:
     )
     from dfme.audits.verify.session import ServedLog, verify
 
-    paths = [Path(each) for each in (config.model, *config.references)]
+    paths = [Path(name) for name in (config.model, *config.references)]
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
-    told = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
-    last = f"{told['directory']}: verify.md, verify.json"
-    print("\n\n".join(map(printable, [*sentences(told), last])))
-    return 5 if told["sure"] else 0
+    result = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
+    last = f"{result['directory']}: verify.md, verify.json"
+    print("\n\n".join(map(printable, [*sentences(result), last])))
+    return 5 if result["sure"] else 0
 
 
 def _problems(config: VerifyConfig) -> Iterator[Problem]:
     stack = parse_defences(config.watermark)
-    marked = any(getattr(each, "key_env", None) for each in stack if each.name == "watermark")
+    marked = any(part.name == "watermark" and getattr(part, "key_env", None) for part in stack)
     if marked != (config.record is not None):
         yield Problem(
             "watermark", "expected watermark:key_env=NAME, as it was served, beside --record LOG"
@@ -109,11 +109,11 @@ def _problems(config: VerifyConfig) -> Iterator[Problem]:
 def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
     """Problems with the files of models that are surely no copies."""
     if len(references) < 5:
-        found = f"expected the weights of five models or more, got {len(references)}"
+        few = f"expected the weights of five models or more, got {len(references)}"
         how = (
             "train them on your own data by run.py train-teacher, with --seed 1, 2, 3 "
             "and other --arch"
         )
-        yield Problem("references", f"{found}; {how}")
-    for each in references:
-        yield from file_problems("references", each)
+        yield Problem("references", f"{few}; {how}")
+    for path in references:
+        yield from file_problems("references", path)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import name_of
+from dfme.config.layers import Layer, Source, choose, merge
 from dfme.config.messages import members, printable, shortened
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import (
@@ -25,7 +26,7 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
 )
-from dfme.config.values import Option, flatten, from_mapping, leaves, options_of
+from dfme.config.values import Option, leaves, options_of
 from dfme.config.wandb_settings import WandbConfig, wandb_environment
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import DfmeError, UserError
@@ -33,6 +34,7 @@ from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.run.directory import images_from_run_start, is_run
+from dfme.run.merged_job import merged_job, method_options
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
@@ -251,40 +253,28 @@ def _job(
     objects: dict[str, Any],
 ) -> Job:
     """The job of the options that are ``given`` and of those below them, checked."""
-    settings = recipes.merged(below, dict(given))
-    options = dict(settings.pop("method"))
-    method = str(options.pop("name", "dfme"))
+    keywords = {name: value for name, value in given.items() if value != {}}
+    keywords["teacher"] = teacher
+    layers = [Layer(Source.RECIPE, below), Layer(Source.KEYWORD, keywords)]
+    method, layers = choose(layers, "method.name", "dfme")
     entry = find_method(method, objects.get("method.name"))
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):
         heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
         raise UserError(
             f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}"
         )
-    sections = {name: settings.pop(name, None) or {} for name in SECTIONS}
-    heeded = {name: values if name in entry.sections else {} for name, values in sections.items()}
-    asked = Job(
-        from_mapping(
-            ExtractConfig, {name: value for name, value in settings.items() if value != {}}, "--"
-        ),
-        from_mapping(TeacherConfig, teacher, "--teacher."),
-        {},
-        method,
-        from_mapping(entry.config, options, "--method."),
-        **{
-            name: from_mapping(entry.section(name), values, f"--{name}.")
-            for name, values in heeded.items()
-        },
-        objects=objects,
-    )
-    # it may stay while tracking is off
-    said = {name: section for name, section in given.items() if name != "wandb"}
-    told = {key for key, _ in flatten(said, ())}.__contains__
-    job = recipes.fitted(asked, told)
-    check(job, told)
+    options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher.")]
+    settings = merge(layers, [*options, *method_options(method, entry)])
+    config = settings.build(ExtractConfig)
+    described = settings.build(TeacherConfig, "teacher."), dict[str, Any]()
+    asked = merged_job(settings, config, described, method, entry, objects)
+    settings.finish()
+    job = recipes.fitted(asked, settings.says)
+    check(job, settings.says)
     # a run that is resumed has its settings already
-    return (
-        job if given["resume"] else recipes.with_larger(job, str(below.get("recipe") or ""), told)
-    )
+    if given["resume"]:
+        return job
+    return recipes.with_larger(job, str(below.get("recipe") or ""), settings.says)
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:

@@ -290,21 +290,25 @@ def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_en
     None
 ):
     made = plan("--seeds 0", a=FINE, b=FINE)
-    told = session.Session(made, {}, StatusLine(io.StringIO()))
+    waiting = session.Session(made, {}, StatusLine(io.StringIO()))
     seconds: dict[tuple[str, int], float | None] = {
         (cell.row, cell.budget): 10.0 for cell in made.cells
     }
-    told.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds, [])
-    told._due = {cell.name: cell for cell in made.cells}
-    assert told._left(0.0) == pytest.approx(20.0)
+    waiting.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds, [])
+    waiting._due = {cell.name: cell for cell in made.cells}
+    assert waiting._seconds_left(0.0) == pytest.approx(20.0)
     first = made.cells[0].name
-    told._begun[first] = (0.0, 0.0)
-    assert told._left(4.0) == pytest.approx(16.0), "no record so far, and four seconds less"
-    assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), (
+    waiting._begun[first] = session.Begun(0.0, 0.0)
+    assert waiting._seconds_left(4.0) == pytest.approx(16.0), (
+        "no record so far, and four seconds less"
+    )
+    assert waiting._seconds_left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), (
         "nor where it should have ended"
     )
-    told._done[first] = (1_000, 0.5)  # after three times as long as the whole of it was to take
-    assert told._left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))
+    waiting._progress[first] = session.Progress(
+        1_000, 0.5
+    )  # after three times as long as the whole of it was to take
+    assert waiting._seconds_left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))
 
 
 def interrupt_after(name: str) -> None:

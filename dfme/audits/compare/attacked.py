@@ -89,118 +89,120 @@ def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defence
     """One for each row and defence, in order."""
     places: dict[tuple[str, str, str], list[Attacked]] = {}
     for label, outcomes in findings.rows(mode, budget).items():
-        row = outcomes[0].cell.row
-        at = outcomes[0].cell.attempt
-        places.setdefault((row, at.defence, at.stack), []).append(
-            _attacked(label, at.answers, outcomes)
-        )
-    found = []
+        cell = outcomes[0].cell
+        place = (cell.row, cell.attempt.defence, cell.attempt.stack)
+        places.setdefault(place, []).append(_attacked(label, cell.attempt.answers, outcomes))
+    lines = []
     for (row, defence, stack), attackers in places.items():
-        bare = places.get((row, NO_DEFENCE, NO_DEFENCE), [])
-        learnt = _best(x for x in attackers if not _recovers(x))
-        every = tuple(_beside(learnt, each) for each in attackers)
+        undefended = places.get((row, NO_DEFENCE, NO_DEFENCE), [])
+        best_learner = _best(attacker for attacker in attackers if not _recovers(attacker))
         best = _best(attackers)
-        way = _way(_best(bare), best, _best(each for each in bare if each.answers == "label"))
-        bill = findings.bills.get(stack, {})
-        answers = None if best is None else best.answers
-        balanced = None if best is None or best.balanced is None else best.balanced.mean
-        found.append(DefenceLine(row, defence, every, answers, way, bill, balanced))
-    return found
+        line = DefenceLine(
+            row,
+            defence,
+            attackers=tuple(_beside(best_learner, attacker) for attacker in attackers),
+            best=best.answers if best else None,
+            to_label_only=_way(
+                _best(undefended),
+                best,
+                _best(attacker for attacker in undefended if attacker.answers == "label"),
+            ),
+            bill=findings.bills.get(stack, {}),
+            best_balanced=best.balanced.mean if best and best.balanced else None,
+        )
+        lines.append(line)
+    return lines
 
 
 def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[tuple[str, ...]]:
     """A table of defences, its heads first."""
-    every = defended(findings, mode, budget)
-    answers = [one.answers for one in every[0].attackers]
-    large = findings.beside.is_large
-    balanced = (BEST_BALANCED,) if large else ()
-    lines: list[tuple[str, ...]] = [
-        ("defence", *answers, "best attacker", *balanced, "to label-only", *BILL)
-    ]
-    for each in every:
-        name = (
-            each.defence
-            if len({other.row for other in every}) == 1
-            else f"{each.row}, {each.defence}"
-        )
-        name = plain(name)
-        texts = [f"**{one}**" if one.answers == each.best else str(one) for one in each.attackers]
-        winners = [one for one in each.attackers if one.answers == each.best]
-        best = [f"**{one.answers} {_percent(one.score)}**" for one in winners]
-        way = "-" if each.to_label_only is None else f"{each.to_label_only:.0%}"
-        told = [*texts, *(best or "-")]
-        if large:
-            told.append("-" if each.best_balanced is None else f"{each.best_balanced:.1%}")
-        lines.append((name, *told, way, *(_paid(each.bill, form) for form in BILL.values())))
-    return lines
+    lines = defended(findings, mode, budget)
+    several_rows = len({line.row for line in lines}) > 1
+    balanced_head = (BEST_BALANCED,) if findings.beside.is_large else ()
+    attackers = (attacker.answers for attacker in lines[0].attackers)
+    heads = ("defence", *attackers, "best attacker", *balanced_head, "to label-only", *BILL)
+    table: list[tuple[str, ...]] = [heads]
+    for line in lines:
+        cells = [plain(f"{line.row}, {line.defence}" if several_rows else line.defence)]
+        best = "-"
+        for attacker in line.attackers:
+            cells.append(str(attacker))
+            if attacker.answers == line.best:
+                cells[-1] = f"**{attacker}**"
+                best = f"**{attacker.answers} {_percent(attacker.score)}**"
+        cells.append(best)
+        if balanced_head:
+            cells.append("-" if line.best_balanced is None else f"{line.best_balanced:.1%}")
+        cells.append("-" if line.to_label_only is None else f"{line.to_label_only:.0%}")
+        table.append((*cells, *(_paid(line.bill, form) for form in BILL.values())))
+    return table
 
 
 def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, list[Outcome]]:
     """The lines of each defence's best attacker."""
-    every = defended(findings, mode, budget)
     best = set[str]()
-    for each in every:
-        best |= {one.label for one in each.attackers if one.answers == each.best}
-    return {
-        label: outcomes for label, outcomes in findings.rows(mode, budget).items() if label in best
-    }
+    for line in defended(findings, mode, budget):
+        best |= {attacker.label for attacker in line.attackers if attacker.answers == line.best}
+    rows = findings.rows(mode, budget).items()
+    return {label: outcomes for label, outcomes in rows if label in best}
 
 
 def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked:
-    done = finished(outcomes)
-    agreement = spread([of.agreement for of in done])
-    renamed = spread([of.agreement_relabelled for of in done])
+    runs = finished(outcomes)
+    agreement = spread([figures.agreement for figures in runs])
     if agreement is None:
-        states = dict.fromkeys(
-            "n/a" if each.state == "not applicable" else each.state for each in outcomes
-        )
-        return Attacked(label, answers, remarks=tuple(states))
-    remarks = list[str]()
-    if len(done) < len(outcomes):
-        remarks.append(f"{len(done)} of {len(outcomes)}")
-    if any(each.shared for each in outcomes):
+        states = dict.fromkeys(outcome.state for outcome in outcomes)
+        remarks = ["n/a" if state == "not applicable" else state for state in states]
+        return Attacked(label, answers, remarks=tuple(remarks))
+    remarks = []
+    if len(runs) < len(outcomes):
+        remarks.append(f"{len(runs)} of {len(outcomes)}")
+    if any(outcome.shared for outcome in outcomes):
         remarks.append("shared")
-    score = agreement
-    balanced = spread([of.agreement_balanced for of in done])
-    if renamed and gains(renamed, agreement) and renamed.mean - agreement.mean > HALVES_DIFFER:
-        score = renamed
-        balanced = None
-    return Attacked(label, answers, agreement, score, tuple(remarks), balanced)
+    relabelled = spread([figures.agreement_relabelled for figures in runs])
+    balanced = spread([figures.agreement_balanced for figures in runs])
+    if (
+        relabelled is None
+        or not gains(relabelled, agreement)
+        or relabelled.mean - agreement.mean <= HALVES_DIFFER
+    ):
+        return Attacked(label, answers, agreement, agreement, tuple(remarks), balanced)
+    return Attacked(label, answers, agreement, relabelled, tuple(remarks))
 
 
-def _beside(learnt: Attacked | None, each: Attacked) -> Attacked:
+def _beside(learner: Attacked | None, attacker: Attacked) -> Attacked:
     """With a remark where a recovery gains less than the spread over the best who only learns."""
-    if learnt is None or not (learnt.score and each.score) or not _recovers(each):
-        return each
-    if gains(each.score, learnt.score):
-        return each
-    little = "within the spread" if each.score.mean > learnt.score.mean else "gains nothing"
-    return replace(each, remarks=(little, *each.remarks))
+    if learner is None or not (learner.score and attacker.score) or not _recovers(attacker):
+        return attacker
+    if gains(attacker.score, learner.score):
+        return attacker
+    is_higher = attacker.score.mean > learner.score.mean
+    remark = "within the spread" if is_higher else "gains nothing"
+    return replace(attacker, remarks=(remark, *attacker.remarks))
 
 
-def _recovers(each: Attacked) -> bool:
-    return bool(parse_attacker(each.answers).keys() - {"learn"})
+def _recovers(attacker: Attacked) -> bool:
+    return bool(parse_attacker(attacker.answers).keys() - {"learn"})
 
 
 def _best(attackers: Iterable[Attacked]) -> Attacked | None:
-    scored = [(each.score.mean, each) for each in attackers if each.score]
+    scored = [(attacker.score.mean, attacker) for attacker in attackers if attacker.score]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def _way(free: Attacked | None, best: Attacked | None, label: Attacked | None) -> float | None:
     """None if labels do not clearly cost agreement, or were not run."""
-    scores = [
-        each.score for each in (free, best, label) if each is not None and each.score is not None
-    ]
+    scores = [attacker.score for attacker in (free, best, label) if attacker and attacker.score]
     if len(scores) < 3 or not gains(scores[0], scores[2]):
         return None
     return (scores[0].mean - scores[1].mean) / (scores[0].mean - scores[2].mean)
 
 
-def _percent(of: Spread | None) -> str:
-    if of is None:
+def _percent(share: Spread | None) -> str:
+    if share is None:
         return ""
-    return Spread(100 * of.mean, None if of.sd is None else 100 * of.sd, of.count).text("{:.1f}")
+    deviation = None if share.sd is None else 100 * share.sd
+    return Spread(100 * share.mean, deviation, share.count).text("{:.1f}")
 
 
 def _paid(bill: Mapping[str, Any], form: str) -> str:

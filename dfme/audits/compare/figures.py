@@ -28,6 +28,20 @@ SCORES = (
 """Entries of a summary that are figures as they are."""
 
 
+LOST_WITH_THE_END = (
+    "accuracy",
+    "kl",
+    "vote_accuracy",
+    "vote_agreement",
+    "collapsed",
+    "agreement_served",
+    "agreement_balanced",
+    "agreement_relabelled",
+    "queries_to_teacher",
+)
+"""Figures that are not known of a run that a quota ends before its budget."""
+
+
 @dataclass(frozen=True)
 class Figures:
     """The figures of a run. Shares are of the evaluation set; None: not known, or, of queries, not
@@ -76,15 +90,14 @@ def cut_off(figures: Figures, images: int) -> Figures:
     if figures.spent <= images:
         return figures
     curve = [(queries, agreement) for queries, agreement in figures.curve if queries <= images]
-    unknown = ["accuracy", "kl", "vote_accuracy", "vote_agreement", "collapsed", "agreement_served"]
-    unknown += ["agreement_balanced", "agreement_relabelled", "queries_to_teacher"]
-    nothing: dict[str, Any] = dict.fromkeys(unknown)
-    reached = {
-        level: None if at is None or at > images else at for level, at in figures.queries_to.items()
+    queries_to = {
+        level: None if queries is None or queries > images else queries
+        for level, queries in figures.queries_to.items()
     }
+    unknown: dict[str, Any] = dict.fromkeys(LOST_WITH_THE_END)
     agreement = curve[-1][1] if curve else None
     return replace(
-        figures, **nothing, agreement=agreement, curve=curve, queries_to=reached, spent=images
+        figures, **unknown, agreement=agreement, curve=curve, queries_to=queries_to, spent=images
     )
 
 
@@ -132,10 +145,10 @@ def read_figures(run_dir: Path) -> Figures:
 
 def series(records: list[dict[str, float | None]], name: str, summary: dict[str, Any]) -> Series:
     """(queries, value) of every evaluation, and of the student that was delivered."""
-    found = [(int(record["queries"] or 0), record.get(name)) for record in records]
-    every = [*found, (summary["spent"], summary.get(name))]
-    known = [(queries, value) for queries, value in every if value is not None]
-    return known[:-1] if known[-2:-1] == known[-1:] else known
+    points = [(int(record["queries"] or 0), record.get(name)) for record in records]
+    points.append((summary["spent"], summary.get(name)))
+    curve = [(queries, value) for queries, value in points if value is not None]
+    return curve[:-1] if curve[-2:-1] == curve[-1:] else curve
 
 
 def has_collapsed(agreements: list[float], classes: int) -> bool | None:
@@ -185,10 +198,10 @@ class Reached:
 
 def reached(queries: Sequence[int | None]) -> Reached:
     """Spread of the queries that each seed needed; None is a seed that never got there."""
-    known = [count for count in queries if count is not None]
-    if len(known) == len(queries):
-        return Reached(len(known), len(queries), spread(known), None)
-    return Reached(len(known), len(queries), None, middle_of(queries))
+    count = sum(needed is not None for needed in queries)
+    if count == len(queries):
+        return Reached(count, len(queries), spread(queries), None)
+    return Reached(count, len(queries), None, middle_of(queries))
 
 
 @dataclass(frozen=True)
@@ -227,24 +240,26 @@ class ComparisonResult:
 
         Of held-back queries, which are a run's own, those of the cell where they are largest.
         """
-        done = [each.figures.beside for each in self.outcomes if each.figures is not None]
-        return max(done, key=lambda beside: beside.constant or 0.0, default=Beside())
+        constants = [figures.beside for figures in finished(self.outcomes)]
+        return max(constants, key=lambda beside: beside.constant or 0.0, default=Beside())
 
     @property
     def defended(self) -> bool:
         """True if there is more to compare than rows: a defence, or an attacker by name."""
-        return any(each.cell.label != each.cell.row for each in self.outcomes)
+        return any(outcome.cell.label != outcome.cell.row for outcome in self.outcomes)
 
     def groups(self) -> list[tuple[str, int]]:
         """The label modes and budgets that have a table each."""
-        return list(dict.fromkeys((each.cell.mode, each.cell.budget) for each in self.outcomes))
+        cells = [outcome.cell for outcome in self.outcomes]
+        return list(dict.fromkeys((cell.mode, cell.budget) for cell in cells))
 
     def rows(self, mode: str, budget: int) -> dict[str, list[Outcome]]:
         """The outcomes of one table by row, with its defence and attacker, in order."""
         rows: dict[str, list[Outcome]] = {}
-        for each in self.outcomes:
-            if (each.cell.mode, each.cell.budget) == (mode, budget):
-                rows.setdefault(each.cell.label, []).append(each)
+        for outcome in self.outcomes:
+            cell = outcome.cell
+            if (cell.mode, cell.budget) == (mode, budget):
+                rows.setdefault(cell.label, []).append(outcome)
         return rows
 
 

@@ -45,8 +45,8 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     groups = findings.groups()
     modes = list(dict.fromkeys(mode for mode, _ in groups))
     budgets = list(dict.fromkeys(count for _, count in groups))
-    shown = best_rows if findings.defended else ComparisonResult.rows
-    tables = {(mode, budget): shown(findings, mode, budget) for mode, budget in groups}
+    rows_of = best_rows if findings.defended else ComparisonResult.rows
+    tables = {(mode, budget): rows_of(findings, mode, budget) for mode, budget in groups}
     rows = list(dict.fromkeys(row for table in tables.values() for row in table))
     if not any(_curves([outcome]) for outcome in findings.outcomes):
         return without(path)
@@ -70,9 +70,9 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
     if findings.defended:
         title += "\nthe best attacker of each defence"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
-    found = legend_entries(grid.flat)
-    labels = [label for label in (*rows, TEACHER, CONSTANT) if label in found]
-    handles = [found[label] for label in labels]
+    entries = legend_entries(grid.flat)
+    labels = [label for label in (*rows, TEACHER, CONSTANT) if label in entries]
+    handles = [entries[label] for label in labels]
     figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
     )

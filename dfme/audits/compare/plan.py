@@ -5,7 +5,6 @@ run.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,8 +26,10 @@ from dfme.config.fields import (
 from dfme.config.settings import Job
 from dfme.config.values import from_mapping
 from dfme.errors import UserError
-from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
+
+Entry = Callable[[Sequence[str]], int]
+"""The command line: it runs a command's words, and returns their exit code."""
 
 NO_DEFENCE = "none"
 AS_IT_IS = "auto"
@@ -42,8 +43,8 @@ WORDS = {
     "net": "recover",
 }
 """Words of an attacker, and the option of the section answers that each sets."""
-COUNTED = {"repeat": "repeat", "vote": "vote"}
-"""Words that a number follows, and the option that each sets."""
+COUNTED = ("repeat", "vote")
+"""Options of that section that an attacker sets by name and number."""
 ANSWERS_UNTOUCHED = ("quota", "pow")  # defences that change no answer
 WITHOUT_MAP = ("watermark", "misinform", "modelguard_s")
 """Defences whose answers cannot be worked out from their name and options."""
@@ -66,15 +67,18 @@ class Attempt:
     limit: int | None = None
 
     @property
-    def flags(self) -> dict[str, str]:
-        """The options of a run that it sets."""
-        given = {} if self.reason else parse_attacker(self.answers)
-        flags = {f"answers.{key}": text for key, text in given.items() if text != AS_IT_IS}
-        if "recover" in given:
-            flags["answers.knows"] = self.runs
-        if given and self.runs != NO_DEFENCE:
-            flags["teacher.defences"] = self.runs
-        return flags
+    def settings(self) -> AnswersConfig:
+        """What the attacker makes of the answers."""
+        if self.reason:
+            return AnswersConfig()
+        options = parse_attacker(self.answers)
+        knows = {"knows": self.runs} if "recover" in options else {}
+        return from_mapping(AnswersConfig, {**options, **knows})
+
+    @property
+    def defences(self) -> str | None:
+        """What the run's teacher is defended by; None if by nothing."""
+        return None if self.reason or self.runs == NO_DEFENCE else self.runs
 
 
 def attempt(defence: str, answers: str, mode: str) -> Attempt:
@@ -84,31 +88,37 @@ def attempt(defence: str, answers: str, mode: str) -> Attempt:
     learns labels alone is run without it. Not where probabilities are rounded, which makes ties.
     """
     stack = parse_defences(defence)
-    given = parse_attacker(answers)
+    options = parse_attacker(answers)
     form = LabelMode.parse(mode)
-    named = zip(defence.split("+"), stack, strict=False)
-    at_work = [(text.strip(), each) for text, each in named if each.name not in ANSWERS_UNTOUCHED]
-    # of any number of classes: what is asked does not depend on it
-    facts = stated([each for _, each in at_work], 10)
-    undoes = "recover" in given
-    secret = " and ".join(
-        each.name for _, each in at_work if each.name in WITHOUT_MAP or not each.has_map
+    texts = [text.strip() for text in defence.split("+")]
+    at_work = [part for part in stack if part.name not in ANSWERS_UNTOUCHED]
+    changed = "+".join(
+        text for text, part in zip(texts, stack, strict=False) if part.name not in ANSWERS_UNTOUCHED
     )
-    reasons = {
-        "answers are labels": form.kind == "label"
-        and (undoes or given.get("learn") in ("scores", "kl")),
-        "there is nothing to undo": undoes and not at_work,
-        f"what {secret} answers cannot be worked out from probabilities, name and options": undoes
-        and secret,
-        "an image gets the same answer again": "repeat" in given and at_work and not facts.random,
-    }
-    reason = next((text for text, holds in reasons.items() if holds), "")
-    labels_alone = form.kind == "label" or (given.get("learn") == "label" and not undoes)
+    facts = stated(at_work, 10)  # of any number of classes: what is asked does not depend on it
+    undoes = "recover" in options
+    secret = [part.name for part in at_work if part.name in WITHOUT_MAP or not part.has_map]
+    reason = ""
+    if form.kind == "label" and (undoes or options.get("learn") in ("scores", "kl")):
+        reason = "answers are labels"
+    elif undoes and not at_work:
+        reason = "there is nothing to undo"
+    elif undoes and secret:
+        reason = (
+            f"what {' and '.join(secret)} answers cannot be worked out from probabilities, name "
+            "and options"
+        )
+    elif "repeat" in options and at_work and not facts.random:
+        reason = "an image gets the same answer again"
+    labels_alone = form.kind == "label" or (options.get("learn") == "label" and not undoes)
     same = labels_alone and form.decimals is None and not facts.random and facts.keeps_top == "yes"
-    changed = "+".join(text for text, _ in at_work) or NO_DEFENCE
-    limit = min((each.images for each in stack if isinstance(each, Quota)), default=None)
     return Attempt(
-        defence, answers, changed, NO_DEFENCE if same and not reason else changed, reason, limit
+        defence,
+        answers,
+        stack=changed or NO_DEFENCE,
+        runs=NO_DEFENCE if not changed or (same and not reason) else changed,
+        reason=reason,
+        limit=min((part.images for part in stack if isinstance(part, Quota)), default=None),
     )
 
 
@@ -119,18 +129,20 @@ def parse_attacker(text: str) -> dict[str, str]:
     ``repeat=N`` and ``vote=N``, joined by +. One that undoes learns by ``kl`` unless told, as
     ModelGuard's adaptive ones.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for part in text.split("+"):
         name, _, count = part.strip().partition("=")
-        key = (COUNTED if count else WORDS).get(name)
-        if key is None or key in found:
-            known = f"{', '.join(WORDS)}, repeat=N and vote=N, joined by + as in table+repeat=4"
-            raise UserError(f"expected an attacker of {known}; got {text!r}")
-        found[key] = count or name
-    if "recover" in found:
-        found.setdefault("learn", "kl")
-    from_mapping(AnswersConfig, found, prefix=f"{text!r}: ")
-    return found
+        key = WORDS.get(name)
+        if count:
+            key = name if name in COUNTED else None
+        if key is None or key in options:
+            words = f"{', '.join(WORDS)}, repeat=N and vote=N, joined by + as in table+repeat=4"
+            raise UserError(f"expected an attacker of {words}; got {text!r}")
+        options[key] = count or name
+    if "recover" in options:
+        options.setdefault("learn", "kl")
+    from_mapping(AnswersConfig, options, prefix=f"{text!r}: ")
+    return options
 
 
 @as_model(frozen=True, config=CONFIG)
@@ -206,18 +218,17 @@ class Cell:
     def name(self) -> str:
         if self.run:
             return self.run
-        here = self.attempt.runs, self.attempt.answers
-        others = [
-            re.sub(r"[^\w.+=-]", "_", text) for text in here if text not in (NO_DEFENCE, AS_IT_IS)
-        ]
-        parts = self.row.replace(":", "."), self.mode.replace(":", "_"), *others
+        parts = [self.row.replace(":", "."), self.mode.replace(":", "_")]
+        for text in (self.attempt.runs, self.attempt.answers):
+            if text not in (NO_DEFENCE, AS_IT_IS):
+                parts.append(re.sub(r"[^\w.+=-]", "_", text))
         return "-".join([*parts, count_text(self.budget), f"seed{self.seed}"])
 
     @property
     def label(self) -> str:
         """The row, and its defence and attacker where one of them was asked for."""
-        asked = (self.attempt.defence, self.attempt.answers)
-        return self.row if asked == (NO_DEFENCE, AS_IT_IS) else ", ".join((self.row, *asked))
+        pair = (self.attempt.defence, self.attempt.answers)
+        return self.row if pair == (NO_DEFENCE, AS_IT_IS) else ", ".join((self.row, *pair))
 
 
 @dataclass(frozen=True)
@@ -225,8 +236,8 @@ class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
     ``options``: its file of options, with the flags that were given. ``command``: the words that
-    asked for it. ``entry``: runs the words of a cell. ``bills``: what each stack of defences costs
-    honest users. ``stem``: of its files' names.
+    asked for it. ``entry``: the command line, which runs a cell in a worker. ``bills``: what each
+    stack of defences costs honest users. ``stem``: of its files' names.
     """
 
     out: Path
@@ -235,7 +246,7 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
-    entry: Callable[[Sequence[str]], int]
+    entry: Entry
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
 
@@ -261,29 +272,6 @@ class ComparisonPlan:
         return self.out / "cells" / cell.name
 
 
-def cells_of(
-    jobs: Mapping[tuple[str, str, Attempt], Job],
-    seeds: Sequence[int],
-    budgets: Sequence[int],
-    out: Path,
-) -> tuple[Cell, ...]:
-    """All cells of ``jobs``, the first seed of every row first: a table that is not finished is
-    fair, too.
-    """
-    cells = []
-    for seed, budget, ((row, mode, attempt), job) in product(seeds, budgets, jobs.items()):
-        cell = Cell(row, mode, budget, seed, job, attempt)
-        wandb = replace(
-            job.config.wandb, group=job.config.wandb.group or out.resolve().name, name=cell.name
-        )
-        directory = str(out / "cells" / cell.name)
-        config = replace(
-            job.config, seed=seed, budget=budget, out=directory, resume=False, wandb=wandb
-        )
-        cells.append(replace(cell, job=fitted(replace(job, config=config))))
-    return tuple(cells)
-
-
 def rates_of(job: Job) -> dict[str, float]:
     """The rates at which the job's service may be asked, as far as anybody says."""
     rates = ("images_per_second", "requests_per_second")
@@ -305,9 +293,10 @@ def as_asked(job: Job, sharing: int, away: bool) -> Job:
 
 def own_options(config: Any) -> dict[str, Any]:
     """The own options of a comparison or an audit as its file has them."""
-    given = {name: value for name, value in asdict(config).items() if name not in UNKEPT}
     return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+        if name not in UNKEPT
     }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dfme.audits.compare.engines import LOST, STOPPED, Task
+from dfme.audits.compare.plan import Entry
 from dfme.errors import UserError
 from dfme.files import disk_error, remove, write_text
 from dfme.run.job import PROJECT
@@ -32,8 +33,8 @@ def cores() -> int:
 
 def threads_each(jobs: int, among: int | None = None) -> int:
     """Threads per process, so that all together fill the cores; the user's own setting wins."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() else max(1, (among or cores()) // jobs)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() else max(1, (among or cores()) // jobs)
 
 
 def surroundings(threads: int) -> dict[str, str]:
@@ -110,9 +111,8 @@ lock.
 """
 
 
-def run_cell(entry: Callable[[Sequence[str]], int], words: list[str], log: str) -> int:
-    """``dfme words`` in this process, by the ``entry`` of the command line, all that it says at the
-    end of ``log``; its exit code.
+def run_cell(entry: Entry, words: list[str], log: str) -> int:
+    """``entry(words)`` in this process, all that it says at the end of ``log``; its exit code.
 
     Not in a child of it: with a worker that is killed its run must end too, so that the system
     frees its lock. SystemExit passes: it is how submitit gives a job back to the queue.
@@ -149,8 +149,8 @@ def outcome_file(log: str | Path) -> Path:
 class Call:
     """A cell as a worker calls it; ``checkpoint`` and ``number`` (of its signal) are submitit's."""
 
-    def __init__(self, task: Task, number: int = 0) -> None:
-        self.entry = task.entry
+    def __init__(self, entry: Entry, task: Task, number: int = 0) -> None:
+        self.entry = entry
         self.words = [*task.words]
         self.log = str(task.log)
         self.folder = str(Path.cwd())

@@ -66,15 +66,15 @@ def rehearse(
     """
     problems = dict[str, dict[str, None]]()
     sharing = scored = 0
-    building = looked_at = 0.0
+    building = seconds_watched = 0.0
     rehearsal: Rehearsal | None = None
-    timed = dict[tuple[str, int], float | None]()
+    seconds = dict[tuple[str, int], float | None]()
     of_image = list[tuple[float, float]]()
     facts = dict[str, None]()
     for mode, defence in dict.fromkeys((cell.mode, cell.attempt.runs) for cell in cells):
         of_mode = [cell for cell in cells if (cell.mode, cell.attempt.runs) == (mode, defence)]
         job = of_mode[0].job
-        named = teacher_name(document(job)["teacher"])
+        name = teacher_name(document(job)["teacher"])
         # A watch, the same for all, is calibrated once; others than ours would be asked by that.
         began = time.perf_counter()
         watched = is_local(job) and rehearsal is None
@@ -84,22 +84,32 @@ def rehearse(
             # whoever runs a list may run it all at once
             most = len(cells) if plan.config.engine == "commands" else min(plan.jobs, len(cells))
             sharing = 0 if teacher.info.remote is None else most
-            _require_rates(job, named, sharing)
-            of_teacher = teacher.spec, teacher.num_classes, teacher.info.class_names
+            _require_rates(job, name, sharing)
             if rehearsal is None:
-                scored = len(evaluation_images(job.config.evaluation, *of_teacher, tell=tell) or ())
-            looked_at = looked_at or (
-                _seconds_watched(teacher) if watched and not problems else 0.0
-            )
+                images = evaluation_images(
+                    job.config.evaluation,
+                    teacher.spec,
+                    teacher.num_classes,
+                    teacher.info.class_names,
+                    tell=tell,
+                )
+                scored = len(images or ())
+            if watched and not problems:
+                seconds_watched = _seconds_watched(teacher)
             rehearsal = Rehearsal(
-                sharing, scored, *of_teacher[:2], timed, of_image, building, looked_at
+                sharing,
+                scored,
+                teacher.spec,
+                teacher.num_classes,
+                seconds,
+                of_image,
+                building,
+                seconds_watched,
             )
             measures = _measures(of_mode, teacher, scored, plan, sharing, problems)
-            timed |= {
-                at: find(rehearsal)
-                for at, find in measures.items()
-                if not (problems or at in timed)
-            }
+            for place, measure in measures.items():
+                if not problems and place not in seconds:
+                    seconds[place] = measure(rehearsal)
             asks = ask and not sharing
             if asks and not problems:
                 grey_BCHW = torch.full((1, *teacher.spec.shape), sum(teacher.spec.bounds) / 2)
@@ -110,20 +120,21 @@ def rehearse(
     if problems:
         raise UserError("; ".join(f"{', '.join(rows)}: {text}" for text, rows in problems.items()))
     if rehearsal:
-        tell(f"teacher {named}: {', '.join(facts)}; {_manner(job, sharing, asks)}")
+        tell(f"teacher {name}: {', '.join(facts)}; {_manner(job, sharing, asks)}")
     return rehearsal
 
 
 def _manner(job: Job, sharing: int, asks: bool) -> str:
     """How a teacher is asked, in words."""
-    asked = (
-        "it answers (an image each, charged to no run)" if asks else "not asked before the cells"
-    )
-    rates = " and ".join(
-        f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items()
-    )
-    manner = f"a service, {asked}" if sharing else asked
+    manner = "it answers (an image each, charged to no run)"
+    if not asks:
+        manner = "not asked before the cells"
+    if sharing:
+        manner = f"a service, {manner}"
     if sharing > 1:
+        rates = " and ".join(
+            f"{rate:g} {name.replace('_', ' ')}" for name, rate in rates_of(job).items()
+        )
         manner += f"; {sharing} cells ask at once, each at 1/{sharing} of its {rates}"
     return manner
 
@@ -206,8 +217,8 @@ def _fitting(
     config = cell.job.config
     cpu = torch.device("cpu")
     here = plan.config.engine not in EXTRAS and choose_device(config.device) == cpu
-    none = replace(config.evaluation, dataset="none")
-    job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
+    unscored = replace(config.evaluation, dataset="none")
+    job = replace(cell.job, config=replace(config, device="cpu", evaluation=unscored))
     job, _, pool, nets = build_parts(job, teacher, cpu)
     method = method_of(job, teacher, nets, pool)
     if here:
@@ -218,15 +229,14 @@ def _fitting(
             return None
         threads = torch.get_num_threads()
         torch.set_num_threads(threads_each(plan.jobs))
-        found = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
+        timing = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
         torch.set_num_threads(threads)
-        whole = Work(job, method, found).whole(
-            scored + max(0, sharing - 1) * (config.images + scored)
-        )
-        if found is not None:
-            step = found.replayed / method.students.config.batch(config.images)
-            into.of_image.append((step, found.answer or 0.0))
+        of_others = max(0, sharing - 1) * (config.images + scored)
+        working = Work(job, method, timing).whole(scored + of_others)
+        if timing is not None:
+            step = timing.replayed / method.students.config.batch(config.images)
+            into.of_image.append((step, timing.answer or 0.0))
         watching = config.images * into.watched
-        return None if whole is None else START_SECONDS + into.building + watching + whole
+        return None if working is None else START_SECONDS + into.building + watching + working
 
     return seconds

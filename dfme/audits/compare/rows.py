@@ -3,15 +3,17 @@
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, parse_attacker
 from dfme.config.defences import parse_defences
-from dfme.config.messages import Problem, did_you_mean, unknown_choice
-from dfme.config.settings import Job
-from dfme.config.values import flatten
+from dfme.config.layers import Layer, Source
+from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag, unknown_choice
+from dfme.config.settings import ExtractConfig, Job
+from dfme.config.values import flatten, options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
@@ -29,32 +31,46 @@ EQUAL = {"steps": "student_steps", "arch": "student.arch"}
 """Options of the student that no row may have of its own, and the key that sets them for all."""
 
 
-class Parts(NamedTuple):
-    """A comparison's file: its rows, flags of all cells, its own options, and the recipe that all
-    share.
+class ComparisonFile(NamedTuple):
+    """A comparison's or an audit's file: its ``own`` options, its rows, what all rows share, and
+    on record the flags of all cells.
     """
 
+    own: Layer
     rows: Content
-    overrides: dict[str, str]
-    written: Content
-    shared: Content
+    shared: Layer
+    flags: Layer
+
+    @property
+    def name(self) -> str:
+        return self.own.file
+
+    @property
+    def of_cells(self) -> tuple[Layer, Layer]:
+        """What the file says of all cells."""
+        return self.shared, self.flags
 
 
-def parted(file: str, content: Content, own: Iterable[str]) -> Parts:
-    """The parts of a comparison's or an audit's file with these ``own`` options. UserError if
-    damaged.
-    """
+def comparison_file(file: Layer, own: Iterable[str]) -> ComparisonFile:
+    """The parts of a file with these ``own`` options. UserError if it is damaged."""
+    content = dict(file.content)
+    sections: dict[str, Content] = {}
     for name in ("rows", "overrides"):
-        if not isinstance(content.get(name) or {}, Mapping):
-            raise UserError(f"{file}: {name}: expected a mapping, got {content[name]!r}")
-    rows, overrides = (content.pop(name, None) or {} for name in ("rows", "overrides"))
+        section = content.pop(name, None) or {}
+        if not isinstance(section, Mapping):
+            raise UserError(f"{file.file}: {name}: expected a mapping, got {section!r}")
+        sections[name] = {str(key): value for key, value in section.items()}
     written = {name: content.pop(name) for name in [*content] if name in own}
     if "engine_options" in written:  # hosts to connect to, and what runs there
         raise UserError(
-            f"{file}: engine_options: say --engine-options on the command line; a file cannot"
+            f"{file.file}: engine_options: say --engine-options on the command line; a file cannot"
         )
-    texts = {str(key): str(value) for key, value in overrides.items()}
-    return Parts({str(name): value for name, value in rows.items()}, texts, written, content)
+    return ComparisonFile(
+        replace(file, content=written),
+        sections["rows"],
+        Layer(Source.RECORD, content, file.file),
+        Layer(Source.RECORD, sections["overrides"], file.file),
+    )
 
 
 def row_contents(
@@ -86,47 +102,50 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     shared recipe key by key; a method has its defaults. UserError for a row that is none, or that
     would make the comparison unfair.
     """
-    given = rows.get(row)
-    named_alone = given is None
-    if named_alone:
-        given = {} if row in METHODS or ":" in row else row
-    if isinstance(given, str):
-        if given not in shipped() and (named_alone or not os.path.isfile(locate(given))):
-            if not named_alone:
-                raise UserError(
-                    f"rows.{row}: {unknown_choice('recipe, or its file', given, names())}"
-                )
+    content = rows.get(row)
+    if content is None and (row in METHODS or ":" in row):
+        content = {}
+    elif content is None:
+        if row not in shipped():
             choices = dict.fromkeys([*rows, *METHODS, *names()])
-            raise UserError(f"methods: {unknown_choice('row, method or recipe', given, choices)}")
-        return _of_recipe(row, load_yaml(locate(str(shipped().get(given, given)))), shared)
-    if not isinstance(given, Mapping):
-        raise UserError(f"rows.{row}: expected sections such as method, or a recipe, got {given!r}")
-    if "recipe" in given:
-        return _of_recipe(row, given, shared)
-    own = tidy(given)
-    _require_fair(row, own, shared)
-    own["method"] = _named(row, own.get("method", {}))
-    unheeded = {*SECTIONS} - {*find_method(own["method"]["name"]).sections}
-    kept = {name: value for name, value in shared.items() if name not in unheeded}
-    return merged(kept, own)
+            raise UserError(f"methods: {unknown_choice('row, method or recipe', row, choices)}")
+        content = load_yaml(shipped()[row])
+        return _of_recipe(row, content, shared)
+    elif isinstance(content, str):
+        if content not in shipped() and not os.path.isfile(locate(content)):
+            unknown = unknown_choice("recipe, or its file", content, names())
+            raise UserError(f"rows.{row}: {unknown}")
+        content = load_yaml(shipped().get(content, locate(content)))
+        return _of_recipe(row, content, shared)
+    if not isinstance(content, Mapping):
+        expected = "expected sections such as method, or a recipe"
+        raise UserError(f"rows.{row}: {expected}, got {content!r}")
+    if "recipe" in content:
+        return _of_recipe(row, content, shared)
+    departures = tidy(content)
+    _require_fair(row, departures, shared)
+    departures["method"] = _named(row, departures.get("method", {}))
+    unheeded = {*SECTIONS} - {*find_method(departures["method"]["name"]).sections}
+    heeded = {name: value for name, value in shared.items() if name not in unheeded}
+    return merged(heeded, departures)
 
 
 def unequal(jobs: Mapping[str, Job]) -> str:
     """Options that differ between rows, methods' own aside: ``batch_size 64 (frugal: 32); lr
     0.1``.
     """
-    options = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
-    keys = dict.fromkeys(key for each in options.values() for key in each)
-    found = []
-    for key in [
-        "method.batch_size",
-        *(key for key in keys if key.startswith(("student.", "schedule."))),
-    ]:
-        values = {row: str(each.get(key) or "none") for row, each in options.items()}
+    by_row = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
+    keys = {"method.batch_size": None}
+    for options in by_row.values():
+        keys |= dict.fromkeys(key for key in options if key.startswith(("student.", "schedule.")))
+    differences = []
+    for key in keys:
+        values = {row: str(options.get(key) or "none") for row, options in by_row.items()}
         usual = statistics.mode(values.values())
         others = [f"{row}: {value}" for row, value in values.items() if value != usual]
-        found += [f"{key.partition('.')[2]} {usual} ({', '.join(others)})"] if others else []
-    return "; ".join(found)
+        if others:
+            differences.append(f"{key.partition('.')[2]} {usual} ({', '.join(others)})")
+    return "; ".join(differences)
 
 
 def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
@@ -220,21 +239,23 @@ def own_problems(config: CompareConfig, rows: Sequence[str]) -> Iterator[Problem
             yield Problem(key, str(error))
 
 
-def elsewhere_problems(shared: Mapping[str, Any], flags: Sequence[str]) -> Iterator[str]:
-    """Keys of a file and of flags that belong to a single run."""
-    for section, value in shared.items():
-        keys = [
-            section,
-            *(f"{section}.{name}" for name in (value if isinstance(value, Mapping) else ())),
-        ]
-        yield from (
-            f"{key}: say {ELSEWHERE[key]} in a comparison" for key in keys if key in ELSEWHERE
-        )
-    for key in flags:
-        section = key.partition(".")[0]
-        known = section if section in ("method", "answers") else key
-        if known in ELSEWHERE:
-            yield f"--{key.replace('_', '-')}: say {ELSEWHERE[known]} in a comparison"
+def require_shared(layers: Iterable[Layer], own: Collection[str]) -> None:
+    """UserError for options of a single run, and for flags that misspell one of these ``own``."""
+    of_a_run = [option.key for option in options_of(ExtractConfig) if option.key not in ELSEWHERE]
+    problems = []
+    for layer in layers:
+        for key, _ in flatten(layer.content, ()):
+            section = key.partition(".")[0]
+            instead = ELSEWHERE.get(section) or ELSEWHERE.get(key)
+            if instead:
+                problems.append(f"{layer.name_of(key)}: say {instead} in a comparison")
+            elif layer.source is Source.FLAG and section == key:
+                close = nearest(key, [*own, *of_a_run])
+                if close and close in own:
+                    hint = f"did you mean {spelled_flag(close)}?"
+                    problems.append(f"{layer.name_of(key)}: unknown flag; {hint}")
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 def directory_of(
@@ -268,9 +289,9 @@ def require_same(plan: ComparisonPlan) -> None:
         config = plan.directory(cell) / "config.yaml"
         keys = differing_keys(load_yaml(config, own=True), cell.job) if config.is_file() else []
         if keys and (keys := [key for key in keys if key not in _held_to_digests(config.parent)]):
-            told = f"was run with other values of {', '.join(keys)}"
             raise UserError(
-                f"--resume: {config.parent} {told}; leave those out, or choose another --out"
+                f"--resume: {config.parent} was run with other values of {', '.join(keys)}; leave "
+                "those out, or choose another --out"
             )
 
 
@@ -285,10 +306,8 @@ def _list_problems(
     key: str, values: Sequence[Any], parse: Callable[[Any], Any] = str
 ) -> Iterator[Problem]:
     parsed = [parse(value) for value in values]
-    twice = next(
-        (value for value, it in zip(values, parsed, strict=True) if parsed.count(it) > 1), None
-    )
-    if twice is not None:
-        yield Problem(key, f"expected each once, got {twice} twice")
-    if not parsed and key != "methods":
+    twice = [value for value in values if parsed.count(parse(value)) > 1]
+    if twice:
+        yield Problem(key, f"expected each once, got {twice[0]} twice")
+    if not values and key != "methods":
         yield Problem(key, "expected at least one, got none")

@@ -6,11 +6,12 @@ import shlex
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NamedTuple
 
 from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
 from dfme.audits.compare.engines.pool import WorkerPool
@@ -45,25 +46,14 @@ def compare(
     """Run what is left of the comparison; the exit code: 0, 1 if a cell failed, 130 if it was
     stopped.
 
-    ``line`` says how far it is, ``show`` the tables at the end, whose lines are of ``across``
-    letters. Report and data are written after every cell. UserError for what cannot work, before
-    any is started.
+    ``line`` shows progress, ``show`` the tables at the end, whose lines are of ``across`` letters.
+    Report and data are written after every cell. UserError for what cannot work, before any is
+    started.
     """
     session = Session(plan, not_applicable(plan.runs), line)
-    rehearsal = session.rehearsal = rehearse(
-        plan, session.waiting, line.note, not plan.config.dry_run
-    )
-    seconds = rehearsal.total(session.waiting, plan.jobs) if rehearsal else 0.0
-    about = f"about {duration(seconds)} on this machine for " if seconds else ""
-    told = (
-        f"{about}{len(session.waiting)} cells of "
-        f"{sum(cell.budget for cell in session.waiting):,} images"
-    )
+    session.rehearsal = rehearse(plan, session.waiting, line.note, not plan.config.dry_run)
     if session.waiting or plan.config.dry_run:
-        line.note(
-            told
-            + shorter(seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds")
-        )
+        line.note(session.forecast())
     if plan.config.dry_run:
         return 0
     command = resume_command(plan.out, plan.cells[0].job, "compare")
@@ -86,35 +76,48 @@ def compare(
         lock.close()
     from dfme.audits.compare.picture import draw
 
-    findings = session.findings()
-    draw(findings, plan.files[2])
-    text = f"teacher: {findings.facts['teacher']}\n\n{overview(findings, across)}"
-    show(
-        wrapped(text, across, "  ")
-        + "\n\n"
-        + "\n".join(str(file) for file in plan.files if file.exists())
-    )
+    result = session.findings()
+    draw(result, plan.files[2])
+    text = f"teacher: {result.facts['teacher']}\n\n{overview(result, across)}"
+    files = "\n".join(str(file) for file in plan.files if file.exists())
+    show(f"{wrapped(text, across, '  ')}\n\n{files}")
     if stopped and plan.config.engine == "commands":
         line.note(f"when they have run, make the table with:\n  {command}")
     elif stopped:
         line.note(again)
         return 130
-    return 1 if any(outcome.state == "failed" for outcome in findings.outcomes) else 0
+    return 1 if any(outcome.state == "failed" for outcome in result.outcomes) else 0
 
 
 def _require_same_images(plan: ComparisonPlan) -> None:
     """UserError where cells on record were scored on other images than those here, or asked
     others.
     """
-    seen: set[str] = set()
+    checked: set[str] = set()
     for cell in plan.runs:
         directory = plan.directory(cell)
-        held = digests_on_record(directory)
+        digests = digests_on_record(directory)
         pools = [getattr(cell.job.method_config, name, None) for name in POOLS]
-        code = repr((held, cell.job.config.evaluation, pools))
-        if held and is_run(directory) and code not in seen:
+        code = repr((digests, cell.job.config.evaluation, pools))
+        if digests and is_run(directory) and code not in checked:
             require_same_images(cell.job, directory, unmoved=True)
-            seen.add(code)
+            checked.add(code)
+
+
+class Progress(NamedTuple):
+    """Images that a cell has paid for, and the share of its work that is done."""
+
+    images: int = 0
+    share: float = 0.0
+
+
+@dataclass
+class Begun:
+    """When a cell was begun by this call, at which share of its work, and when it ended."""
+
+    time: float
+    share: float
+    ended: float | None = None
 
 
 class Session:
@@ -137,7 +140,7 @@ class Session:
         self._line = line
         _require_same_images(plan)
         self._unequal = unequal({cell.row: cell.job for cell in plan.cells})
-        self._again: Counter[str] = Counter()
+        self._retries: Counter[str] = Counter()
         self._due: dict[str, Cell] = {}
         engine = resolve_name(ENGINES[plan.config.engine])
         self._engine: WorkerPool = engine(plan, self._task, line.note)
@@ -145,10 +148,9 @@ class Session:
             cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs
         }
         self.rehearsal: Rehearsal | None = None
-        self._done = dict.fromkeys(self._outcomes, (0, 0.0))
-        self._begun: dict[str, tuple[float, float]] = {}
-        self._over: dict[str, float] = {}
-        self._said = 0.0
+        self._progress = dict.fromkeys(self._outcomes, Progress())
+        self._begun: dict[str, Begun] = {}
+        self._shown_at = 0.0
 
     @property
     def runs(self) -> list[Outcome]:
@@ -158,12 +160,22 @@ class Session:
     @property
     def waiting(self) -> list[Cell]:
         """The cells that are still to be run."""
-        return [each.cell for each in self.runs if each.state == "waiting"]
+        return [outcome.cell for outcome in self.runs if outcome.state == "waiting"]
+
+    def forecast(self) -> str:
+        """What the waiting cells will ask and take."""
+        images = sum(cell.budget for cell in self.waiting)
+        text = f"{len(self.waiting)} cells of {images:,} images"
+        seconds = self.rehearsal.total(self.waiting, self._plan.jobs) if self.rehearsal else 0.0
+        if seconds:
+            text = f"about {duration(seconds)} on this machine for {text}"
+        less = "smaller --budgets, fewer --student-steps, --methods or --seeds"
+        return text + shorter(seconds, less)
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run every waiting cell; True if stopped before the last had finished."""
-        if kept := sum(each.state == "finished" for each in self.runs):
-            self._line.note(f"{kept} cells were finished before and are kept")
+        if finished := sum(outcome.state == "finished" for outcome in self.runs):
+            self._line.note(f"{finished} cells were finished before and are kept")
         self._write()
         self._started = time.monotonic()
         self._due = {cell.name: cell for cell in self.waiting}
@@ -178,65 +190,73 @@ class Session:
         return bool(self.waiting)
 
     def _watch(self) -> None:
-        """Show how far the cells are that were to be run: by a bar, or a line now and then."""
+        """Show the progress of the cells that were to be run: by a bar, or a line now and then."""
         now = time.monotonic()
         running = self._engine.running
-        silent = now - self._said < max(LINE_SECONDS, LINE_TIME * (now - self._started))
-        if not self._due or (not self._line.live and (silent or not running)):
+        silence = max(LINE_SECONDS, LINE_TIME * (now - self._started))
+        is_early = not running or now - self._shown_at < silence
+        if not self._due or (not self._line.live and is_early):
             return
         for cell in running:
             self._look(cell)
-        every = sum(cell.budget for cell in self._due.values())
-        images = sum(paid for paid, _ in self._done.values())
+        budget = sum(cell.budget for cell in self._due.values())
+        images = sum(progress.images for progress in self._progress.values())
         ended = len(self._due) - len(self.waiting)
-        parts = [f"{ended} of {len(self._due)} cells done, {len(running)} running"]
-        parts.append(f"{images:,}/{every:,} images")
-        share = images / every
-        if (left := self._left(now)) is not None:
-            parts += [f"{duration(left)} left"] if self.waiting else []
-            share = (now - self._started) / max(now - self._started + left, 1e-9)
-        names = [cell.name for cell in running]
-        self._said = now
+        parts = [
+            f"{ended} of {len(self._due)} cells done, {len(running)} running",
+            f"{images:,}/{budget:,} images",
+        ]
+        share = images / budget
+        seconds = self._seconds_left(now)
+        if seconds is not None:
+            share = (now - self._started) / max(now - self._started + seconds, 1e-9)
+            if self.waiting:
+                parts.append(f"{duration(seconds)} left")
+        self._shown_at = now
         if self._line.live:
-            self._line.show(lambda: (share, parts, names))
+            self._line.show(lambda: (share, parts, [cell.name for cell in running]))
         else:
             self._line.note("  ".join(parts))
 
     def _look(self, cell: Cell) -> None:
-        """Note the images that a cell has paid for, and the share of its work that is done.
-
-        By its latest record: of images and of student steps half each (heuristic).
+        """Note a cell's progress, by its latest record: of images and of student steps half each
+        (heuristic).
         """
         if figures := self._outcomes[cell.name].figures:
-            self._done[cell.name] = figures.spent, 1.0
+            self._progress[cell.name] = Progress(figures.spent, 1.0)
             return
         with suppress(ValueError, LookupError, TypeError):  # no record yet, or half of one
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
             steps = int(record.get("student_steps", 0)) / max(1, cell.job.config.student.steps)
-            self._done[cell.name] = images, (images / cell.budget + min(1.0, steps)) / 2
+            share = (images / cell.budget + min(1.0, steps)) / 2
+            self._progress[cell.name] = Progress(images, share)
 
-    def _left(self, now: float) -> float | None:
+    def _seconds_left(self, now: float) -> float | None:
         """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
+        if not self.waiting:
+            return 0.0
         foretold = self.rehearsal.seconds if self.rehearsal else {}
-        seconds = {
+        units = {
             name: foretold.get((cell.row, cell.budget)) or 0.0 for name, cell in self._due.items()
         }
-        known = all(seconds.values())
-        units = seconds if known else {name: float(cell.budget) for name, cell in self._due.items()}
+        is_foretold = all(units.values())
+        if not is_foretold:
+            units = {name: float(cell.budget) for name, cell in self._due.items()}
         # half of a cell counts as much as what was foretold (heuristic): its first record comes
         # late
-        pace = UnitTime(1.0 if known else None, max(units.values()) / 2)
-        done = {name: share for name, (_, share) in self._done.items()}
-        for name, (began, before) in self._begun.items():
-            spent = self._over.get(name, now) - began
-            if known and done[name] == before:  # as foretold until its first record (heuristic)
-                done[name] += min(spent / units[name], 0.9 * (1 - before))
-            pace.add(spent, (done[name] - before) * units[name])
-        left = [units[cell.name] * (1 - done[cell.name]) for cell in self.waiting]
-        if pace.each is None or not left:
-            return None if left else 0.0
-        return pace.each * max(math.fsum(left) / min(self._plan.jobs, len(left)), *left)
+        pace = UnitTime(1.0 if is_foretold else None, max(units.values()) / 2)
+        shares = {name: progress.share for name, progress in self._progress.items()}
+        for name, begun in self._begun.items():
+            seconds = (begun.ended or now) - begun.time
+            if is_foretold and shares[name] == begun.share:
+                # as foretold until its first record (heuristic)
+                shares[name] += min(seconds / units[name], 0.9 * (1 - begun.share))
+            pace.add(seconds, (shares[name] - begun.share) * units[name])
+        if pace.each is None:
+            return None
+        rest = [units[cell.name] * (1 - shares[cell.name]) for cell in self.waiting]
+        return pace.each * max(math.fsum(rest) / min(self._plan.jobs, len(rest)), *rest)
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """Facts of a cell before anything runs: it may be finished by an earlier call."""
@@ -246,45 +266,46 @@ class Session:
         waiting = Outcome(cell, "waiting")
         try:
             summary = read_summary(directory / "summary.json")
-            known = summary is not None and summary.get("config_hash") == config_hash(cell.job)
-            if summary is None or not known or summary["budget"] < cell.budget:
+            if summary is None or summary.get("config_hash") != config_hash(cell.job):
+                return waiting
+            if summary["budget"] < cell.budget:
                 return waiting
             return Outcome(cell, "finished", figures=read_figures(directory))
         except DfmeError:  # damaged: the run itself says what, or writes it again
             return waiting
 
     def _task(self, cell: Cell) -> Task:
-        self._begun[cell.name] = time.monotonic(), self._done[cell.name][1]
-        if not self._line.live and self._plan.config.engine != "commands":
-            self._line.note(
-                f"{cell.name}: {'begun' if self._plan.config.engine == 'local' else 'queued'}"
-            )
+        """A cell for a worker: its job is written, and read by the process that runs it."""
+        engine = self._plan.config.engine
+        self._begun[cell.name] = Begun(time.monotonic(), self._progress[cell.name].share)
+        if not self._line.live and engine != "commands":
+            self._line.note(f"{cell.name}: {'begun' if engine == 'local' else 'queued'}")
         directory = self._plan.directory(cell)
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
         log = directory.with_name(f"{cell.name}.log")
         sharing = self.rehearsal.sharing if self.rehearsal else 0
-        job = as_asked(cell.job, sharing, self._plan.config.engine in EXTRAS)
+        job = as_asked(cell.job, sharing, engine in EXTRAS)
         if self._shared_answers is not None:
-            shared = replace(job.config, shared_answers=str(self._shared_answers))
-            job = replace(job, config=shared)
+            config = replace(job.config, shared_answers=str(self._shared_answers))
+            job = replace(job, config=config)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
-        words = (*words, *consent_flags(cell.job))
-        return Task(words, log, directory, cell.job.config.device, self._plan.entry)
+        return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was
         killed.
         """
-        if code < 0 and not stopping and self._again[cell.name] < self._plan.config.retries:
-            self._again[cell.name] += 1
-            retry = f"and is gone on with (retry {self._again[cell.name]})"
+        if code < 0 and not stopping and self._retries[cell.name] < self._plan.config.retries:
+            self._retries[cell.name] += 1
+            retry = f"and is gone on with (retry {self._retries[cell.name]})"
             self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
             return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
         self._look(cell)
-        self._over[cell.name] = time.monotonic()
+        if cell.name in self._begun:
+            self._begun[cell.name].ended = time.monotonic()
         ended = len(self._due) - len(self.waiting)
         self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {_in_a_line(outcome)}")
         self._write()
@@ -300,44 +321,45 @@ class Session:
         if stopping or code == STOPPED:
             return Outcome(cell, "waiting")
         log = directory.with_name(f"{cell.name}.log")
-        ended = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
-        said = [text for text in (ended, last_line(log)) if text] or [
-            f"exit code {code}, and nothing said"
-        ]
-        return Outcome(cell, "failed", f"{'; '.join(said)} ({log})")
+        death = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
+        reason = "; ".join(filter(None, [death, last_line(log)]))
+        return Outcome(cell, "failed", f"{reason or f'exit code {code}, and nothing said'} ({log})")
 
     def findings(self) -> ComparisonResult:
+        """All that is known so far."""
         plan = self._plan
-        steps = _range(cell.job.config.student.steps for cell in plan.cells)
+        steps = [cell.job.config.student.steps for cell in plan.cells]
+        steps_text = " to ".join(dict.fromkeys(f"{count:,}" for count in (min(steps), max(steps))))
         made_with = dict.fromkeys(
-            each.figures.made_with for each in self._outcomes.values() if each.figures
+            outcome.figures.made_with for outcome in self.runs if outcome.figures
         )
         facts = {
             "teacher": teacher_name(document(plan.cells[0].job)["teacher"]),
             "command": shown_command(plan.command),
             "seeds": ", ".join(dict.fromkeys(str(cell.seed) for cell in plan.cells)),
-            "student steps": f"{steps} of each student",
+            "student steps": f"{steps_text} of each student",
             "machine": self._engine.manner,
             "made with": "; ".join(made_with) or "nothing yet",
         }
-        outcomes = tuple(self._seen_by(cell) for cell in plan.cells)
+        outcomes = tuple(self._within_quota(cell) for cell in plan.cells)
         title = f"Comparison {plan.out.resolve().name}"
         return ComparisonResult(title, facts, outcomes, self._unequal, plan.bills)
 
-    def _seen_by(self, cell: Cell) -> Outcome:
-        """State of the cell's run, as far as a quota of the cell lets it come."""
-        of_run = self._outcomes[cell.name]
-        limit = cell.attempt.limit
-        figures = of_run.figures and (cut_off(of_run.figures, limit) if limit else of_run.figures)
-        shared = "" if of_run.cell == cell else of_run.cell.attempt.defence
-        return replace(of_run, cell=cell, figures=figures, shared=shared)
+    def _within_quota(self, cell: Cell) -> Outcome:
+        """State of the cell's run, cut off where a quota of the cell ends it."""
+        outcome = self._outcomes[cell.name]
+        figures = outcome.figures
+        if figures and cell.attempt.limit:
+            figures = cut_off(figures, cell.attempt.limit)
+        shared = "" if outcome.cell == cell else outcome.cell.attempt.defence
+        return replace(outcome, cell=cell, figures=figures, shared=shared)
 
     def _write(self) -> None:
-        findings = self.findings()
+        result = self.findings()
         report, data, _, cells = self._plan.files
-        write_text(report, markdown(findings))
-        write_text(data, as_json(findings))
-        write_text(cells, as_csv(findings))
+        write_text(report, markdown(result))
+        write_text(data, as_json(result))
+        write_text(cells, as_csv(result))
 
 
 def _killed(code: int) -> str:
@@ -349,25 +371,26 @@ def _killed(code: int) -> str:
 
 
 def _in_a_line(outcome: Outcome) -> str:
-    if outcome.figures is None:
-        return {"waiting": "stopped and kept", "failed": f"FAILED: {outcome.reason}"}[outcome.state]
-    found = outcome.figures
-    known = []
-    if found.agreement is not None:
-        known.append(f"agreement {found.beside.text(found.agreement, found.agreement_balanced)}")
-    if found.accuracy is not None:
-        known.append(f"accuracy {found.accuracy:.2%}")
-    return ", ".join([*known, f"{found.seconds:,.1f} s"])
+    figures = outcome.figures
+    if figures is None:
+        return "stopped and kept" if outcome.state == "waiting" else f"FAILED: {outcome.reason}"
+    parts = []
+    if figures.agreement is not None:
+        text = figures.beside.text(figures.agreement, figures.agreement_balanced)
+        parts.append(f"agreement {text}")
+    if figures.accuracy is not None:
+        parts.append(f"accuracy {figures.accuracy:.2%}")
+    return ", ".join([*parts, f"{figures.seconds:,.1f} s"])
 
 
-def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
+def not_applicable(cells: Sequence[Cell]) -> dict[str, str]:
     """Names and reasons of cells whose method or attacker cannot learn from such answers.
 
     UserError for a loss that does not fit a row's answers, or where nothing is left to run.
     """
     reasons: dict[str, str] = {}
     problems: dict[str, None] = {}
-    for cell in (every := list(cells)):
+    for cell in cells:
         able = find_method(cell.job.method).load().label_modes
         config = cell.job.config
         form = config.answers.mode(LabelMode.parse(cell.job.teacher.label_mode or cell.mode))
@@ -379,16 +402,8 @@ def not_applicable(cells: Iterable[Cell]) -> dict[str, str]:
             make_distance(config.answers.loss(config.student.loss), form)
         except UserError as error:
             problems[f"row {cell.row}: {error}"] = None
-    if len(reasons) == len(every):
-        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in every)
+    if len(reasons) == len(cells):
+        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in cells)
     if problems:
         raise UserError("; ".join(problems))
     return reasons
-
-
-def _range(counts: Iterable[int]) -> str:
-    """The least and the largest of some counts."""
-    known = [*counts]
-    least = min(known)
-    most = max(known)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

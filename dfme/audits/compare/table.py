@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from itertools import chain
 from typing import Any
 
 from dfme.audits.compare.attacked import BEST_BALANCED, OF_DEFENCES, defended, defended_lines
@@ -107,18 +108,20 @@ def overview(findings: ComparisonResult, across: int | None = None) -> str:
             lines += _constant_line(findings, heads)
         table = fitted_table(heads, lines, FIRST, across)
         parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table}")
-    parts += [f"Rows differ in {plain(findings.unequal)}."] if findings.unequal else []
-    of = findings.outcomes
+    if findings.unequal:
+        parts.append(f"Rows differ in {plain(findings.unequal)}.")
     parts += _constant_sentences(findings)
-    failed = [each for each in of if each.state == "failed" and not each.shared]
-    left_out = [f"- failed: {code(each.cell.name)}: {plain(each.reason)}" for each in failed]
-    never = [each for each in of if each.state == "not applicable"]
-    why = (
-        f"- not applicable: {code(each.cell.label)} with {each.cell.mode}: {plain(each.reason)}"
-        for each in never
-    )
-    left_out += dict.fromkeys(why)
-    return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])])
+    not_run: dict[str, None] = {}
+    for outcome in findings.outcomes:
+        if outcome.state == "failed" and not outcome.shared:
+            not_run[f"- failed: {code(outcome.cell.name)}: {plain(outcome.reason)}"] = None
+    for outcome in findings.outcomes:
+        if outcome.state == "not applicable":
+            cell = f"{code(outcome.cell.label)} with {outcome.cell.mode}"
+            not_run[f"- not applicable: {cell}: {plain(outcome.reason)}"] = None
+    if not_run:
+        parts.append("\n".join(not_run))
+    return "\n\n".join(parts)
 
 
 def _constant_sentences(findings: ComparisonResult) -> list[str]:
@@ -139,10 +142,10 @@ def _constant_line(findings: ComparisonResult, heads: Sequence[str]) -> list[tup
     beside = findings.beside
     if beside.constant is None:
         return []
-    known = {HEADS[0]: CONSTANT, "agreement %": f"{100 * beside.constant:.2f}"}
+    texts = {HEADS[0]: CONSTANT, "agreement %": f"{100 * beside.constant:.2f}"}
     if beside.balanced is not None:
-        known[BALANCED] = f"{100 * beside.balanced:.2f}"
-    return [tuple(known.get(head, "-") for head in heads)]
+        texts[BALANCED] = f"{100 * beside.balanced:.2f}"
+    return [tuple(texts.get(head, "-") for head in heads)]
 
 
 def markdown(findings: ComparisonResult) -> str:
@@ -151,22 +154,22 @@ def markdown(findings: ComparisonResult) -> str:
         f"- {name}: {code(value) if name == 'command' else plain(value)}"
         for name, value in findings.facts.items()
     )
-    parts = [f"# {plain(findings.title)}", facts, overview(findings), LEGEND, "## Each seed"]
-    parts[3:3] = [OF_DEFENCES] if findings.defended else []
+    parts = [f"# {plain(findings.title)}", facts, overview(findings)]
+    if findings.defended:
+        parts.append(OF_DEFENCES)
+    parts += [LEGEND, "## Each seed"]
+    heads = heads_of(findings)
     for mode, budget in findings.groups():
-        each = [
-            outcome for outcomes in findings.rows(mode, budget).values() for outcome in outcomes
-        ]
-        heads = heads_of(findings)
+        rows = findings.rows(mode, budget).values()
         lines = [
-            _seed_line(one.cell, one.figures, heads) for one in each if one.figures is not None
+            _seed_line(outcome.cell, outcome.figures, heads)
+            for outcome in chain.from_iterable(rows)
+            if outcome.figures is not None
         ]
         if lines:
-            heads = (heads[0], "seed", *heads[2:])
-            parts.append(
-                f"### {mode}, {count_text(budget)} queries\n\n{fitted_table(heads, lines)}"
-            )
-    return "\n\n".join(part for part in parts if part) + "\n"
+            table = fitted_table((heads[0], "seed", *heads[2:]), lines)
+            parts.append(f"### {mode}, {count_text(budget)} queries\n\n{table}")
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def as_json(findings: ComparisonResult) -> str:
@@ -174,11 +177,11 @@ def as_json(findings: ComparisonResult) -> str:
     tables = list[dict[str, Any]]()
     for mode, budget in findings.groups():
         rows = [_row_json(*row) for row in findings.rows(mode, budget).items()]
-        known = {name for row in rows for name, value in row.items() if value is not None}
-        filled = [{name: value for name, value in row.items() if name in known} for row in rows]
-        tables.append({"label_mode": mode, "budget": budget, "rows": filled})
+        used = {name for row in rows for name, value in row.items() if value is not None}
+        rows = [{name: value for name, value in row.items() if name in used} for row in rows]
+        tables.append({"label_mode": mode, "budget": budget, "rows": rows})
         if findings.defended:
-            tables[-1]["defences"] = [asdict(one) for one in defended(findings, mode, budget)]
+            tables[-1]["defences"] = [asdict(line) for line in defended(findings, mode, budget)]
     content = {
         "title": findings.title,
         "facts": findings.facts,
@@ -194,10 +197,10 @@ def as_csv(findings: ComparisonResult) -> str:
     written = io.StringIO()
     for line in lines:
         figures = line.pop("figures") or {field.name: None for field in fields(Figures)}
-        reached = figures.pop("queries_to") or {}
+        queries_to = figures.pop("queries_to") or {}
         line.update(figures)
         for level in LEVELS:
-            line[f"queries_to_{100 * level:.0f}"] = reached.get(level)
+            line[f"queries_to_{100 * level:.0f}"] = queries_to.get(level)
         # no formula of a stranger's in a spreadsheet
         line["reason"] = line["reason"].lstrip("=+-@")
     columns = [name for name in lines[0] if name != "curve"]
@@ -211,7 +214,6 @@ def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
     cells = []
     for outcome in findings.outcomes:
         cell = outcome.cell
-        figures = None if outcome.figures is None else asdict(outcome.figures)
         line: dict[str, Any] = {
             "row": cell.row,
             "label_mode": cell.mode,
@@ -224,30 +226,34 @@ def _cells(findings: ComparisonResult) -> list[dict[str, Any]]:
         line["run"] = f"cells/{cell.name}"
         line["state"] = outcome.state
         line["reason"] = outcome.reason
-        line["figures"] = figures
+        line["figures"] = outcome.figures and asdict(outcome.figures)
         cells.append(line)
     return cells
 
 
 def _line(row: str, outcomes: Sequence[Outcome], heads: Sequence[str] = HEADS) -> tuple[str, ...]:
     """One row of a table with these heads, over the seeds that are finished."""
-    done = finished(outcomes)
-    if not done:
+    runs = finished(outcomes)
+    if not runs:
         return (plain(row), _seeds(outcomes), *("",) * (len(heads) - 2))
     names = ("accuracy", "agreement", "agreement_balanced", "vote_accuracy", "vote_agreement")
-    percent = [_spread(done, name, "{:.2f}", scale=100) for name in names]
-    collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
-    share = f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-"
-    steps = _spread(done, "student_steps", "{:,.0f}").removesuffix(" +- 0")
-    students = max(figures.students for figures in done)
-    scores = *percent[:3], _spread(done, "kl", "{:.4f}"), *percent[3:]
-    effort = (
-        _spread(done, "seconds", "{:,.1f}"),
+    percent = [_spread(runs, name, "{:.2f}", scale=100) for name in names]
+    collapsed = [figures.collapsed for figures in runs if figures.collapsed is not None]
+    steps = _spread(runs, "student_steps", "{:,.0f}").removesuffix(" +- 0")
+    students = max(figures.students for figures in runs)
+    cells = (
+        plain(row),
+        _seeds(outcomes),
+        *percent[:3],
+        _spread(runs, "kl", "{:.4f}"),
+        *percent[3:],
+        *_queries(runs),
+        f"{sum(collapsed)} of {len(collapsed)}" if collapsed else "-",
+        _spread(runs, "seconds", "{:,.1f}"),
         steps if students == 1 else f"{students} x {steps}",
     )
-    cells = (plain(row), _seeds(outcomes), *scores, *_queries(done), share, *effort)
-    known = dict(zip(HEADS, cells, strict=True))
-    return tuple(known[head] for head in heads)
+    by_head = dict(zip(HEADS, cells, strict=True))
+    return tuple(by_head[head] for head in heads)
 
 
 def _seed_line(cell: Cell, figures: Figures, heads: Sequence[str] = HEADS) -> tuple[str, ...]:
@@ -274,21 +280,20 @@ SPREADS = (
 
 
 def _row_json(row: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    done = finished(outcomes)
-    spreads = {name: spread([getattr(each, name) for each in done]) for name in SPREADS}
-    collapsed = [figures.collapsed for figures in done if figures.collapsed is not None]
-    row_of_json: dict[str, Any] = {
-        "row": row,
-        "seeds": [outcome.cell.seed for outcome in outcomes if outcome.figures is not None],
-        "missing": {
-            str(one.cell.seed): one.reason or one.state for one in outcomes if one.figures is None
-        },
-    }
-    for name, over_seeds in spreads.items():
-        row_of_json[name] = None if over_seeds is None else asdict(over_seeds)
-    row_of_json["queries_to"] = {name: asdict(level) for name, level in _reached(done).items()}
-    row_of_json["collapse_rate"] = sum(collapsed) / len(collapsed) if collapsed else None
-    return row_of_json
+    runs = finished(outcomes)
+    collapsed = [figures.collapsed for figures in runs if figures.collapsed is not None]
+    line: dict[str, Any] = {"row": row, "seeds": [], "missing": {}}
+    for outcome in outcomes:
+        if outcome.figures is None:
+            line["missing"][str(outcome.cell.seed)] = outcome.reason or outcome.state
+        else:
+            line["seeds"].append(outcome.cell.seed)
+    for name in SPREADS:
+        over_seeds = spread([getattr(figures, name) for figures in runs])
+        line[name] = over_seeds and asdict(over_seeds)
+    line["queries_to"] = {name: asdict(level) for name, level in _reached(runs).items()}
+    line["collapse_rate"] = sum(collapsed) / len(collapsed) if collapsed else None
+    return line
 
 
 def _seeds(outcomes: Sequence[Outcome]) -> str:
@@ -296,28 +301,28 @@ def _seeds(outcomes: Sequence[Outcome]) -> str:
     states = {outcome.state for outcome in outcomes}
     if len(states) == 1 and "finished" not in states:
         return states.pop()
-    done = sum(outcome.state == "finished" for outcome in outcomes)
-    return str(done) if done == len(outcomes) else f"{done} of {len(outcomes)}"
+    count = len(finished(outcomes))
+    return str(count) if count == len(outcomes) else f"{count} of {len(outcomes)}"
 
 
-def _spread(done: Sequence[Figures], name: str, form: str, scale: float = 1) -> str:
-    values = [getattr(figures, name) for figures in done]
-    found = spread([None if value is None else scale * value for value in values])
-    return "-" if found is None else found.text(form)
+def _spread(runs: Sequence[Figures], name: str, form: str, scale: float = 1) -> str:
+    values = [getattr(figures, name) for figures in runs]
+    over_seeds = spread([None if value is None else scale * value for value in values])
+    return "-" if over_seeds is None else over_seeds.text(form)
 
 
-def _reached(done: Sequence[Figures]) -> dict[str, Reached]:
+def _reached(runs: Sequence[Figures]) -> dict[str, Reached]:
     levels = {
-        f"{level:g}": reached([figures.queries_to[level] for figures in done]) for level in LEVELS
+        f"{level:g}": reached([figures.queries_to[level] for figures in runs]) for level in LEVELS
     }
-    return levels | {"teacher": reached([figures.queries_to_teacher for figures in done])}
+    return levels | {"teacher": reached([figures.queries_to_teacher for figures in runs])}
 
 
-def _queries(done: Sequence[Figures]) -> list[str]:
+def _queries(runs: Sequence[Figures]) -> list[str]:
     """Cost of each level; if nothing could be counted, no level was missed either."""
-    levels = {name: str(found) for name, found in _reached(done).items()}
-    if not any(figures.curve for figures in done):
+    levels = {name: str(level) for name, level in _reached(runs).items()}
+    if not any(figures.curve for figures in runs):
         return ["-"] * len(levels)
-    if all(figures.teacher_accuracy is None for figures in done):
+    if all(figures.teacher_accuracy is None for figures in runs):
         levels["teacher"] = "-"
     return list(levels.values())

@@ -64,64 +64,64 @@ def find_mistakes(
         for plain_BCHW, label_B in zip(
             data.split(500), data.required_labels.split(500), strict=True
         ):
-            each = [plain_BCHW]
+            images = [plain_BCHW]
             if again and rng is not None:
-                each = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)]
-            x_BCHW = spec.quantise(torch.cat(each))
+                images = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)]
+            x_BCHW = spec.quantise(torch.cat(images))
             class_B = own(x_BCHW)
             wrong.append((x_BCHW[class_B != label_B], class_B[class_B != label_B]))
-    (x_NCHW, class_N) = (torch.cat(each) for each in zip(*wrong, strict=True))
+    (x_NCHW, class_N) = (torch.cat(parts) for parts in zip(*wrong, strict=True))
     rows = [torch.cat([other(part) for part in batches(x_NCHW)]) for other in others]
     return Mistakes(x_NCHW, class_N, torch.stack(rows))
 
 
-def choose(of: Mistakes, most: int, rng: torch.Generator) -> Tensor:
+def choose(mistakes: Mistakes, most: int, rng: torch.Generator) -> Tensor:
     """Places of at most so many probes in a random order: those with the fewest references on their
     side.
 
     Fewer than half of the references are, and no expected class has more than its share.
     """
-    agree_N = (of.answers_RN == of.expected_N).sum(0)
+    agree_N = (mistakes.answers_RN == mistakes.expected_N).sum(0)
     order_N = (agree_N + torch.rand(len(agree_N), generator=rng)).argsort()
-    order_N = order_N[2 * agree_N[order_N] < len(of.answers_RN)]
-    kinds = set(of.expected_N.tolist())
-    left = dict.fromkeys(kinds, math.ceil(max(ONE_CLASS, 1 / max(1, len(kinds))) * most))
-    picked = list[int]()
+    order_N = order_N[2 * agree_N[order_N] < len(mistakes.answers_RN)]
+    kinds = set(mistakes.expected_N.tolist())
+    room = dict.fromkeys(kinds, math.ceil(max(ONE_CLASS, 1 / max(1, len(kinds))) * most))
+    places = list[int]()
     for place in order_N.tolist():
-        kind = int(of.expected_N[place])
-        left[kind] -= 1
-        if left[kind] >= 0:
-            picked.append(place)
-    picked_N = torch.tensor(picked[:most], dtype=torch.int64)
-    return picked_N[torch.randperm(len(picked_N), generator=rng)]
+        kind = int(mistakes.expected_N[place])
+        room[kind] -= 1
+        if room[kind] >= 0:
+            places.append(place)
+    places_N = torch.tensor(places[:most], dtype=torch.int64)
+    return places_N[torch.randperm(len(places_N), generator=rng)]
 
 
-def matched(of: Mistakes, reference: int, most: int, rng: torch.Generator) -> list[bool]:
+def matched(mistakes: Mistakes, reference: int, most: int, rng: torch.Generator) -> list[bool]:
     """Matches of a reference on the probes that the others choose: it has no part in the choice."""
-    at = choose(of.without(reference), most, rng)
-    found: list[bool] = (of.answers_RN[reference, at] == of.expected_N[at]).tolist()
-    return found
+    at = choose(mistakes.without(reference), most, rng)
+    hits: list[bool] = (mistakes.answers_RN[reference, at] == mistakes.expected_N[at]).tolist()
+    return hits
 
 
-def p_reference(of: Mistakes, most: int, rng: torch.Generator) -> float:
+def p_reference(mistakes: Mistakes, most: int, rng: torch.Generator) -> float:
     """The largest share of matches of a reference, left out, or of one answer to everything."""
-    expected_N = of.expected_N[choose(of, most, rng)]
-    constant: list[bool] = (
-        (expected_N == expected_N.mode().values).tolist() if len(expected_N) else []
-    )
-    every = [constant, *(matched(of, each, most, rng) for each in range(len(of.answers_RN)))]
-    return max([(sum(own) + 0.5) / (len(own) + 1) for own in every])
+    expected_N = mistakes.expected_N[choose(mistakes, most, rng)]
+    answerers: list[list[bool]] = [[]]
+    if len(expected_N):
+        answerers = [(expected_N == expected_N.mode().values).tolist()]
+    for reference in range(len(mistakes.answers_RN)):
+        answerers.append(matched(mistakes, reference, most, rng))
+    return max((sum(hits) + 0.5) / (len(hits) + 1) for hits in answerers)
 
 
-def left_out(of: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:
+def left_out(mistakes: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:
     """Evidence on each reference, if the others were all the references there are."""
-    return [
-        follow(
-            ([hit] for hit in matched(of, each, most, rng)),
-            p_reference(of.without(each), most, rng),
-        )
-        for each in range(len(of.answers_RN))
-    ]
+    evidence = []
+    for reference in range(len(mistakes.answers_RN)):
+        hits = matched(mistakes, reference, most, rng)
+        share = p_reference(mistakes.without(reference), most, rng)
+        evidence.append(follow(([hit] for hit in hits), share))
+    return evidence
 
 
 def corrupted(x_1CHW: Tensor, rng: torch.Generator) -> Tensor:

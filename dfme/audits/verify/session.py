@@ -76,7 +76,7 @@ def verify(
         own = open_twin(paths[0], job, suspect.spec, suspect.num_classes, "--model")
         case = Case(job, own, paths[1:], tell, log)
         directory = held.enter_context(_open_directory(case, job, paths, suspect.spec.levels))
-        probes, found = case.kept(directory)
+        probes, references = case.kept(directory)
         sha256 = _digest(probes)
         tell(f"{len(probes.images)} images are chosen, SHA-256 {sha256}; if stopped, go on with:")
         tell(f"  {resume_command(directory.path, job, 'verify')}")
@@ -87,23 +87,23 @@ def verify(
         ask = case.answer(
             suspect.spec, suspect.info.class_names or (), partial(oracle, purpose="check")
         )
-        seen = follow(_matches(oracle, ask, probes), found["p_reference"])
+        seen = follow(_matches(oracle, ask, probes), references["p_reference"])
         checks.verify()
-        told = {
+        result = {
             "dfme": __version__,
             "suspect": facts["target"],
             "model": str(paths[0]),
-            **found,
+            **references,
             **seen.told,
             "probes": sha256,
             "directory": str(directory.path),
             "ledger": asdict(oracle.ledger.totals()),
         }
         write_text(
-            directory.path / "verify.json", json.dumps(told, indent=1, allow_nan=False) + "\n"
+            directory.path / "verify.json", json.dumps(result, indent=1, allow_nan=False) + "\n"
         )
-        write_text(directory.path / "verify.md", "\n\n".join(sentences(told)) + "\n")
-    return told
+        write_text(directory.path / "verify.md", "\n\n".join(sentences(result)) + "\n")
+    return result
 
 
 class Case:
@@ -128,13 +128,15 @@ class Case:
         others = [open_twin(path, job, spec, num_classes, "--references") for path in references]
         self._boxes = [own, *others]
         names = self.names = own.info.class_names or ()
-        of = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
+        evaluation = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
         self._asked = list[Any](self._boxes)
         if log is None:
-            data = evaluation_images(of, ImageSpec(spec.shape), num_classes, names, tell=tell)
+            data = evaluation_images(
+                evaluation, ImageSpec(spec.shape), num_classes, names, tell=tell
+            )
         else:
             data, self._asked[0] = served(own, *log)
-        if data is None or of.mean is not None:
+        if data is None or evaluation.mean is not None:
             wanted = (
                 "expected --evaluation.dataset with it, images within 0 and 1 and no "
                 "--evaluation.mean"
@@ -214,8 +216,8 @@ class Case:
             raise UserError(f"{option}: {few}; give more of them, or a larger --budget")
         seen = zip(self._references, left_out(mistakes, most, rng), strict=True)
         rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
-        found = {"marked": self.log is not None, "p_reference": share, "references": rows}
-        return Probes(mistakes.images[at], mistakes.expected_N[at]), found
+        references = {"marked": self.log is not None, "p_reference": share, "references": rows}
+        return Probes(mistakes.images[at], mistakes.expected_N[at]), references
 
     def kept(self, directory: RunDirectory) -> tuple[Probes, dict[str, Any]]:
         """The probes on file, and what the references came to. UserError if those of other
@@ -223,10 +225,10 @@ class Case:
         """
         path = directory.path / PROBES
         with explain_load_errors(path):
-            kept = load_checkpoint(path)
-            if keys := self.changed(kept["inputs"]):
+            content = load_checkpoint(path)
+            if keys := self.changed(content["inputs"]):
                 raise _other_values(directory, keys)
-            return Probes(kept["images"], kept["expected"]), json.loads(kept["found"])
+            return Probes(content["images"], content["expected"]), json.loads(content["found"])
 
 
 def _open_directory(
@@ -256,9 +258,9 @@ def _open_directory(
 
 
 def _save(directory: RunDirectory, case: Case, chosen: tuple[Probes, dict[str, Any]]) -> None:
-    probes, found = chosen
-    kept = {"inputs": case.inputs, "found": json.dumps(found), **probes._asdict()}
-    save_checkpoint(directory.path / PROBES, kept)
+    probes, references = chosen
+    content = {"inputs": case.inputs, "found": json.dumps(references), **probes._asdict()}
+    save_checkpoint(directory.path / PROBES, content)
 
 
 def _asked(directory: RunDirectory) -> bool:
@@ -282,7 +284,8 @@ def _require_same(directory: RunDirectory, settings: Mapping[str, Any], job: Job
     (``Case.changed``), and the suspect's files with their digests in the ledger.
     """
     recorded = load_yaml(directory.config, own=True)
-    before, now = (decisive(json.loads(json.dumps(each))) for each in (recorded, settings))
+    before = decisive(json.loads(json.dumps(recorded)))
+    now = decisive(json.loads(json.dumps(settings)))
     free = {*PLACES}
     if directory.ledger.is_file() and (read_history(directory.ledger).teacher or {}).get("files"):
         files, option = files_of(job)
@@ -313,16 +316,16 @@ def _other_values(directory: RunDirectory, keys: Sequence[str]) -> UserError:
     )
 
 
-def _digest(of: Iterable[Tensor]) -> str:
+def _digest(tensors: Iterable[Tensor]) -> str:
     """SHA-256 of the tensors' bytes, one after the other."""
     code = hashlib.sha256()
-    for each in of:
-        code.update(each.cpu().contiguous().numpy().tobytes())
+    for tensor in tensors:
+        code.update(tensor.cpu().contiguous().numpy().tobytes())
     return code.hexdigest()
 
 
 def _matches(oracle: Oracle, classes: Answer, probes: Probes) -> Iterator[list[bool]]:
-    """Matches batch by batch, as far as the budget reaches, of the images that are given a
+    """Matches batch by batch, up to the budget, of the images that are given a
     class.
     """
     for start in range(0, len(probes.images), BATCH):

@@ -72,7 +72,7 @@ class OnRay(WorkerPool):
         task = self._task(cell)
         gpus = int(task.device != "cpu" and (task.device != "auto" or self._has_gpus))
         asked = {} if "num_gpus" in self._options else {"num_gpus": gpus}
-        ref = self._call.options(**asked).remote(Call(task))
+        ref = self._call.options(**asked).remote(Call(self._plan.entry, task))
 
         def over(_: bool) -> bool:
             return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])

@@ -63,7 +63,8 @@ class Slurm(WorkerPool):
             options[name] = given.pop(name) or None
         for name, value in given.items():
             options[f"slurm_{name}"] = value
-        call = Call(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
+        number = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
+        call = Call(self._plan.entry, task, number)
         limits = {"slurm_max_num_timeout": tries, "local_max_num_timeout": tries}
         try:
             executor = submitit.AutoExecutor(self._folder, cluster=self._cluster, **limits)

@@ -1,0 +1,224 @@
+"""Layers of options, such as a recipe, a file and flags: what they come to, and who says each.
+
+Of several layers that set an option the last one wins. No torch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any, TypeVar
+
+from dfme.config.gone import GONE
+from dfme.config.messages import MAX_LETTERS, Problem, members, nearest, shortened, spelled_flag
+from dfme.config.values import Option, build, flatten
+from dfme.errors import UserError
+
+T = TypeVar("T")
+
+ROOM = MAX_LETTERS - 40  # letters of the problems of one message, beside its first and last words
+BARE = True
+"""The value of a flag without one: true, where the option is a switch."""
+
+
+class Source(Enum):
+    """Whose words the values of a layer are."""
+
+    DEFAULT = auto()  # the command's own, in place of a field's default
+    RECIPE = auto()  # the recipe below what the user says
+    SHIPPED = auto()  # a file that comes with dfme
+    RECORD = auto()  # a file that a run, a comparison or an audit wrote for itself
+    FILE = auto()  # the user's own file
+    ENVIRONMENT = auto()  # variables
+    KEYWORD = auto()  # arguments of a Python function
+    FLAG = auto()  # the command line
+
+
+UNASKED = (Source.DEFAULT, Source.RECIPE, Source.ENVIRONMENT)
+"""Sources that may set options that a command does not have."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Options by section or by dotted key; ``file`` and ``names`` say how messages name them."""
+
+    source: Source
+    content: Mapping[str, Any]
+    file: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, key: str) -> str:
+        """An option of this layer, as its author wrote it."""
+        return f"{self.file}: {key}" if self.file else self.names.get(key, spelled_flag(key))
+
+    def without(self, *sections: str) -> "Layer":
+        """The layer less these sections or top-level options."""
+        content = {
+            key: value
+            for key, value in self.content.items()
+            if not any(within(key, section) for section in sections)
+        }
+        return replace(self, content=content)
+
+    def value(self, key: str) -> Any:
+        """The value of an option; None if the layer does not set it."""
+        return dict(flatten(self.content, (key,))).get(key)
+
+
+def within(key: str, section: str) -> bool:
+    """True if a dotted key is this section or one of its options."""
+    return key == section or key.startswith(f"{section}.")
+
+
+def value_of(layers: Sequence[Layer], key: str) -> Any:
+    """The value of an option in the last layer that sets it, or None."""
+    values = [value for layer in layers if (value := layer.value(key)) is not None]
+    return values[-1] if values else None
+
+
+def choose(
+    layers: Sequence[Layer],
+    key: str,
+    default: str,
+    chosen_with: Callable[[str], Iterable[str]] = lambda choice: (),
+) -> tuple[str, list[Layer]]:
+    """The method or kind of teacher that the layers choose by ``key``, and the layers fit for it.
+
+    The section of another choice in a lower layer is set aside, and with it those sections that
+    ``chosen_with`` names. A section in short form, ``method: static``, is written out.
+    """
+    section, _, name = key.partition(".")
+    choice = default
+    fit: list[Layer] = []
+    for layer in layers:
+        short = layer.content.get(section)
+        if isinstance(short, str):
+            layer = replace(layer, content={**layer.content, section: {name: short}})
+        named = layer.value(key)
+        if named not in (None, BARE, choice):
+            choice = str(named)
+            set_aside = (section, *(chosen_with(choice) if fit else ()))
+            fit = [
+                below if below.source is Source.DEFAULT else below.without(*set_aside)
+                for below in fit
+            ]
+        fit.append(layer)
+    return choice, fit
+
+
+class Settings:
+    """What layers come to: ``values`` as they were written, and ``origins``, the layer of each.
+
+    Problems are collected, and named as the author of the value wrote the option. ``kinds``: what
+    the options of a section depend on, such as `` of method static``.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Option],
+        values: dict[str, Any],
+        origins: dict[str, Layer],
+        kinds: Mapping[str, str],
+    ) -> None:
+        self.options = options
+        self.values = values
+        self.origins = origins
+        self._kinds = kinds
+        self._problems: dict[str, str] = {}
+        for key in [*values]:
+            if key in options:
+                self._require_value(options[key])
+        self.report(Problem(key, self._unknown(key)) for key in values if key not in options)
+
+    def build(self, model: type[T], prefix: str = "") -> T:
+        """The checked model of a section's values; what is wrong with them is reported."""
+        built, problems = build(model, self.values, prefix)
+        self.report(problems)
+        return built
+
+    def source(self, key: str) -> Source:
+        """Who sets this option; DEFAULT if nobody does."""
+        return self.origins[key].source if key in self.origins else Source.DEFAULT
+
+    def gives(self, key: str) -> bool:
+        """True if a flag, a keyword or any file sets this option, and not just what lies below."""
+        return self.source(key) not in UNASKED
+
+    def says(self, key: str) -> bool:
+        """True if the user asks for this option, so that one without effect is a mistake.
+
+        A file may hold what flags of the same section make idle, and how to track if tracking is
+        off.
+        """
+        section = key.partition(".")[0]
+        source = self.source(key)
+        if source is Source.FILE:
+            changed = any(
+                within(other, section) and layer.source is Source.FLAG
+                for other, layer in self.origins.items()
+            )
+            return section != "wandb" and not changed
+        return source is Source.FLAG or (source is Source.KEYWORD and section != "wandb")
+
+    def report(self, problems: Iterable[Problem]) -> None:
+        """Add problems; one about a value that is already known to be wrong is left out."""
+        for problem in problems:
+            self._problems.setdefault(problem.key, self._named(problem))
+
+    def finish(self, problems: Iterable[Problem] = ()) -> None:
+        """Raise one UserError that names everything wrong, if anything is; of many, the first."""
+        texts = dict(self._problems)
+        for problem in problems:
+            texts.setdefault(problem.key, self._named(problem))
+        if not texts:
+            return
+        message, *others = texts.values()
+        for number, text in enumerate(others):
+            if len(message) + len(text) + 2 > ROOM:
+                raise UserError(f"{message}; and {len(others) - number} more like these")
+            message += f"; {text}"
+        raise UserError(message)
+
+    def _named(self, problem: Problem) -> str:
+        """The problem, and its option as the author of its value wrote it."""
+        layer = self.origins.get(problem.key)
+        name = layer.name_of(problem.key) if layer else spelled_flag(problem.key)
+        return shortened(f"{name}: {problem.text}", ROOM)
+
+    def _require_value(self, option: Option) -> None:
+        """Report a flag without a value, unless it is a switch."""
+        key = option.key
+        if self.source(key) is Source.FLAG and self.values[key] is BARE:
+            if bool in members(option.type):
+                return
+            del self.values[key]
+            self.report([Problem(key, f"expected a value: {option.help or option.name}")])
+
+    def _unknown(self, key: str) -> str:
+        if key in GONE:
+            return GONE[key]
+        source = self.origins[key].source
+        spelled = spelled_flag if source is Source.FLAG else str
+        group = [option for option in self.options if option.startswith(f"{key}.")]
+        if group:
+            examples = ", ".join(map(spelled, group[:3]))
+            return f"a group of options; expected one of its own such as {examples}"
+        what = {Source.FLAG: "flag", Source.KEYWORD: "option"}.get(source, "key")
+        kind = self._kinds.get(key.partition(".")[0], "")
+        close = nearest(key, self.options)
+        hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
+        return f"unknown {what}{kind}; {hint}"
+
+
+def merge(
+    layers: Sequence[Layer], options: Iterable[Option], kinds: Mapping[str, str] | None = None
+) -> Settings:
+    """What the layers say of these options: the last one that sets an option wins."""
+    by_key = {option.key: option for option in options}
+    values: dict[str, Any] = {}
+    origins: dict[str, Layer] = {}
+    for layer in layers:
+        for key, value in flatten(layer.content, by_key):
+            if key in by_key or layer.source not in UNASKED:
+                values[key] = value
+                origins[key] = layer
+    return Settings(by_key, values, origins, kinds or {})
