@@ -23,10 +23,9 @@ from dfme.run.lock import DirectoryLock
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 from dfme.teachers import KINDS as KINDS
 from dfme.teachers.options import ServeConfig as ServeConfig
-from dfme.teachers.options import TrainDataConfig
+from dfme.teachers.options import ServiceOptions, TrainDataConfig
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
 from dfme.teachers.options import check_training as check_training
-from dfme.teachers.remote.options import ServiceOptions
 
 if TYPE_CHECKING:
     from dfme.teachers.serve.guard import Guard as Guard

@@ -60,13 +60,10 @@ from dfme.run.run import Result, Run
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
-from dfme.teachers.asked_once import AskedOnce, spared
 from dfme.teachers.build import make_teacher
-from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
-from dfme.teachers.serve.record import recorded_images
 
 
 def run_job(
@@ -185,6 +182,7 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
     folder = Path(job.config.out or "").parent / SHARED
     if job.teacher.kind in KINDS or not folder.is_dir():
         return None
+    from dfme.teachers.asked_once import AskedOnce
 
     def shared(teacher: Teacher) -> Teacher:
         if teacher.info.stateful or teacher.info.remote:
@@ -200,6 +198,8 @@ def spared_images(runs: Path) -> int:
     """Images that the runs of an audit, in a directory, had answers to since another run had
     asked.
     """
+    from dfme.teachers.asked_once import spared
+
     return spared((runs / SHARED).glob("*.sqlite"))
 
 
@@ -382,6 +382,9 @@ def served(
     model: TorchTeacher, record: str, account: str | None, defences: Sequence[str]
 ) -> tuple[ImageSet, Callable[[Tensor], Tensor]]:
     """A log's images, and the labels that the model answers to any behind these defences."""
+    from dfme.teachers.defences.wrapper import Defended
+    from dfme.teachers.serve.record import recorded_images
+
     behind = Defended(model, parse_defences(defences), LabelMode("label"))
     return recorded_images(Path(record), account, model.spec.shape), behind.preview
 

@@ -59,7 +59,11 @@ def plain_state(state: Mapping[str, Tensor]) -> State:
 
     The word ``module`` is a wrapper's where nothing stands beside it, as in ``features.module.0``.
     """
-    weights = {name: value for name, value in state.items() if not _is_counter(name, value)}
+    weights = {
+        name: value
+        for name, value in state.items()
+        if name.rpartition(".")[2] not in COUNTERS or value.numel() != 1
+    }
     words = {name: [word for word in name.split(".") if word not in WRAPPERS] for name in weights}
     tree: dict[str, Any] = {}
     for path in words.values():
@@ -68,10 +72,6 @@ def plain_state(state: Mapping[str, Tensor]) -> State:
             node = node.setdefault(word, {})
     plain = {".".join(_unwrapped(path, tree)): weights[name] for name, path in words.items()}
     return plain if len(plain) == len(weights) else weights
-
-
-def _is_counter(name: str, value: Tensor) -> bool:
-    return name.rpartition(".")[2] in COUNTERS and value.numel() == 1
 
 
 def _unwrapped(path: list[str], tree: dict[str, Any]) -> Iterator[str]:
@@ -93,19 +93,13 @@ def parts_of(state: State) -> Iterator[NamedPart]:
         part = waiting.pop(0)
         yield part
         if part.prefix.count(".") < MAX_DEPTH:
-            inner = _by_first_word(part.state).items()
-            smaller = [NamedPart(f"{part.prefix}{word}.", weights) for word, weights in inner]
-            waiting += sorted(smaller, key=lambda item: -len(item.state))
-
-
-def _by_first_word(state: State) -> dict[str, State]:
-    """The weights under each first word, without it."""
-    groups: dict[str, State] = {}
-    for name, value in state.items():
-        first, dot, rest = name.partition(".")
-        if dot:
-            groups.setdefault(first, {})[rest] = value
-    return groups
+            smaller: dict[str, State] = {}
+            for name, value in part.state.items():
+                first, dot, rest = name.partition(".")
+                if dot:
+                    smaller.setdefault(f"{part.prefix}{first}.", {})[rest] = value
+            largest_first = sorted(smaller.items(), key=lambda item: -len(item[1]))
+            waiting += [NamedPart(prefix, weights) for prefix, weights in largest_first]
 
 
 def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | None, str]:
@@ -123,28 +117,28 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
                 return state, ""
     if not fitting:
         return None, ""
-    taken = chosen([part.prefix for part in fitting])
-    if taken is None:
+    prefix = chosen([part.prefix for part in fitting])
+    if prefix is None:
         several = ", ".join(part.prefix[:-1][:60] for part in fitting)
         raise UserError(
             f"it holds the network {len(fitting)} times, under {several}; "
             "say --teacher.entry with one of them"
         )
-    others = tuple(part.prefix for part in fitting if part.prefix != taken)
-    left = [name for name in state if not name.startswith((taken, *others)) and not _is_loss(name)]
-    if left:
+    others = tuple(part.prefix for part in fitting if part.prefix != prefix)
+    unclear = [
+        name
+        for name in state
+        if not name.startswith((prefix, *others)) and name.partition(".")[0] not in LOSSES
+    ]
+    entry = prefix[:-1]
+    if unclear:
         raise UserError(
-            f"the network fits the names under {taken[:-1]}, and beside them are {some(left)}, "
-            f"which may change its answers (a normalisation?); if they do not, say --teacher.entry "
-            f"{taken[:-1]}"
+            f"the network fits the names under {entry}, and beside them are {some(unclear)}, "
+            "which may change its answers (a normalisation?); if they do not, say --teacher.entry "
+            f"{entry}"
         )
-    weights = next(part.state for part in fitting if part.prefix == taken)
-    said = ", ".join(prefix[:-1] for prefix in others)
-    return weights, which_was_taken(taken[:-1], said) if said else ""
-
-
-def _is_loss(name: str) -> bool:
-    return name.partition(".")[0] in LOSSES
+    weights = next(part.state for part in fitting if part.prefix == prefix)
+    return weights, which_was_taken(entry, ", ".join(o[:-1] for o in others)) if others else ""
 
 
 def chosen(names: list[str]) -> str | None:
@@ -160,13 +154,12 @@ def which_was_taken(taken: str, others: str) -> str:
     return f"takes the weights under {taken}, not those under {others} (--teacher.entry)"
 
 
-def select(state: State, entry: str) -> State | None:
-    """The weights whose names begin with ``entry``, without it; None where there are none."""
+def part_under(entry: str, state: State) -> State:
+    """The weights whose names begin with ``entry``, without it; empty where there are none."""
     prefix = f"{entry}."
-    inside = {
+    return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
-    return inside or None
 
 
 def first_words(state: State) -> list[str]:

@@ -1,10 +1,12 @@
 """The last operation of each output of an ONNX model, read without the package onnx."""
 
 import mmap
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dfme.files import open_file
 from dfme.teachers.local.answer_forms import End
 
 MAX_NODES = 200_000
@@ -71,6 +73,23 @@ class _Graph:
         return name in self.constants or (
             name in self.nodes and self.nodes[name].kind == "Constant"
         )
+
+
+_EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
+"""What stands before the name of a file of weights; the last byte is the name's length."""
+
+
+def external_files(path: Path) -> set[str]:
+    """Names of the files that hold weights of a model."""
+    with (
+        open_file(path) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        names = [
+            content[match.end() : match.end() + match[1][0]]
+            for match in _EXTERNAL.finditer(content)
+        ]
+    return {name.decode(errors="replace") for name in names}
 
 
 def ends_of(path: Path) -> dict[str, End | None]:

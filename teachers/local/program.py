@@ -23,7 +23,7 @@ from dfme.teachers.local.answer_forms import (
     require_of_class_1,
     settle_form,
 )
-from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
+from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line, first_look
 from dfme.teachers.local.outputs import by_name, choose_output, holds_whole_numbers, rows
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.options import Answers, TeacherPrecision
@@ -192,34 +192,6 @@ def _require_room(program: Program, spec: ImageSpec) -> None:
             f"{program.source}: takes {program.least:,} images of {as_text(spec.shape)} at once, "
             f"{4 * needed / 1e9:,.0f} GB; export it with a batch of any size"
         )
-
-
-def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) -> Tensor:
-    """Scores (1, K) for one random image, asked twice, so that faults show before any cost.
-
-    UserError where the model fails, answers anything but finite scores, or answers the same image
-    differently.
-    """
-    low, high = spec.bounds
-    image_BCHW = (
-        torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
-    )
-    with blaming(
-        f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line
-    ):
-        first_BK = ask(spec.quantise(image_BCHW))
-        second_BK = ask(spec.quantise(image_BCHW))
-    if not first_BK.is_floating_point():
-        raise UserError(
-            f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}"
-        )
-    if not first_BK.isfinite().all():
-        raise UserError(f"{source}: answers NaN or infinite values to a random image")
-    if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(
-            f"{source}: answers the same image differently each time; save it after eval()"
-        )
-    return first_BK
 
 
 def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:

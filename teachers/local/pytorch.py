@@ -17,7 +17,7 @@ from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
 from dfme.teachers.label_modes import as_classes
-from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
+from dfme.teachers.local.checks import agreed, agreed_classes, flagged_scale
 from dfme.teachers.local.names import State, first_words, network_part, some
 from dfme.teachers.local.weights import SCALING, Card, load_into, read_checkpoint
 from dfme.teachers.options import TeacherPrecision, TorchOptions
@@ -146,7 +146,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     module, part = _loaded(options.checkpoint, arch, builds, guess, state)
     if options.transform_input is not None:
         module.transform_input = options.transform_input  # type: ignore[assignment]
-    mean, std = given_scale(config) or (card.mean, card.std)
+    mean, std = flagged_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(
         module, spec, num_classes, mean, std, device, config.max_batch, options.precision
@@ -208,7 +208,7 @@ def _inferred(
 def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
     """What the file's metadata, and no flag, say is done to the pixels."""
     changes = any(card.mean or ()) or any(number != 1 for number in card.std or ())
-    if given_scale(config) is None and changes:
+    if flagged_scale(config) is None and changes:
         yield f"mean {_shown(card.mean)} (--teacher.mean)"
         yield f"std {_shown(card.std)} (--teacher.std)"
     if config.bounds is None and card.bounds not in (None, (0.0, 1.0)):

@@ -24,9 +24,9 @@ from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
 from dfme.teachers.open_inference.metadata import V2Model, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM, two_columns
-from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.secrets import read_secrets
 from dfme.teachers.remote.teacher import Query, RemoteTeacher
 

@@ -20,8 +20,8 @@ from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.message import read_object
 from dfme.teachers.open_inference.tensors import short
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint
-from dfme.teachers.remote.options import V2Options
 
 # names under which servers announce the binary tensor data extension
 BINARY = ("binary_tensor_data", "binary_data")

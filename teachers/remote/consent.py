@@ -7,20 +7,6 @@ from urllib.parse import urlsplit
 
 from dfme.errors import UserError
 
-RESERVED = (
-    "user-agent",
-    "host",
-    "content-length",
-    "transfer-encoding",
-    "connection",
-    "keep-alive",
-    "expect",
-    "te",
-    "trailer",
-    "upgrade",
-)
-"""Headers in lower case that neither an adapter nor an option may set."""
-
 # only an IPv6 address has brackets
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
 
@@ -40,15 +26,6 @@ def require_consent(url: str, authorised_by: str | None) -> None:
             f"--teacher.url: {host} is not this machine; expected your own --teacher.authorised-by "
             '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does '
             "not count; nothing was sent"
-        )
-
-
-def require_free(header: str) -> None:
-    """UserError for a header that HTTP itself needs, or by which a service tells who asks."""
-    name = header.strip().lower().replace("_", "-")  # some servers take one for the other
-    if name in RESERVED or name.startswith("proxy-"):
-        raise UserError(
-            f"expected another header than {header}, which dfme sets itself or never sends"
         )
 
 

@@ -18,8 +18,8 @@ import httpx2
 
 import dfme
 from dfme.errors import Refused, Unanswered, Unusable, UserError
+from dfme.teachers.options import ServiceOptions
 from dfme.teachers.remote.consent import host_of, require_consent
-from dfme.teachers.remote.options import ServiceOptions
 from dfme.teachers.remote.outcomes import (
     CONNECTION_ERRORS,
     advice,

@@ -26,7 +26,7 @@ from refusals import refused
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 MLSERVER = os.environ.get("DFME_MLSERVER") or shutil.which("mlserver")

@@ -19,7 +19,7 @@ from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import V2Adapter
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 
 pytestmark = pytest.mark.integration
 

@@ -28,7 +28,7 @@ from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
 from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.template import JsonPath
-from dfme.teachers.remote.options import JsonOptions
+from dfme.teachers.options import JsonOptions
 from dfme.teachers.remote.pictures import png
 
 

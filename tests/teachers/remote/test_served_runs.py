@@ -13,7 +13,7 @@ from dfme.oracle.ledger import audit
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 
 Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 
