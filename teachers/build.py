@@ -15,7 +15,7 @@ from dfme.config.defences import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.data.safe_names import require_text
+from dfme.data.class_names import require_text
 from dfme.errors import UserError
 from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.data.array_names import ARRAYS, image_arrays, names_of
+from dfme.data.class_names import listed, shown
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
-from dfme.data.safe_names import listed, shown
 from dfme.data.whites import scale_notes
 from dfme.errors import UserError
 from dfme.files import read_npz

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.data import arrays
+from dfme.data.class_names import listed
 from dfme.data.images import DatasetRequest, ImageSet
 from dfme.data.layout import (
     OTHER_PICTURES,
@@ -20,7 +21,6 @@ from dfme.data.layout import (
     layout_of,
 )
 from dfme.data.pictures import PictureReader, shape_of
-from dfme.data.safe_names import listed
 from dfme.data.twins import twin_notes
 from dfme.data.whites import picture_notes
 from dfme.errors import UserError

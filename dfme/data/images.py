@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "test"]
 
+SMALLEST = 8  # pixels of a side of a drawn image
+
 HANDED_OVER = "tensors:"
 """What the name of images begins with that were handed over in Python; their digest follows."""
 

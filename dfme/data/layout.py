@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from dfme.data.safe_names import listed, require_names, shown
+from dfme.data.class_names import listed, require_names, shown
 from dfme.errors import UserError
 
 SUFFIXES = frozenset(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfme.data.safe_names import shown
+from dfme.data.class_names import shown
 from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Shape

@@ -12,6 +12,7 @@ from dfme.config.messages import shortened
 from dfme.report.classified import (
     Classified,
     ClassNumbers,
+    Training,
     far_above,
     is_one_sided,
     per_cent,
@@ -19,7 +20,6 @@ from dfme.report.classified import (
     top,
 )
 from dfme.report.facts import Z_95, is_above, wilson_interval
-from dfme.report.training import Training
 
 # Heuristic, but for the numbers of classes.
 ALMOST_ALL = (

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from dfme.errors import UserError
 from dfme.nets import check_net
 from dfme.nets.files import state_dict_problems
-from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.nets.torchvision_nets import TIMM
 from dfme.teachers.local.names import (
     State,
@@ -254,6 +253,8 @@ def _looks_like(head: bytes, path: Path) -> str:
 
 def _read_pickle(path: Path) -> object:
     """Read what PyTorch saved; every failure becomes one line."""
+    from dfme.nets.pickles import NotPlainError, load_plain
+
     try:
         return load_plain(path)
     except NotPlainError as error:

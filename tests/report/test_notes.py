@@ -10,7 +10,7 @@ from dfme.errors import Refused, Unanswered
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.oracle.retry import RateLimiter
-from dfme.report.notes import Notes
+from dfme.report.terminal import Notes
 
 
 def test_a_line_is_said_once_and_then_counted_before_the_next_one_and_at_the_end() -> None:

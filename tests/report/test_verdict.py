@@ -11,8 +11,7 @@ import pytest
 from tiers import exhaustive_rows
 
 from dfme.report import verdict
-from dfme.report.classified import Classified, baselines, histogram, paid_answers
-from dfme.report.training import Training
+from dfme.report.classified import Classified, Training, baselines, histogram, paid_answers
 from dfme.report.verdict import best_order, relabelled, warnings
 
 

@@ -22,8 +22,8 @@ from dfme.teachers.open_inference.client import V2Adapter
 from dfme.teachers.open_inference.message import pack, read_object, unpack
 from dfme.teachers.open_inference.metadata import TensorMetadata, V2Model, find_layout, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor
-from dfme.teachers.remote.endpoint import Reply
 from dfme.teachers.options import V2Options
+from dfme.teachers.remote.endpoint import Reply
 
 pytestmark = pytest.mark.exhaustive
 

@@ -25,8 +25,8 @@ from dfme.errors import Unusable
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
-from dfme.teachers.remote.json_api.api import connect_json
 from dfme.teachers.options import HfApiOptions, JsonOptions
+from dfme.teachers.remote.json_api.api import connect_json
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")

@@ -18,8 +18,8 @@ from service import Request, Service, http
 from tables import all_hold
 
 from dfme.errors import DfmeError, Refused
-from dfme.teachers.remote.endpoint import Endpoint
 from dfme.teachers.options import ServiceOptions
+from dfme.teachers.remote.endpoint import Endpoint
 from dfme.teachers.remote.secrets import Secrets
 
 KEY = "s3cr+t/k=y?&\"<'\\ 7"
