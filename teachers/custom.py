@@ -119,33 +119,33 @@ class CustomTeacher:
         return classes
 
 
-def complete(own: Any, max_batch: int | None = None) -> TeacherInfo:
+def complete(thing: Any, max_batch: int | None = None) -> TeacherInfo:
     """Facts of a user's object: its ``info``, or single attributes; ``wire`` or ``ask`` make it a
     service.
     """
-    info = getattr(own, "info", None)
+    info = getattr(thing, "info", None)
     if not isinstance(info, TeacherInfo):
-        device = getattr(own, "device", None)
-        if device is None and isinstance(own, nn.Module):
-            device = next((parameter.device for parameter in own.parameters()), None)
-        names = getattr(own, "class_names", None)
+        device = getattr(thing, "device", None)
+        if device is None and isinstance(thing, nn.Module):
+            device = next((parameter.device for parameter in thing.parameters()), None)
+        names = getattr(thing, "class_names", None)
         info = TeacherInfo(
             str(torch.device(device or "cpu")),
-            getattr(own, "max_batch", None),
+            getattr(thing, "max_batch", None),
             tuple(names) if isinstance(names, list | tuple) else None,
-            remote=_remote(own),
+            remote=_remote(thing),
         )
     return info if info.max_batch is not None else replace(info, max_batch=max_batch)
 
 
-def _remote(own: Any) -> Any:
+def _remote(thing: Any) -> Any:
     """A user's service, which is called where it has no ``ask``; None for another teacher."""
-    wire = getattr(own, "wire", None)
-    ask = getattr(own, "ask", None)
+    wire = getattr(thing, "wire", None)
+    ask = getattr(thing, "ask", None)
     if wire is None and ask is None:
         return None
     return SimpleNamespace(
-        wire=wire or RequestPolicy(), ask=ask or (lambda images, key: own(images))
+        wire=wire or RequestPolicy(), ask=ask or (lambda images, key: thing(images))
     )
 
 
@@ -227,19 +227,21 @@ def accepts(target: str, name: str) -> bool:
     return name in inspect.signature(find_target(target)).parameters
 
 
-def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
+def _given_once(name: str, example: str, argument: Any, attribute: Any) -> Any:
     """A value that must be given once, or twice the same."""
-    given = tuple(given) if isinstance(given, list | tuple) else given
-    stated = tuple(stated) if isinstance(stated, list | tuple) else stated
+    argument = tuple(argument) if isinstance(argument, list | tuple) else argument
+    attribute = tuple(attribute) if isinstance(attribute, list | tuple) else attribute
     flag = name.replace("_", "-")
-    if given is None and stated is None:
+    if argument is None and attribute is None:
         raise UserError(
             f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = "
             f"{example}"
         )
-    if given is not None and stated is not None and given != stated:
-        raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")
-    return given if stated is None else stated
+    if argument is not None and attribute is not None and argument != attribute:
+        raise UserError(
+            f"--teacher.{flag}: got {argument}, but the teacher itself says {attribute}"
+        )
+    return argument if attribute is None else attribute
 
 
 def _require_logits(scores_BK: Tensor) -> None:

@@ -145,7 +145,9 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
         values = [int(name) for name in own]
         places = list(range(len(own)))
         by_number = (
-            values if max(values) < num_classes else [sorted(values).index(each) for each in values]
+            values
+            if max(values) < num_classes
+            else [sorted(values).index(value) for value in values]
         )
         if len(set(values)) == len(values) and by_number != places:
             return _by_number(data, by_number, num_classes, announced)
@@ -188,11 +190,11 @@ def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
     """
     if len(names) <= SHOWN:
         return list(names)
-    known = None if others is None else set(map(_plain, others))
+    familiar = None if others is None else set(map(_plain, others))
     forms = Counter(map(_form, names))
 
     def rank(name: str) -> tuple[bool, int]:
-        return known is None or _plain(name) in known, forms[_form(name)]
+        return familiar is None or _plain(name) in familiar, forms[_form(name)]
 
     return sorted(names, key=rank)
 
@@ -248,8 +250,8 @@ def _list(names: Sequence[str] | None) -> str:
 
 def _odd(what: str, names: Sequence[str], others: Sequence[str]) -> str:
     """Which of the names are none of the others."""
-    known = set(map(_plain, others))
-    odd = [name for name in names if _plain(name) not in known]
+    familiar = set(map(_plain, others))
+    odd = [name for name in names if _plain(name) not in familiar]
     return f"; {what}: {shown_names(odd)}" if odd else ""
 
 

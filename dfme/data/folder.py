@@ -97,8 +97,8 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     notes += picture_notes(files, f"data set {part}")
     hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     numbers: Tensor | None = torch.tensor(labels) if classes else None
-    whole = ImageSet(path.name, hollow, numbers, classes, read, notes)
-    return whole if request.lazy else replace(whole, images=read(slice(None)), read=None)
+    data = ImageSet(path.name, hollow, numbers, classes, read, notes)
+    return data if request.lazy else replace(data, images=read(slice(None)), read=None)
 
 
 def _labelled(

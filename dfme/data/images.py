@@ -123,8 +123,8 @@ class ImageSet:
         pixels = [
             at if read else blake2b(self.images[at].numpy().tobytes()).digest() for at in places
         ]
-        taken = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
-        found = self.at([at for at in places if (pixels[at] in taken) == second])
+        second_half = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
+        found = self.at([at for at in places if (pixels[at] in second_half) == second])
         return replace(found, name=f"{self.name}{ending}")
 
     def at(self, picked: list[int]) -> ImageSet:
@@ -132,9 +132,9 @@ class ImageSet:
         import torch
 
         labels = None if self.labels is None else self.labels[picked]
-        own = self.read
+        read_file = self.read
         picked_M = torch.tensor(picked, dtype=torch.int64)
-        read = None if own is None else lambda index: own(picked_M[index])
+        read = None if read_file is None else lambda index: read_file(picked_M[index])
         return replace(self, images=self.images[picked], labels=labels, read=read)
 
     def split(self, count: int) -> Iterator[Tensor]:
@@ -162,7 +162,7 @@ def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
     result = images_NCHW.new_empty(len(images_NCHW), *shape)
     channels, height, width = images_NCHW.shape[1:]
-    chunk = min(ImageSpec(each).at_once(CHUNK) for each in ((channels, height, width), shape))
+    chunk = min(ImageSpec(size).at_once(CHUNK) for size in ((channels, height, width), shape))
     for source, target in zip(images_NCHW.split(chunk), result.split(chunk), strict=True):
         floats = _recoloured(source.float(), shape[0])
         if floats.shape[2:] != shape[1:]:

@@ -36,9 +36,9 @@ def check_net(name: str) -> None:
     hint = did_you_mean(name, [*NETS, *theirs]) or ";"
     install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
     lacks = "".join(
-        f" ({each} is not installed{how})"
-        for each, how in install.items()
-        if not registered_names(each)
+        f" ({package} is not installed{how})"
+        for package, how in install.items()
+        if not registered_names(package)
     )
     also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
     raise UserError(f"arch: unknown net {name[:80]!r}{hint} Expected {', '.join(NETS)}, {also}")

@@ -117,8 +117,8 @@ class Classified:
     held_back: bool = False
 
     def name(self, number: int) -> str:
-        own = plain(self.names[number]) if self.names else str(number)
-        return f"class {number}" + (f" ({own})" if own != str(number) else "")
+        called = plain(self.names[number]) if self.names else str(number)
+        return f"class {number}" + (f" ({called})" if called != str(number) else "")
 
     def counts(self, classes_N: ClassNumbers) -> ClassNumbers:
         return np.bincount(classes_N, minlength=self.classes)
@@ -141,8 +141,8 @@ def baselines(seen: Classified) -> dict[str, float | None]:
     occur.
     """
     shares = [
-        None if each is None or not len(each) else top(seen.counts(each))[1]
-        for each in (seen.teacher, seen.labels)
+        None if classes_N is None or not len(classes_N) else top(seen.counts(classes_N))[1]
+        for classes_N in (seen.teacher, seen.labels)
     ]
     occurring = len(np.unique(seen.teacher))
     return {
@@ -159,11 +159,13 @@ def histogram(seen: Classified) -> dict[str, Any]:
     counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
     counts["queries"] = seen.queries
     total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
-    kept = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
-    shown = {name: None if each is None else each[kept].tolist() for name, each in counts.items()}
+    numbers = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
+    shown = {
+        name: None if each is None else each[numbers].tolist() for name, each in counts.items()
+    }
     return {
-        "classes": kept.tolist(),
-        "names": [plain(seen.names[number]) for number in kept] if seen.names else None,
+        "classes": numbers.tolist(),
+        "names": [plain(seen.names[number]) for number in numbers] if seen.names else None,
         **shown,
     }
 

@@ -176,11 +176,11 @@ class GradientWatch:
         """The line to show after these metrics, or None. Records without a symptom's metric do not
         count.
         """
-        for name, (bad, told) in SYMPTOMS.items():
+        for name, (bad, symptom) in SYMPTOMS.items():
             if name not in metrics:
                 continue
             self._times[name] = self._times[name] + 1 if bad(metrics[name]) else 0
             if self._times[name] >= IN_A_ROW and not self._said:
                 self._said = True
-                return f"warning: {told.format(metrics[name])}; {self._remedy}"
+                return f"warning: {symptom.format(metrics[name])}; {self._remedy}"
         return None

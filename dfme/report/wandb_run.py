@@ -194,8 +194,8 @@ def require_valid_variables(settings: Callable[[], Any]) -> None:
         try:
             settings().update_from_env_vars({name: value})
         except Exception as error:
-            shown = "..." if SECRET.search(name) else f"{value:.60}"
-            raise UserError(f"variable {name}={shown}: {_reason(error)}") from error
+            text = "..." if SECRET.search(name) else f"{value:.60}"
+            raise UserError(f"variable {name}={text}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

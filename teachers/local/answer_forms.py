@@ -62,35 +62,35 @@ def check_images(spec: ImageSpec) -> Iterator[Tensor]:
         yield spec.quantise(x_BCHW * (high - low) + low)
 
 
-def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None) -> ScoreForm:
+def settle_form(source: str, scores_NK: Tensor, stated: Answers, end: End | None) -> ScoreForm:
     """The form of a program's answers, of which ``scores_NK`` are those to check images.
 
     A given form must fit the values. Else it is what both the values and the end leave; UserError,
     with the choices, where they leave more than one.
     """
     lone = scores_NK.shape[1] == 1
-    if lone and given == "sigmoids":
-        given = "probabilities"
-    if not lone and given == "log-probabilities":
-        given = "logits"  # their softmax is the probabilities
+    if lone and stated == "sigmoids":
+        stated = "probabilities"
+    if not lone and stated == "log-probabilities":
+        stated = "logits"  # their softmax is the probabilities
     low, high = (float(value) for value in scores_NK.aminmax())
     values = f"its answers to check images, from {low:.3g} to {high:.3g},"
-    told = _fitting(scores_NK, end)
-    if given == "auto":
-        if len(told) == 1:
-            return _form(scores_NK, told[0])
-        choices = " or ".join(told)
+    possible = _fitting(scores_NK, end)
+    if stated == "auto":
+        if len(possible) == 1:
+            return _form(scores_NK, possible[0])
+        choices = " or ".join(possible)
         raise UserError(
             f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}"
         )
-    if given == "logits" and end == "sigmoid" and given not in told:
-        raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {told[0]}")
+    if stated == "logits" and end == "sigmoid" and stated not in possible:
+        raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {possible[0]}")
     fitting = _fitting(scores_NK, None)
-    if given not in fitting:
+    if stated not in fitting:
         raise UserError(
-            f"{source}: {values} are no {given}; say --teacher.answers {' or '.join(fitting)}"
+            f"{source}: {values} are no {stated}; say --teacher.answers {' or '.join(fitting)}"
         )
-    return _form(scores_NK, given)
+    return _form(scores_NK, stated)
 
 
 def require_class_order(source: str, scores_NK: Tensor) -> None:

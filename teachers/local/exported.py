@@ -132,11 +132,11 @@ def _archive(name: str, kind: str) -> Path:
         inside = {entry.rpartition("/")[2] for entry in entries}
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: is no archive, or is cut short: {first_line(error)}") from error
-    found = next(
+    content = next(
         (what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind"
     )
-    if not found.endswith(f"--teacher {kind}"):
-        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
+    if not content.endswith(f"--teacher {kind}"):
+        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {content}")
     return path
 
 
@@ -195,7 +195,7 @@ def _trains(node: fx.Node) -> bool:
     """
     schema = getattr(node.target, "_schema", None)
     arguments = schema.arguments if schema is not None else ()
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(
+    values = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(
         node.kwargs
     )
-    return given.get("train") is True or given.get("training") is True
+    return values.get("train") is True or values.get("training") is True

@@ -149,9 +149,9 @@ def chosen(names: list[str]) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def which_was_taken(taken: str, others: str) -> str:
+def which_was_taken(entry: str, others: str) -> str:
     """The line that says which of several sets of weights was taken."""
-    return f"takes the weights under {taken}, not those under {others} (--teacher.entry)"
+    return f"takes the weights under {entry}, not those under {others} (--teacher.entry)"
 
 
 def part_under(entry: str, state: State) -> State:

@@ -95,10 +95,10 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
         batch,
         ends=[ends.get(name) for name in outputs],
     )
-    scaled, told = _scaled(config, metadata, DTYPES[image.type])
+    scaled, notes = _scaled(config, metadata, DTYPES[image.type])
     teacher = make_program_teacher(program, options.answers, options.output, scaled)
-    told += ["channels are put in the order BGR, as its metadata say"] if flipped else []
-    teacher.info = replace(teacher.info, inferred=(*teacher.info.inferred, *told))
+    notes += ["channels are put in the order BGR, as its metadata say"] if flipped else []
+    teacher.info = replace(teacher.info, inferred=(*teacher.info.inferred, *notes))
     return teacher
 
 
@@ -220,18 +220,18 @@ def _batch_and_axes(image: Any, path: Path) -> tuple[int | None, Axes]:
     return batch, (axes[0], axes[1], axes[2])
 
 
-def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> bool:
+def _is_nchw(layout: str, flagged: tuple[int, int, int] | None, axes: Axes) -> bool:
     """True if channels come first: by the option or the sizes; if both fit, as usual in ONNX."""
     if layout != "auto":
         return layout == "nchw"
     first = (axes[0], axes[1], axes[2])
     last = (axes[2], axes[0], axes[1])
-    if given is not None:
-        return _fits(given, first) or not _fits(given, last)
+    if flagged is not None:
+        return _fits(flagged, first) or not _fits(flagged, last)
     return next(
         (first[0] in usual for usual in CHANNELS if first[0] in usual or last[0] in usual), True
     )
 
 
-def _fits(given: tuple[int, int, int], order: Axes) -> bool:
-    return all(size in (None, wanted) for wanted, size in zip(given, order, strict=True))
+def _fits(shape: tuple[int, int, int], order: Axes) -> bool:
+    return all(size in (None, wanted) for wanted, size in zip(shape, order, strict=True))

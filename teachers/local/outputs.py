@@ -57,11 +57,11 @@ def choose_output(
     fitting = [name for name in floats if classes is not None and widths[name] in _fitting(classes)]
     if len(fitting) == 1:
         return fitting[0]
-    shown = ", ".join(
+    described = ", ".join(
         f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
     )
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: "
+        f"{source}: has {len(outputs)} outputs, {described}; name the one with the scores: "
         "--teacher.output NAME"
     )
 

@@ -134,7 +134,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
             f"whose names begin with {some(first_words(state))}; give --teacher.arch"
         )
     # a file with our card was written by us, who leave the input as it is
-    _require_transform(arch, options.transform_input, known=card.arch is not None)
+    _require_transform(arch, options.transform_input, ours=card.arch is not None)
     outputs = card.num_classes or (guess.num_classes if guess else None)
     num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
     shape = _shape(arch, config, card, guess, state)
@@ -221,14 +221,14 @@ def _shown(numbers: Sequence[float] | None) -> str:
 
 def _unused(names: Sequence[str], options: TorchOptions, config: TeacherConfig) -> str:
     """A line on what others wrote into the file and no flag replaces; empty where there is none."""
-    left = [name for name in names if getattr(config, name, None) is None]
-    if options.arch is not None and "arch" in left:
-        left.remove("arch")
-    if not left:
+    idle = [name for name in names if getattr(config, name, None) is None]
+    if options.arch is not None and "arch" in idle:
+        idle.remove("arch")
+    if not idle:
         return ""
-    wanted = [f"--teacher.{name}" for name in left if name in SCALING]
+    wanted = [f"--teacher.{name}" for name in idle if name in SCALING]
     remedy = f"; if the network needs them, give {' and '.join(wanted)}" if wanted else ""
-    return f"not used of its metadata, which dfme did not write: {', '.join(left)}{remedy}"
+    return f"not used of its metadata, which dfme did not write: {', '.join(idle)}{remedy}"
 
 
 def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:
@@ -270,14 +270,14 @@ def _naming(path: str) -> Iterator[None]:
         raise UserError(f"{path}: {error}") from error
 
 
-def _require_transform(arch: str, transform_input: bool | None, known: bool) -> None:
+def _require_transform(arch: str, transform_input: bool | None, ours: bool) -> None:
     """UserError where it is unknown what a network does to its input, or said of another one."""
     flag = "--teacher.transform-input"
     if arch not in TRANSFORMING and transform_input is not None:
         raise UserError(
             f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
         )
-    if arch in TRANSFORMING and transform_input is None and not known:
+    if arch in TRANSFORMING and transform_input is None and not ours:
         raise UserError(
             f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if "
             "it "
@@ -296,14 +296,14 @@ def _shape(
     arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
 ) -> Shape:
     """The image's C, H, W, from what is given and what is found."""
-    given = config.shape
-    found = card.shape
+    flagged = config.shape
+    stated = card.shape
     # else what is given is taken, and held to every weight later
-    if found is None and (guess or given is None):
+    if stated is None and (guess or flagged is None):
         depths = (weight.shape[1] for weight in state.values() if weight.ndim == 4)
         channels = guess.channels if guess else next(depths, None)
         usual = (32, 32) if arch in RESNETS else None  # whose weights are nearly always for it
-        size = given[1:] if given else usual
-        found = (channels, *size) if channels and size else None
+        size = flagged[1:] if flagged else usual
+        stated = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"
-    return agreed("image shape", "--teacher.shape", given, found, SAYS, origin)
+    return agreed("image shape", "--teacher.shape", flagged, stated, SAYS, origin)

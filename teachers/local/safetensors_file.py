@@ -166,8 +166,8 @@ def _entry(name: str, value: object) -> _Entry:
             raise ValueError(f"{name[:80]!r} lacks a dtype, a shape or a place")
     if dtype not in DTYPES:
         raise ValueError(f"{name[:80]!r} has the dtype {dtype[:20]!r}, which PyTorch cannot take")
-    whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
-    if not whole or len(shape) > MAX_AXES:
+    are_sizes = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    if not are_sizes or len(shape) > MAX_AXES:
         raise ValueError(f"{name[:80]!r} has sizes that are no whole numbers")
     # an empty tensor has steps, too, as far as its other sizes reach
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:

@@ -49,8 +49,8 @@ class ClassNames:
         scores.
         """
         scores: dict[int, float] = {}
-        for name, given in pairs:
-            score = as_number(given)
+        for name, value in pairs:
+            score = as_number(value)
             number = self.index(name)
             if number in scores:
                 raise Unusable(

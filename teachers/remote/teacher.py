@@ -131,15 +131,15 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     text = str(error)
     try:
         document = outline(parse(reply.body[: int(length)] if length.isdecimal() else reply.body))
-        whole = error.reason not in PASSING
+        is_answer = error.reason not in PASSING
     except Unusable:
-        whole = False
-    if whole:
+        is_answer = False
+    if is_answer:
         dots = "..." if len(document) > MAX_OUTLINE else ""
         text += f"; the answer was {document[:MAX_OUTLINE]}{dots}"
     body = reply.body.decode(errors="replace")
     if secrets.hide(body) != body:
         text = "expected an answer, got one that repeats a secret and is not shown"
-    if whole and error.reason == WRONG_NUMBER:
+    if is_answer and error.reason == WRONG_NUMBER:
         return Misread(text, error.reason, for_good=True)
-    return Misfit(text, error.reason) if whole else Unusable(text, error.reason)
+    return Misfit(text, error.reason) if is_answer else Unusable(text, error.reason)

@@ -71,11 +71,11 @@ class _Network(httpcore2.NetworkBackend):
         """The first of the host's addresses that answers; each gets its share of the time."""
         failure: Exception = httpcore2.ConnectError(f"{host} has no address")
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # no such name, or none that could be one
             raise httpcore2.ConnectError(error) from None
-        for tried, (*_, (address, *_)) in enumerate(found):
-            share = _left(timeout, httpcore2.ConnectTimeout) / (len(found) - tried)
+        for tried, (*_, (address, *_)) in enumerate(addresses):
+            share = _left(timeout, httpcore2.ConnectTimeout) / (len(addresses) - tried)
             try:
                 stream = self._sockets.connect_tcp(
                     str(address), port, share, local_address, socket_options
@@ -123,8 +123,8 @@ class _Stream(httpcore2.NetworkStream):
         timeout: float | None = None,
     ) -> httpcore2.NetworkStream:
         try:
-            left = _left(timeout, httpcore2.ConnectTimeout)
-            return _Stream(self._stream.start_tls(ssl_context, server_hostname, left))
+            seconds = _left(timeout, httpcore2.ConnectTimeout)
+            return _Stream(self._stream.start_tls(ssl_context, server_hostname, seconds))
         except httpcore2.ConnectError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                 raise CertificateError(error.__cause__.verify_message) from None
@@ -172,10 +172,10 @@ class _Answer:
 def _left(moment: float | None, late: type[Exception]) -> float:
     """Seconds until a moment; ``late`` once it has passed."""
     assert moment is not None, "every request has its moments"
-    left = moment - time.monotonic()
-    if left <= 0:
+    seconds = moment - time.monotonic()
+    if seconds <= 0:
         raise late("the time is up")
-    return left
+    return seconds
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:

@@ -82,13 +82,13 @@ def _request_problems(description: Description) -> Iterator[str]:
     request = description.request
     encoding = description.image.encoding
     ways = {"json": request.json, "bytes": request.bytes, "multipart": request.multipart}
-    given = [name for name, value in ways.items() if value is not None]
-    if len(given) != 1:
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) != 1:
         yield (
             "request: expected one of json, bytes and multipart, got "
-            f"{' and '.join(given) or 'none'}"
+            f"{' and '.join(chosen) or 'none'}"
         )
-    elif given == ["json"]:
+    elif chosen == ["json"]:
         if encoding in ("png", "raw"):
             yield (
                 f"image.encoding: expected {encoding}_base64 or another that JSON can "
@@ -97,7 +97,7 @@ def _request_problems(description: Description) -> Iterator[str]:
         elif problem := problem_of(request.json, description.batch, encoding != "list"):
             yield f"request.json: {problem}"
     elif encoding not in ("png", "raw"):
-        yield f"image.encoding: expected png or raw for request.{given[0]}, got {encoding}"
+        yield f"image.encoding: expected png or raw for request.{chosen[0]}, got {encoding}"
     if request.bytes is not None and not _CONTENT_TYPE.fullmatch(request.bytes):
         yield f"request.bytes: expected a content type such as image/png, got {request.bytes!r}"
     if request.bytes is not None and description.batch > 1:
@@ -149,8 +149,8 @@ def _no_answer_problems(description: Description) -> Iterator[str]:
             yield f"answer.no_answer: expected what is none of answer.classes, got {name!r}"
     for status in answer.no_answer_status:
         if status not in NO_CLASS_STATUSES:
-            known = ", ".join(map(str, NO_CLASS_STATUSES))
-            yield f"answer.no_answer_status: expected some of {known}, got {status}"
+            choices = ", ".join(map(str, NO_CLASS_STATUSES))
+            yield f"answer.no_answer_status: expected some of {choices}, got {status}"
     if answer.no_answer_status and description.batch > 1:
         yield f"answer.no_answer_status: expected batch: 1, got {description.batch}"
 
@@ -180,8 +180,8 @@ def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None)
     description = from_mapping(Description, load_yaml(file), prefix=f"{path}: ")
     if classes is not None:
         description = replace(description, answer=replace(description.answer, classes=classes))
-    if found := list(problems(description)):
-        raise UserError("; ".join(f"{path}: {problem}" for problem in found))
+    if faults := list(problems(description)):
+        raise UserError("; ".join(f"{path}: {problem}" for problem in faults))
     names = description.answer.classes
     option = f"{path}: answer.classes" if classes is None else "--teacher.classes"
     folder = Path(path).parent if classes is None else None

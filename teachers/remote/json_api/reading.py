@@ -122,11 +122,11 @@ class AnswerReader:
         """The pairs without those of ``answer.no_answer``; none at all where one of these is on
         top.
         """
-        kept = [pair for pair in pairs if not self._says_none(pair[0])]
-        if len(kept) == len(pairs):
+        named = [pair for pair in pairs if not self._says_none(pair[0])]
+        if len(named) == len(pairs):
             return pairs
         top = max(pairs, key=_score_of)
-        return [] if self._says_none(top[0]) else kept
+        return [] if self._says_none(top[0]) else named
 
     def _pairs(self, value: object) -> Iterable[tuple[object, object]]:
         """Names and scores of one image."""

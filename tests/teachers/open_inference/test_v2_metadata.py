@@ -12,7 +12,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.open_inference.metadata import ImageLayout, find_layout
+from dfme.teachers.open_inference.layout import ImageLayout, find_layout
 from dfme.teachers.options import V2Options
 from dfme.teachers.remote.teacher import RemoteTeacher
 
