@@ -1,7 +1,7 @@
 """A teacher that is asked once about an image; the runs of an audit share its answers in a file.
 
-The file may have been put there by somebody else. It is written only where it is no link, holds
-nothing but our two tables, and gives an answer only with the digest of the image it belongs to.
+The file may come from elsewhere. It is written only if it is no link and holds nothing but our two
+tables, and it gives an answer only with the digest of the image that it belongs to.
 """
 
 import hashlib

@@ -29,10 +29,10 @@ STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode")
 
 
 class Uncharged:
-    """Images that a teacher of one's own is asked outside a ledger's charges: of a watch, or shown
-    again.
+    """Counts images that a custom teacher is asked outside a ledger's charges (by a watch, or
+    again).
 
-    Their numbers wait for a ledger, which from then on hears of each request before it is made.
+    The counts wait for a ledger, which from then on is told of each request before it is made.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class CustomTeacher:
         return self._read(self._ask(images, key))
 
     def close(self) -> None:
-        """Do nothing: who made the connection closes it."""
+        """Do nothing: the maker of the connection closes it."""
 
     def _answering(self, call: Callable[[Tensor], Any] | None) -> CustomTeacher | None:
         """The same teacher with the answers of ``call``."""

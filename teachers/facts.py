@@ -34,7 +34,7 @@ MODELS = (
     ".joblib",
     ".bin",
 )
-"""Files named by options of somebody's own teacher that are looked at; into others it may write."""
+"""Files, named by a custom teacher's options, that are digested; others it may write into."""
 
 ADAPTER_FILE = "adapter.yaml"
 """The name, in a run directory, of the adapter as it was read."""

@@ -75,7 +75,7 @@ def check_dataset(
         return
     path = Path(os.path.expanduser(name))
     if name.startswith(HANDED_OVER):
-        return  # whoever handed them over has them
+        return  # the caller has them
     require_names([name], "data set")
     if name and os.path.isdir(path) and path.suffix != ".npz":
         from dfme.data.layout import layout_of
@@ -117,8 +117,7 @@ def load_dataset(
 
     Drawn ones are made at that size and a folder's images are resized to it; UserError for another
     set whose own size differs, and for missing or unreadable files. ``lazy``: a folder's pictures
-    are read, and found to be readable, when they are looked at (``ImageSet.batch``). A half is that
-    of the test part.
+    are read, and checked, when they are used (``ImageSet.batch``). A half is that of the test part.
     """
     half = name.removeprefix(whole_name(name))
     name = whole_name(name)

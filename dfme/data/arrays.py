@@ -1,4 +1,4 @@
-"""Images of one's own as arrays: an .npz file, or tensors that are handed over in Python."""
+"""The user's images as arrays: an .npz file, or tensors that are handed over in Python."""
 
 import hashlib
 from collections.abc import Mapping

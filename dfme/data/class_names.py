@@ -94,10 +94,10 @@ def numbered(
     where these and their order say different things. A note is added where the folder has fewer
     classes than the teacher.
     """
-    own = data.class_names
+    ours = data.class_names
     names = _telling(announced, num_classes)
     if data.num_classes > num_classes:
-        from_one = data.labels is not None and not own and data.num_classes == num_classes + 1
+        from_one = data.labels is not None and not ours and data.num_classes == num_classes + 1
         first = (
             " (its labels begin at 1; subtract 1)"
             if from_one and int(data.required_labels.min())
@@ -105,26 +105,27 @@ def numbered(
         )
         raise UserError(
             f"--evaluation.dataset: {data.name} has {data.num_classes} "
-            f"classes{_list(surprising(own, names))}"
+            f"classes{_list(surprising(ours, names))}"
             f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set "
             "the teacher "
             "was made for"
         )
     chosen = names if given is None else read_names(given, "--evaluation.classes")
-    if chosen is None or (given is None and not own):
+    if chosen is None or (given is None and not ours):
         return _by_position(data, num_classes, announced) if folder else data
     ordered = in_order(data, chosen)
-    if given is not None and (ordered is None or len(chosen) not in (len(own), num_classes)):
+    if given is not None and (ordered is None or len(chosen) not in (len(ours), num_classes)):
         raise UserError(
             f"--evaluation.classes: expected each class of {data.name} once"
-            f"{_list(surprising(own, chosen)) or ', which names none'}, got "
-            f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
+            f"{_list(surprising(ours, chosen)) or ', which names none'}, got "
+            f"{shown_names(chosen)}{_odd('left out', ours, chosen)}"
+            f"{_odd('not there', chosen, ours)}"
         )
     if ordered is None and folder:
         raise UserError(
             f"--evaluation.dataset: the classes of {data.name} are "
-            f"{shown_names(surprising(own, chosen))}, "
-            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', own, chosen)}; "
+            f"{shown_names(surprising(ours, chosen))}, "
+            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', ours, chosen)}; "
             "name the "
             "folders as the teacher does, or give --evaluation.classes: the folders' names in the "
             "teacher's "
@@ -138,12 +139,12 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
 
     UserError where the names are numbers that say something else. A note tells of fewer classes.
     """
-    own = data.class_names
-    if not own:
+    names = data.class_names
+    if not names:
         return data
-    if all(re.fullmatch(r"[0-9]{1,9}", name) for name in own):
-        values = [int(name) for name in own]
-        places = list(range(len(own)))
+    if all(re.fullmatch(r"[0-9]{1,9}", name) for name in names):
+        values = [int(name) for name in names]
+        places = list(range(len(names)))
         by_number = (
             values
             if max(values) < num_classes
@@ -151,9 +152,9 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
         )
         if len(set(values)) == len(values) and by_number != places:
             return _by_number(data, by_number, num_classes, announced)
-    if len(own) < num_classes:
+    if len(names) < num_classes:
         data.notes.append(
-            f"its {len(own)} class folders ({shown_names(own)}) are taken for the first of the "
+            f"its {len(names)} class folders ({shown_names(names)}) are taken for the first of the "
             "teacher's "
             f"{num_classes} classes; if they are others, give all names in the teacher's order by "
             "--evaluation.classes"
@@ -169,14 +170,14 @@ def _by_number(
     """
     import torch
 
-    own = data.class_names
+    labels = data.class_names
     if announced is not None and len(announced) == num_classes and max(by_number) < num_classes:
         names = tuple(map(str, range(num_classes)))
         order = torch.tensor(by_number)
         return replace(data, labels=order[data.required_labels], class_names=names)
     raise UserError(
         f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
-        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by "
+        f"{shown_names(labels)}: nothing says whether the teacher counts them in this order or by "
         "their "
         "values; give --evaluation.classes, all of the teacher's classes in its order, as "
         "0,1,2,... or in "
@@ -222,13 +223,13 @@ def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
     )
 
 
-def order_of(classes: int, own: Sequence[str], names: Sequence[str]) -> Tensor:
-    """Places (classes,) among ``names`` of a net's classes ``own``; their own where these are
+def order_of(classes: int, ours: Sequence[str], names: Sequence[str]) -> Tensor:
+    """Places (classes,) among ``names`` of a net's classes ``ours``; their own where these are
     others.
     """
     import torch
 
-    data = ImageSet("", torch.empty(classes, 1, 1, 1), torch.arange(classes), tuple(own))
+    data = ImageSet("", torch.empty(classes, 1, 1, 1), torch.arange(classes), tuple(ours))
     return (in_order(data, names) or data).required_labels
 
 
@@ -266,16 +267,16 @@ def _plain(name: str) -> str:
 
 
 def read_names(
-    given: Sequence[str] | str, option: str, folder: Path | None = None
+    names_or_text: Sequence[str] | str, option: str, folder: Path | None = None
 ) -> tuple[str, ...]:
     """Class names from a list, a comma-separated text or a text file; UserError names ``option``.
 
     ``folder``: where a file has to lie, at any depth; None: anywhere.
     """
     names = (
-        _from_text(given, option, folder)
-        if isinstance(given, str)
-        else [str(name).strip() for name in given]
+        _from_text(names_or_text, option, folder)
+        if isinstance(names_or_text, str)
+        else [str(name).strip() for name in names_or_text]
     )
     require_text(names, option)
     if len(names) < 2:

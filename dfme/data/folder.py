@@ -125,7 +125,7 @@ def _labelled(
 
 
 def _without_papers(below: dict[str, Listing], notes: list[str]) -> dict[str, Listing]:
-    """The class folders without those that hold files and not one picture, which a note names."""
+    """The class folders without those that hold files but no picture, which a note names."""
     papers = [name for name, listing in below.items() if listing.others and not listing.pictures]
     if papers and len(papers) < len(below):
         unread = [name for name in papers if _pictures_unread(below[name])]

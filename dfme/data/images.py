@@ -26,7 +26,7 @@ class DatasetRequest:
     """Request to a loader. ``download_flag`` is the flag to name when files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as
-    they are. ``lazy``: pictures may stay in their files until they are looked at.
+    they are. ``lazy``: pictures may stay in their files until they are used.
     """
 
     name: str
@@ -42,11 +42,11 @@ class DatasetRequest:
 class ImageSet:
     """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64 or None.
 
-    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``,
-    where there is one, gives those at an index each time that they are looked at, and ``images``
-    say no more than their shape. ``notes`` are lines for people about how the images were read;
-    pictures that are still in their files add to them when they are looked at. ``digest``: SHA-256
-    of images and labels, where somebody asked for it (``digested``).
+    ``class_names`` are in the order of the labels; empty where labels are mere numbers. ``read``,
+    if there is one, reads the images at an index each time they are used, and ``images`` then has
+    their shape alone. ``notes`` are lines for people about how the images were read; pictures that
+    are still in their files add to them when they are used. ``digest``: SHA-256 of images and
+    labels, after ``digested``.
     """
 
     name: str
@@ -88,9 +88,7 @@ class ImageSet:
         return images_BCHW.float().div_(255)
 
     def digested(self) -> ImageSet:
-        """The same with a digest of images, labels and class names; every image is looked at
-        once.
-        """
+        """The same with a digest of images, labels and class names; every image is read once."""
         code = sha256(repr((len(self), self.shape)).encode())
         for x_BCHW in self.split(ImageSpec(self.shape).at_once(CHUNK)):
             code.update(x_BCHW.contiguous().numpy().data)
@@ -124,8 +122,8 @@ class ImageSet:
             at if read else blake2b(self.images[at].numpy().tobytes()).digest() for at in places
         ]
         second_half = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
-        found = self.at([at for at in places if (pixels[at] in second_half) == second])
-        return replace(found, name=f"{self.name}{ending}")
+        half = self.at([at for at in places if (pixels[at] in second_half) == second])
+        return replace(half, name=f"{self.name}{ending}")
 
     def at(self, picked: list[int]) -> ImageSet:
         """The images at these places."""

@@ -61,7 +61,7 @@ def auto_net(shape: Shape, accelerated: bool = True) -> str:
 
 
 def is_own(name: str) -> bool:
-    """True if the name is that of a network of one's own, ``module:Net``."""
+    """True if the name is that of a custom network, ``module:Net``."""
     return ":" in name and not name.startswith(TIMM)
 
 
@@ -75,7 +75,7 @@ def build_net(
 ) -> nn.Module:
     """A freshly initialised net for images of (C, H, W), in train mode, on torch's default device.
 
-    ``own`` makes a network of one's own in place of the one of that name: no name is imported here.
+    ``own`` makes a custom network instead of the one of that name: no name is imported here.
     Initial weights come from torch's global random state, as torch's own layers do: the caller
     seeds it. Raises UserError for an unknown name, fewer than two classes, or a size the
     architecture cannot take.

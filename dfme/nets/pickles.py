@@ -1,8 +1,8 @@
 """Load PyTorch files that are plain: tensors, numbers, texts, dictionaries and lists.
 
-``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or take
-memory, without end. So a pickle's opcodes are walked first: nothing is made, and what each would
-make is noted.
+``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or
+allocate, without end. So a pickle's opcodes are walked first: nothing is built, and the size of
+what each would build is counted.
 """
 
 import io
@@ -115,8 +115,8 @@ class NotPlainError(ValueError):
 
 
 def load_plain(path: Path, trailer: int = 0) -> Any:
-    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that somebody put
-    behind it.
+    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that follow
+    it.
 
     Keys are texts, bytes or whole numbers; a container is not in itself; a tensor has a value in
     the file for each of its elements. Time and memory grow as the file's size and no faster. Raises

@@ -125,7 +125,7 @@ class Classified:
 
 
 def plain(name: str) -> str:
-    """A name from somebody's file, short and without what moves a terminal's cursor."""
+    """A name from a file, short and without letters that move a terminal's cursor."""
     return printable(name[:60])
 
 
@@ -156,17 +156,20 @@ def baselines(seen: Classified) -> dict[str, float | None]:
 def histogram(seen: Classified) -> dict[str, Any]:
     """Counts of answers per class: parallel lists of the ``MAX_KEPT`` most frequent, in order."""
     kinds = {"teacher": seen.teacher, "student": seen.student}
-    counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
+    counts = {
+        name: None if counted is None else seen.counts(counted) for name, counted in kinds.items()
+    }
     counts["queries"] = seen.queries
-    total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
+    total_K = np.sum([counted for counted in counts.values() if counted is not None], axis=0)
     numbers = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
-    shown = {
-        name: None if each is None else each[numbers].tolist() for name, each in counts.items()
+    lists = {
+        name: None if counted is None else counted[numbers].tolist()
+        for name, counted in counts.items()
     }
     return {
         "classes": numbers.tolist(),
         "names": [plain(seen.names[number]) for number in numbers] if seen.names else None,
-        **shown,
+        **lists,
     }
 
 

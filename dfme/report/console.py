@@ -177,7 +177,7 @@ class Console:
             paid = f"{share:3.0%}  " + (standing.where or f"{queries:,}/{self._budget:,} queries")
         elif standing.where:
             paid += f"  {standing.where}"
-        left = [] if standing.left is None else [f"{duration(standing.left)} left"]
+        remaining = [] if standing.left is None else [f"{duration(standing.left)} left"]
         gone = [f"{duration(seconds)} so far"] if self._standing else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
         added = [
@@ -185,7 +185,7 @@ class Console:
         ]
         losses = self._state(("student_loss", "generator_loss"))
         scored = [*agreement_line(self._latest), *self._state(("cost",))]
-        return share, [paid, *scored, *left, *gone], [*speed, *losses, *added]
+        return share, [paid, *scored, *remaining, *gone], [*speed, *losses, *added]
 
     def _state(self, names: Iterable[str]) -> list[str]:
         return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
@@ -312,8 +312,8 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Shares of one answer to everything, and of a guess, beside those above."""
     baselines = summary.get("baselines") or {}
-    known = {name: baselines.get(f"constant_{name}") for name in ("accuracy", "agreement")}
-    shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
+    values = {name: baselines.get(f"constant_{name}") for name in ("accuracy", "agreement")}
+    shares = [f"{name} {share:.2%}" for name, share in values.items() if share is not None]
     return (
         [("constant answer", f"{', '.join(shares)}; a guess: {baselines['chance']:.2%}")]
         if shares

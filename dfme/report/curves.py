@@ -100,7 +100,7 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         title: [(label, run.series(name)) for name, label in lines] for title, lines in PANELS
     }
     drawn = {
-        title: [each for each in lines if len(each[1]) > 1] for title, lines in lines_of.items()
+        title: [line for line in lines if len(line[1]) > 1] for title, lines in lines_of.items()
     }
     panels = [(title, lines) for title, lines in drawn.items() if lines]
     if not panels:

@@ -161,9 +161,7 @@ def beside_of(run: RunFiles) -> Beside:
 
 
 def disagreements(run: RunFiles) -> list[str]:
-    """Where summary.json says something else than the ledger's own lines add up to; empty as it
-    should be.
-    """
+    """Differences between summary.json and the sums of the ledger's lines; there should be none."""
     summary = run.summary or {}
     return [
         f"{name}: summary.json says {summary[name]:,}, the lines of ledger.jsonl add up to "

@@ -16,15 +16,13 @@ address.
 
 
 def plain(name: str) -> str:
-    """A name that somebody else gave, as text on one line: no markup, nothing that moves a
-    cursor.
-    """
+    """A name from outside as text on one line: no markup, nothing that moves a cursor."""
     escaped = MARKUP.sub(r"\\\g<0>", printable(name))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def code(text: str) -> str:
-    """Text of somebody else's as a span of code, which shows all of it as it is, on one line."""
+    """Text from outside as a span of code, which shows all of it as it is, on one line."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     blank = " " if longest else ""

@@ -99,18 +99,21 @@ def write_page(run: RunFiles, path: Path) -> Path:
 
 
 def _audited(run: RunFiles) -> list[tuple[str, str]]:
-    """Whom was audited, on whose word, when and at what price, as far as it is on record."""
+    """Who was audited, who authorised it, when and at what price, where that is on record."""
     summary = run.summary or {}
-    asked = run.config.get("teacher") or {}
+    settings = run.config.get("teacher") or {}
     teacher = summary.get("teacher") or {}
     adapter = teacher.get("adapter") or {}
     rows = [
-        ("Target", teacher.get("target") or (teacher_name(asked) if asked.get("kind") else None)),
+        (
+            "Target",
+            teacher.get("target") or (teacher_name(settings) if settings.get("kind") else None),
+        ),
         (
             "Adapter",
             f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)" if adapter else None,
         ),
-        ("Authorised by", _text(asked.get("authorised_by"))),
+        ("Authorised by", _text(settings.get("authorised_by"))),
         ("Started", _text(summary.get("started"))),
         ("Ended", _text(summary.get("ended"))),
         (

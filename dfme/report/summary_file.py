@@ -27,7 +27,7 @@ def known_domain(config: Mapping[str, Any]) -> str | None:
 
 
 def knowledge(config: Mapping[str, Any]) -> str | None:
-    """The same for people: what was worth nothing where it was measured is said to be."""
+    """The same for people, with a remark on knowledge that was worth nothing where measured."""
     domain = known_domain(config)
     return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
 

@@ -45,9 +45,11 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
 def aligned(rows: Iterable[tuple[str, str]], width: int | None = None) -> str:
     """A table of two columns, as commands print their results."""
     listed = list(rows)
-    left = max(len(label) for label, _ in listed)
+    width_of_labels = max(len(label) for label, _ in listed)
     return "\n".join(
-        wrapped(harmless(f"{label:<{left}}  {value}"), width, " " * (left + 2))
+        wrapped(
+            harmless(f"{label:<{width_of_labels}}  {value}"), width, " " * (width_of_labels + 2)
+        )
         for label, value in listed
     )
 
@@ -58,7 +60,7 @@ def print_harmless(text: str) -> None:
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """The first parts, each whole, as far as they fit."""
+    """The first parts that fit, each in full."""
     line = parts[0]
     for part in parts[1:]:
         if len(line) + 2 + len(part) > width:

@@ -156,7 +156,7 @@ def student_warnings(seen: Classified) -> list[str]:
 
 
 def _is_above_constant(seen: Classified) -> bool:
-    """True if the student agrees more than one answer to everything, as far as the images tell."""
+    """True if the student is shown to agree more than one answer to everything."""
     if seen.student is None or not len(seen.teacher):
         return False
     agreement = float((seen.teacher == seen.student).mean())
@@ -256,9 +256,9 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
         or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images
     ):
         return None
-    found = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
+    orders = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
     right = sum(
-        int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(found)
+        int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(orders)
     )
     if wilson_interval(right / images, images)[0] <= to_beat:
         return None

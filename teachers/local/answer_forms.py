@@ -1,4 +1,4 @@
-"""What a program answers: logits, or a form of probabilities, told by its end and its values."""
+"""What a program answers: logits, or a form of probabilities, by its last operation and values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +19,7 @@ they tell of logits where an answer lies outside 0 and 1, since they can average
 """
 
 CHECK_IMAGES = 16
-SUM_TOLERANCE = (
-    2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
-)
+SUM_TOLERANCE = 2e-3  # of the sum of a row of probabilities, besides what the dtype rounds off
 NEVER_BY_CHANCE = 8  # classes that a constant answer has in order once in 20,000 networks
 SATURATED = 1e-7  # nearer to 0 or 1 than this, a sigmoid in float32 tells nothing more
 
@@ -48,7 +46,7 @@ class ScoreForm:
 
 
 def check_images(spec: ImageSpec) -> Iterator[Tensor]:
-    """Images (1, C, H, W) that differ as much as noise, patches and plain colours do."""
+    """Images (1, C, H, W): noise, patches and plain colours."""
     rng = torch.Generator().manual_seed(0)
     channels, *size = spec.shape
     low, high = spec.bounds
@@ -65,8 +63,8 @@ def check_images(spec: ImageSpec) -> Iterator[Tensor]:
 def settle_form(source: str, scores_NK: Tensor, stated: Answers, end: End | None) -> ScoreForm:
     """The form of a program's answers, of which ``scores_NK`` are those to check images.
 
-    A given form must fit the values. Else it is what both the values and the end leave; UserError,
-    with the choices, where they leave more than one.
+    A stated form must fit the values. Without one, values and last operation decide; UserError,
+    with the choices, where they allow more than one.
     """
     lone = scores_NK.shape[1] == 1
     if lone and stated == "sigmoids":
@@ -94,10 +92,10 @@ def settle_form(source: str, scores_NK: Tensor, stated: Answers, end: End | None
 
 
 def require_class_order(source: str, scores_NK: Tensor) -> None:
-    """UserError for answers that were sorted: a number's place no longer tells its class.
+    """UserError for sorted answers: the place of a number no longer tells its class.
 
-    A network whose answers hardly change has them in one order by chance. Its classes lie apart on
-    all images, unless there are so many of them that the chance is none.
+    Answers that hardly change can be in order by chance, and then the ranges of the classes do not
+    overlap. With ``NEVER_BY_CHANCE`` classes or more there is no such chance.
     """
     classes = scores_NK.shape[1]
     if classes < 3:
@@ -124,7 +122,8 @@ def require_class_order(source: str, scores_NK: Tensor) -> None:
 def require_of_class_1(source: str, scores_NK: Tensor, name: str) -> None:
     """UserError for a lone score beside a label that may be how certain the label is.
 
-    That is never below one half of two classes, which a score of class 1 is of some images.
+    The score of the label of two classes is never below one half; that of class 1 is for some
+    images.
     """
     low, high = (float(value) for value in scores_NK.aminmax())
     of_label = (low >= 0.5 and high <= 1) or (low >= 50 and high <= 100)
@@ -184,7 +183,7 @@ def _fitting(scores_NK: Tensor, end: End | None) -> list[Answers]:
 
 
 def _of_many(end: End | None, high: float, slack: float) -> list[Answers]:
-    """Forms of several numbers an image, none negative, that add up to nothing."""
+    """Forms of several numbers an image, none negative, whose sums tell nothing."""
     if high <= 1 + slack:
         return ["sigmoids"] if end == "sigmoid" else ["logits", "sigmoids"]
     if end == "unbounded":

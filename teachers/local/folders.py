@@ -125,7 +125,7 @@ def require_weights(folder: Path) -> None:
         raise UserError(
             f"{folder / INDEX}: expected the name of a file for each tensor, under weight_map"
         )
-    # a link in the place of one is its owner's choice
+    # a link instead of a file is its owner's choice
     for name in sorted({str(part) for part in parts.values()}):
         posix = PurePosixPath(name)
         windows = PureWindowsPath(name)

@@ -1,9 +1,9 @@
 """Names in a state dict: what wrappers and counters left in them, and which are the network's.
 
 Training wraps a network again and again (DataParallel, torch.compile, FSDP, a LightningModule, a
-moving average), and each wrapper puts a word before the names of the weights. What all weights
-have, and what only a wrapper writes, is taken off here. Nothing that could change an answer is
-dropped without a word: what is left over is named, and the user says which part to take.
+moving average), and each wrapper puts a word before the names of the weights. These words are
+removed here. Nothing that could change an answer is dropped silently: weights that remain are named
+in an error, and the user says which part to take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRAPPERS = frozenset(
         "_forward_module",  # Lightning Fabric
     )
 )
-"""Words that nobody but a wrapper puts into a name."""
+"""Words that only wrappers put into a name."""
 
 PARALLEL = "module"
 """The word of DataParallel, DistributedDataParallel, DeepSpeed and AveragedModel."""
@@ -55,9 +55,9 @@ class NamedPart:
 
 
 def plain_state(state: Mapping[str, Tensor]) -> State:
-    """The weights under the names that they have without wrappers, and without counters.
+    """The weights without counters, under the names that they have without wrappers.
 
-    The word ``module`` is a wrapper's where nothing stands beside it, as in ``features.module.0``.
+    The word ``module`` is a wrapper's where it has no sibling, as in ``features.module.0``.
     """
     weights = {
         name: value
@@ -103,10 +103,10 @@ def parts_of(state: State) -> Iterator[NamedPart]:
 
 
 def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | None, str]:
-    """The part of a state dict that is the network, and a line for people if others were left.
+    """The part of a state dict that is the network, and a line for people if others fit as well.
 
-    ``fits`` is asked of the whole and then of each part. None where no part fits. UserError where
-    several fit, none of which is plainly the network, and where weights of unknown use are left.
+    ``fits`` is called with the whole and then with each part. None where no part fits. UserError
+    where several fit and none is plainly the network, and where weights of unknown use remain.
     """
     fitting = list[NamedPart]()
     for part in parts_of(state):
@@ -142,7 +142,7 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
 
 
 def chosen(names: list[str]) -> str | None:
-    """The only name, or the only one that is no average of another; None for any other list."""
+    """The only name, or the only one that is no average; None for any other list."""
     plain = [name for name in names if not any(word in name.lower() for word in AVERAGES)]
     if len(plain) == 1:
         return plain[0]

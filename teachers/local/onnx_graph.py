@@ -162,7 +162,7 @@ def _add_node(graph: _Graph, data: memoryview) -> None:
         elif number == KIND:
             node.kind = _text(value) + node.kind
         elif number == DOMAIN and _text(value) not in ("", "ai.onnx"):
-            node.kind = "?"  # an operation of somebody else's, whatever its name
+            node.kind = "?"  # not one of ONNX's own operations, whatever its name
     graph.nodes.update(dict.fromkeys(written, node))
 
 

@@ -28,10 +28,8 @@ DTYPES = {
     "tensor(uint8)": torch.uint8,
 }
 
-OLDEST = (
-    1,
-    24,
-)  # before it, onnxruntime reads a model's weights from any file that the model names
+# older onnxruntimes read a model's weights from any file that the model names
+OLDEST = (1, 24)
 CHANNELS = ((1, 3), (2, 4))  # by which the order of the axes is recognised, the most usual first
 CUDA = "CUDAExecutionProvider"
 
@@ -56,8 +54,8 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
     image = _named("input", options.input, session.get_inputs(), path)
-    others = (each for each in session.get_inputs() if each.name != image.name)
-    if needed := ", ".join(each.name for each in others if not each.type.startswith("optional")):
+    others = (entry for entry in session.get_inputs() if entry.name != image.name)
+    if needed := ", ".join(entry.name for entry in others if not entry.type.startswith("optional")):
         raise UserError(
             f"{path}: beside {image.name} it needs {needed}; export it with those as constants"
         )
@@ -198,7 +196,7 @@ def _reason(error: Exception, version: str) -> str:
 
 def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any:
     """The input or output of a name, or the first."""
-    names = [each.name for each in there]
+    names = [entry.name for entry in there]
     if name is None:
         return there[0]
     if name not in names:

@@ -35,8 +35,9 @@ def choose_output(
 ) -> str:
     """The name of the output with the scores: the wanted one, else the only one that can be meant.
 
-    That is the only one, the only one of floating-point numbers, or the only one with a number for
-    each of the ``classes`` that the user gave. UserError, with every name and shape, for several.
+    Without a wanted one: the only output, the only one of floating-point numbers, or the only one
+    with a number for each of the user's ``classes``. UserError, with every name and shape, if
+    several remain.
     """
     if not outputs:
         raise UserError(f"{source}: answers nothing")

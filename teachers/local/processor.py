@@ -1,8 +1,8 @@
 """What a folder's image processor does to the pixels, measured on transformers' own object.
 
-Processors differ: some swap red and blue, some do not normalise, some divide twice, and what their
-file leaves out is their class's default. So the file is not read again here. transformers makes the
-processor, it is given a few images, and what it makes of them says the rest.
+Processors differ: some swap red and blue, some do not normalise, some divide twice, and a value
+that their file leaves out is their class's default. So the file is not interpreted here:
+transformers makes the processor, which is measured on a few images.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def require_bounded(source: str, processor: Any) -> None:
 
 
 def resulting_shape(processor: Any, channels: int) -> Shape | None:
-    """C, H, W of what a bounded processor makes of a square image; None where it tells none."""
+    """C, H, W of what a bounded processor makes of any square image; None if the size varies."""
     try:
         small, large = (
             tuple(processor([_image(channels, edge=edge)], **CALL)["pixel_values"].shape[1:])

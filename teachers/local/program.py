@@ -1,4 +1,4 @@
-"""Teachers that are programs on this machine: images in, scores out, whatever runs inside."""
+"""Teachers that are programs on this machine: images in, scores out, whatever runs them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGEST_BATCH = 250_000_000  # numbers in the images that a program takes at onc
 
 @dataclass(frozen=True)
 class Program:
-    """Facts that a program's file tells before it is asked anything.
+    """What a program's file tells before the program runs.
 
     ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of
     them, and the name of the wanted output, None for all. ``axes`` are C, H and W, None where any
@@ -178,14 +178,13 @@ def _look(asking: Asked) -> Tensor:
         scores.append(asking.scores(torch.cat(images[:at_once])))
         images = images[at_once:]
     scores_NK = torch.cat(scores)
-    known_N = scores_NK.isfinite().all(
-        1
-    )  # some divide by the deviation of an image, of which a colour has none
+    # some programs divide by the deviation of an image, which is zero for a plain colour
+    known_N = scores_NK.isfinite().all(1)
     return scores_NK[known_N] if known_N.any() else scores_NK
 
 
 def _require_room(program: Program, spec: ImageSpec) -> None:
-    """UserError for a batch that no memory is taken for, since a file can name any."""
+    """UserError for a batch too large for memory: a file can state any size."""
     needed = program.least * spec.numel
     if needed > LARGEST_BATCH:
         raise UserError(
@@ -195,7 +194,7 @@ def _require_room(program: Program, spec: ImageSpec) -> None:
 
 
 def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
-    """The image's C, H, W; what is given must fit what is fixed."""
+    """The image's C, H, W; a flagged shape must fit the sizes that the program fixes."""
     flagged = config.shape
     axes = program.axes
     if flagged is not None:

@@ -30,8 +30,7 @@ ORIGIN = "the weights"
 
 
 class Normalise:
-    """(x - mean) / std, with one number per channel or one for all; images as they are without
-    either.
+    """(x - mean) / std, with one number per channel or one for all; the identity without either.
 
     UserError for any other count, for a deviation that is not positive, and for one given without
     the other.
@@ -71,9 +70,9 @@ class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
     It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers
-    lie there, without autograd, in fp32. ``precision`` is what they are computed in, whoever asks
-    (``LocalOptions``). A network with one output is a binary classifier that gives the logit of
-    class 1.
+    lie there, without autograd, in fp32. ``precision`` is what they are computed in, whatever the
+    caller multiplies in (``LocalOptions``). A network with one output is a binary classifier that
+    gives the logit of class 1.
     """
 
     def __init__(
@@ -93,9 +92,8 @@ class TorchTeacher:
         self.device = torch.device(device)
         self.precision = precision
         self.network = module.to(self.device).eval()
-        if (
-            self.device.type == "cuda"
-        ):  # of weights only those of convolutions have the four axes it is about
+        # only weights of convolutions have the four axes that this format is about
+        if self.device.type == "cuda":
             self.network.to(memory_format=torch.channels_last)
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
         self.info = TeacherInfo(str(self.device), max_batch, network=self.network)
@@ -106,7 +104,7 @@ class TorchTeacher:
             return logits_BK.float() if self.precision == "bf16" else logits_BK
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
-        """The network's scores (B, K) with normalisation and autograd: for the owner, on no API."""
+        """The network's scores (B, K), normalised, with autograd: for the owner alone."""
         if self.network.training:
             self.network.eval()
         return as_classes(
@@ -167,9 +165,7 @@ def _loaded(
     guess: Guess | None,
     state: State,
 ) -> tuple[nn.Module, str]:
-    """The first of several networks that the weights fit, with them, and which part of the file it
-    is.
-    """
+    """The first network that the weights fit, loaded, and which part of the file it is."""
     # no memory for a network of the size that a file claims, before it is known to fit
     outlines = [(on_meta_device(build) or build()).state_dict() for build in builds]
     which = ""
@@ -189,7 +185,7 @@ def _loaded(
 def _inferred(
     teacher: TorchTeacher, arch: str, options: TorchOptions, config: TeacherConfig, card: Card
 ) -> Iterator[str]:
-    """Facts that neither a flag nor the file's own card says."""
+    """Lines on what was inferred, since neither a flag nor the file's card says it."""
     if not (options.arch or card.arch):
         yield f"architecture {arch} (--teacher.arch)"
     if not (config.num_classes or card.num_classes):
@@ -206,7 +202,7 @@ def _inferred(
 
 
 def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
-    """What the file's metadata, and no flag, say is done to the pixels."""
+    """The scaling of pixels that the file's metadata state and no flag replaces."""
     changes = any(card.mean or ()) or any(number != 1 for number in card.std or ())
     if flagged_scale(config) is None and changes:
         yield f"mean {_shown(card.mean)} (--teacher.mean)"
@@ -220,7 +216,7 @@ def _shown(numbers: Sequence[float] | None) -> str:
 
 
 def _unused(names: Sequence[str], options: TorchOptions, config: TeacherConfig) -> str:
-    """A line on what others wrote into the file and no flag replaces; empty where there is none."""
+    """A line on metadata of others that are not used and that no flag replaces; maybe empty."""
     idle = [name for name in names if getattr(config, name, None) is None]
     if options.arch is not None and "arch" in idle:
         idle.remove("arch")
@@ -232,9 +228,7 @@ def _unused(names: Sequence[str], options: TorchOptions, config: TeacherConfig) 
 
 
 def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:
-    """The network in a file, as its weights tell it (of ``arch``, if given), and which part it
-    is.
-    """
+    """The part of a file that is a network (of ``arch``, if given), its guess, and a line on it."""
 
     def is_it(part: State) -> bool:
         guess = infer_net(part)
@@ -250,7 +244,7 @@ def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | 
 def _fitting(
     path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]
 ) -> tuple[State, str]:
-    """The part of a file that fits the network, and which it is; all of it where none does."""
+    """The part of a file that fits the network, or all of it, and a line on which it is."""
 
     def fits(part: State) -> bool:
         current = current_names(arch, part)
@@ -295,10 +289,10 @@ def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Modul
 def _shape(
     arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
 ) -> Shape:
-    """The image's C, H, W, from what is given and what is found."""
+    """The image's C, H, W, by flag, by the card or by the weights."""
     flagged = config.shape
     stated = card.shape
-    # else what is given is taken, and held to every weight later
+    # a flagged shape is taken as it is here; the weights are held against it later
     if stated is None and (guess or flagged is None):
         depths = (weight.shape[1] for weight in state.values() if weight.ndim == 4)
         channels = guess.channels if guess else next(depths, None)

@@ -28,7 +28,7 @@ from dfme.teachers.local.names import (
 )
 from dfme.teachers.local.safetensors_file import is_safetensors, read_safetensors
 
-LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
+LARGEST = 1e30  # above any pixel value, mean or deviation of a network in single precision
 
 CardCount = Annotated[int, Field(gt=0, lt=2**31)]
 Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
@@ -43,7 +43,7 @@ class Card:
 
     Texts are stored as they are, everything else as JSON. ``shape`` is C, H, W; ``bounds`` the
     pixel range the API takes; ``mean`` and ``std`` are per channel, within those bounds;
-    ``accuracy`` a share of 1. Anybody can have written it, so each type is checked.
+    ``accuracy`` a share of 1. The file may come from anywhere, so each type is checked.
     """
 
     arch: str | None = None
@@ -70,9 +70,9 @@ class Card:
     def read(cls, metadata: Mapping[str, str], path: Path) -> tuple[Card, tuple[str, ...]]:
         """The card in a file's metadata, and the names of a card that are not used.
 
-        UserError for a value of ours that cannot be read. Of what others wrote, the architecture is
-        of no use under another name, and nobody knows whether pixels of ``bounds``, less ``mean``,
-        by ``std``, are what the network gets here.
+        UserError for a value that dfme wrote and that cannot be read. Of metadata of others, the
+        architecture has no meaning here, and neither have ``bounds``, ``mean`` and ``std``: it is
+        unknown whether the network gets pixels scaled by them.
         """
         ours = _is_ours(metadata.get("arch", ""))
         values: dict[str, Any] = {}
@@ -115,8 +115,8 @@ WRAPPINGS = (
     "params",
 )
 
-SMALL_NETWORK = 1_000_000  # numbers in one that takes no memory to speak of
-MAX_TABLES = 20_000_000  # numbers in a network beside its weights
+SMALL_NETWORK = 1_000_000  # numbers in a network whose memory does not matter
+MAX_TABLES = 20_000_000  # numbers in a network besides its weights
 MAX_NESTED = 5  # keys that lead to a state dict
 
 
@@ -235,7 +235,7 @@ def _head(path: Path) -> bytes:
 
 
 def _looks_like(head: bytes, path: Path) -> str:
-    """Likely kind of a file that is no weights, in a few words."""
+    """What a file that holds no weights probably is, in a few words."""
     if not head:
         return "is empty"
     text = head.lstrip().lower()
@@ -272,7 +272,7 @@ def _read_pickle(path: Path) -> object:
 
 
 def _at(value: object, entry: str) -> tuple[object, str]:
-    """What stands under keys joined by dots, and the rest of ``entry``, which is no key."""
+    """The value under keys joined by dots, and the rest of ``entry`` that is no key."""
     while entry and isinstance(value, Mapping):
         first, _, rest = entry.partition(".")
         key, rest = (entry, "") if isinstance(value.get(entry), Mapping) else (first, rest)

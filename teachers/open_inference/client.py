@@ -223,11 +223,11 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
     """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything
     else.
 
-    Sizes of 1 count for nothing; a lone score is that of the second of two classes.
+    Axes of size 1 are ignored; a lone score is that of the second of two classes.
     """
     array = tensor.array
     kind = array.dtype.kind
-    # one image needs no axis of its own
+    # an answer to one image may lack the axis of the batch
     without_axis = batch == 1 and array.shape[:1] != (1,)
     images = (1,) if without_axis else array.shape[:1]
     sizes = tuple(size for size in array.shape[0 if without_axis else 1 :] if size != 1)

@@ -89,8 +89,8 @@ def _ordered(
             f"--teacher.shape: give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
         )
     else:
-        one, two, three = sizes
-        images: dict[AxisOrder, Image] = {"nchw": (one, two, three), "nhwc": (three, one, two)}
+        first, two, three = sizes
+        images: dict[AxisOrder, Image] = {"nchw": (first, two, three), "nhwc": (three, first, two)}
         fitting = [
             (images[order], order) for order in orders if wanted or images[order][0] in CHANNELS
         ]

@@ -1,4 +1,4 @@
-"""Consent: this machine, or a host that somebody allowed; what may go there. No torch."""
+"""Consent: which hosts may be asked. This machine, or one whose owner allowed it. No torch."""
 
 import ipaddress
 import re
@@ -33,8 +33,8 @@ def host_of(url: str) -> str:
     """The host in an http or https URL, in lower case and without brackets; UserError for any other
     URL.
 
-    A URL that two programs could read in two ways (white space, backslashes, a user before the
-    host) is none.
+    Refused are URLs that two programs could read differently (white space, backslashes, a user
+    before the host).
     """
     expected = "--teacher.url: expected a URL such as http://127.0.0.1:8080"
     if not url.isprintable() or " " in url or "\\" in url:
@@ -77,7 +77,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """True if this machine has the address: only then would it send from there to there. Nothing is
+    """True if this machine has the address: only then would it send from it to it. Nothing is
     sent.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

@@ -21,9 +21,7 @@ from dfme.teachers.remote.consent import host_of, require_consent
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 HIDDEN = "***"
 
-MIN_BASE64 = (
-    8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
-)
+MIN_BASE64 = 8  # characters of base64 that are taken for a secret's: fewer occur by chance
 
 
 class Secrets:
@@ -79,7 +77,7 @@ class Secrets:
 
 
 def read_secrets(options: Mapping[str, Any], url: str, *wanted: str) -> Secrets:
-    """Values that go to ``url``: of the options' key, and of what a file has ``wanted`` for.
+    """Values that go to ``url``: of the options' key, and of the variables that a file ``wanted``.
 
     UserError for a variable that is not in ``allow_env``, besides those of
     ``Secrets.from_environment``. Options without ``allow_env`` are those of a program, which allows
@@ -106,7 +104,7 @@ def check_service(
     """First line of a command: which environment variables go to which host; empty if none do.
 
     UserError for a host without consent, a URL that is none, or a key, or another variable that a
-    file has ``wanted`` for, that the environment does not hold or that nobody allowed to be sent.
+    file ``wanted``, that the environment lacks or that the user did not allow to be sent.
     """
     require_consent(options["url"], options.get("authorised_by"))
     names = read_secrets(options, options["url"], *wanted).names
@@ -124,8 +122,7 @@ def _forms(value: str) -> Iterator[str]:
         yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
     yield from (value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value))
     raw = value.encode()
-    # base64 of the value alone, and the part of it that is the same wherever it stands in a longer
-    # text
+    # base64 of the value alone, and the part that is the same at each offset in a longer text
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         coded = encode(raw).decode()
         yield from (coded, coded.rstrip("="))

@@ -14,7 +14,7 @@ from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import WRONG_NUMBER, outline, parse
 from dfme.teachers.remote.secrets import Secrets
 
-PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
+PASSING = ("an error", "another's answer")  # reasons that a further attempt may not meet
 MAX_OUTLINE = 400
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
@@ -118,12 +118,12 @@ class RemoteTeacher:
         return self.ask(images, uuid4().hex)
 
     def close(self) -> None:
-        """Let go of the connections; closing twice is no error."""
+        """Close the connections; closing twice is no error."""
         self._endpoint.close()
 
 
 def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
-    """A Misfit with the outline of a whole document; any other, or an error's text, unchanged.
+    """A Misfit, with the document's outline, for an answer in JSON; else the error as it is.
 
     Neither quotes anything of an answer that repeats a part of a secret.
     """

@@ -1,7 +1,7 @@
 """Connections to one service, under a deadline that no server can stretch.
 
-The time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket
-gets what is left until then. Only looking a host's name up takes as long as the system lets it.
+The time-outs of a request are one moment on ``time.monotonic()``; every operation on a socket gets
+the time that remains until then. Only a host name's lookup takes as long as the system lets it.
 """
 
 import os
@@ -140,8 +140,8 @@ class _Stream(httpcore2.NetworkStream):
 class _Answer:
     """Bytes of an answer that have come on a connection, and that should: head and announced body.
 
-    What a server sends beyond that would be read as the answer to the next request, so such a
-    connection is not used again, nor one on which nothing was announced (chunks).
+    Further bytes would be read as the answer to the next request, so such a connection is not used
+    again, nor one whose answer had no announced length (chunks).
     """
 
     LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)

@@ -269,8 +269,7 @@ def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
 def resolved(options: Mapping[str, Any]) -> str:
     """The adapter that options name, as YAML with defaults, class names and URL written out.
 
-    ``${NAME}`` stays as it is; what stands in the place of a secret without being one of these is
-    not shown.
+    ``${NAME}`` stays as it is; a secret that is written out is hidden.
     """
     api = load_adapter(options["adapter"], options.get("classes"))
     plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))

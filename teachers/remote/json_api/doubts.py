@@ -1,4 +1,4 @@
-"""What in a sample answer speaks against the adapter that it seems to need. No torch."""
+"""Reasons not to write the adapter that a sample answer seems to need. No torch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _pieces(text: str, key: str) -> int:
 
 
 def _require_no_other_top(document: object, candidate: Candidate, where: str) -> None:
-    """A label with a score that is not among those that would be read: the best of them, mostly."""
+    """UserError for a label with a score of its own, mostly the best, that would not be read."""
     for path, node in dicts_in(document):
         leaves = dict(leaves_of(node))
         scored = any(_is_top_score(key, item, node, candidate) for key, item in leaves.items())

@@ -40,7 +40,7 @@ CURE = "; if that stands for no class, name it in answer.no_answer"
 
 @dataclass
 class BatchRead:
-    """What was read of a batch so far: rows of those that have a class, and the gaps
+    """What was read of a batch: a row for each image with a class, and the gaps
     (``PartialAnswers``).
     """
 
@@ -105,7 +105,7 @@ class AnswerReader:
                 type(name) in (str, int) for name, _ in pairs
             ):
                 raise
-            # Beside names that are classes, or close to one, it is rather a slip of the adapter.
+            # among names that are classes, or close to one, it is rather a mistake in the adapter
             if "did you mean" in str(error) or any(name in classes for name, _ in pairs):
                 reading.slip = f"{error}{CURE if error.reason == UNKNOWN else ''}"
             reading.leave_out(UNKNOWN_CLASS, str(error).rpartition("got ")[2].partition(";")[0])
@@ -119,8 +119,8 @@ class AnswerReader:
         return isinstance(value, str | int | float) and value in self._no_answer
 
     def _named(self, pairs: list[tuple[object, object]]) -> list[tuple[object, object]]:
-        """The pairs without those of ``answer.no_answer``; none at all where one of these is on
-        top.
+        """The pairs without those of ``answer.no_answer``; empty if one of these has the top
+        score.
         """
         named = [pair for pair in pairs if not self._says_none(pair[0])]
         if len(named) == len(pairs):
