@@ -1,7 +1,7 @@
 """A teacher that is asked once about an image; the runs of an audit share its answers in a file.
 
-The file may come from elsewhere. It is written only if it is no link and holds nothing but our two
-tables, and it gives an answer only with the digest of the image that it belongs to.
+The file may have been put there by somebody else. It is written only where it is no link, holds
+nothing but our two tables, and gives an answer only with the digest of the image it belongs to.
 """
 
 import hashlib
@@ -71,9 +71,9 @@ class AskedOnce(Wrapper):
         codes = [
             hashlib.sha256(image.tobytes()).digest() for image in images.cpu().contiguous().numpy()
         ]
-        with _opened(self._file) as table:
-            answered = _read(table, codes, self._file)
-            new = {code: at for at, code in enumerate(codes) if code not in answered}
+        with _opened(self._file) as kept:
+            known = _read(kept, codes, self._file)
+            new = {code: at for at, code in enumerate(codes) if code not in known}
             if new:
                 raw = self._ask(images[[*new.values()]])
                 form = len(new), self.num_classes, self.label_mode
@@ -84,13 +84,13 @@ class AskedOnce(Wrapper):
                 except Exception:
                     return raw  # the oracle says what is wrong with it
                 fresh = {code: answer.tobytes() for code, answer in zip(new, answers, strict=True)}
-                _keep(table, fresh)
-                answered |= fresh
+                _keep(kept, fresh)
+                known |= fresh
             if CHARGED.get():  # a ledger has all of them
-                table.execute("INSERT INTO spared VALUES (?)", (len(codes) - len(new),))
+                kept.execute("INSERT INTO spared VALUES (?)", (len(codes) - len(new),))
         labels = self.label_mode.kind == "label"
         shape = (len(codes),) if labels else (len(codes), self.num_classes)
-        joined = b"".join(answered[code] for code in codes)
+        joined = b"".join(known[code] for code in codes)
         try:
             values = np.frombuffer(joined, np.int64 if labels else np.float32).reshape(shape)
         except ValueError:
@@ -114,8 +114,8 @@ def spared(files: Iterable[Path]) -> int:
     """
     total = 0
     for file in files:
-        with _opened(file) as table:
-            total += int(table.execute("SELECT TOTAL(images) FROM spared").fetchone()[0])
+        with _opened(file) as kept:
+            total += int(kept.execute("SELECT TOTAL(images) FROM spared").fetchone()[0])
     return total
 
 
@@ -124,24 +124,24 @@ def _digest(code: bytes, answer: bytes) -> bytes:
     return hashlib.sha256(code + answer).digest()
 
 
-def _read(table: sqlite3.Connection, codes: list[bytes], file: Path) -> dict[bytes, bytes]:
+def _read(kept: sqlite3.Connection, codes: list[bytes], file: Path) -> dict[bytes, bytes]:
     """The answers that are there. RunError for one that belongs to another image."""
-    answered: dict[bytes, bytes] = {}
+    known: dict[bytes, bytes] = {}
     for code in codes:
-        for answer, digest in table.execute(
+        for answer, digest in kept.execute(
             "SELECT answer, digest FROM answers WHERE image = ?", (code,)
         ):
             if not isinstance(answer, bytes) or digest != _digest(code, answer):
                 raise RunError(
                     f"{file}: an answer in it is not the one that was kept for its image; {REMEDY}"
                 )
-            answered[code] = answer
-    return answered
+            known[code] = answer
+    return known
 
 
-def _keep(table: sqlite3.Connection, fresh: dict[bytes, bytes]) -> None:
+def _keep(kept: sqlite3.Connection, fresh: dict[bytes, bytes]) -> None:
     rows = [(code, answer, _digest(code, answer)) for code, answer in fresh.items()]
-    table.executemany("INSERT INTO answers VALUES (?, ?, ?)", rows)
+    kept.executemany("INSERT INTO answers VALUES (?, ?, ?)", rows)
 
 
 @contextmanager
@@ -150,16 +150,16 @@ def _opened(file: Path) -> Iterator[sqlite3.Connection]:
     _require_plain(file)
     try:
         connection = sqlite3.connect(file, timeout=0, isolation_level=None)
-        with closing(connection) as table:
-            _patiently(file, table, "BEGIN IMMEDIATE")
+        with closing(connection) as kept:
+            _patiently(file, kept, "BEGIN IMMEDIATE")
             try:
-                _require_tables(table, file)
-                yield table
+                _require_tables(kept, file)
+                yield kept
             except BaseException:
-                if table.in_transaction:
-                    table.execute("ROLLBACK")
+                if kept.in_transaction:
+                    kept.execute("ROLLBACK")
                 raise
-            _patiently(file, table, "COMMIT")
+            _patiently(file, kept, "COMMIT")
     except sqlite3.Error as error:
         raise RunError(
             f"{file}: cannot keep the answers that runs share: {error}; {REMEDY}"
@@ -179,21 +179,21 @@ def _require_plain(file: Path) -> None:
         )
 
 
-def _patiently(file: Path, table: sqlite3.Connection, statement: str) -> None:
+def _patiently(file: Path, kept: sqlite3.Connection, statement: str) -> None:
     """Execute a statement once no other run holds the file. RunError if one holds it too long."""
     started = time.monotonic()
     progress = started
-    version = _version(table)
-    announced = False
+    version = _version(kept)
+    said = False
     while True:
         try:
-            table.execute(statement)
+            kept.execute(statement)
             return
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in BUSY:
                 raise
         now = time.monotonic()
-        if (latest := _version(table)) != version:  # the other run kept an answer
+        if (latest := _version(kept)) != version:  # the other run kept an answer
             version = latest
             progress = now
         if now - progress > GIVEN_UP_AFTER:
@@ -201,8 +201,8 @@ def _patiently(file: Path, table: sqlite3.Connection, statement: str) -> None:
                 f"{file}: held by another process for {now - progress:.0f} s, in which it kept no "
                 "answer; end that process, or wait for it, and resume this run"
             )
-        if now - started > SAID_AFTER and not announced:
-            announced = True
+        if now - started > SAID_AFTER and not said:
+            said = True
             LOGGER.warning(
                 "waiting for another run, which asks the same teacher: it holds %s",
                 file,
@@ -210,10 +210,10 @@ def _patiently(file: Path, table: sqlite3.Connection, statement: str) -> None:
         time.sleep(PAUSE)
 
 
-def _version(table: sqlite3.Connection) -> int | None:
+def _version(kept: sqlite3.Connection) -> int | None:
     """A number that changes with each change by another process; None while that writes."""
     with suppress(sqlite3.OperationalError):
-        return int(table.execute("PRAGMA data_version").fetchone()[0])
+        return int(kept.execute("PRAGMA data_version").fetchone()[0])
     return None
 
 

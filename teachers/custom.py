@@ -211,11 +211,8 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        hint = (
-            ""
-            if isinstance(make, type)
-            else " (a function named here makes the teacher, it is none)"
-        )
+        is_class = isinstance(make, type)
+        hint = "" if is_class else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
         raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
     with blaming(f"--teacher {target}: could not be made", UserError):
@@ -261,15 +258,10 @@ def _require_probability(scores: Tensor) -> None:
     """
     low, high = (float(value) for value in scores.aminmax())
     if low < -NEGATIVE or high > 1 + NEGATIVE:
-        percent = (
-            "if these are percentages, divide them by 100; "
-            if low >= -NEGATIVE and high <= 100
-            else ""
-        )
+        percent = "if these are percentages, divide them by 100; "
+        hint = percent if low >= -NEGATIVE and high <= 100 else ""
         raise TeacherError(
             "teacher: expected one probability per image, that of class 1, got values from "
-            f"{low:.4g} to "
-            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode "
-            "logits, or "
-            "give the teacher an attribute label_mode = 'logits'"
+            f"{low:.4g} to {high:.4g}; {hint}if these are logits, start a new run with "
+            "--teacher.label-mode logits, or give the teacher an attribute label_mode = 'logits'"
         )

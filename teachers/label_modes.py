@@ -27,14 +27,11 @@ def reveal(scores_BK: Tensor, mode: LabelMode, wanted: LabelMode) -> Tensor:
     if mode == wanted:
         return scores_BK
     if wanted.kind == "label":
-        labels_B = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(
-            1
-        )
-        return (
-            labels_B
-            if mode.kind == "top_k"
-            else labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
-        )
+        known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        labels_B = known_BK.argmax(1)
+        if mode.kind == "top_k":
+            return labels_B
+        return labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
     p_BK = scores_BK.float().softmax(1) if mode.kind == "logits" else scores_BK
     answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
     if wanted.k is None:

@@ -104,12 +104,8 @@ def require_class_order(source: str, scores_NK: Tensor) -> None:
     falling = bool((steps_NK < 0).all())
     if not falling and not bool((steps_NK > 0).all()):
         return
-    least_K = scores_NK.amin(0)
-    most_K = scores_NK.amax(0)
-    if falling:
-        overlapping = bool((most_K[1:] >= least_K[:-1]).any())
-    else:
-        overlapping = bool((most_K[:-1] >= least_K[1:]).any())
+    rising_NK = scores_NK.flip(1) if falling else scores_NK
+    overlapping = bool((rising_NK.amax(0)[:-1] >= rising_NK.amin(0)[1:]).any())
     if overlapping or classes >= NEVER_BY_CHANCE:
         order = "fall" if falling else "rise"
         raise UserError(
@@ -143,10 +139,9 @@ def _form(scores_NK: Tensor, name: Answers) -> ScoreForm:
         return ScoreForm(inner.name, inner.mode, 100.0)
     if name in ("logits", "sigmoids"):
         return ScoreForm(name, LabelMode("logits"))
-    if name == "log-probabilities" or scores_NK.shape[1] == 1:
-        return ScoreForm(name, LabelMode("probabilities"))
-    exact = add_up_to(scores_NK, 1.0, _tolerance(scores_NK))
-    return ScoreForm(name, LabelMode("probabilities", None if exact else rounded_to(scores_NK)))
+    exact = scores_NK.shape[1] == 1 or add_up_to(scores_NK, 1.0, _tolerance(scores_NK))
+    decimals = None if exact or name == "log-probabilities" else rounded_to(scores_NK)
+    return ScoreForm(name, LabelMode("probabilities", decimals))
 
 
 def _tolerance(scores_NK: Tensor) -> float:
@@ -156,43 +151,33 @@ def _tolerance(scores_NK: Tensor) -> float:
 def _is_rounded(scores_NK: Tensor) -> bool:
     """True if these are probabilities that were rounded, to two decimals or more."""
     sums_N = scores_NK.double().sum(1)
-    near = bool(((sums_N > 0.5) & (sums_N < 1.25)).all())
-    return near and (rounded_to(scores_NK) or 0) > 1
+    return bool(((sums_N > 0.5) & (sums_N < 1.25)).all()) and (rounded_to(scores_NK) or 0) > 1
 
 
 def _fitting(scores_NK: Tensor, end: End | None) -> list[Answers]:
-    """The forms that values and end allow."""
+    """The forms that values and last operation allow."""
     slack = _tolerance(scores_NK)
-    low = float(scores_NK.min())
-    high = float(scores_NK.max())
-    if scores_NK.shape[1] > 1:
-        if low < -slack:
+    low, high = (float(value) for value in scores_NK.aminmax())
+    lone = scores_NK.shape[1] == 1
+    if lone and low < -slack:
+        if end == "unbounded" or high > slack:
             return ["logits"]
-        if add_up_to(scores_NK, 1.0, slack) or _is_rounded(scores_NK):
-            return ["probabilities"]
-        if add_up_to(scores_NK, 100.0, slack):
-            return ["percentages"]
-        return _of_many(end, high, slack)
+        return ["log-probabilities"] if end == "log-sigmoid" else ["logits", "log-probabilities"]
     if low < -slack:
-        return _of_negative_one(end, high, slack)
-    if high <= 1 + slack:  # a linear map can also average probabilities
+        return ["logits"]
+    if not lone and (by_sums := _by_sums(scores_NK, slack)):
+        return [by_sums]
+    if high > 1 + slack:
+        certain = end == "unbounded" or high > 100 * (1 + slack)
+        return ["logits"] if certain else ["logits", "percentages"]
+    # a linear map can also average probabilities
+    if lone:
         return ["probabilities"] if end == "sigmoid" else ["probabilities", "logits"]
-    if end == "unbounded":
-        return ["logits"]
-    return ["logits", "percentages"] if high <= 100 * (1 + slack) else ["logits"]
+    return ["sigmoids"] if end == "sigmoid" else ["logits", "sigmoids"]
 
 
-def _of_many(end: End | None, high: float, slack: float) -> list[Answers]:
-    """Forms of several numbers an image, none negative, whose sums tell nothing."""
-    if high <= 1 + slack:
-        return ["sigmoids"] if end == "sigmoid" else ["logits", "sigmoids"]
-    if end == "unbounded":
-        return ["logits"]
-    return ["logits", "percentages"] if high <= 100 * (1 + slack) else ["logits"]
-
-
-def _of_negative_one(end: End | None, high: float, slack: float) -> list[Answers]:
-    """Forms of one number an image, which is negative for some."""
-    if end == "unbounded" or high > slack:
-        return ["logits"]
-    return ["log-probabilities"] if end == "log-sigmoid" else ["logits", "log-probabilities"]
+def _by_sums(scores_NK: Tensor, slack: float) -> Answers | None:
+    """The form of several numbers an image that their sums tell; None if they tell none."""
+    if add_up_to(scores_NK, 1.0, slack) or _is_rounded(scores_NK):
+        return "probabilities"
+    return "percentages" if add_up_to(scores_NK, 100.0, slack) else None

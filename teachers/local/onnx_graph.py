@@ -110,14 +110,12 @@ def _end(graph: _Graph, name: str) -> End | None:
     """The kind of the operation that decides the range of a value."""
     for _ in range(MAX_NODES):
         node = graph.nodes.get(name)
-        if node is None:
+        if node is None or (node.kind in KEEPING and not node.inputs):
             return None
-        if node.kind in ENDS:
-            return ENDS[node.kind]
         if node.kind in ("Log", "Add"):
             return _end_of_two(graph, node)
-        if node.kind not in KEEPING or not node.inputs:
-            return None
+        if node.kind not in KEEPING:
+            return ENDS.get(node.kind)
         name = node.inputs[0]
     return None
 

@@ -53,7 +53,7 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     runtime = import_extra("onnxruntime")
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
-    image = _named("input", options.input, session.get_inputs(), path)
+    image = _image_input(session.get_inputs(), options.input, path)
     others = (entry for entry in session.get_inputs() if entry.name != image.name)
     if needed := ", ".join(entry.name for entry in others if not entry.type.startswith("optional")):
         raise UserError(
@@ -70,17 +70,11 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     def run(x_BCHW: Tensor, wanted: str | None) -> dict[str, object]:
         x_BCHW = x_BCHW.flip(1) if flipped else x_BCHW
         x = x_BCHW if nchw else x_BCHW.permute(0, 2, 3, 1)
-        names = (
-            [wanted]
-            if wanted
-            else [name for name in outputs if outputs[name].startswith("tensor(")]
-        )
+        tensors = [name for name, kind in outputs.items() if kind.startswith("tensor(")]
+        names = [wanted] if wanted else tensors
         arrays = session.run(names, {image.name: x.contiguous().numpy()})
         answers = {name: _as_tensor(array) for name, array in zip(names, arrays, strict=True)}
-        others = (
-            {} if wanted else {name: kind for name, kind in outputs.items() if name not in answers}
-        )
-        return answers | others
+        return answers if wanted else {**outputs, **answers}
 
     chw = axes if nchw else (axes[2], axes[0], axes[1])
     ends = ends_of(path)
@@ -194,15 +188,15 @@ def _reason(error: Exception, version: str) -> str:
     return f"onnxruntime {version} cannot run it: {first_line(ValueError(text))}"
 
 
-def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any:
-    """The input or output of a name, or the first."""
-    names = [entry.name for entry in there]
+def _image_input(inputs: Sequence[Any], name: str | None, path: Path) -> Any:
+    """The input of this name, or the first."""
     if name is None:
-        return there[0]
-    if name not in names:
-        hint = did_you_mean(name, names)
-        raise UserError(f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{hint}")
-    return there[names.index(name)]
+        return inputs[0]
+    by_name = {entry.name: entry for entry in inputs}
+    if name not in by_name:
+        hint = did_you_mean(name, by_name)
+        raise UserError(f"--teacher.input: {path} has {', '.join(by_name)}, got {name!r}{hint}")
+    return by_name[name]
 
 
 def _batch_and_axes(image: Any, path: Path) -> tuple[int | None, Axes]:

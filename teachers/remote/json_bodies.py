@@ -96,12 +96,10 @@ def table(rows: list[object], classes: int) -> Array:
     numbered = []
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
-            lone = type(row) in (int, float) or (isinstance(row, list) and len(row) == 1)
-            cure = (
-                "; a binary model's one score wants --teacher.num-classes 2, a class "
-                "number form: number"
-            )
-            hint = cure if lone else ""
+            hint = ""
+            if type(row) in (int, float) or (isinstance(row, list) and len(row) == 1):
+                hint = "; a binary model's one score wants --teacher.num-classes 2, a class number "
+                hint += "form: number"
             raise Unusable(
                 f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape"
             )

@@ -104,15 +104,15 @@ class RemoteTeacher:
             raise BatchTooLarge(str(refused), limit) from None
         try:
             answers = adapter.decode(reply, batch)
+        except Unusable as error:
+            unusable = error
+        else:
             if isinstance(answers, PartialAnswers) and answers.slip:
                 slip = _judged(Unusable(answers.slip), reply, self._endpoint.secrets)
                 answers = replace(answers, slip=str(slip))
             return answers
-        except Unusable as error:
-            unusable = error
-        raise _judged(
-            unusable, reply, self._endpoint.secrets
-        )  # out here, where nothing is chained to it
+        # outside the handler, where nothing is chained to it
+        raise _judged(unusable, reply, self._endpoint.secrets)
 
     def __call__(self, images: Tensor, /) -> Any:
         return self.ask(images, uuid4().hex)

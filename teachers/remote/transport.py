@@ -77,10 +77,11 @@ class _Network(httpcore2.NetworkBackend):
         for tried, (*_, (address, *_)) in enumerate(addresses):
             share = _left(timeout, httpcore2.ConnectTimeout) / (len(addresses) - tried)
             try:
-                stream = self._sockets.connect_tcp(
-                    str(address), port, share, local_address, socket_options
+                return _Stream(
+                    self._sockets.connect_tcp(
+                        str(address), port, share, local_address, socket_options
+                    )
                 )
-                return _Stream(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure
@@ -123,8 +124,11 @@ class _Stream(httpcore2.NetworkStream):
         timeout: float | None = None,
     ) -> httpcore2.NetworkStream:
         try:
-            seconds = _left(timeout, httpcore2.ConnectTimeout)
-            return _Stream(self._stream.start_tls(ssl_context, server_hostname, seconds))
+            return _Stream(
+                self._stream.start_tls(
+                    ssl_context, server_hostname, _left(timeout, httpcore2.ConnectTimeout)
+                )
+            )
         except httpcore2.ConnectError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                 raise CertificateError(error.__cause__.verify_message) from None

@@ -48,10 +48,10 @@ class JsonPath:
                     f"got {text!r}, which cannot be read from {text[position : position + 20]!r}"
                 )
             number = match["number"] or match["index"]
-            if number is None:
-                steps.append(match["name"] if match["quoted"] is None else match["quoted"])
-            else:
-                steps.append(_EACH if number == "*" else int(number))
+            word = match["name"] if match["quoted"] is None else match["quoted"]
+            if number is not None:
+                word = _EACH if number == "*" else int(number)
+            steps.append(word)
             position = match.end()
         if len(steps) > _MAX_STEPS:
             raise ValueError(f"expected at most {_MAX_STEPS} steps, got {text[:80]!r}")
