@@ -147,8 +147,13 @@ def arithmetic(x_BCHW: torch.Tensor) -> np.ndarray:
 def connected(
     server: MLServer, config: dict[str, Any] | None = None, **options: Any
 ) -> closing[RemoteTeacher]:
-    given = V2Options(url=server.url, **{"model": "linear", **options})
-    return closing(connect_v2(given, TeacherConfig(**config or {}), torch.device("cpu")))
+    return closing(
+        connect_v2(
+            V2Options(url=server.url, **{"model": "linear", **options}),
+            TeacherConfig(**config or {}),
+            torch.device("cpu"),
+        )
+    )
 
 
 @pytest.mark.parametrize("encoding", ["auto", "json"])

@@ -76,8 +76,11 @@ def ask(
         options = make(url=f"{service.url}/classify/?version=2", allow_env=allowed)
         teacher = connect_json(options, TeacherConfig(**flags), torch.device("cpu"))
         with contextlib.closing(teacher):
-            asks = teacher if len(x) == 1 else Oracle(teacher, Ledger(len(x)))
-            return asks(x), teacher, service.posted
+            return (
+                (teacher if len(x) == 1 else Oracle(teacher, Ledger(len(x))))(x),
+                teacher,
+                service.posted,
+            )
 
 
 def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -245,8 +248,14 @@ def test_hugging_faces_image_classification(tmp_path: Path) -> None:
         return [{"label": names[k], "score": row[k]} for k in np.argsort(-row)[:2]]
 
     x = levels(2)
-    options = partial(HfApiOptions, classes=str(tmp_path / "names.txt"))
-    answers, teacher, _ = ask(options, answer, x / 255, tmp_path, shape=SHAPE, label_mode="top_k:2")
+    answers, teacher, _ = ask(
+        partial(HfApiOptions, classes=str(tmp_path / "names.txt")),
+        answer,
+        x / 255,
+        tmp_path,
+        shape=SHAPE,
+        label_mode="top_k:2",
+    )
     assert (teacher.info.max_batch, teacher.spec.levels, teacher.info.class_names) == (
         1,
         256,
