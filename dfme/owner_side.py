@@ -21,11 +21,11 @@ from dfme.run.lock import DirectoryLock
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers import KINDS as KINDS
 from dfme.teachers.options import ServeConfig as ServeConfig
+from dfme.teachers.options import ServiceOptions
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
 from dfme.teachers.options import check_training as check_training
 from dfme.teachers.owner import label_mode_of as label_mode_of
 from dfme.teachers.owner.measuring import Measuring, Metering
-from dfme.teachers.remote.options import ServiceOptions
 
 if TYPE_CHECKING:
     from dfme.data import ImageSet

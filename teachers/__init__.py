@@ -1,5 +1,6 @@
-"""The owner's side of the API: models, the form of their answers, how a teacher is made. No torch
-here.
+"""The owner's side of the API: models, the form of their answers, and the kinds of teacher.
+
+A kind's module is imported when a teacher of that kind is made or checked. No torch here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,17 +11,13 @@ from dfme.config.detectors import NEED_FEATURES
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError
-from dfme.teachers import options as local_options
-from dfme.teachers.defences import check_defences
-from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
+from dfme.teachers import options as of_kind
 
 LOCAL = "dfme.teachers.local"
 
 
 class Source(NamedTuple):
-    """The option that names a file, or a folder, which must be there, and what to do where it is
-    not.
-    """
+    """The option that names a kind's file or folder, and what to do where that does not exist."""
 
     option: str
     remedy: str
@@ -62,37 +59,37 @@ HF_FOLDER = Source(
 TIMM_FOLDER = Source("folder", "; save one with timm.models.save_for_hf", folder=True)
 
 KINDS: dict[str, Kind] = {
-    "torch": Kind(local_options.TorchOptions, f"{LOCAL}.pytorch:load_torch", WEIGHTS),
-    "v2": Kind(V2Options, "dfme.teachers.open_inference.client:connect_v2", check=SERVICE),
-    "tf-serving": Kind(TfServingOptions, JSON_LOADER, ADAPTER, JSON_FILE),
-    "hf-api": Kind(HfApiOptions, JSON_LOADER, ADAPTER, JSON_FILE),
-    "json": Kind(JsonOptions, JSON_LOADER, ADAPTER, JSON_FILE),
-    "onnx": Kind(local_options.OnnxOptions, f"{LOCAL}.onnx_runtime:load_onnx", ONNX),
-    "pt2": Kind(local_options.Pt2Options, f"{LOCAL}.exported:load_pt2", PROGRAM, TRUSTED),
+    "torch": Kind(of_kind.TorchOptions, f"{LOCAL}.pytorch:load_torch", WEIGHTS),
+    "v2": Kind(of_kind.V2Options, "dfme.teachers.open_inference.client:connect_v2", check=SERVICE),
+    "tf-serving": Kind(of_kind.TfServingOptions, JSON_LOADER, ADAPTER, JSON_FILE),
+    "hf-api": Kind(of_kind.HfApiOptions, JSON_LOADER, ADAPTER, JSON_FILE),
+    "json": Kind(of_kind.JsonOptions, JSON_LOADER, ADAPTER, JSON_FILE),
+    "onnx": Kind(of_kind.OnnxOptions, f"{LOCAL}.onnx_runtime:load_onnx", ONNX),
+    "pt2": Kind(of_kind.Pt2Options, f"{LOCAL}.exported:load_pt2", PROGRAM, TRUSTED),
     "torchscript": Kind(
-        local_options.TorchScriptOptions, f"{LOCAL}.exported:load_torchscript", ARCHIVE, TRUSTED
+        of_kind.TorchScriptOptions, f"{LOCAL}.exported:load_torchscript", ARCHIVE, TRUSTED
     ),
-    "hf": Kind(
-        local_options.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER
-    ),
-    "timm": Kind(local_options.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
+    "hf": Kind(of_kind.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER),
+    "timm": Kind(of_kind.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
 }
 
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     """Check a teacher without torch: defences, watch, and the options of a built-in kind.
 
-    What a run is to say first, if anything. May raise UserError.
+    Returns the line that a run prints first, empty if there is none. May raise UserError.
     """
-    local = config.kind not in KINDS or KINDS[config.kind].is_local
-    check_defences(config, local)
+    kind = KINDS.get(config.kind)
+    local = kind is None or kind.is_local
+    if config.defences:
+        from dfme.teachers.defences import check_defences
+
+        check_defences(config, local)
     if problems := [*_watch_problems(config, local)]:
         raise UserError("; ".join(problems))
-    check = KINDS[config.kind].check if config.kind in KINDS else None
-    if check is None:
+    if kind is None or kind.check is None:
         return ""
-    said: str | None = resolve_name(check)(config, options)
-    return said or ""
+    return resolve_name(kind.check)(config, options) or ""
 
 
 def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:

@@ -15,16 +15,13 @@ from dfme.config.defences import parse_defences
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.data.safe_names import require_text
+from dfme.data.class_names import require_text
 from dfme.errors import UserError
 from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS, check_teacher
-from dfme.teachers.custom import accepts, make_custom, wrap_callable
-from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.watch.watch import Watch
 
 LOGGER = logging.getLogger("dfme")
 
@@ -81,8 +78,14 @@ def _as_configured(
     cut = teacher.label_mode.kind == "logits" and not logits
     default = LabelMode("probabilities") if cut else teacher.label_mode
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
+    if not (config.defences or config.watch or recorded):
+        return restrict(teacher, mode)
+    from dfme.teachers.defences.wrapper import Defended
+
     watching = None
     if config.watch or recorded:
+        from dfme.teachers.watch.watch import Watch
+
         watching = partial(
             Watch,
             names=config.watch,
@@ -90,8 +93,6 @@ def _as_configured(
             on_alarm=config.on_alarm,
             recorded=recorded,
         )
-    if not (config.defences or watching):
-        return restrict(teacher, mode)
     return Defended(teacher, parse_defences(config.defences), mode, watching)
 
 
@@ -105,14 +106,21 @@ def _custom(
     """A teacher from ``module:name``, or ``own``. Parameters named like a common key receive and
     give it.
     """
+    from dfme.teachers.custom import accepts, make_custom, wrap_callable
+
     common = {
         f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "kind"
     }
-    known = {name: value for name, value in common.items() if value is not None}
-    passed = {name: known[name] for name in known if own is None and accepts(config.kind, name)}
-    given = {**passed, **options}
+    passed = {
+        name: value
+        for name, value in common.items()
+        if own is None and value is not None and accepts(config.kind, name)
+    }
+    arguments = {**passed, **options}
     described = {
-        name: given.get(name, value) for name, value in common.items() if name not in NOT_DESCRIBING
+        name: arguments.get(name, value)
+        for name, value in common.items()
+        if name not in NOT_DESCRIBING
     }
     wrapped = bool(config.defences or config.watch or recorded or meter)
     if wrapped:  # the label mode is cut after them
@@ -120,9 +128,9 @@ def _custom(
         described["label_mode"] = "logits" if config.label_mode == "logits" else None
     if own is None:
         with defaults_kept(f"--teacher {config.kind}", UserError):
-            own = make_custom(config.kind, given)
+            own = make_custom(config.kind, arguments)
     teacher = wrap_callable(own, **described)
-    if (config.mean, config.std) != (None, None) and "mean" not in given:
+    if (config.mean, config.std) != (None, None) and "mean" not in arguments:
         teacher = _Normalised(teacher, config)
     teacher = meter(teacher) if meter else teacher
     return _as_configured(teacher, config, recorded, not config.defences) if wrapped else teacher

@@ -29,10 +29,10 @@ STATED = ("spec", "shape", "bounds", "levels", "num_classes", "label_mode")
 
 
 class Uncharged:
-    """Images that a teacher of one's own is asked outside a ledger's charges: of a watch, or shown
-    again.
+    """Counts images that a custom teacher is asked outside a ledger's charges (by a watch, or
+    again).
 
-    Their numbers wait for a ledger, which from then on hears of each request before it is made.
+    The counts wait for a ledger, which from then on is told of each request before it is made.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class CustomTeacher:
         return self._read(self._ask(images, key))
 
     def close(self) -> None:
-        """Do nothing: who made the connection closes it."""
+        """Do nothing: the maker of the connection closes it."""
 
     def _answering(self, call: Callable[[Tensor], Any] | None) -> CustomTeacher | None:
         """The same teacher with the answers of ``call``."""
@@ -123,33 +123,33 @@ class CustomTeacher:
         return classes
 
 
-def complete(own: Any, max_batch: int | None = None) -> TeacherInfo:
+def complete(thing: Any, max_batch: int | None = None) -> TeacherInfo:
     """Facts of a user's object: its ``info``, or single attributes; ``wire`` or ``ask`` make it a
     service.
     """
-    info = getattr(own, "info", None)
+    info = getattr(thing, "info", None)
     if not isinstance(info, TeacherInfo):
-        device = getattr(own, "device", None)
-        if device is None and isinstance(own, nn.Module):
-            device = next((parameter.device for parameter in own.parameters()), None)
-        names = getattr(own, "class_names", None)
+        device = getattr(thing, "device", None)
+        if device is None and isinstance(thing, nn.Module):
+            device = next((parameter.device for parameter in thing.parameters()), None)
+        names = getattr(thing, "class_names", None)
         info = TeacherInfo(
             str(torch.device(device or "cpu")),
-            getattr(own, "max_batch", None),
+            getattr(thing, "max_batch", None),
             tuple(names) if isinstance(names, list | tuple) else None,
-            remote=_remote(own),
+            remote=_remote(thing),
         )
     return info if info.max_batch is not None else replace(info, max_batch=max_batch)
 
 
-def _remote(own: Any) -> Any:
+def _remote(thing: Any) -> Any:
     """A user's service, which is called where it has no ``ask``; None for another teacher."""
-    wire = getattr(own, "wire", None)
-    ask = getattr(own, "ask", None)
+    wire = getattr(thing, "wire", None)
+    ask = getattr(thing, "ask", None)
     if wire is None and ask is None:
         return None
     return SimpleNamespace(
-        wire=wire or RequestPolicy(), ask=ask or (lambda images, key: own(images))
+        wire=wire or RequestPolicy(), ask=ask or (lambda images, key: thing(images))
     )
 
 
@@ -215,11 +215,8 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:
-        hint = (
-            ""
-            if isinstance(make, type)
-            else " (a function named here makes the teacher, it is none)"
-        )
+        is_class = isinstance(make, type)
+        hint = "" if is_class else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
         raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
     with blaming(f"--teacher {target}: could not be made", UserError):
@@ -231,19 +228,21 @@ def accepts(target: str, name: str) -> bool:
     return name in inspect.signature(find_target(target)).parameters
 
 
-def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
+def _given_once(name: str, example: str, argument: Any, attribute: Any) -> Any:
     """A value that must be given once, or twice the same."""
-    given = tuple(given) if isinstance(given, list | tuple) else given
-    stated = tuple(stated) if isinstance(stated, list | tuple) else stated
+    argument = tuple(argument) if isinstance(argument, list | tuple) else argument
+    attribute = tuple(attribute) if isinstance(attribute, list | tuple) else attribute
     flag = name.replace("_", "-")
-    if given is None and stated is None:
+    if argument is None and attribute is None:
         raise UserError(
             f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = "
             f"{example}"
         )
-    if given is not None and stated is not None and given != stated:
-        raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")
-    return given if stated is None else stated
+    if argument is not None and attribute is not None and argument != attribute:
+        raise UserError(
+            f"--teacher.{flag}: got {argument}, but the teacher itself says {attribute}"
+        )
+    return argument if attribute is None else attribute
 
 
 def _require_logits(scores_BK: Tensor) -> None:
@@ -263,15 +262,10 @@ def _require_probability(scores: Tensor) -> None:
     """
     low, high = (float(value) for value in scores.aminmax())
     if low < -NEGATIVE or high > 1 + NEGATIVE:
-        percent = (
-            "if these are percentages, divide them by 100; "
-            if low >= -NEGATIVE and high <= 100
-            else ""
-        )
+        percent = "if these are percentages, divide them by 100; "
+        hint = percent if low >= -NEGATIVE and high <= 100 else ""
         raise TeacherError(
             "teacher: expected one probability per image, that of class 1, got values from "
-            f"{low:.4g} to "
-            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode "
-            "logits, or "
-            "give the teacher an attribute label_mode = 'logits'"
+            f"{low:.4g} to {high:.4g}; {hint}if these are logits, start a new run with "
+            "--teacher.label-mode logits, or give the teacher an attribute label_mode = 'logits'"
         )

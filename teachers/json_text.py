@@ -1,8 +1,8 @@
 """Large documents of JSON, read in a way that lets other threads work meanwhile.
 
-Python's reader holds the interpreter until it is done: 1.4 to 5 s for 60 MB of numbers. It lets it
-go where it calls a function of Python's own, which is what it does here for each number and each
-object. What it reads without such a call is bounded in a document that a stranger sends
+Python's reader holds the interpreter lock until it is done: 1.4 to 5 s for 60 MB of numbers. It
+releases the lock when it calls a Python function, which it does here for each number and each
+object. What it reads without such a call is limited in a document from a client
 (``require_numbers``).
 """
 
@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The HTTP header that says how long the JSON at the start of a body is, where raw bytes follow."""
+
 LARGE = 2**20  # bytes; a smaller document takes some milliseconds
-PIECE = 2**20  # bytes that are looked at without letting go
+PIECE = 2**20  # bytes that are searched without releasing the lock
 FILLERS = (b'"', b"null", b"true", b"false", b"[]")
-MAX_FILLERS = 2**20  # texts, nulls and the like in a large document
+MAX_FILLERS = 2**20  # texts, nulls and empty lists in a large document
 MAX_LISTS = 2**22
 MAX_DIGITS = 1_000  # characters of a number
 
@@ -50,7 +53,7 @@ def require_numbers(body: bytes) -> None:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """The garbage collector would look through all lists again and again, and stop all else."""
+    """Without it: the garbage collector would walk all lists again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

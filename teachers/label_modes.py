@@ -17,26 +17,23 @@ from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 
 
-def reveal(scores_BK: Tensor, given: LabelMode, wanted: LabelMode) -> Tensor:
-    """Cut an answer of the form ``given`` to what ``wanted`` reveals.
+def reveal(scores_BK: Tensor, mode: LabelMode, wanted: LabelMode) -> Tensor:
+    """Cut an answer of the form ``mode`` to what ``wanted`` reveals.
 
     Probabilities are the softmax of logits. Under top_k the classes not revealed are NaN: unknown,
     not zero. The k revealed are chosen before softmax and rounding, which make more scores equal.
     Labels are int64. Among equal scores the first classes win, in every mode. An image whose scores
     are NaN, though all should be known, has the label ``NO_LABEL``, which no oracle takes.
     """
-    if given == wanted:
+    if mode == wanted:
         return scores_BK
     if wanted.kind == "label":
-        labels_B = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(
-            1
-        )
-        return (
-            labels_B
-            if given.kind == "top_k"
-            else labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
-        )
-    p_BK = scores_BK.float().softmax(1) if given.kind == "logits" else scores_BK
+        known_BK = scores_BK.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        labels_B = known_BK.argmax(1)
+        if mode.kind == "top_k":
+            return labels_B
+        return labels_B.masked_fill(scores_BK.isnan().any(1), NO_LABEL)
+    p_BK = scores_BK.float().softmax(1) if mode.kind == "logits" else scores_BK
     answer_BK = p_BK if wanted.decimals is None else p_BK.round(decimals=wanted.decimals)
     if wanted.k is None:
         return answer_BK
@@ -122,10 +119,10 @@ class Restricted(Wrapper):
         return self._cut(scores_BK)
 
     def _cut(self, scores_BK: Tensor) -> Tensor:
-        given = self._teacher.label_mode
+        mode = self._teacher.label_mode
         wanted = self.label_mode
-        as_it_is = self.info.remote and given.kind != "logits" and wanted.kind != "label"
-        return scores_BK if scores_BK.ndim == 1 or as_it_is else reveal(scores_BK, given, wanted)
+        as_it_is = self.info.remote and mode.kind != "logits" and wanted.kind != "label"
+        return scores_BK if scores_BK.ndim == 1 or as_it_is else reveal(scores_BK, mode, wanted)
 
 
 def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
@@ -135,9 +132,9 @@ def restrict(teacher: Teacher, mode: LabelMode) -> Teacher:
     return teacher if teacher.label_mode == mode else Restricted(teacher, mode)
 
 
-def _reveals_less(given: LabelMode, wanted: LabelMode) -> bool:
-    """True if ``wanted`` can be computed from ``given`` without knowing more."""
-    fewer_decimals = (wanted.decimals or math.inf) <= (given.decimals or math.inf)
-    fewer_classes = (wanted.k or math.inf) <= (given.k or math.inf)
-    kind_tells_less = LABEL_KINDS.index(wanted.kind) >= LABEL_KINDS.index(given.kind)
+def _reveals_less(mode: LabelMode, wanted: LabelMode) -> bool:
+    """True if ``wanted`` can be computed from ``mode`` without knowing more."""
+    fewer_decimals = (wanted.decimals or math.inf) <= (mode.decimals or math.inf)
+    fewer_classes = (wanted.k or math.inf) <= (mode.k or math.inf)
+    kind_tells_less = LABEL_KINDS.index(wanted.kind) >= LABEL_KINDS.index(mode.kind)
     return wanted.kind == "label" or (kind_tells_less and fewer_decimals and fewer_classes)

@@ -57,7 +57,7 @@ def run(words: Sequence[str]) -> int:
     asked.finish()
     owner_side.check_teacher(teacher, kind_options)
     from dfme.cli.preflight import examine
-    from dfme.report.notes import Notes
+    from dfme.report.terminal import Notes
 
     made = owner_side.make(teacher, kind_options, config.device)
     with Notes(partial(print, file=sys.stderr, flush=True)) as tell:

@@ -14,8 +14,7 @@ from dfme.config.fields import CONFIG, Device
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.methods import METHODS
 from dfme.owner_side import check_teacher
-from dfme.report.notes import Notes
-from dfme.report.terminal import aligned
+from dfme.report.terminal import Notes, aligned
 from dfme.run.checks import evaluation_problems, file_problems
 
 

@@ -12,10 +12,9 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.report.classified import baselines
+from dfme.report.classified import Training, baselines
 from dfme.report.metrics import read_metrics
 from dfme.report.summary_file import AGREEMENTS, NO_LABELS
-from dfme.report.training import Training
 from dfme.report.verdict import warnings
 from dfme.run.build import build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, examination_of, under_defences

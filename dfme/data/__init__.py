@@ -10,14 +10,14 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from dfme.config.messages import did_you_mean
-from dfme.data.array_names import has_train_arrays
+from dfme.data.class_names import require_names
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
-from dfme.data.layout import layout_of
-from dfme.data.safe_names import require_names
 from dfme.errors import UserError
 from dfme.spec import Shape
 
 __all__ = ["DATASETS", "DRAWN", "HALVES", "ImageSet", "check_dataset", "load_dataset", "whole_name"]
+
+TORCHVISION = "dfme.data.torchvision_sets:load"
 
 # name -> "module:loader"; a loader takes a DatasetRequest. Any other name is that of a folder or an
 # .npz file.
@@ -25,11 +25,11 @@ DATASETS: dict[str, str] = {
     "digits": "dfme.data.digits:load",
     "shapes": "dfme.data.shapes:load",
     "letters": "dfme.data.letters:load",
-    "mnist": "dfme.data.torchvision_sets:load",
-    "fashion_mnist": "dfme.data.torchvision_sets:load",
-    "cifar10": "dfme.data.torchvision_sets:load",
-    "cifar100": "dfme.data.torchvision_sets:load",
-    "svhn": "dfme.data.torchvision_sets:load",
+    "mnist": TORCHVISION,
+    "fashion_mnist": TORCHVISION,
+    "cifar10": TORCHVISION,
+    "cifar100": TORCHVISION,
+    "svhn": TORCHVISION,
 }
 DRAWN = ("shapes", "letters")  # by a program, at any size
 FROM_DISK = "dfme.data.folder:load"
@@ -47,10 +47,14 @@ def has_train_part(name: str) -> bool:
     """True unless a folder or an .npz file has no labelled part to train with; opens no image."""
     path = Path(os.path.expanduser(name))
     if path.suffix == ".npz":
+        from dfme.data.array_names import has_train_arrays
+
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             return has_train_arrays([name.removesuffix(".npy") for name in archive.namelist()])
     if name in DATASETS or not path.is_dir():
         return name in DATASETS
+    from dfme.data.layout import layout_of
+
     layout = layout_of(path)
     return layout.train is not None and bool(layout.classes)
 
@@ -64,16 +68,18 @@ def check_dataset(
     """
     name = whole_name(name)
     if name in DATASETS:
-        if not download:
+        if not download and DATASETS[name] == TORCHVISION:
             from dfme.data.torchvision_sets import check_files
 
             check_files(name, root, download_flag)
         return
     path = Path(os.path.expanduser(name))
     if name.startswith(HANDED_OVER):
-        return  # whoever handed them over has them
+        return  # the caller has them
     require_names([name], "data set")
     if name and os.path.isdir(path) and path.suffix != ".npz":
+        from dfme.data.layout import layout_of
+
         layout_of(path)  # which refuses what can be read in two ways
         return
     if path.suffix == ".npz" and os.path.isfile(path):
@@ -111,11 +117,10 @@ def load_dataset(
 
     Drawn ones are made at that size and a folder's images are resized to it; UserError for another
     set whose own size differs, and for missing or unreadable files. ``lazy``: a folder's pictures
-    are read, and found to be readable, when they are looked at (``ImageSet.batch``). A half is that
-    of the test part.
+    are read, and checked, when they are used (``ImageSet.batch``). A half is that of the test part.
     """
-    asked = name
-    name = whole_name(asked)
+    half = name.removeprefix(whole_name(name))
+    name = whole_name(name)
     check_dataset(name, root, download=download, download_flag=download_flag)
     if name.startswith(HANDED_OVER) and handed_over is None:
         raise UserError(
@@ -126,7 +131,6 @@ def load_dataset(
         DatasetRequest(name, split, shape, root, download, download_flag, lazy)
     )
     if shape is not None and images.shape != tuple(shape):
-        found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
-        raise UserError(f"data set {name}: its images are {found}, but {wanted} was asked for")
-    half = asked.removeprefix(name)
+        size, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))
+        raise UserError(f"data set {name}: its images are {size}, but {wanted} was asked for")
     return images.half(half == HALVES[1], half) if half and split == "test" else images

@@ -1,4 +1,4 @@
-"""Images of one's own as arrays: an .npz file, or tensors that are handed over in Python."""
+"""The user's images as arrays: an .npz file, or tensors that are handed over in Python."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.data.array_names import ARRAYS, image_arrays, names_of
+from dfme.data.class_names import listed, shown
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
-from dfme.data.safe_names import listed, shown
 from dfme.data.whites import scale_notes
 from dfme.errors import UserError
 from dfme.files import read_npz
@@ -127,7 +127,7 @@ def _numbers(labels: NDArray[Any], images: int, where: str) -> NDArray[np.int64]
     """A class for each image: whole numbers of any type, in a column of their own, or as one-hot
     rows.
     """
-    given = labels
+    original = labels
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2 and labels.dtype.kind in "iufb" and _is_one_hot(labels):
@@ -137,7 +137,7 @@ def _numbers(labels: NDArray[Any], images: int, where: str) -> NDArray[np.int64]
     fit = labels.shape == (images,) and labels.dtype.kind in "iub" and len(labels)
     if not fit or labels.min() < 0 or labels.max() >= MAX_CLASSES:
         wanted = f"{images} labels, whole numbers from 0 to below {MAX_CLASSES:,}"
-        raise UserError(f"{where}: expected {wanted}, got {given.dtype} {given.shape}")
+        raise UserError(f"{where}: expected {wanted}, got {original.dtype} {original.shape}")
     return labels.astype(np.int64)
 
 
@@ -175,14 +175,14 @@ def _image_tensor(
             "by 255, or "
             "save them as floating-point numbers within 0 and 1"
         )
-    kept = pixels.astype(np.float32) if floating else pixels
-    return torch.from_numpy(np.ascontiguousarray(kept)), scale_notes(pixels, where)
+    values = pixels.astype(np.float32) if floating else pixels
+    return torch.from_numpy(np.ascontiguousarray(values)), scale_notes(pixels, where)
 
 
 def _in_bytes(pixels: NDArray[Any]) -> NDArray[Any]:
     """Pixels of the types that whole numbers have by default as uint8, if they are surely such."""
-    whole = pixels.dtype.kind in "iu" and pixels.dtype.itemsize >= 4
-    if whole and pixels.size and pixels.min() >= 0 and 1 < pixels.max() <= 255:
+    is_wide = pixels.dtype.kind in "iu" and pixels.dtype.itemsize >= 4
+    if is_wide and pixels.size and pixels.min() >= 0 and 1 < pixels.max() <= 255:
         return pixels.astype(np.uint8)
     return pixels
 

@@ -1,27 +1,80 @@
-"""The names of classes: read from an option, and a data set's labels put in the order of the
-teacher's.
+"""Names of classes and files: shown on one line, refused where files and pages cannot hold them,
+read from an option; and a data set's labels put in the order of the teacher's.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dfme.config.messages import printable
 from dfme.data.images import ImageSet
-from dfme.data.safe_names import require_text
 from dfme.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_BYTES = 4_000_000
-SHOWN = 8  # names in a message
+SHOWN = 8  # names of classes in a message
+LISTED = 6  # names of files and folders in a message
+
+BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Letters that reverse the text around them."""
+
+
+def shown(name: str) -> str:
+    """A name for a message, on one line, without letters that move a cursor."""
+    plain = printable(name)
+    return plain if len(plain) <= 80 else f"{plain[:60]}...{plain[-15:]}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message, of many the first."""
+    every = [*names]
+    more = f" and {len(every) - LISTED:,} more" if len(every) > LISTED else ""
+    return ", ".join(map(shown, every[:LISTED])) + more
+
+
+def require_names(names: Sequence[str], where: str) -> None:
+    """UserError for a name of a class that files and pages cannot hold.
+
+    They end up in JSON, YAML and HTML, which are written after everything is paid for.
+    """
+    for name in names:
+        if problem := _problem_of(name):
+            raise UserError(f"{where}: the name {shown(name)!r} {problem}; give it another name")
+
+
+def require_text(names: Iterable[object], where: str) -> None:
+    """UserError for a class name of a teacher that is not UTF-8; all else is made plain when it is
+    shown.
+    """
+    for name in names:
+        if isinstance(name, str) and not _is_utf8(name):
+            raise UserError(f"{where}: the name {shown(name)!r} is not UTF-8; give it another name")
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _problem_of(name: str) -> str:
+    if not _is_utf8(name):
+        return "is not UTF-8"
+    kinds = {unicodedata.category(letter) for letter in name}
+    if kinds & {"Cc", "Zl", "Zp"}:
+        return "has a line break or another control character"
+    return "has a letter that reverses text" if BIDIRECTIONAL & {*name} else ""
 
 
 def numbered(
@@ -41,10 +94,10 @@ def numbered(
     where these and their order say different things. A note is added where the folder has fewer
     classes than the teacher.
     """
-    own = data.class_names
+    ours = data.class_names
     names = _telling(announced, num_classes)
     if data.num_classes > num_classes:
-        from_one = data.labels is not None and not own and data.num_classes == num_classes + 1
+        from_one = data.labels is not None and not ours and data.num_classes == num_classes + 1
         first = (
             " (its labels begin at 1; subtract 1)"
             if from_one and int(data.required_labels.min())
@@ -52,26 +105,27 @@ def numbered(
         )
         raise UserError(
             f"--evaluation.dataset: {data.name} has {data.num_classes} "
-            f"classes{_list(surprising(own, names))}"
+            f"classes{_list(surprising(ours, names))}"
             f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set "
             "the teacher "
             "was made for"
         )
     chosen = names if given is None else read_names(given, "--evaluation.classes")
-    if chosen is None or (given is None and not own):
+    if chosen is None or (given is None and not ours):
         return _by_position(data, num_classes, announced) if folder else data
     ordered = in_order(data, chosen)
-    if given is not None and (ordered is None or len(chosen) not in (len(own), num_classes)):
+    if given is not None and (ordered is None or len(chosen) not in (len(ours), num_classes)):
         raise UserError(
             f"--evaluation.classes: expected each class of {data.name} once"
-            f"{_list(surprising(own, chosen)) or ', which names none'}, got "
-            f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
+            f"{_list(surprising(ours, chosen)) or ', which names none'}, got "
+            f"{shown_names(chosen)}{_odd('left out', ours, chosen)}"
+            f"{_odd('not there', chosen, ours)}"
         )
     if ordered is None and folder:
         raise UserError(
             f"--evaluation.dataset: the classes of {data.name} are "
-            f"{shown_names(surprising(own, chosen))}, "
-            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', own, chosen)}; "
+            f"{shown_names(surprising(ours, chosen))}, "
+            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', ours, chosen)}; "
             "name the "
             "folders as the teacher does, or give --evaluation.classes: the folders' names in the "
             "teacher's "
@@ -85,20 +139,22 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
 
     UserError where the names are numbers that say something else. A note tells of fewer classes.
     """
-    own = data.class_names
-    if not own:
+    names = data.class_names
+    if not names:
         return data
-    if all(re.fullmatch(r"[0-9]{1,9}", name) for name in own):
-        values = [int(name) for name in own]
-        places = list(range(len(own)))
+    if all(re.fullmatch(r"[0-9]{1,9}", name) for name in names):
+        values = [int(name) for name in names]
+        places = list(range(len(names)))
         by_number = (
-            values if max(values) < num_classes else [sorted(values).index(each) for each in values]
+            values
+            if max(values) < num_classes
+            else [sorted(values).index(value) for value in values]
         )
         if len(set(values)) == len(values) and by_number != places:
             return _by_number(data, by_number, num_classes, announced)
-    if len(own) < num_classes:
+    if len(names) < num_classes:
         data.notes.append(
-            f"its {len(own)} class folders ({shown_names(own)}) are taken for the first of the "
+            f"its {len(names)} class folders ({shown_names(names)}) are taken for the first of the "
             "teacher's "
             f"{num_classes} classes; if they are others, give all names in the teacher's order by "
             "--evaluation.classes"
@@ -114,14 +170,14 @@ def _by_number(
     """
     import torch
 
-    own = data.class_names
+    labels = data.class_names
     if announced is not None and len(announced) == num_classes and max(by_number) < num_classes:
         names = tuple(map(str, range(num_classes)))
         order = torch.tensor(by_number)
         return replace(data, labels=order[data.required_labels], class_names=names)
     raise UserError(
         f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
-        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by "
+        f"{shown_names(labels)}: nothing says whether the teacher counts them in this order or by "
         "their "
         "values; give --evaluation.classes, all of the teacher's classes in its order, as "
         "0,1,2,... or in "
@@ -135,11 +191,11 @@ def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
     """
     if len(names) <= SHOWN:
         return list(names)
-    known = None if others is None else set(map(_plain, others))
+    familiar = None if others is None else set(map(_plain, others))
     forms = Counter(map(_form, names))
 
     def rank(name: str) -> tuple[bool, int]:
-        return known is None or _plain(name) in known, forms[_form(name)]
+        return familiar is None or _plain(name) in familiar, forms[_form(name)]
 
     return sorted(names, key=rank)
 
@@ -167,13 +223,13 @@ def in_order(data: ImageSet, names: Sequence[str]) -> ImageSet | None:
     )
 
 
-def order_of(classes: int, own: Sequence[str], names: Sequence[str]) -> Tensor:
-    """Places (classes,) among ``names`` of a net's classes ``own``; their own where these are
+def order_of(classes: int, ours: Sequence[str], names: Sequence[str]) -> Tensor:
+    """Places (classes,) among ``names`` of a net's classes ``ours``; their own where these are
     others.
     """
     import torch
 
-    data = ImageSet("", torch.empty(classes, 1, 1, 1), torch.arange(classes), tuple(own))
+    data = ImageSet("", torch.empty(classes, 1, 1, 1), torch.arange(classes), tuple(ours))
     return (in_order(data, names) or data).required_labels
 
 
@@ -195,8 +251,8 @@ def _list(names: Sequence[str] | None) -> str:
 
 def _odd(what: str, names: Sequence[str], others: Sequence[str]) -> str:
     """Which of the names are none of the others."""
-    known = set(map(_plain, others))
-    odd = [name for name in names if _plain(name) not in known]
+    familiar = set(map(_plain, others))
+    odd = [name for name in names if _plain(name) not in familiar]
     return f"; {what}: {shown_names(odd)}" if odd else ""
 
 
@@ -211,16 +267,16 @@ def _plain(name: str) -> str:
 
 
 def read_names(
-    given: Sequence[str] | str, option: str, folder: Path | None = None
+    names_or_text: Sequence[str] | str, option: str, folder: Path | None = None
 ) -> tuple[str, ...]:
     """Class names from a list, a comma-separated text or a text file; UserError names ``option``.
 
     ``folder``: where a file has to lie, at any depth; None: anywhere.
     """
     names = (
-        _from_text(given, option, folder)
-        if isinstance(given, str)
-        else [str(name).strip() for name in given]
+        _from_text(names_or_text, option, folder)
+        if isinstance(names_or_text, str)
+        else [str(name).strip() for name in names_or_text]
     )
     require_text(names, option)
     if len(names) < 2:

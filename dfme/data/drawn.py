@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfme.data.images import DatasetRequest, ImageSet
+from dfme.data.images import SMALLEST, DatasetRequest, ImageSet
 from dfme.errors import UserError
 
 SUBPIXELS = 4  # per side: an edge takes 17 values of coverage
-SMALLEST = 8  # pixels of a side
 CHUNK = 1 << 22  # points worked on at once
 
 Inside = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]

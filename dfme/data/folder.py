@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.data import arrays
+from dfme.data.class_names import listed
 from dfme.data.images import DatasetRequest, ImageSet
 from dfme.data.layout import (
     OTHER_PICTURES,
@@ -20,7 +21,6 @@ from dfme.data.layout import (
     layout_of,
 )
 from dfme.data.pictures import PictureReader, shape_of
-from dfme.data.safe_names import listed
 from dfme.data.twins import twin_notes
 from dfme.data.whites import picture_notes
 from dfme.errors import UserError
@@ -97,8 +97,8 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     notes += picture_notes(files, f"data set {part}")
     hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     numbers: Tensor | None = torch.tensor(labels) if classes else None
-    whole = ImageSet(path.name, hollow, numbers, classes, read, notes)
-    return whole if request.lazy else replace(whole, images=read(slice(None)), read=None)
+    data = ImageSet(path.name, hollow, numbers, classes, read, notes)
+    return data if request.lazy else replace(data, images=read(slice(None)), read=None)
 
 
 def _labelled(
@@ -125,7 +125,7 @@ def _labelled(
 
 
 def _without_papers(below: dict[str, Listing], notes: list[str]) -> dict[str, Listing]:
-    """The class folders without those that hold files and not one picture, which a note names."""
+    """The class folders without those that hold files but no picture, which a note names."""
     papers = [name for name, listing in below.items() if listing.others and not listing.pictures]
     if papers and len(papers) < len(below):
         unread = [name for name in papers if _pictures_unread(below[name])]

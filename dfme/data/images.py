@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "test"]
 
+SMALLEST = 8  # pixels of a side of a drawn image
+
 HANDED_OVER = "tensors:"
 """What the name of images begins with that were handed over in Python; their digest follows."""
 
@@ -24,7 +26,7 @@ class DatasetRequest:
     """Request to a loader. ``download_flag`` is the flag to name when files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as
-    they are. ``lazy``: pictures may stay in their files until they are looked at.
+    they are. ``lazy``: pictures may stay in their files until they are used.
     """
 
     name: str
@@ -40,11 +42,11 @@ class DatasetRequest:
 class ImageSet:
     """Images (N, C, H, W), uint8 or float32 within [0, 1]; ``labels`` (N,) int64 or None.
 
-    ``class_names`` are in the order of the labels; none where labels are mere numbers. ``read``,
-    where there is one, gives those at an index each time that they are looked at, and ``images``
-    say no more than their shape. ``notes`` are lines for people about how the images were read;
-    pictures that are still in their files add to them when they are looked at. ``digest``: SHA-256
-    of images and labels, where somebody asked for it (``digested``).
+    ``class_names`` are in the order of the labels; empty where labels are mere numbers. ``read``,
+    if there is one, reads the images at an index each time they are used, and ``images`` then has
+    their shape alone. ``notes`` are lines for people about how the images were read; pictures that
+    are still in their files add to them when they are used. ``digest``: SHA-256 of images and
+    labels, after ``digested``.
     """
 
     name: str
@@ -86,9 +88,7 @@ class ImageSet:
         return images_BCHW.float().div_(255)
 
     def digested(self) -> ImageSet:
-        """The same with a digest of images, labels and class names; every image is looked at
-        once.
-        """
+        """The same with a digest of images, labels and class names; every image is read once."""
         code = sha256(repr((len(self), self.shape)).encode())
         for x_BCHW in self.split(ImageSpec(self.shape).at_once(CHUNK)):
             code.update(x_BCHW.contiguous().numpy().data)
@@ -121,18 +121,18 @@ class ImageSet:
         pixels = [
             at if read else blake2b(self.images[at].numpy().tobytes()).digest() for at in places
         ]
-        taken = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
-        found = self.at([at for at in places if (pixels[at] in taken) == second])
-        return replace(found, name=f"{self.name}{ending}")
+        second_half = {*list(dict.fromkeys(pixels[at] for at in order_N.tolist()))[1::2]}
+        half = self.at([at for at in places if (pixels[at] in second_half) == second])
+        return replace(half, name=f"{self.name}{ending}")
 
     def at(self, picked: list[int]) -> ImageSet:
         """The images at these places."""
         import torch
 
         labels = None if self.labels is None else self.labels[picked]
-        own = self.read
+        read_file = self.read
         picked_M = torch.tensor(picked, dtype=torch.int64)
-        read = None if own is None else lambda index: own(picked_M[index])
+        read = None if read_file is None else lambda index: read_file(picked_M[index])
         return replace(self, images=self.images[picked], labels=labels, read=read)
 
     def split(self, count: int) -> Iterator[Tensor]:
@@ -160,7 +160,7 @@ def fitted(images_NCHW: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
     result = images_NCHW.new_empty(len(images_NCHW), *shape)
     channels, height, width = images_NCHW.shape[1:]
-    chunk = min(ImageSpec(each).at_once(CHUNK) for each in ((channels, height, width), shape))
+    chunk = min(ImageSpec(size).at_once(CHUNK) for size in ((channels, height, width), shape))
     for source, target in zip(images_NCHW.split(chunk), result.split(chunk), strict=True):
         floats = _recoloured(source.float(), shape[0])
         if floats.shape[2:] != shape[1:]:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from dfme.data.safe_names import listed, require_names, shown
+from dfme.data.class_names import listed, require_names, shown
 from dfme.errors import UserError
 
 SUFFIXES = frozenset(
@@ -201,18 +201,18 @@ def files_below(folder: Path) -> Listing:
 
     UserError for a folder that cannot be read, and for a picture that is a link to nothing.
     """
-    found = Listing()
+    listing = Listing()
     if folder.is_dir():
         for entry in _walk(folder):
             is_picture = Path(entry.name).suffix.lower() in SUFFIXES
             if entry.is_file():
-                (found.pictures if is_picture else found.others).append(Path(entry.path))
+                (listing.pictures if is_picture else listing.others).append(Path(entry.path))
             elif is_picture and entry.is_symlink():
                 raise UserError(f"data set: {shown(entry.path)} is a link to nothing; remove it")
     # by name, so that a run is equal on every file system
-    found.pictures.sort()
-    found.others.sort()
-    return found
+    listing.pictures.sort()
+    listing.others.sort()
+    return listing
 
 
 def holds_pictures(folder: Path) -> bool:
@@ -272,11 +272,11 @@ def entered(folder: Path) -> Path:
     return folder
 
 
-def _is_part(name: str, of: Path) -> bool:
+def _is_part(name: str, parent: Path) -> bool:
     """True if a folder inside another one has the name of a part, unless both have the same
     name.
     """
-    return name.casefold() in PART_NAMES and name.casefold() != of.name.casefold()
+    return name.casefold() in PART_NAMES and name.casefold() != parent.name.casefold()
 
 
 def _parts(folder: Path, names: Sequence[str]) -> dict[Role, list[Path]]:
@@ -329,9 +329,11 @@ def _role_of(name: str) -> Role | None:
 
 def _shares(name: str, inside: Mapping[str, set[str]]) -> bool:
     """True if another folder holds at least half of the folders that this one does."""
-    own = inside[name]
+    classes_here = inside[name]
     return any(
-        2 * len(own & classes) >= len(own) for other, classes in inside.items() if other != name
+        2 * len(classes_here & classes) >= len(classes_here)
+        for other, classes in inside.items()
+        if other != name
     )
 
 
@@ -352,12 +354,12 @@ def _has_loose(folder: Path) -> bool:
 def _entries(place: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(place) as entries:
-            kept = [entry for entry in entries if not is_litter(entry.name)]
+            plain = [entry for entry in entries if not is_litter(entry.name)]
     except OSError as error:
         raise UserError(
             f"data set: cannot read the folder {shown(str(place))}: {error.strerror}"
         ) from error
-    return sorted(kept, key=lambda entry: entry.name)
+    return sorted(plain, key=lambda entry: entry.name)
 
 
 def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:

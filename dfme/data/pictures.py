@@ -13,14 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dfme.data.safe_names import shown
+from dfme.data.class_names import shown
 from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Shape
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""What a picture may be inside, whatever its name: Pillow knows formats that other programs are
-started to read."""
+"""Formats of a picture, whatever its name: for some others Pillow starts another program."""
 
 AT_ONCE = 64  # pictures that are decoded together
 MAX_PIXELS = 1 << 26  # of a picture

@@ -35,8 +35,6 @@ SOURCES: dict[str, TorchvisionSource] = {
 
 def check_files(name: str, root: str, download_flag: str) -> None:
     """Raise a UserError with folder, files and flag if files of a set are missing below root."""
-    if name not in SOURCES:
-        return
     source = SOURCES[name]
     folder = Path(root).expanduser() / source.folder
     missing = [file for file in source.files if not (folder / file).is_file()]

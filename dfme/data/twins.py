@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.data.safe_names import shown
+from dfme.data.class_names import shown
 from dfme.errors import UserError
 
 _KINDS = "masks?|seg|segmentation|segmented|gt|groundtruth|ground_truth|labels?|thumbs?|thumbnails?"

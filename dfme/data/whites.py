@@ -21,10 +21,10 @@ DEPTHS = (12, 14)  # bits of cameras and scanners, whose values are stored in 16
 
 def scale_notes(pixels: NDArray[Any], where: str) -> list[str]:
     """A line if all pixels of an array are dark. UserError if they are surely on another scale."""
-    whole = pixels.dtype.kind in "iu"
+    is_integer = pixels.dtype.kind in "iu"
     most = pixels.max().item()
-    white = 255 if whole else 1
-    if 0 < most <= (DIM if whole else DIVIDED_TWICE):
+    white = 255 if is_integer else 1
+    if 0 < most <= (DIM if is_integer else DIVIDED_TWICE):
         raise UserError(
             f"{where}: its greatest pixel is {most:.4g}, and {white} is white, so that all images "
             f"are nearly black; scale the pixels to 0..{white}"

@@ -36,9 +36,9 @@ def check_net(name: str) -> None:
     hint = did_you_mean(name, [*NETS, *theirs]) or ";"
     install = {"torchvision": "", "timm": ": pip install -e '.[timm]'"}
     lacks = "".join(
-        f" ({each} is not installed{how})"
-        for each, how in install.items()
-        if not registered_names(each)
+        f" ({package} is not installed{how})"
+        for package, how in install.items()
+        if not registered_names(package)
     )
     also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
     raise UserError(f"arch: unknown net {name[:80]!r}{hint} Expected {', '.join(NETS)}, {also}")
@@ -61,7 +61,7 @@ def auto_net(shape: Shape, accelerated: bool = True) -> str:
 
 
 def is_own(name: str) -> bool:
-    """True if the name is that of a network of one's own, ``module:Net``."""
+    """True if the name is that of a custom network, ``module:Net``."""
     return ":" in name and not name.startswith(TIMM)
 
 
@@ -75,7 +75,7 @@ def build_net(
 ) -> nn.Module:
     """A freshly initialised net for images of (C, H, W), in train mode, on torch's default device.
 
-    ``own`` makes a network of one's own in place of the one of that name: no name is imported here.
+    ``own`` makes a custom network instead of the one of that name: no name is imported here.
     Initial weights come from torch's global random state, as torch's own layers do: the caller
     seeds it. Raises UserError for an unknown name, fewer than two classes, or a size the
     architecture cannot take.

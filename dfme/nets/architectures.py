@@ -251,7 +251,7 @@ class SmallCnn(nn.Module):
             cells = [math.ceil(size / self.most) for size in x_BCHW.shape[2:]]
             x_BCHW = F.avg_pool2d(x_BCHW, cells, ceil_mode=True)
         features = self.features(x_BCHW)
-        # pooling to the same size would cost a third of the step for nothing
+        # pooling to the same size would cost a third of the step and change nothing
         if features.shape[2:] != self.grid:
             features = F.adaptive_avg_pool2d(features, self.grid)
         scores_BK: Tensor = self.linear(features.flatten(1))

@@ -42,13 +42,13 @@ class GeneratorNet(nn.Module):
         """The layer that ``gen_op`` comes from: what it reads spans what a step of its weights can
         reach.
         """
-        found = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d)]
-        if not found:
+        convolutions = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d)]
+        if not convolutions:
             raise UserError(
                 "the generator: expected a Conv2d in it, for --estimator.direction range and "
                 "--estimator.kind auto"
             )
-        return found[-1]
+        return convolutions[-1]
 
     @contextmanager
     def watched(self) -> Iterator[list[Tensor]]:
@@ -114,8 +114,8 @@ def _stages(height: int, width: int) -> tuple[list[tuple[int, int]], list[int]]:
     longest = max(height, width)
     doublings = 2 if longest <= PUBLISHED else math.ceil(math.log2(longest / CELLS))
     sizes = [
-        (math.ceil(height / 2**left), math.ceil(width / 2**left))
-        for left in range(doublings, -1, -1)
+        (math.ceil(height / 2**power), math.ceil(width / 2**power))
+        for power in range(doublings, -1, -1)
     ]
     if longest <= PUBLISHED:
         return sizes, [128, 128, 64]

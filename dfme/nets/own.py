@@ -45,11 +45,14 @@ def own_generator(make: Callable[..., Any], latent_size: int, spec: ImageSpec) -
     UserError if it cannot be made, or is no network from latents (B, latent_size) to (B, C, H, W).
     """
     net = _made(make, "the generator", latent_size=latent_size, shape=spec.shape, spec=spec)
-    whole = net if isinstance(net, GeneratorNet) else OwnGenerator(net, latent_size, spec)
+    generator = net if isinstance(net, GeneratorNet) else OwnGenerator(net, latent_size, spec)
     _require(
-        whole, "the generator", whole.draw(2, torch.Generator().manual_seed(0)), (2, *spec.shape)
+        generator,
+        "the generator",
+        generator.draw(2, torch.Generator().manual_seed(0)),
+        (2, *spec.shape),
     )
-    return whole
+    return generator
 
 
 def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
@@ -60,18 +63,18 @@ def _made(make: Callable[..., Any], what: str, **arguments: Any) -> nn.Module:
         return copy.deepcopy(make).cpu().train()
     name = name_of(make)
     try:
-        taken = {
+        wanted = {
             key: arguments[key] for key in inspect.signature(make).parameters if key in arguments
         }
     except (TypeError, ValueError):
-        taken = {}
-    if not taken:
+        wanted = {}
+    if not wanted:
         raise UserError(
             f"{what} {name}: expected a parameter named {' or '.join(arguments)}, got none of them"
         )
-    failed = f"{what} {name}: called with {', '.join(taken)}, it failed"
+    failed = f"{what} {name}: called with {', '.join(wanted)}, it failed"
     with blaming(failed, UserError), defaults_kept(f"{what} {name}", UserError):
-        net = make(**taken)
+        net = make(**wanted)
     if not isinstance(net, nn.Module):
         raise UserError(
             f"{what} {name}: expected a torch module, got an object of type {type(net).__name__}"
@@ -84,10 +87,10 @@ def _require(net: nn.Module, what: str, inputs: Tensor, shape: tuple[int, ...]) 
     name = type(getattr(net, "net", net)).__name__
     expected = f"{what} {name}: expected floats {shape} for {tuple(inputs.shape)}"
     with blaming(f"{expected}, but it failed", UserError), torch.enable_grad():
-        made = net.eval()(inputs)
+        output = net.eval()(inputs)
     net.train()
-    if not isinstance(made, Tensor) or not made.is_floating_point() or made.shape != shape:
-        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape != shape:
+        got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"{expected}, got {got}")
-    if not made.requires_grad:
+    if not output.requires_grad:
         raise UserError(f"{expected} by parameters to train, got none that its output depends on")

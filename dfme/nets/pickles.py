@@ -1,8 +1,8 @@
 """Load PyTorch files that are plain: tensors, numbers, texts, dictionaries and lists.
 
-``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or take
-memory, without end. So a pickle's opcodes are walked first: nothing is made, and what each would
-make is noted.
+``torch.load(weights_only=True)`` runs no code, but a few hundred bytes can make it hash, or
+allocate, without end. So a pickle's opcodes are walked first: nothing is built, and the size of
+what each would build is counted.
 """
 
 import io
@@ -115,8 +115,8 @@ class NotPlainError(ValueError):
 
 
 def load_plain(path: Path, trailer: int = 0) -> Any:
-    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that somebody put
-    behind it.
+    """Load what ``torch.save`` wrote into a file, on the CPU; ``trailer``: bytes that follow
+    it.
 
     Keys are texts, bytes or whole numbers; a container is not in itself; a tensor has a value in
     the file for each of its elements. Time and memory grow as the file's size and no faster. Raises
@@ -315,8 +315,8 @@ class _Walk:
         _require(self._stack[-1].kind == kind, DAMAGED)
         self._made += self._stack[-1].put(items)
 
-    def _storage(self, told: _Thing) -> _Thing:
-        match told.items:
+    def _storage(self, reference: _Thing) -> _Thing:
+        match reference.items:
             case ["storage", _Thing("name", [kind]), str(key), str(), int(count), *rest] if (
                 rest
                 in (
@@ -324,9 +324,9 @@ class _Walk:
                     [None],
                 )
             ):
-                known = kind in STORAGES and count >= 0 and key.isascii()
+                is_storage = kind in STORAGES and count >= 0 and key.isascii()
                 _require(
-                    known and self.storages.setdefault(key, (kind, count)) == (kind, count),
+                    is_storage and self.storages.setdefault(key, (kind, count)) == (kind, count),
                     NOT_ORDINARY,
                 )
                 return _Thing("storage", [count])
@@ -341,13 +341,13 @@ def _call(name: str, arguments: list[Any]) -> Any:
         case "collections.OrderedDict", []:
             return _Thing("dict", [])
         case "collections.OrderedDict", [_Thing("list", pairs)]:  # written by Python 2
-            made = _Thing("dict", [])
+            ordered = _Thing("dict", [])
             for pair in pairs:
                 _require(
                     pair.kind in ("list", "tuple"), DAMAGED
                 )  # other things can be taken apart as well
-                made.put(pair.items)
-            return made
+                ordered.put(pair.items)
+            return ordered
         # in the schedule of a learning rate
         case "collections.Counter", [_Thing("dict", counts, depth, size)]:
             return _Thing("dict", list(counts), depth, size)

@@ -51,8 +51,8 @@ def registered_names(package: str) -> tuple[str, ...]:
     """Names of torchvision's or timm's classifiers, from the source files right under ``models``,
     if any.
     """
-    found = importlib.util.find_spec(package)
-    folders = (found and found.submodule_search_locations) or ()
+    spec = importlib.util.find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or ()
     texts = list[str]()
     for folder in folders:
         files = sorted(Path(folder, "models").glob("*.py"))

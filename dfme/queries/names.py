@@ -56,8 +56,8 @@ def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> 
     ``root``.
     """
     from dfme.data import DATASETS, check_dataset, whole_name
+    from dfme.data.class_names import require_names
     from dfme.data.layout import layout_of
-    from dfme.data.safe_names import require_names
 
     whole = whole_name(name)
     require_names([name], "pool")

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
-from dfme.data.drawn import SMALLEST
-from dfme.data.folder import read_images
-from dfme.data.images import fitted
+from dfme.data.images import SMALLEST, fitted
 from dfme.errors import UserError
 from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
 from dfme.queries.programs import ProceduralImages
@@ -130,6 +128,8 @@ def open_pool(
             shape = (1 if channels == 1 else 3, max(SMALLEST, height), max(SMALLEST, width))
         images_NCHW = load_dataset(name, "train", shape=shape, **where).images
     else:
+        from dfme.data.folder import read_images
+
         read = read_images(Path(name).expanduser(), spec.shape)
         images_NCHW = read.images
         notes = read.notes

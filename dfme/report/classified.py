@@ -1,20 +1,94 @@
-"""Classes that teacher, student and labels give to the same images, and figures of them."""
+"""What is known of a student: its training's rates and losses, and the classes that it, the teacher
+and the labels give to the same images, with figures of them. No torch here.
+"""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.messages import printable
-from dfme.report.training import Training
+from dfme.report.metrics import MetricRecord
 from dfme.statistics import wilson_interval
 
 ClassNumbers = NDArray[np.int64]
 # a teacher that gives one class more, and twice what the labels do, is not asked as it wants
 LOPSIDED = 0.5
 MAX_KEPT = 1_000  # classes in summary.json
+EARLY = 0.2  # of all steps, by which the first loss must be on record to tell a fall; heuristic
+FEW_STEPS = 20  # that an iteration of a method may take before a run's first record; heuristic
+NO_RATE = 1e-12  # a learning rate up to which no step changes a weight in single precision, by far
+STILL = 0.1  # share of the steps at a learning rate of 0 from which on a run says so; heuristic
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is on record of a student's training, by metrics.jsonl.
+
+    ``steps`` taken by each record, and the learning rate of the last of them (``rates``).
+    ``losses``: those that tell a fall, if any do. ``fit``: the agreement of student and teacher on
+    images that were trained on, that of a constant answer to these, and their number.
+    """
+
+    steps: Sequence[float] = ()
+    rates: Sequence[float] = ()
+    losses: Sequence[float] = ()
+    fit: tuple[float, float, int] | None = None
+
+    @staticmethod
+    def of_records(records: Iterable[MetricRecord], in_rounds: bool = False) -> "Training":
+        """By the records of metrics.jsonl, in order; ``in_rounds``: losses rise as each round
+        begins.
+        """
+        steps: list[float] = []
+        rates: list[float] = []
+        losses: list[float] = []
+        for record in records:
+            now = record.get("student_steps")
+            rate = record.get("student_lr")
+            if now is None or rate is None or (steps and now <= steps[-1]):
+                continue
+            steps.append(now)
+            rates.append(rate)
+            loss = record.get("replay_loss", record.get("student_loss"))
+            losses += [] if loss is None else [loss]
+        tells = bool(steps) and not in_rounds and steps[0] <= EARLY * steps[-1]
+        return Training(steps, rates, losses if tells else ())
+
+    @property
+    def still_rate(self) -> float:
+        """The greatest learning rate on record that is so small that no step changes a weight."""
+        return max((rate for rate in self.rates if rate <= NO_RATE), default=0.0)
+
+    @property
+    def always_still(self) -> bool:
+        """True if no record has a greater rate: it was chosen, and no schedule came to it."""
+        return bool(self.rates) and max(self.rates) <= NO_RATE
+
+    @property
+    def still(self) -> float:
+        """Steps that are shown to have been taken at a learning rate of 0: from one such record to
+        the next.
+
+        What comes before the first record counts if that is such a record, of more than
+        ``FEW_STEPS``: the rate of a schedule that ends at 0 is 0 in its last step.
+        """
+        steps = [0.0, *self.steps]
+        first = self.rates[0] if self.steps and self.steps[0] > FEW_STEPS else math.inf
+        rates = [first, *self.rates]
+        pairs = zip(pairwise(steps), pairwise(rates), strict=True)
+        return sum(
+            end - start for (start, end), (before, after) in pairs if max(before, after) <= NO_RATE
+        )
+
+    @property
+    def stood_still(self) -> bool:
+        """True if so many of the steps were taken at a learning rate of 0 that a run says so."""
+        return bool(self.steps) and self.still >= STILL * self.steps[-1]
 
 
 @dataclass(frozen=True)
@@ -43,15 +117,15 @@ class Classified:
     held_back: bool = False
 
     def name(self, number: int) -> str:
-        own = plain(self.names[number]) if self.names else str(number)
-        return f"class {number}" + (f" ({own})" if own != str(number) else "")
+        called = plain(self.names[number]) if self.names else str(number)
+        return f"class {number}" + (f" ({called})" if called != str(number) else "")
 
     def counts(self, classes_N: ClassNumbers) -> ClassNumbers:
         return np.bincount(classes_N, minlength=self.classes)
 
 
 def plain(name: str) -> str:
-    """A name from somebody's file, short and without what moves a terminal's cursor."""
+    """A name from a file, short and without letters that move a terminal's cursor."""
     return printable(name[:60])
 
 
@@ -67,8 +141,8 @@ def baselines(seen: Classified) -> dict[str, float | None]:
     occur.
     """
     shares = [
-        None if each is None or not len(each) else top(seen.counts(each))[1]
-        for each in (seen.teacher, seen.labels)
+        None if classes_N is None or not len(classes_N) else top(seen.counts(classes_N))[1]
+        for classes_N in (seen.teacher, seen.labels)
     ]
     occurring = len(np.unique(seen.teacher))
     return {
@@ -82,15 +156,20 @@ def baselines(seen: Classified) -> dict[str, float | None]:
 def histogram(seen: Classified) -> dict[str, Any]:
     """Counts of answers per class: parallel lists of the ``MAX_KEPT`` most frequent, in order."""
     kinds = {"teacher": seen.teacher, "student": seen.student}
-    counts = {name: None if each is None else seen.counts(each) for name, each in kinds.items()}
+    counts = {
+        name: None if counted is None else seen.counts(counted) for name, counted in kinds.items()
+    }
     counts["queries"] = seen.queries
-    total_K = np.sum([each for each in counts.values() if each is not None], axis=0)
-    kept = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
-    shown = {name: None if each is None else each[kept].tolist() for name, each in counts.items()}
+    total_K = np.sum([counted for counted in counts.values() if counted is not None], axis=0)
+    numbers = np.sort(np.argsort(-total_K, kind="stable")[:MAX_KEPT])
+    lists = {
+        name: None if counted is None else counted[numbers].tolist()
+        for name, counted in counts.items()
+    }
     return {
-        "classes": kept.tolist(),
-        "names": [plain(seen.names[number]) for number in kept] if seen.names else None,
-        **shown,
+        "classes": numbers.tolist(),
+        "names": [plain(seen.names[number]) for number in numbers] if seen.names else None,
+        **lists,
     }
 
 

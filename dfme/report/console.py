@@ -15,9 +15,8 @@ from dfme.config.messages import printable
 from dfme.report.classified import reached
 from dfme.report.facts import Beside
 from dfme.report.metrics import METRICS
-from dfme.report.notes import Notes
 from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
-from dfme.report.terminal import StatusLine, aligned, columns, fitted, wrapped
+from dfme.report.terminal import Notes, StatusLine, aligned, columns, fitted, wrapped
 
 LINE_SECONDS = 2.0  # between two plain lines at least, ...
 LINE_TIME = (
@@ -106,7 +105,7 @@ class Console:
 
     def evaluation(self, queries: int, metrics: Mapping[str, float]) -> None:
         """Show how good the student is after ``queries`` images."""
-        self._show(queries, metrics, said=True)
+        self._show(queries, metrics, due=True)
 
     def note(self, line: str) -> None:
         """Show one line at once, above the bar where there is one; one that comes again is
@@ -152,14 +151,14 @@ class Console:
         while not self._over.wait(LINE_SECONDS / 4):
             with self._lock:
                 if self._silent and not self._over.is_set():
-                    self._show(self._queries, {}, said=True)
+                    self._show(self._queries, {}, due=True)
 
-    def _show(self, queries: int, metrics: Mapping[str, float], said: bool = False) -> None:
+    def _show(self, queries: int, metrics: Mapping[str, float], due: bool = False) -> None:
         self._latest.update(metrics)
         self._queries = queries
         if self._line.live and not self._quiet:
             self._line.show(self._drawing)
-        elif said and not self._quiet:
+        elif due and not self._quiet:
             with self._lock:
                 _, parts, extras = self._drawing()
                 self._last_time = self._clock()
@@ -178,7 +177,7 @@ class Console:
             paid = f"{share:3.0%}  " + (standing.where or f"{queries:,}/{self._budget:,} queries")
         elif standing.where:
             paid += f"  {standing.where}"
-        told = [] if standing.left is None else [f"{duration(standing.left)} left"]
+        remaining = [] if standing.left is None else [f"{duration(standing.left)} left"]
         gone = [f"{duration(seconds)} so far"] if self._standing else []
         speed = [f"{rate:,.0f} queries/s"] if rate > 0 else []
         added = [
@@ -186,7 +185,7 @@ class Console:
         ]
         losses = self._state(("student_loss", "generator_loss"))
         scored = [*agreement_line(self._latest), *self._state(("cost",))]
-        return share, [paid, *scored, *told, *gone], [*speed, *losses, *added]
+        return share, [paid, *scored, *remaining, *gone], [*speed, *losses, *added]
 
     def _state(self, names: Iterable[str]) -> list[str]:
         return [FORMS[name].format(self._latest[name]) for name in names if name in self._latest]
@@ -208,7 +207,7 @@ def header(document: Mapping[str, Any]) -> str:
     """
     budget = int(document["budget"])
     price = document["teacher"].get("price_per_1000")
-    told = {
+    facts = {
         "teacher": teacher_name(document["teacher"]),
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
@@ -218,7 +217,7 @@ def header(document: Mapping[str, Any]) -> str:
         "device": document["device"],
         "wandb": {"off": None}.get(mode := document["wandb"]["mode"], mode),
     }
-    text = ", ".join(f"{name} {value}".replace(" ", HELD) for name, value in told.items() if value)
+    text = ", ".join(f"{name} {value}".replace(" ", HELD) for name, value in facts.items() if value)
     return wrapped(text, min(HEADER_WIDTH, columns(sys.stderr) or HEADER_WIDTH), "  ").replace(
         HELD, " "
     )
@@ -240,10 +239,10 @@ def teacher_name(teacher: Mapping[str, Any]) -> str:
 
 def duration(seconds: float) -> str:
     """A time as people write it: 42 s, 3:07, 1:02:03."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, rest = divmod(whole, 3600)
+    seconds_whole = round(seconds)
+    if seconds_whole < 60:
+        return f"{seconds_whole} s"
+    hours, rest = divmod(seconds_whole, 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
@@ -312,11 +311,11 @@ def _service(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def constant_answer(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Shares of one answer to everything, and of a guess, beside those above."""
-    told = summary.get("baselines") or {}
-    known = {name: told.get(f"constant_{name}") for name in ("accuracy", "agreement")}
-    shares = [f"{name} {share:.2%}" for name, share in known.items() if share is not None]
+    baselines = summary.get("baselines") or {}
+    values = {name: baselines.get(f"constant_{name}") for name in ("accuracy", "agreement")}
+    shares = [f"{name} {share:.2%}" for name, share in values.items() if share is not None]
     return (
-        [("constant answer", f"{', '.join(shares)}; a guess: {told['chance']:.2%}")]
+        [("constant answer", f"{', '.join(shares)}; a guess: {baselines['chance']:.2%}")]
         if shares
         else []
     )

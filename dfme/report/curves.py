@@ -74,12 +74,12 @@ def draw_curve(run: RunFiles, path: Path) -> bool:
         )
     if (beside := beside_of(run)).is_large and beside.constant is not None:
         axes.axhline(beside.constant, color=GREY, linewidth=1.0, linestyle="-.")
-        told = f"constant answer ({beside.constant:.1%})"
+        label = f"constant answer ({beside.constant:.1%})"
         place = axes.get_yaxis_transform()  # at the right edge, at that share
         axes.text(
             0.99,
             beside.constant,
-            told,
+            label,
             transform=place,
             ha="right",
             va="top",
@@ -97,8 +97,12 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
     """Draw losses and gradient norms against queries, one panel each; False where none were
     logged.
     """
-    known = {title: [(label, run.series(name)) for name, label in lines] for title, lines in PANELS}
-    drawn = {title: [each for each in lines if len(each[1]) > 1] for title, lines in known.items()}
+    lines_of = {
+        title: [(label, run.series(name)) for name, label in lines] for title, lines in PANELS
+    }
+    drawn = {
+        title: [line for line in lines if len(line[1]) > 1] for title, lines in lines_of.items()
+    }
     panels = [(title, lines) for title, lines in drawn.items() if lines]
     if not panels:
         return without(path)
@@ -183,11 +187,11 @@ def frame(axes: Axes, grid: Literal["both", "y"] = "both") -> None:
 
 def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
     """Handle of each label, once, whichever panel has it."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return found
+            entries.setdefault(label, handle)
+    return entries
 
 
 def short_count(value: float, _position: object = None) -> str:

@@ -39,8 +39,10 @@ def scored_on(run: RunFiles) -> ScoredOn:
     ledger.
     """
     if run.summary is not None and "evaluation" in run.summary:
-        told = run.summary["evaluation"]
-        return ScoredOn(str(told["name"]), int(told["images"]), bool(told["held_back"]))
+        evaluation = run.summary["evaluation"]
+        return ScoredOn(
+            str(evaluation["name"]), int(evaluation["images"]), bool(evaluation["held_back"])
+        )
     name = str((run.config.get("evaluation") or {}).get("dataset", "none"))
     return ScoredOn(name, run.ledger.evaluation_queries, held_back=name == "none")
 
@@ -112,27 +114,27 @@ def answer(run: RunFiles) -> str:
     on = scored_on(run)
     if agreement is None:
         return f"After {run.ledger.spent:,} queries nothing has been evaluated yet."
-    told = run.summary or {"spent": run.series("agreement")[-1][0]}
-    paid = f"{told['spent']:,} queries"
+    summary = run.summary or {"spent": run.series("agreement")[-1][0]}
+    paid = f"{summary['spent']:,} queries"
     if (price := run.final("cost")) is not None:
         paid += f" at a price of {price:,.2f}"
-    undefended = "undefended " if told.get("defences") and not on.held_back else ""
+    undefended = "undefended " if summary.get("defences") and not on.held_back else ""
     whom = f"the {undefended}teacher on {agreement:.1%} of {on.phrase}"
     beside = beside_of(run)
-    said = f"a copy that agrees with {whom}"
+    result = f"a copy that agrees with {whom}"
     if beside.constant is not None:
         is_copy = is_above(agreement, beside.constant, beside.images)
-        said = said if is_copy else f"no copy: what they taught agrees with {whom}"
-        said += f", where one answer to everything would on {beside.constant:.1%}"
+        result = result if is_copy else f"no copy: what they taught agrees with {whom}"
+        result += f", where one answer to everything would on {beside.constant:.1%}"
     balanced = run.final("agreement_balanced")
     if beside.is_large and balanced is not None:
-        said += f"; {BALANCED} it agrees on {balanced:.1%}"
-        said += (
+        result += f"; {BALANCED} it agrees on {balanced:.1%}"
+        result += (
             ""
             if beside.balanced is None
             else f", one answer to everything on {beside.balanced:.1%}"
         )
-    return f"{paid} gave {said}." if run.summary else f"So far, {paid} gave {said}."
+    return f"{paid} gave {result}." if run.summary else f"So far, {paid} gave {result}."
 
 
 def beside_of(run: RunFiles) -> Beside:
@@ -143,12 +145,11 @@ def beside_of(run: RunFiles) -> Beside:
 
 
 def disagreements(run: RunFiles) -> list[str]:
-    """Where summary.json says something else than the ledger's own lines add up to; empty as it
-    should be.
-    """
-    told = run.summary or {}
+    """Differences between summary.json and the sums of the ledger's lines; there should be none."""
+    summary = run.summary or {}
     return [
-        f"{name}: summary.json says {told[name]:,}, the lines of ledger.jsonl add up to {count:,}"
+        f"{name}: summary.json says {summary[name]:,}, the lines of ledger.jsonl add up to "
+        f"{count:,}"
         for name in ("spent", "evaluation_queries", "refused", "failed", "no_answer", "lost")
-        if told.get(name, count := getattr(run.ledger, name)) != count
+        if summary.get(name, count := getattr(run.ledger, name)) != count
     ]

@@ -16,15 +16,13 @@ address.
 
 
 def plain(name: str) -> str:
-    """A name that somebody else gave, as text on one line: no markup, nothing that moves a
-    cursor.
-    """
+    """A name from outside as text on one line: no markup, nothing that moves a cursor."""
     escaped = MARKUP.sub(r"\\\g<0>", printable(name))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def code(text: str) -> str:
-    """Text of somebody else's as a span of code, which shows all of it as it is, on one line."""
+    """Text from outside as a span of code, which shows all of it as it is, on one line."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     blank = " " if longest else ""
@@ -52,15 +50,16 @@ def fitted_table(
     across: int | None = None,
 ) -> str:
     """The table without empty columns, ``first`` ahead, with those that fit ``across`` letters."""
-    shown = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
+    visible = [any(line[place] not in ("", "-") for line in lines) for place in range(len(heads))]
     room = (across or math.inf) - 1
-    known = list(compress(heads, shown))
-    for name in sorted(known, key=lambda name: (*first, *heads).index(name)):
+    filled = list(compress(heads, visible))
+    for name in sorted(filled, key=lambda name: (*first, *heads).index(name)):
         place = heads.index(name)
         room -= 3 + max(len(line[place]) for line in (heads, *lines))
-        shown[place] = room >= 0
-    hidden = [name for name in known if not shown[heads.index(name)]]
+        visible[place] = room >= 0
+    hidden = [name for name in filled if not visible[heads.index(name)]]
     more = f"\n\nMore in the report: {', '.join(hidden)}." if hidden else ""
     return (
-        table(list(compress(heads, shown)), [list(compress(line, shown)) for line in lines]) + more
+        table(list(compress(heads, visible)), [list(compress(line, visible)) for line in lines])
+        + more
     )

@@ -135,7 +135,7 @@ MetricRecord = dict[str, float | None]
 
 def callback_metrics(returned: object) -> dict[str, float]:
     """Metrics that a callback returned, if it returned a mapping. UserError for impossible ones."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, value in returned.items() if isinstance(returned, Mapping) else ():
         if not (isinstance(name, str) and CALLBACK_NAME.fullmatch(name)) or name in (
             *METRICS,
@@ -149,8 +149,8 @@ def callback_metrics(returned: object) -> dict[str, float]:
         if isinstance(value, bool) or is_huge or not isinstance(value, Real):
             text = f"expected a number, got {value!r:.80}; of a tensor return its item()"
             raise UserError(printable(f"callback: {name}: {text}"))
-        found[name] = float(value)
-    return found
+        metrics[name] = float(value)
+    return metrics
 
 
 def latest_of_callback(records: Iterable[MetricRecord]) -> dict[str, float]:

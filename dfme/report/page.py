@@ -61,16 +61,16 @@ def _harmless(value: object) -> object:
 
 def write_page(run: RunFiles, path: Path) -> Path:
     """Write the page beside the pictures, which it carries inside itself; its path."""
-    asked = run.config.get("teacher") or {}
+    teacher = run.config.get("teacher") or {}
     logged = {name for record in run.metrics for name in record}
-    known = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
+    meanings = METRICS | dict.fromkeys(latest_of_callback(run.metrics), OF_CALLBACK)
     pictures = [(path.with_name(name), text) for name, text in PICTURES.items()]
     beside = beside_of(run)
     reached = [(level, beside.queries_to(run.series("agreement"), level)) for level in LEVELS]
     summary = run.summary or {}
     contents = {
         "name": run.name,
-        "target": teacher_name(asked) if asked.get("kind") else run.name,
+        "target": teacher_name(teacher) if teacher.get("kind") else run.name,
         "answer": answer(run),
         "finished": run.summary is not None,
         "scored_on": scored_on(run),
@@ -93,31 +93,35 @@ def write_page(run: RunFiles, path: Path) -> Path:
         "service": summary.get("service"),
         "defences": summary.get("defences"),
         "cost": summary.get("cost"),
-        "metrics": [(name, known[name]) for name in known if name in logged],
+        "metrics": [(name, meanings[name]) for name in meanings if name in logged],
         "config": run.config_text,
     }
     return render("report/report.html", path, contents)
 
 
 def _audited(run: RunFiles) -> list[tuple[str, str]]:
-    """Whom was audited, on whose word, when and at what price, as far as it is on record."""
-    told = run.summary or {}
-    asked = run.config.get("teacher") or {}
-    teacher = told.get("teacher") or {}
+    """Who was audited, who authorised it, when and at what price, where that is on record."""
+    summary = run.summary or {}
+    settings = run.config.get("teacher") or {}
+    teacher = summary.get("teacher") or {}
     adapter = teacher.get("adapter") or {}
     rows = [
-        ("Target", teacher.get("target") or (teacher_name(asked) if asked.get("kind") else None)),
+        (
+            "Target",
+            teacher.get("target") or (teacher_name(settings) if settings.get("kind") else None),
+        ),
         (
             "Adapter",
             f"{adapter['file']} (SHA-256 {adapter['sha256'][:16]}...)" if adapter else None,
         ),
-        ("Authorised by", _text(asked.get("authorised_by"))),
-        ("Started", _text(told.get("started"))),
-        ("Ended", _text(told.get("ended"))),
+        ("Authorised by", _text(settings.get("authorised_by"))),
+        ("Started", _text(summary.get("started"))),
+        ("Ended", _text(summary.get("ended"))),
         (
             "Price",
             _text(
-                told.get("cost"), "{:,.2f} for all that may have been served, evaluation included"
+                summary.get("cost"),
+                "{:,.2f} for all that may have been served, evaluation included",
             ),
         ),
     ]
@@ -128,75 +132,83 @@ def _answers(run: RunFiles) -> dict[str, Any] | None:
     """The most frequent classes with their shares of each kind's answers, and the number of
     others.
     """
-    told = (run.summary or {}).get("answers")
+    answers = (run.summary or {}).get("answers")
     on = "held-back queries" if scored_on(run).held_back else "evaluation images"
-    if not isinstance(told, dict):
+    if not isinstance(answers, dict):
         return None
     kinds = [
-        ("Teacher", told.get("teacher"), on),
-        ("Student", told.get("student"), on),
-        ("Teacher", told.get("queries"), "paid queries"),
+        ("Teacher", answers.get("teacher"), on),
+        ("Student", answers.get("student"), on),
+        ("Teacher", answers.get("queries"), "paid queries"),
     ]
-    known = [
+    columns = [
         (f"{who}, {what}", counts, sum(counts))
         for who, counts, what in kinds
         if counts and sum(counts)
     ]
-    if not known:
+    if not columns:
         return None
     most = sorted(
-        range(len(told["classes"])),
-        key=lambda row: -sum(counts[row] / whole for _, counts, whole in known),
+        range(len(answers["classes"])),
+        key=lambda row: -sum(counts[row] / total for _, counts, total in columns),
     )
-    names = told.get("names") or [f"class {number}" for number in told["classes"]]
-    shown = sorted(most[:MAX_SHOWN])
+    names = answers.get("names") or [f"class {number}" for number in answers["classes"]]
+    frequent = sorted(most[:MAX_SHOWN])
     rows = [
-        (names[row], [f"{counts[row] / whole:.1%}" for _, counts, whole in known]) for row in shown
+        (names[row], [f"{counts[row] / total:.1%}" for _, counts, total in columns])
+        for row in frequent
     ]
-    return {"heads": [head for head, _, _ in known], "rows": rows, "others": len(most) - len(rows)}
+    return {
+        "heads": [head for head, _, _ in columns],
+        "rows": rows,
+        "others": len(most) - len(rows),
+    }
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """The table of results, in the order people ask, without what is not known (yet)."""
-    told = run.summary or {}
+    summary = run.summary or {}
     images = scored_on(run).images
     rows = [
-        ("Method", _text(told.get("method", (run.config.get("method") or {}).get("name")))),
-        ("Budget", _text(told.get("budget", run.ledger.budget or None), "{:,} queries")),
+        ("Method", _text(summary.get("method", (run.config.get("method") or {}).get("name")))),
+        ("Budget", _text(summary.get("budget", run.ledger.budget or None), "{:,} queries")),
         ("Spent", f"{run.ledger.spent:,} queries in {run.ledger.requests:,} requests"),
-        ("Ended by", ended_early(told)),
+        ("Ended by", ended_early(summary)),
         (
             "Teacher's accuracy",
-            with_interval(run.final("teacher_accuracy"), images) or without_labels(told),
+            with_interval(run.final("teacher_accuracy"), images) or without_labels(summary),
         ),
         (
             "Student's accuracy",
-            with_interval(run.final("accuracy"), images) or without_labels(told),
+            with_interval(run.final("accuracy"), images) or without_labels(summary),
         ),
         ("Agreement", with_interval(run.final("agreement"), images)),
-        *((label.capitalize(), value) for label, value in balanced_agreement(told)),
+        *((label.capitalize(), value) for label, value in balanced_agreement(summary)),
         (
             "Teacher's class among the student's five",
             with_interval(run.final("agreement_top5"), images),
         ),
-        *((label.capitalize(), value) for label, value in defended(told)),
-        ("Constant answer", ", ".join(value for _, value in constant_answer(told)) or None),
-        *((label.capitalize(), value) for label, value in paid_answers(told)),
+        *((label.capitalize(), value) for label, value in defended(summary)),
+        ("Constant answer", ", ".join(value for _, value in constant_answer(summary)) or None),
+        *((label.capitalize(), value) for label, value in paid_answers(summary)),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
-        ("Form of the answers", _text(told.get("label_mode"))),
+        ("Form of the answers", _text(summary.get("label_mode"))),
         ("The attacker knew", knowledge(run.config)),
-        ("Estimator", CHOSEN.format_map(told["estimator"]) if told.get("estimator") else None),
-        ("Student", _text(told.get("student_arch"))),
-        ("Student's training steps", _text(told.get("student_steps"), "{:,}")),
-        ("Precision of these steps", _text(told.get("precision"))),
-        ("Time", _text(told.get("wall_seconds"), "{:,.1f} s")),
-        ("Speed", _text(told.get("queries_per_second"), "{:,.0f} queries/s")),
-        ("Device", _text(told.get("device"))),
-        ("Seed", _text(told.get("seed", run.config.get("seed")))),
+        (
+            "Estimator",
+            CHOSEN.format_map(summary["estimator"]) if summary.get("estimator") else None,
+        ),
+        ("Student", _text(summary.get("student_arch"))),
+        ("Student's training steps", _text(summary.get("student_steps"), "{:,}")),
+        ("Precision of these steps", _text(summary.get("precision"))),
+        ("Time", _text(summary.get("wall_seconds"), "{:,.1f} s")),
+        ("Speed", _text(summary.get("queries_per_second"), "{:,.0f} queries/s")),
+        ("Device", _text(summary.get("device"))),
+        ("Seed", _text(summary.get("seed", run.config.get("seed")))),
         *((name, f"{value:.4g}") for name, value in latest_of_callback(run.metrics).items()),
-        ("Configuration", _text(told.get("config_hash"))),
-        ("dfme", _text(told.get("version"))),
-        ("torch", _text(told.get("torch"))),
+        ("Configuration", _text(summary.get("config_hash"))),
+        ("dfme", _text(summary.get("version"))),
+        ("torch", _text(summary.get("torch"))),
     ]
     return [(label, value) for label, value in rows if value is not None]
 

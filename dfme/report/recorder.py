@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from dfme.config.wandb_settings import WandbConfig
 from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console
 from dfme.report.metrics import MetricsFile, callback_metrics
-from dfme.report.wandb_run import WandbRun
+
+if TYPE_CHECKING:
+    from dfme.report.wandb_run import WandbRun
 
 Callback = Callable[[int, dict[str, float]], object]
 """A function of the user's, called with the queries so far and a record's metrics, which it may add
@@ -52,7 +54,9 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._console = Console(budget, quiet=quiet)
         self.note = self._console.note
         self.follow = self._console.follow
-        self._wandb = WandbRun(wandb, run_dir, document, self._console.note)
+        self._trackers: list[WandbRun] = []
+        if wandb.mode != "off":
+            self._trackers.append(WandbRun(wandb, run_dir, document, self._console.note))
         self._watch = GradientWatch(checked=(document.get("estimator") or {}).get("kind") == "auto")
         self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_at)
         self._trim_samples(resume_at)
@@ -86,7 +90,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         )
         with replacing(self._run_dir / "samples" / f"queries-{queries:09d}.npz") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-        self._wandb.images(queries, pixels_NCHW[:SHEET_IMAGES])
+        for tracker in self._trackers:
+            tracker.images(queries, pixels_NCHW[:SHEET_IMAGES])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End the records of a finished run and show its table; the run's other files exist
@@ -94,7 +99,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         """
         self._metrics.close()
         self._console.table(summary, self._run_dir)
-        self._wandb.finish(summary, self._run_dir / "student.safetensors")
+        for tracker in self._trackers:
+            tracker.finish(summary, self._run_dir / "student.safetensors")
 
     def close(self) -> None:
         """Let go of the terminal, the file and wandb, whatever happened; after ``finish`` it does
@@ -102,7 +108,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         """
         self._console.close()
         self._metrics.close()
-        self._wandb.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _write(self, queries: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Record metrics and what the callback adds to them; all of these."""
@@ -115,7 +122,8 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.stopped = True
             self.error = error
         self._metrics.write(queries, metrics, added)
-        self._wandb.log(queries, {**metrics, **added})
+        for tracker in self._trackers:
+            tracker.log(queries, {**metrics, **added})
         if warned := self._watch.see(metrics):
             self._console.note(warned)
         return {**metrics, **added}
@@ -168,11 +176,11 @@ class GradientWatch:
         """The line to show after these metrics, or None. Records without a symptom's metric do not
         count.
         """
-        for name, (bad, told) in SYMPTOMS.items():
+        for name, (bad, symptom) in SYMPTOMS.items():
             if name not in metrics:
                 continue
             self._times[name] = self._times[name] + 1 if bad(metrics[name]) else 0
             if self._times[name] >= IN_A_ROW and not self._said:
                 self._said = True
-                return f"warning: {told.format(metrics[name])}; {self._remedy}"
+                return f"warning: {symptom.format(metrics[name])}; {self._remedy}"
         return None

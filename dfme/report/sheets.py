@@ -106,12 +106,14 @@ def called(label: int, names: Sequence[str]) -> str:
 
 def _top_answer(scores_K: NDArray[np.float64], names: Sequence[str]) -> str:
     hidden = np.isnan(scores_K)
-    known = scores_K[~hidden]
-    if known.size == 0:
+    revealed = scores_K[~hidden]
+    if revealed.size == 0:
         return "?"
     top = int(np.nanargmax(scores_K))
-    total = float(known.sum())
-    probabilities = known.min() >= 0 and (abs(total - 1) < 0.02 or (hidden.any() and total <= 1.02))
-    share = known.max() if probabilities else 1 / np.exp(known - known.max()).sum()
+    total = float(revealed.sum())
+    probabilities = revealed.min() >= 0 and (
+        abs(total - 1) < 0.02 or (hidden.any() and total <= 1.02)
+    )
+    share = revealed.max() if probabilities else 1 / np.exp(revealed - revealed.max()).sum()
     between = "\n" if names else " · "
     return f"{called(top, names)}{between}{share:.0%}"

@@ -27,7 +27,7 @@ def known_domain(config: Mapping[str, Any]) -> str | None:
 
 
 def knowledge(config: Mapping[str, Any]) -> str | None:
-    """The same for people: what was worth nothing where it was measured is said to be."""
+    """The same for people, with a remark on knowledge that was worth nothing where measured."""
     domain = known_domain(config)
     return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
 
@@ -42,12 +42,14 @@ def defended(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows for a teacher with a watch or defences: agreement with the teacher itself."""
     rows = []
     watch = summary.get("watch") or {"detectors": {}}
-    for name, found in watch["detectors"].items():
+    for name, detector in watch["detectors"].items():
         alarm = (
-            f"first alarm at image {found['first_alarm']:,}" if found["first_alarm"] else "no alarm"
+            f"first alarm at image {detector['first_alarm']:,}"
+            if detector["first_alarm"]
+            else "no alarm"
         )
-        told = f"{alarm} of {watch['images']:,} images, the evaluation's not counted"
-        rows.append((f"watch: {name}", told))
+        text = f"{alarm} of {watch['images']:,} images, the evaluation's not counted"
+        rows.append((f"watch: {name}", text))
     if not summary.get("defences"):
         return rows
     counted = ", ".join(
@@ -69,17 +71,17 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     if summary.get("ended_by") != "until_agreement" or seen is None:
         return None
     constant = "" if seen.get("one_class") is None else f"; constant answer {seen['one_class']:.1%}"
-    of = (
+    images = (
         f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
     )
-    return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
+    return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {images}"
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds; nothing where it holds none."""
     with suppress(OSError, ValueError, RecursionError), open_file(path) as file:
-        found = json.loads(file.read(MAX_BYTES))
-        return found if isinstance(found, dict) else {}
+        document = json.loads(file.read(MAX_BYTES))
+        return document if isinstance(document, dict) else {}
     return {}
 
 

@@ -1,9 +1,13 @@
-"""What fits a terminal: lines broken between words, and a line at its foot, which rich draws."""
+"""What fits a terminal: lines broken between words, lines that are said once, and a line at its
+foot, which rich draws.
+"""
 
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TextIO
 
 from dfme.config.messages import harmless, shortened
@@ -11,6 +15,8 @@ from dfme.config.messages import harmless, shortened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+EVERY_SECONDS = 300.0  # between two counts, while lines come again
+MAX_LINES = 100  # lines that are remembered
 MIN_BAR = 10  # cells: with room for fewer there is no bar
 MAX_BAR = 30
 
@@ -39,9 +45,11 @@ def wrapped(text: str, width: int | None, indent: str = "") -> str:
 def aligned(rows: Iterable[tuple[str, str]], width: int | None = None) -> str:
     """A table of two columns, as commands print their results."""
     listed = list(rows)
-    left = max(len(label) for label, _ in listed)
+    width_of_labels = max(len(label) for label, _ in listed)
     return "\n".join(
-        wrapped(harmless(f"{label:<{left}}  {value}"), width, " " * (left + 2))
+        wrapped(
+            harmless(f"{label:<{width_of_labels}}  {value}"), width, " " * (width_of_labels + 2)
+        )
         for label, value in listed
     )
 
@@ -52,7 +60,7 @@ def print_harmless(text: str) -> None:
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """The first parts, each whole, as far as they fit."""
+    """The first parts that fit, each in full."""
     line = parts[0]
     for part in parts[1:]:
         if len(line) + 2 + len(part) > width:
@@ -125,3 +133,39 @@ class StatusLine:
     def close(self) -> None:
         """Leave the line as it stands, and go on below it; more than once does no harm."""
         self._display.stop()
+
+
+class Notes(AbstractContextManager["Notes"]):
+    """Pass lines to ``say``; of a repeated line, the count before the next new line or the end."""
+
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._again: dict[str, int] = {}
+        self._counted_at = clock()
+
+    def __call__(self, line: str) -> None:
+        if line in self._again:
+            self._again[line] += 1
+            if self._clock() - self._counted_at >= EVERY_SECONDS:
+                self.count()
+            return
+        self.count()
+        if len(self._again) == MAX_LINES:
+            del self._again[next(iter(self._again))]
+        self._again[line] = 0
+        self._say(line)
+
+    def count(self) -> None:
+        """Say how often lines came again since this was last said."""
+        for line, times in list(self._again.items()):
+            if times:
+                counted = f"{times:,} more times" if times > 1 else f"{times:,} more time"
+                self._say(f"the same {counted}: {line}")
+                self._again[line] = 0
+        self._counted_at = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        self.count()

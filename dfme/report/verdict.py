@@ -12,6 +12,7 @@ from dfme.config.messages import shortened
 from dfme.report.classified import (
     Classified,
     ClassNumbers,
+    Training,
     far_above,
     is_one_sided,
     per_cent,
@@ -19,7 +20,6 @@ from dfme.report.classified import (
     top,
 )
 from dfme.report.facts import is_above
-from dfme.report.training import Training
 from dfme.statistics import Z_95, wilson_interval
 
 # Heuristic, but for the numbers of classes.
@@ -39,13 +39,13 @@ def warnings(seen: Classified) -> list[str]:
     """All that is wrong: with the training, then the teacher, then the queries, then the
     student.
     """
-    found = [
+    lines = [
         *training_warnings(seen),
         *teacher_warnings(seen),
         *query_warnings(seen),
         *student_warnings(seen),
     ]
-    return [shortened(line) for line in found]
+    return [shortened(line) for line in lines]
 
 
 def training_warnings(seen: Classified) -> list[str]:
@@ -118,14 +118,14 @@ def query_warnings(seen: Classified, when: str = "") -> list[str]:
     total = int(seen.queries.sum())
     if wilson_interval(share, total)[0] <= ALMOST_ALL or not is_one_sided(seen):
         return []
-    found = (
+    finding = (
         f"the teacher answered {seen.name(most)} to {share:.1%} of the {total:,} images "
         f"paid for{when}"
     )
     if training_fault(seen) is not None:
-        return [found]
+        return [finding]
     return [
-        f"{found}; likely cause: they are unlike its own images, or wrong --teacher.bounds; try "
+        f"{finding}; likely cause: they are unlike its own images, or wrong --teacher.bounds; try "
         f"{_other_images(seen)}"
     ]
 
@@ -136,13 +136,13 @@ def student_warnings(seen: Classified) -> list[str]:
         return []
     images = len(seen.teacher)
     usual, constant = top(seen.counts(seen.teacher))
-    own, share = top(seen.counts(seen.student))
+    most, share = top(seen.counts(seen.student))
     nearly_one = share == 1 or wilson_interval(share, images)[0] > ALMOST_ALL
     if nearly_one and share > wilson_interval(constant, images)[1]:
         return [
-            f"the student has collapsed: it answers {seen.name(own)} to {share:.1%} of the "
+            f"the student has collapsed: it answers {seen.name(most)} to {share:.1%} of the "
             f"{seen.where}, the "
-            f"teacher to {(seen.teacher == own).mean():.1%}; likely cause: {_cause(seen)}"
+            f"teacher to {(seen.teacher == most).mean():.1%}; likely cause: {_cause(seen)}"
         ]
     agreement = float((seen.teacher == seen.student).mean())
     if is_above(agreement, constant, images):
@@ -157,7 +157,7 @@ def student_warnings(seen: Classified) -> list[str]:
 
 
 def _is_above_constant(seen: Classified) -> bool:
-    """True if the student agrees more than one answer to everything, as far as the images tell."""
+    """True if the student is shown to agree more than one answer to everything."""
     if seen.student is None or not len(seen.teacher):
         return False
     agreement = float((seen.teacher == seen.student).mean())
@@ -234,7 +234,9 @@ def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
     Source: Fleiss, Cohen & Everitt 1969 (Psychol. Bull. 72, 323-327), kappa's deviation where it is
     zero.
     """
-    true_K, told_K = (seen.counts(each) / len(each) for each in (labels, seen.teacher))
+    true_K, told_K = (
+        seen.counts(classes_N) / len(classes_N) for classes_N in (labels, seen.teacher)
+    )
     luck = float(true_K @ told_K)
     variance = luck + luck**2 - float((true_K * told_K) @ (true_K + told_K))
     return luck, math.sqrt(max(variance, 0.0) / len(labels))
@@ -255,9 +257,9 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
         or _crossed(labels, teacher, classes).max(axis=1).sum() <= to_beat * images
     ):
         return None
-    found = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
+    orders = [best_order(labels[half::2], teacher[half::2], classes) for half in (1, 0)]
     right = sum(
-        int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(found)
+        int((order[labels[half::2]] == teacher[half::2]).sum()) for half, order in enumerate(orders)
     )
     if wilson_interval(right / images, images)[0] <= to_beat:
         return None
@@ -267,10 +269,10 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
         if seen.label_names
         else []
     )
-    given = shlex.quote(",".join(names))
-    if classes > MAX_NAMED or len(given) > MAX_GIVEN:
-        given = "and a file of their names"
-    remedy = f"give the teacher's order with --evaluation.classes {given}"
+    names_given = shlex.quote(",".join(names))
+    if classes > MAX_NAMED or len(names_given) > MAX_GIVEN:
+        names_given = "and a file of their names"
+    remedy = f"give the teacher's order with --evaluation.classes {names_given}"
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "
         f"{(order_K[labels] == teacher).mean():.1%} with the labels' classes in another order; "
@@ -298,16 +300,16 @@ def best_order(labels: ClassNumbers, teacher: ClassNumbers, classes: int) -> Cla
     of_label, of_class, label_of, before = np.zeros((4, classes + 1), np.int64)
     for label_of[0] in range(1, classes + 1):
         far = np.full(classes + 1, 1 << 60)
-        done = np.full(classes + 1, False)
+        settled = np.full(classes + 1, False)
         column = 0
         while label := label_of[column]:
-            done[column] = True
+            settled[column] = True
             slack = cost_KK[label] - of_label[label] - of_class
-            before[(slack < far) & ~done] = column
-            far = np.where(done, 1 << 61, np.minimum(slack, far))
+            before[(slack < far) & ~settled] = column
+            far = np.where(settled, 1 << 61, np.minimum(slack, far))
             column = int(far.argmin())
-            of_label[label_of[done]] += far[column]
-            of_class[done] -= far[column]
+            of_label[label_of[settled]] += far[column]
+            of_class[settled] -= far[column]
             far -= far[column]
         while column:
             label_of[column] = label_of[before[column]]
@@ -321,6 +323,6 @@ def relabelled(seen: Classified) -> float | None:
     """
     if seen.student is None or len(seen.teacher) < 2 or seen.classes > MAX_ORDERED:
         return None
-    found, judged = np.array_split(np.random.default_rng(0).permutation(len(seen.teacher)), 2)
-    order_K = best_order(seen.student[found], seen.teacher[found], seen.classes)
+    half, judged = np.array_split(np.random.default_rng(0).permutation(len(seen.teacher)), 2)
+    order_K = best_order(seen.student[half], seen.teacher[half], seen.classes)
     return float((order_K[seen.student[judged]] == seen.teacher[judged]).mean())

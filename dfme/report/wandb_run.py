@@ -1,6 +1,6 @@
-"""A run in Weights & Biases, beside the run's own files and never in its way.
+"""A run in Weights & Biases, in addition to the run's own files.
 
-Whatever wandb raises is said once, in one line; the run goes on without it. History steps are the
+An error of wandb is reported once, in one line; the run continues without it. History steps are the
 queries spent, so a resumed online run adds no second row for what was logged before: wandb drops
 steps that lie behind. Offline, each part of a run is a folder under the same id.
 """
@@ -87,8 +87,7 @@ class WandbRun:
             self._notify(f"wandb: recorded offline; upload it with:\n  {command}")
 
     def _open(self, config: WandbConfig, document: Mapping[str, Any]) -> None:
-        # The client's telemetry would call its maker even offline, and hold up the exit where
-        # nobody answers.
+        # the client's telemetry would call its maker even offline, and delay the exit
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = importlib.import_module("wandb")
         require_valid_variables(self._wandb.Settings)
@@ -194,8 +193,8 @@ def require_valid_variables(settings: Callable[[], Any]) -> None:
         try:
             settings().update_from_env_vars({name: value})
         except Exception as error:
-            shown = "..." if SECRET.search(name) else f"{value:.60}"
-            raise UserError(f"variable {name}={shown}: {_reason(error)}") from error
+            text = "..." if SECRET.search(name) else f"{value:.60}"
+            raise UserError(f"variable {name}={text}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

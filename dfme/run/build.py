@@ -55,13 +55,10 @@ from dfme.run.threads import take_threads
 from dfme.run.timing import rehearse, within_minutes
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
-from dfme.teachers.asked_once import AskedOnce, spared
 from dfme.teachers.build import make_teacher
-from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
-from dfme.teachers.serve.record import recorded_images
 
 
 def run_job(
@@ -179,6 +176,8 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
     """What makes a custom teacher share its answers with other runs."""
     if job.teacher.kind in KINDS or job.config.shared_answers is None:
         return None
+    from dfme.teachers.asked_once import AskedOnce
+
     folder = Path(job.config.shared_answers)
     make_folder(folder)
 
@@ -196,6 +195,8 @@ def spared_images(shared: Path) -> int:
     """Images that runs which share answers in a folder had answers to since another run had
     asked.
     """
+    from dfme.teachers.asked_once import spared
+
     return spared(shared.glob("*.sqlite"))
 
 
@@ -374,6 +375,9 @@ def served(
     model: TorchTeacher, record: str, account: str | None, defences: Sequence[str]
 ) -> tuple[ImageSet, Callable[[Tensor], Tensor]]:
     """A log's images, and the labels that the model answers to any behind these defences."""
+    from dfme.teachers.defences.wrapper import Defended
+    from dfme.teachers.serve.record import recorded_images
+
     behind = Defended(model, parse_defences(defences), LabelMode("label"))
     return recorded_images(Path(record), account, model.spec.shape), behind.preview
 

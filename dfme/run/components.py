@@ -19,7 +19,6 @@ from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
-from dfme.nets.own import own_generator
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
@@ -120,6 +119,8 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     net: GeneratorNet
     name = getattr(job.method_config, "generator", "auto")
     if name != "auto":
+        from dfme.nets.own import own_generator
+
         made = job.objects.get("method.generator") or find_target(name, "--method.generator")
         net = own_generator(made, latent_size, spec)
     elif job.queries.base == "none":

@@ -20,12 +20,11 @@ from dfme.errors import UserError
 from dfme.oracle.ledger import Ledger
 from dfme.precision import has_fast_bf16
 from dfme.randomness import Streams, derived_seed
-from dfme.report.classified import baselines
+from dfme.report.classified import Training, baselines
 from dfme.report.classified import paid_answers as paid_answers_of
 from dfme.report.console import agreement_line
 from dfme.report.metrics import MetricRecord
 from dfme.report.summary_file import read_summary
-from dfme.report.training import Training
 from dfme.report.verdict import warnings
 from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import build_students, build_trainer

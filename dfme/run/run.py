@@ -21,10 +21,9 @@ from dfme.oracle.left_out import left_out_warnings, require_classes
 from dfme.oracle.oracle import Oracle
 from dfme.randomness import Streams
 from dfme.report import verdict, write_report
-from dfme.report.classified import Classified, baselines, histogram, paid_answers
+from dfme.report.classified import Classified, Training, baselines, histogram, paid_answers
 from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
 from dfme.report.recorder import Recorder
-from dfme.report.training import Training
 from dfme.run import loop
 from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory

@@ -1,4 +1,4 @@
-"""What a program answers: logits, or a form of probabilities, told by its end and its values."""
+"""What a program answers: logits, or a form of probabilities, by its last operation and values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +19,7 @@ they tell of logits where an answer lies outside 0 and 1, since they can average
 """
 
 CHECK_IMAGES = 16
-SUM_TOLERANCE = (
-    2e-3  # how far from one a row of probabilities may sum, besides what the dtype rounds off
-)
+SUM_TOLERANCE = 2e-3  # of the sum of a row of probabilities, besides what the dtype rounds off
 NEVER_BY_CHANCE = 8  # classes that a constant answer has in order once in 20,000 networks
 SATURATED = 1e-7  # nearer to 0 or 1 than this, a sigmoid in float32 tells nothing more
 
@@ -48,7 +46,7 @@ class ScoreForm:
 
 
 def check_images(spec: ImageSpec) -> Iterator[Tensor]:
-    """Images (1, C, H, W) that differ as much as noise, patches and plain colours do."""
+    """Images (1, C, H, W): noise, patches and plain colours."""
     rng = torch.Generator().manual_seed(0)
     channels, *size = spec.shape
     low, high = spec.bounds
@@ -62,42 +60,42 @@ def check_images(spec: ImageSpec) -> Iterator[Tensor]:
         yield spec.quantise(x_BCHW * (high - low) + low)
 
 
-def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None) -> ScoreForm:
+def settle_form(source: str, scores_NK: Tensor, stated: Answers, end: End | None) -> ScoreForm:
     """The form of a program's answers, of which ``scores_NK`` are those to check images.
 
-    A given form must fit the values. Else it is what both the values and the end leave; UserError,
-    with the choices, where they leave more than one.
+    A stated form must fit the values. Without one, values and last operation decide; UserError,
+    with the choices, where they allow more than one.
     """
     lone = scores_NK.shape[1] == 1
-    if lone and given == "sigmoids":
-        given = "probabilities"
-    if not lone and given == "log-probabilities":
-        given = "logits"  # their softmax is the probabilities
+    if lone and stated == "sigmoids":
+        stated = "probabilities"
+    if not lone and stated == "log-probabilities":
+        stated = "logits"  # their softmax is the probabilities
     low, high = (float(value) for value in scores_NK.aminmax())
     values = f"its answers to check images, from {low:.3g} to {high:.3g},"
-    told = _fitting(scores_NK, end)
-    if given == "auto":
-        if len(told) == 1:
-            return _form(scores_NK, told[0])
-        choices = " or ".join(told)
+    possible = _fitting(scores_NK, end)
+    if stated == "auto":
+        if len(possible) == 1:
+            return _form(scores_NK, possible[0])
+        choices = " or ".join(possible)
         raise UserError(
             f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}"
         )
-    if given == "logits" and end == "sigmoid" and given not in told:
-        raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {told[0]}")
+    if stated == "logits" and end == "sigmoid" and stated not in possible:
+        raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {possible[0]}")
     fitting = _fitting(scores_NK, None)
-    if given not in fitting:
+    if stated not in fitting:
         raise UserError(
-            f"{source}: {values} are no {given}; say --teacher.answers {' or '.join(fitting)}"
+            f"{source}: {values} are no {stated}; say --teacher.answers {' or '.join(fitting)}"
         )
-    return _form(scores_NK, given)
+    return _form(scores_NK, stated)
 
 
 def require_class_order(source: str, scores_NK: Tensor) -> None:
-    """UserError for answers that were sorted: a number's place no longer tells its class.
+    """UserError for sorted answers: the place of a number no longer tells its class.
 
-    A network whose answers hardly change has them in one order by chance. Its classes lie apart on
-    all images, unless there are so many of them that the chance is none.
+    Answers that hardly change can be in order by chance, and then the ranges of the classes do not
+    overlap. With ``NEVER_BY_CHANCE`` classes or more there is no such chance.
     """
     classes = scores_NK.shape[1]
     if classes < 3:
@@ -106,12 +104,8 @@ def require_class_order(source: str, scores_NK: Tensor) -> None:
     falling = bool((steps_NK < 0).all())
     if not falling and not bool((steps_NK > 0).all()):
         return
-    least_K = scores_NK.amin(0)
-    most_K = scores_NK.amax(0)
-    if falling:
-        overlapping = bool((most_K[1:] >= least_K[:-1]).any())
-    else:
-        overlapping = bool((most_K[:-1] >= least_K[1:]).any())
+    rising_NK = scores_NK.flip(1) if falling else scores_NK
+    overlapping = bool((rising_NK.amax(0)[:-1] >= rising_NK.amin(0)[1:]).any())
     if overlapping or classes >= NEVER_BY_CHANCE:
         order = "fall" if falling else "rise"
         raise UserError(
@@ -124,7 +118,8 @@ def require_class_order(source: str, scores_NK: Tensor) -> None:
 def require_of_class_1(source: str, scores_NK: Tensor, name: str) -> None:
     """UserError for a lone score beside a label that may be how certain the label is.
 
-    That is never below one half of two classes, which a score of class 1 is of some images.
+    The score of the label of two classes is never below one half; that of class 1 is for some
+    images.
     """
     low, high = (float(value) for value in scores_NK.aminmax())
     of_label = (low >= 0.5 and high <= 1) or (low >= 50 and high <= 100)
@@ -144,10 +139,9 @@ def _form(scores_NK: Tensor, name: Answers) -> ScoreForm:
         return ScoreForm(inner.name, inner.mode, 100.0)
     if name in ("logits", "sigmoids"):
         return ScoreForm(name, LabelMode("logits"))
-    if name == "log-probabilities" or scores_NK.shape[1] == 1:
-        return ScoreForm(name, LabelMode("probabilities"))
-    exact = add_up_to(scores_NK, 1.0, _tolerance(scores_NK))
-    return ScoreForm(name, LabelMode("probabilities", None if exact else rounded_to(scores_NK)))
+    exact = scores_NK.shape[1] == 1 or add_up_to(scores_NK, 1.0, _tolerance(scores_NK))
+    decimals = None if exact or name == "log-probabilities" else rounded_to(scores_NK)
+    return ScoreForm(name, LabelMode("probabilities", decimals))
 
 
 def _tolerance(scores_NK: Tensor) -> float:
@@ -157,43 +151,33 @@ def _tolerance(scores_NK: Tensor) -> float:
 def _is_rounded(scores_NK: Tensor) -> bool:
     """True if these are probabilities that were rounded, to two decimals or more."""
     sums_N = scores_NK.double().sum(1)
-    near = bool(((sums_N > 0.5) & (sums_N < 1.25)).all())
-    return near and (rounded_to(scores_NK) or 0) > 1
+    return bool(((sums_N > 0.5) & (sums_N < 1.25)).all()) and (rounded_to(scores_NK) or 0) > 1
 
 
 def _fitting(scores_NK: Tensor, end: End | None) -> list[Answers]:
-    """The forms that values and end allow."""
+    """The forms that values and last operation allow."""
     slack = _tolerance(scores_NK)
-    low = float(scores_NK.min())
-    high = float(scores_NK.max())
-    if scores_NK.shape[1] > 1:
-        if low < -slack:
+    low, high = (float(value) for value in scores_NK.aminmax())
+    lone = scores_NK.shape[1] == 1
+    if lone and low < -slack:
+        if end == "unbounded" or high > slack:
             return ["logits"]
-        if add_up_to(scores_NK, 1.0, slack) or _is_rounded(scores_NK):
-            return ["probabilities"]
-        if add_up_to(scores_NK, 100.0, slack):
-            return ["percentages"]
-        return _of_many(end, high, slack)
+        return ["log-probabilities"] if end == "log-sigmoid" else ["logits", "log-probabilities"]
     if low < -slack:
-        return _of_negative_one(end, high, slack)
-    if high <= 1 + slack:  # a linear map can also average probabilities
+        return ["logits"]
+    if not lone and (by_sums := _by_sums(scores_NK, slack)):
+        return [by_sums]
+    if high > 1 + slack:
+        certain = end == "unbounded" or high > 100 * (1 + slack)
+        return ["logits"] if certain else ["logits", "percentages"]
+    # a linear map can also average probabilities
+    if lone:
         return ["probabilities"] if end == "sigmoid" else ["probabilities", "logits"]
-    if end == "unbounded":
-        return ["logits"]
-    return ["logits", "percentages"] if high <= 100 * (1 + slack) else ["logits"]
+    return ["sigmoids"] if end == "sigmoid" else ["logits", "sigmoids"]
 
 
-def _of_many(end: End | None, high: float, slack: float) -> list[Answers]:
-    """Forms of several numbers an image, none negative, that add up to nothing."""
-    if high <= 1 + slack:
-        return ["sigmoids"] if end == "sigmoid" else ["logits", "sigmoids"]
-    if end == "unbounded":
-        return ["logits"]
-    return ["logits", "percentages"] if high <= 100 * (1 + slack) else ["logits"]
-
-
-def _of_negative_one(end: End | None, high: float, slack: float) -> list[Answers]:
-    """Forms of one number an image, which is negative for some."""
-    if end == "unbounded" or high > slack:
-        return ["logits"]
-    return ["log-probabilities"] if end == "log-sigmoid" else ["logits", "log-probabilities"]
+def _by_sums(scores_NK: Tensor, slack: float) -> Answers | None:
+    """The form of several numbers an image that their sums tell; None if they tell none."""
+    if add_up_to(scores_NK, 1.0, slack) or _is_rounded(scores_NK):
+        return "probabilities"
+    return "percentages" if add_up_to(scores_NK, 100.0, slack) else None

@@ -88,7 +88,7 @@ def load_torchscript(
         module = torch.jit.load(str(path), map_location=device).eval()  # noqa: TID251
 
     def run(x_BCHW: Tensor, wanted: str | None) -> object:
-        # else later calls run another program than the first, fused, which rounds differently
+        # otherwise later calls run a fused program, which rounds differently from the first
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return module(x_BCHW)
 
@@ -104,7 +104,7 @@ def load_torchscript(
 
 
 def _script_dtype(module: Any) -> torch.dtype:
-    """What the weights of a TorchScript module are; of a frozen one they are constants."""
+    """The type of a TorchScript module's weights, which are constants in a frozen one."""
     for parameter in module.parameters():
         if parameter.is_floating_point():
             return parameter.dtype  # type: ignore[no-any-return]
@@ -120,9 +120,7 @@ def _script_dtype(module: Any) -> torch.dtype:
 
 
 def _archive(name: str, kind: str) -> Path:
-    """The path of an archive of this kind. UserError for any other file, saying what it seems to
-    be.
-    """
+    """The path of an archive of this kind. UserError for another file, with what it seems to be."""
     path = Path(name).expanduser()
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a program for --teacher {kind}")
@@ -132,11 +130,11 @@ def _archive(name: str, kind: str) -> Path:
         inside = {entry.rpartition("/")[2] for entry in entries}
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: is no archive, or is cut short: {first_line(error)}") from error
-    found = next(
+    content = next(
         (what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind"
     )
-    if not found.endswith(f"--teacher {kind}"):
-        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
+    if not content.endswith(f"--teacher {kind}"):
+        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {content}")
     return path
 
 
@@ -190,12 +188,10 @@ def _range(exported: ExportedProgram, batch: Any) -> tuple[int, int | None]:
 
 
 def _trains(node: fx.Node) -> bool:
-    """True if an operation, of dropout or batch normalisation, was recorded as it is in
-    training.
-    """
+    """True if an operation (dropout, batch normalisation) was recorded in training mode."""
     schema = getattr(node.target, "_schema", None)
     arguments = schema.arguments if schema is not None else ()
-    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(
+    values = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(
         node.kwargs
     )
-    return given.get("train") is True or given.get("training") is True
+    return values.get("train") is True or values.get("training") is True

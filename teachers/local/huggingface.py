@@ -8,7 +8,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,22 +20,21 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
-from dfme.spec import ImageSpec, Shape
-from dfme.teachers.local import checks
-from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, read_config, whole
+from dfme.spec import Shape
+from dfme.teachers.local import folders
+from dfme.teachers.local.checks import agreed_classes, first_line, flagged_scale, import_extra
+from dfme.teachers.local.folders import CONFIG, PROCESSOR, WEIGHTS, FolderModel, positive
 from dfme.teachers.local.processor import (
-    FILE,
     Pixels,
     load_processor,
-    made_shape,
     measure,
     processor_config,
     require_bounded,
+    resulting_shape,
 )
-from dfme.teachers.local.program import first_look
 from dfme.teachers.local.pytorch import TorchTeacher
-from dfme.teachers.local.safetensors_file import has_odd_metadata, read_safetensors
-from dfme.teachers.local.weights import require_as_large, sizes_on_disk
+from dfme.teachers.local.safetensors_file import has_odd_metadata, read_safetensors, shapes_of
+from dfme.teachers.local.weights import require_as_large
 from dfme.teachers.options import HuggingFaceOptions
 
 COLOURS = 3  # channels of a model whose configuration names no number of them
@@ -78,32 +76,22 @@ def load_huggingface(
     configuration take the place of its scaling. Images are not resized.
     """
     folder = Path(options.folder).expanduser()
-    model_config = read_config(folder)
+    model_config = folders.read_config(folder)
     _require_plain(folder, model_config)
-    checks.require_weights(folder)
+    folders.require_weights(folder)
     _require_one_class_an_image(folder, model_config, config)
     model = _load(folder)
-    scale = checks.given_scale(config)
     with _silent():
-        settled = _processed(folder, model_config, config)
-    if scale is None:
-        scale = checks.scaled(config.bounds, settled.pixels.mean, settled.pixels.std)
-    shape = settled.shape
-    outputs = model.config.num_labels
-    classes = checks.agreed_classes(
-        config.num_classes, outputs, f"the labels of {CONFIG} are", CONFIG
+        shape, pixels = _processed(folder, model_config, config)
+    scale = flagged_scale(config) or folders.scaled(config.bounds, pixels.mean, pixels.std)
+    classes = agreed_classes(
+        config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG
     )
-    network = _Logits(model, settled.pixels.order)
-    spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(
-        network, spec, classes, *scale, device, config.max_batch, options.precision
+    names = [name for _, name in sorted((model.config.id2label or {}).items())]
+    network = _Logits(model, pixels.order)
+    return FolderModel(folder, network, shape, classes, scale, names).teacher(
+        options, config, device
     )
-    first_look(str(folder), teacher, spec)
-    labels = model.config.id2label or {}
-    if len(labels) == classes:
-        names = tuple(str(name) for _, name in sorted(labels.items()))
-        teacher.info = replace(teacher.info, class_names=names)
-    return teacher
 
 
 def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
@@ -161,9 +149,9 @@ def _load(folder: Path) -> Any:
 
 def _require_room(folder: Path, auto: Any) -> None:
     """UserError for a model that its weights do not fill, before memory is taken for it."""
-    shapes = sizes_on_disk(folder)
+    shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in shapes_of(path)]
     longest = max((max(shape, default=0) for shape in shapes if math.prod(shape)), default=0)
-    labels = read_config(folder).get("num_labels")
+    labels = folders.read_config(folder).get("num_labels")
     if isinstance(labels, int) and labels > longest:
         raise UserError(
             f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long"
@@ -220,49 +208,46 @@ def _silent() -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def _height_width(size: Any) -> tuple[int, int] | None:
+def _height_width(size: Any) -> folders.Size | None:
     """A size in one of the forms that configurations have; None for what is none."""
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
         size = [size.get("height", edge), size.get("width", edge)]
-    height, width = map(whole, size if isinstance(size, list) and len(size) == 2 else (size, size))
+    height, width = map(
+        positive, size if isinstance(size, list) and len(size) == 2 else (size, size)
+    )
     return (height, width) if height and width else None
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """The image's shape, and what is done to its pixels."""
+def _processed(
+    folder: Path, model_config: dict[str, Any], config: TeacherConfig
+) -> tuple[Shape, Pixels]:
+    """The image's shape, and what the folder's image processor does to its pixels.
 
-    shape: Shape
-    pixels: Pixels
-
-
-def _processed(folder: Path, model_config: dict[str, Any], config: TeacherConfig) -> _Settled:
-    """What the folder's image processor makes of images.
-
-    Where the configuration gives mean and deviation, one that transformers cannot make is left out.
+    Where the configuration gives mean and deviation, a processor that fails is left out.
     """
-    channels = whole(model_config.get("num_channels"))
-    made = None
-    size = None
-    processor = None
-    source = processor_config(folder)
-    given = checks.given_scale(config) is not None
+    channels = positive(model_config.get("num_channels"))
     depth = channels or (config.shape[0] if config.shape else COLOURS)
+    processor = None
+    pixels = None
+    size = None
     try:
-        if source is None:
-            raise checks.unknown_scale(f"{folder}: has no {FILE}")
+        if (source := processor_config(folder)) is None:
+            raise folders.unknown_scale(f"{folder}: has no {PROCESSOR}")
         processor = load_processor(folder, source, model_config)
-        made = measure(str(folder), processor, depth)
+        pixels = measure(str(folder), processor, depth)
     except UserError:
-        if not given:
+        if flagged_scale(config) is None:
             raise
     if processor is not None and config.shape is None:
         require_bounded(str(folder), processor)
-        size = made_shape(processor, depth)
-    edges = size[1:] if size else _height_width(model_config.get("image_size"))
-    shape = checks.image_shape(config.shape, channels or (depth if made else None), edges)
-    return _Settled(shape, made or Pixels(tuple(range(shape[0])), (0.0,), (1.0,)))
+        size = resulting_shape(processor, depth)
+    shape = folders.image_shape(
+        config.shape,
+        channels or (depth if pixels else None),
+        size[1:] if size else _height_width(model_config.get("image_size")),
+    )
+    return shape, pixels or Pixels(tuple(range(shape[0])), (0.0,), (1.0,))
 
 
 def _require_one_class_an_image(
@@ -276,7 +261,7 @@ def _require_one_class_an_image(
     where = f"{folder / CONFIG}: problem_type"
     kind = model_config.get("problem_type")
     names = model_config.get("id2label")
-    outputs = len(names) if isinstance(names, dict) else whole(model_config.get("num_labels"))
+    outputs = len(names) if isinstance(names, dict) else positive(model_config.get("num_labels"))
     if kind == "regression":
         raise UserError(f"{where}: expected a classifier, got a regression, which gives quantities")
     if kind == "multi_label_classification" and outputs != 1:

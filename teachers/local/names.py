@@ -1,9 +1,9 @@
 """Names in a state dict: what wrappers and counters left in them, and which are the network's.
 
 Training wraps a network again and again (DataParallel, torch.compile, FSDP, a LightningModule, a
-moving average), and each wrapper puts a word before the names of the weights. What all weights
-have, and what only a wrapper writes, is taken off here. Nothing that could change an answer is
-dropped without a word: what is left over is named, and the user says which part to take.
+moving average), and each wrapper puts a word before the names of the weights. These words are
+removed here. Nothing that could change an answer is dropped silently: weights that remain are named
+in an error, and the user says which part to take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WRAPPERS = frozenset(
         "_forward_module",  # Lightning Fabric
     )
 )
-"""Words that nobody but a wrapper puts into a name."""
+"""Words that only wrappers put into a name."""
 
 PARALLEL = "module"
 """The word of DataParallel, DistributedDataParallel, DeepSpeed and AveragedModel."""
@@ -55,11 +55,15 @@ class NamedPart:
 
 
 def plain_state(state: Mapping[str, Tensor]) -> State:
-    """The weights under the names that they have without wrappers, and without counters.
+    """The weights without counters, under the names that they have without wrappers.
 
-    The word ``module`` is a wrapper's where nothing stands beside it, as in ``features.module.0``.
+    The word ``module`` is a wrapper's where it has no sibling, as in ``features.module.0``.
     """
-    weights = {name: value for name, value in state.items() if not _is_counter(name, value)}
+    weights = {
+        name: value
+        for name, value in state.items()
+        if name.rpartition(".")[2] not in COUNTERS or value.numel() != 1
+    }
     words = {name: [word for word in name.split(".") if word not in WRAPPERS] for name in weights}
     tree: dict[str, Any] = {}
     for path in words.values():
@@ -68,10 +72,6 @@ def plain_state(state: Mapping[str, Tensor]) -> State:
             node = node.setdefault(word, {})
     plain = {".".join(_unwrapped(path, tree)): weights[name] for name, path in words.items()}
     return plain if len(plain) == len(weights) else weights
-
-
-def _is_counter(name: str, value: Tensor) -> bool:
-    return name.rpartition(".")[2] in COUNTERS and value.numel() == 1
 
 
 def _unwrapped(path: list[str], tree: dict[str, Any]) -> Iterator[str]:
@@ -93,26 +93,20 @@ def parts_of(state: State) -> Iterator[NamedPart]:
         part = waiting.pop(0)
         yield part
         if part.prefix.count(".") < MAX_DEPTH:
-            inner = _by_first_word(part.state).items()
-            smaller = [NamedPart(f"{part.prefix}{word}.", weights) for word, weights in inner]
-            waiting += sorted(smaller, key=lambda item: -len(item.state))
-
-
-def _by_first_word(state: State) -> dict[str, State]:
-    """The weights under each first word, without it."""
-    groups: dict[str, State] = {}
-    for name, value in state.items():
-        first, dot, rest = name.partition(".")
-        if dot:
-            groups.setdefault(first, {})[rest] = value
-    return groups
+            smaller: dict[str, State] = {}
+            for name, value in part.state.items():
+                first, dot, rest = name.partition(".")
+                if dot:
+                    smaller.setdefault(f"{part.prefix}{first}.", {})[rest] = value
+            largest_first = sorted(smaller.items(), key=lambda item: -len(item[1]))
+            waiting += [NamedPart(prefix, weights) for prefix, weights in largest_first]
 
 
 def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | None, str]:
-    """The part of a state dict that is the network, and a line for people if others were left.
+    """The part of a state dict that is the network, and a line for people if others fit as well.
 
-    ``fits`` is asked of the whole and then of each part. None where no part fits. UserError where
-    several fit, none of which is plainly the network, and where weights of unknown use are left.
+    ``fits`` is called with the whole and then with each part. None where no part fits. UserError
+    where several fit and none is plainly the network, and where weights of unknown use remain.
     """
     fitting = list[NamedPart]()
     for part in parts_of(state):
@@ -123,50 +117,49 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
                 return state, ""
     if not fitting:
         return None, ""
-    taken = chosen([part.prefix for part in fitting])
-    if taken is None:
+    prefix = chosen([part.prefix for part in fitting])
+    if prefix is None:
         several = ", ".join(part.prefix[:-1][:60] for part in fitting)
         raise UserError(
             f"it holds the network {len(fitting)} times, under {several}; "
             "say --teacher.entry with one of them"
         )
-    others = tuple(part.prefix for part in fitting if part.prefix != taken)
-    left = [name for name in state if not name.startswith((taken, *others)) and not _is_loss(name)]
-    if left:
+    others = tuple(part.prefix for part in fitting if part.prefix != prefix)
+    unclear = [
+        name
+        for name in state
+        if not name.startswith((prefix, *others)) and name.partition(".")[0] not in LOSSES
+    ]
+    entry = prefix[:-1]
+    if unclear:
         raise UserError(
-            f"the network fits the names under {taken[:-1]}, and beside them are {some(left)}, "
-            f"which may change its answers (a normalisation?); if they do not, say --teacher.entry "
-            f"{taken[:-1]}"
+            f"the network fits the names under {entry}, and beside them are {some(unclear)}, "
+            "which may change its answers (a normalisation?); if they do not, say --teacher.entry "
+            f"{entry}"
         )
-    weights = next(part.state for part in fitting if part.prefix == taken)
-    said = ", ".join(prefix[:-1] for prefix in others)
-    return weights, which_was_taken(taken[:-1], said) if said else ""
-
-
-def _is_loss(name: str) -> bool:
-    return name.partition(".")[0] in LOSSES
+    weights = next(part.state for part in fitting if part.prefix == prefix)
+    return weights, which_was_taken(entry, ", ".join(o[:-1] for o in others)) if others else ""
 
 
 def chosen(names: list[str]) -> str | None:
-    """The only name, or the only one that is no average of another; None for any other list."""
+    """The only name, or the only one that is no average; None for any other list."""
     plain = [name for name in names if not any(word in name.lower() for word in AVERAGES)]
     if len(plain) == 1:
         return plain[0]
     return names[0] if len(names) == 1 else None
 
 
-def which_was_taken(taken: str, others: str) -> str:
+def which_was_taken(entry: str, others: str) -> str:
     """The line that says which of several sets of weights was taken."""
-    return f"takes the weights under {taken}, not those under {others} (--teacher.entry)"
+    return f"takes the weights under {entry}, not those under {others} (--teacher.entry)"
 
 
-def select(state: State, entry: str) -> State | None:
-    """The weights whose names begin with ``entry``, without it; None where there are none."""
+def part_under(entry: str, state: State) -> State:
+    """The weights whose names begin with ``entry``, without it; empty where there are none."""
     prefix = f"{entry}."
-    inside = {
+    return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
-    return inside or None
 
 
 def first_words(state: State) -> list[str]:

@@ -1,10 +1,12 @@
 """The last operation of each output of an ONNX model, read without the package onnx."""
 
 import mmap
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dfme.files import open_file
 from dfme.teachers.local.answer_forms import End
 
 MAX_NODES = 200_000
@@ -73,6 +75,23 @@ class _Graph:
         )
 
 
+_EXTERNAL = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
+"""What stands before the name of a file of weights; the last byte is the name's length."""
+
+
+def external_files(path: Path) -> set[str]:
+    """Names of the files that hold weights of a model."""
+    with (
+        open_file(path) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        names = [
+            content[match.end() : match.end() + match[1][0]]
+            for match in _EXTERNAL.finditer(content)
+        ]
+    return {name.decode(errors="replace") for name in names}
+
+
 def ends_of(path: Path) -> dict[str, End | None]:
     """The kind of the last operation by the output's name; empty if the file cannot be read so."""
     try:
@@ -91,14 +110,12 @@ def _end(graph: _Graph, name: str) -> End | None:
     """The kind of the operation that decides the range of a value."""
     for _ in range(MAX_NODES):
         node = graph.nodes.get(name)
-        if node is None:
+        if node is None or (node.kind in KEEPING and not node.inputs):
             return None
-        if node.kind in ENDS:
-            return ENDS[node.kind]
         if node.kind in ("Log", "Add"):
             return _end_of_two(graph, node)
-        if node.kind not in KEEPING or not node.inputs:
-            return None
+        if node.kind not in KEEPING:
+            return ENDS.get(node.kind)
         name = node.inputs[0]
     return None
 
@@ -143,7 +160,7 @@ def _add_node(graph: _Graph, data: memoryview) -> None:
         elif number == KIND:
             node.kind = _text(value) + node.kind
         elif number == DOMAIN and _text(value) not in ("", "ai.onnx"):
-            node.kind = "?"  # an operation of somebody else's, whatever its name
+            node.kind = "?"  # not one of ONNX's own operations, whatever its name
     graph.nodes.update(dict.fromkeys(written, node))
 
 

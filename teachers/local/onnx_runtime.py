@@ -28,10 +28,8 @@ DTYPES = {
     "tensor(uint8)": torch.uint8,
 }
 
-OLDEST = (
-    1,
-    24,
-)  # before it, onnxruntime reads a model's weights from any file that the model names
+# older onnxruntimes read a model's weights from any file that the model names
+OLDEST = (1, 24)
 CHANNELS = ((1, 3), (2, 4))  # by which the order of the axes is recognised, the most usual first
 CUDA = "CUDAExecutionProvider"
 
@@ -55,9 +53,9 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     runtime = import_extra("onnxruntime")
     path = Path(options.model).expanduser()
     session = _open(runtime, path, device)
-    image = _named("input", options.input, session.get_inputs(), path)
-    others = (each for each in session.get_inputs() if each.name != image.name)
-    if needed := ", ".join(each.name for each in others if not each.type.startswith("optional")):
+    image = _image_input(session.get_inputs(), options.input, path)
+    others = (entry for entry in session.get_inputs() if entry.name != image.name)
+    if needed := ", ".join(entry.name for entry in others if not entry.type.startswith("optional")):
         raise UserError(
             f"{path}: beside {image.name} it needs {needed}; export it with those as constants"
         )
@@ -72,17 +70,11 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
     def run(x_BCHW: Tensor, wanted: str | None) -> dict[str, object]:
         x_BCHW = x_BCHW.flip(1) if flipped else x_BCHW
         x = x_BCHW if nchw else x_BCHW.permute(0, 2, 3, 1)
-        names = (
-            [wanted]
-            if wanted
-            else [name for name in outputs if outputs[name].startswith("tensor(")]
-        )
+        tensors = [name for name, kind in outputs.items() if kind.startswith("tensor(")]
+        names = [wanted] if wanted else tensors
         arrays = session.run(names, {image.name: x.contiguous().numpy()})
         answers = {name: _as_tensor(array) for name, array in zip(names, arrays, strict=True)}
-        others = (
-            {} if wanted else {name: kind for name, kind in outputs.items() if name not in answers}
-        )
-        return answers | others
+        return answers if wanted else {**outputs, **answers}
 
     chw = axes if nchw else (axes[2], axes[0], axes[1])
     ends = ends_of(path)
@@ -95,10 +87,10 @@ def load_onnx(options: OnnxOptions, config: TeacherConfig, device: torch.device)
         batch,
         ends=[ends.get(name) for name in outputs],
     )
-    scaled, told = _scaled(config, metadata, DTYPES[image.type])
+    scaled, notes = _scaled(config, metadata, DTYPES[image.type])
     teacher = make_program_teacher(program, options.answers, options.output, scaled)
-    told += ["channels are put in the order BGR, as its metadata say"] if flipped else []
-    teacher.info = replace(teacher.info, inferred=(*teacher.info.inferred, *told))
+    notes += ["channels are put in the order BGR, as its metadata say"] if flipped else []
+    teacher.info = replace(teacher.info, inferred=(*teacher.info.inferred, *notes))
     return teacher
 
 
@@ -196,15 +188,15 @@ def _reason(error: Exception, version: str) -> str:
     return f"onnxruntime {version} cannot run it: {first_line(ValueError(text))}"
 
 
-def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any:
-    """The input or output of a name, or the first."""
-    names = [each.name for each in there]
+def _image_input(inputs: Sequence[Any], name: str | None, path: Path) -> Any:
+    """The input of this name, or the first."""
     if name is None:
-        return there[0]
-    if name not in names:
-        hint = did_you_mean(name, names)
-        raise UserError(f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{hint}")
-    return there[names.index(name)]
+        return inputs[0]
+    by_name = {entry.name: entry for entry in inputs}
+    if name not in by_name:
+        hint = did_you_mean(name, by_name)
+        raise UserError(f"--teacher.input: {path} has {', '.join(by_name)}, got {name!r}{hint}")
+    return by_name[name]
 
 
 def _batch_and_axes(image: Any, path: Path) -> tuple[int | None, Axes]:
@@ -220,18 +212,18 @@ def _batch_and_axes(image: Any, path: Path) -> tuple[int | None, Axes]:
     return batch, (axes[0], axes[1], axes[2])
 
 
-def _is_nchw(layout: str, given: tuple[int, int, int] | None, axes: Axes) -> bool:
+def _is_nchw(layout: str, flagged: tuple[int, int, int] | None, axes: Axes) -> bool:
     """True if channels come first: by the option or the sizes; if both fit, as usual in ONNX."""
     if layout != "auto":
         return layout == "nchw"
     first = (axes[0], axes[1], axes[2])
     last = (axes[2], axes[0], axes[1])
-    if given is not None:
-        return _fits(given, first) or not _fits(given, last)
+    if flagged is not None:
+        return _fits(flagged, first) or not _fits(flagged, last)
     return next(
         (first[0] in usual for usual in CHANNELS if first[0] in usual or last[0] in usual), True
     )
 
 
-def _fits(given: tuple[int, int, int], order: Axes) -> bool:
-    return all(size in (None, wanted) for wanted, size in zip(given, order, strict=True))
+def _fits(shape: tuple[int, int, int], order: Axes) -> bool:
+    return all(size in (None, wanted) for wanted, size in zip(shape, order, strict=True))

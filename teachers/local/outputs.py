@@ -1,6 +1,6 @@
 """Which of a program's outputs has the scores, and their form: one row for each image."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -16,18 +16,14 @@ def by_name(answer: object) -> dict[str, object]:
 
 
 def _parts(answer: object, name: str, depth: int) -> Iterator[tuple[str, object]]:
-    inside: Mapping[str, object] | None = None
-    if isinstance(answer, Mapping):
-        inside = {str(key): value for key, value in answer.items()}
-    elif isinstance(answer, tuple | list):
-        fields = getattr(answer, "_fields", map(str, range(len(answer))))
-        inside = dict(zip(fields, answer, strict=False))
-    if inside is None or depth == 0:
-        if answer is not None:
-            yield name or "0", answer
-        return
-    for key, value in inside.items():
-        yield from _parts(value, f"{name}.{key}" if name else key, depth - 1)
+    if isinstance(answer, tuple | list):
+        fields = getattr(answer, "_fields", range(len(answer)))
+        answer = dict(zip(fields, answer, strict=False))
+    if isinstance(answer, Mapping) and depth > 0:
+        for key, value in answer.items():
+            yield from _parts(value, f"{name}.{key}" if name else str(key), depth - 1)
+    elif answer is not None:
+        yield name or "0", answer
 
 
 def choose_output(
@@ -35,8 +31,9 @@ def choose_output(
 ) -> str:
     """The name of the output with the scores: the wanted one, else the only one that can be meant.
 
-    That is the only one, the only one of floating-point numbers, or the only one with a number for
-    each of the ``classes`` that the user gave. UserError, with every name and shape, for several.
+    Without a wanted one: the only output, the only one of floating-point numbers, or the only one
+    with a number for each of the user's ``classes``. UserError, with every name and shape, if
+    several remain.
     """
     if not outputs:
         raise UserError(f"{source}: answers nothing")
@@ -47,21 +44,23 @@ def choose_output(
                 f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}"
             )
         return wanted
-    names = list(outputs)
-    if len(names) == 1:
-        return names[0]
-    floats = [name for name, value in outputs.items() if _is_float(value)]
-    if len(floats) == 1:
-        return floats[0]
-    widths = {name: _width(outputs[name], batch) for name in floats}
-    fitting = [name for name in floats if classes is not None and widths[name] in _fitting(classes)]
-    if len(fitting) == 1:
-        return fitting[0]
-    shown = ", ".join(
+    floats = [
+        name
+        for name, value in outputs.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    widths = (1, 2) if classes == 2 else (classes,)
+    fitting = [
+        name for name in floats if classes is not None and _width(outputs[name], batch) in widths
+    ]
+    for candidates in (list(outputs), floats, fitting):
+        if len(candidates) == 1:
+            return candidates[0]
+    described = ", ".join(
         f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
     )
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: "
+        f"{source}: has {len(outputs)} outputs, {described}; name the one with the scores: "
         "--teacher.output NAME"
     )
 
@@ -70,20 +69,10 @@ def rows(source: str, answer: object, batch: int) -> Tensor:
     """Scores (B, K) of an answer to ``batch`` images, without axes of size one. UserError if
     none.
     """
-    if isinstance(answer, Tensor):
-        width = _width(answer, batch)
-        if width:
-            return answer.reshape(batch, width)
-    raise UserError(f"{source}: expected scores ({batch}, classes), got {_shown(answer)}")
-
-
-def _fitting(classes: int) -> Sequence[int]:
-    """Numbers of outputs of a model of so many classes."""
-    return (1, 2) if classes == 2 else (classes,)
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    width = _width(answer, batch)
+    if isinstance(answer, Tensor) and width:
+        return answer.reshape(batch, width)
+    raise UserError(f"{source}: expected scores ({batch}, classes), got {_described(answer)}")
 
 
 def holds_whole_numbers(value: object) -> bool:
@@ -108,21 +97,12 @@ def _width(value: object, batch: int) -> int | None:
     return long[0] if long else 1
 
 
-def _described(value: object, batch: int) -> str:
-    """Shape of an output, with B for the batch, and its type if that is no floating-point
-    number.
-    """
-    if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != batch:
-        return _shown(value)
-    shape = ", ".join(["B", *map(str, value.shape[1:])])
-    return f"({shape}){_dtype(value)}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)}{_dtype(value)}"
-    return value if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _dtype(value: Tensor) -> str:
-    return "" if value.is_floating_point() else f" of {str(value.dtype).removeprefix('torch.')}"
+def _described(value: object, batch: int | None = None) -> str:
+    """Shape of an output, with B for the batch, and its type unless that is floating-point."""
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, str) else f"a {type(value).__name__}"
+    shape = str(tuple(value.shape))
+    if batch is not None and value.ndim and value.shape[0] == batch:
+        shape = f"({', '.join(['B', *map(str, value.shape[1:])])})"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return shape if value.is_floating_point() else f"{shape} of {dtype}"

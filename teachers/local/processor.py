@@ -1,8 +1,8 @@
 """What a folder's image processor does to the pixels, measured on transformers' own object.
 
-Processors differ: some swap red and blue, some do not normalise, some divide twice, and what their
-file leaves out is their class's default. So the file is not read again here. transformers makes the
-processor, it is given a few images, and what it makes of them says the rest.
+Processors differ: some swap red and blue, some do not normalise, some divide twice, and a value
+that their file leaves out is their class's default. So the file is not interpreted here:
+transformers makes the processor, which is measured on a few images.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from torch import Tensor
 from dfme.config.imports import blaming
 from dfme.errors import UserError
 from dfme.spec import Shape
-from dfme.teachers.local.checks import first_line, import_extra, read_config
+from dfme.teachers.local.checks import first_line, import_extra
+from dfme.teachers.local.folders import PROCESSOR, PROCESSORS, read_config
 
-FILE = "preprocessor_config.json"
-NESTED_FILE = "processor_config.json"  # of newer versions, with the processor under image_processor
-NESTED = "image_processor"
+NESTED = "image_processor"  # the key in PROCESSORS
 
 TYPES = ("image_processor_type", "feature_extractor_type")
 GEOMETRY = (
@@ -59,11 +58,11 @@ class Pixels:
 
 def processor_config(folder: Path) -> dict[str, Any] | None:
     """What the folder says of its image processor; None where it says nothing."""
-    for name in (NESTED_FILE, FILE):
+    for name in (PROCESSORS, PROCESSOR):
         config = read_config(folder, name) if (folder / name).is_file() else {}
         if isinstance(config.get(NESTED), dict):
             return dict(config[NESTED])
-        if config and name == FILE:
+        if config and name == PROCESSOR:
             return config
     return None
 
@@ -72,14 +71,12 @@ def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str,
     """transformers' own processor, from local files alone. UserError for one that it lacks."""
     auto = import_extra("transformers.models.auto.image_processing_auto")
     if "auto_map" in config:
-        raise UserError(f"{folder / FILE}: asks for code of others, never done: auto_map")
-    named = next((where for where in (config, model_config) if _type(where)), {})
-    name = _type(named)
-    known = set(_names(auto.IMAGE_PROCESSOR_MAPPING_NAMES.values()))
+        raise UserError(f"{folder / PROCESSOR}: asks for code of others, never done: auto_map")
+    name = _type(config) or _type(model_config)
     plain = name.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
-    if name and plain not in known:
+    if name and plain not in _names(auto.IMAGE_PROCESSOR_MAPPING_NAMES.values()):
         raise UserError(
-            f"{folder / FILE}: transformers has no image processor {name[:80]!r}; give "
+            f"{folder / PROCESSOR}: transformers has no image processor {name[:80]!r}; give "
             "--teacher.mean and --teacher.std"
         )
     with blaming(f"{folder}: transformers cannot make its image processor", UserError, first_line):
@@ -107,33 +104,30 @@ def _names(values: Iterable[Any]) -> Iterator[str]:
 def require_bounded(source: str, processor: Any) -> None:
     """UserError for a processor that would take memory without end for one small image."""
     sizes = {name: getattr(processor, name, None) for name in SIZES}
+    too_large = {
+        name: size for name, size in sizes.items() if any(edge > MAX_EDGE for edge in _edges(size))
+    }
     crop = getattr(processor, "crop_pct", None)
-    for name, size in sizes.items():
-        if any(edge > MAX_EDGE for edge in _edges(size)):
-            raise _too_large(source, name, size)
     if crop is not None and not (isinstance(crop, float | int) and crop >= MIN_CROP):
-        raise _too_large(source, "crop_pct", crop)
+        too_large["crop_pct"] = crop
+    for name, value in too_large.items():
+        raise UserError(
+            f"{source}: its image processor has {name} {' '.join(str(value).split())[:80]}, which "
+            "makes images too large to be meant; give --teacher.shape C,H,W"
+        )
 
 
-def _too_large(source: str, name: str, value: Any) -> UserError:
-    said = " ".join(str(value).split())[:80]
-    return UserError(
-        f"{source}: its image processor has {name} {said}, which makes images too large to be "
-        "meant; give --teacher.shape C,H,W"
-    )
-
-
-def made_shape(processor: Any, channels: int) -> Shape | None:
-    """C, H, W of what a bounded processor makes of a square image; None where it tells none."""
+def resulting_shape(processor: Any, channels: int) -> Shape | None:
+    """C, H, W of what a bounded processor makes of any square image; None if the size varies."""
     try:
-        made = [
+        small, large = (
             tuple(processor([_image(channels, edge=edge)], **CALL)["pixel_values"].shape[1:])
             for edge in (EDGE, 2 * EDGE)
-        ]
+        )
     except Exception:  # a processor of odd settings can raise anything; the flag asks for the shape
         return None
     # one that leaves images as large as they are tells no shape
-    return made[0] if len(made[0]) == 3 and made[0] == made[1] else None
+    return small if len(small) == 3 and small == large else None
 
 
 def _edges(size: Any) -> list[float]:
@@ -160,7 +154,7 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
     noise = np.random.default_rng(0).integers(0, WHITE + 1, (EDGE, EDGE, channels), dtype=np.uint8)
     with blaming(f"{source}: its image processor fails", UserError, first_line):
         black_CHW, noise_CHW, *lit_CHW = [
-            _made(processor, image) for image in (_image(channels), noise, *lit)
+            _processed(processor, image) for image in (_image(channels), noise, *lit)
         ]
     expected = f"{source}: expected an image processor that scales pixels and orders channels"
     remedy = "give --teacher.mean and --teacher.std"
@@ -169,12 +163,12 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
             f"{source}: its image processor makes NaN or infinite values of an image; expected "
             "positive rescale_factor and image_std"
         )
-    if any(made.shape != (channels, EDGE, EDGE) for made in (black_CHW, noise_CHW, *lit_CHW)):
+    if any(x.shape != (channels, EDGE, EDGE) for x in (black_CHW, noise_CHW, *lit_CHW)):
         raise UserError(
             f"{expected}, but it makes {tuple(noise_CHW.shape)} of {channels} channels; {remedy}"
         )
     low_C = black_CHW[:, 0, 0]
-    gain_CC = torch.stack([made[:, 0, 0] - low_C for made in lit_CHW], 1)
+    gain_CC = torch.stack([x_CHW[:, 0, 0] - low_C for x_CHW in lit_CHW], 1)
     order_C = gain_CC.abs().argmax(1)
     scale_C = gain_CC.gather(1, order_C[:, None])[:, 0]
     x_CHW = torch.from_numpy(noise).permute(2, 0, 1).double() / WHITE
@@ -189,11 +183,11 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
     return Pixels(tuple(order_C.tolist()), tuple(mean_C.tolist()), tuple(std_C.tolist()))
 
 
-def _made(processor: Any, image: np.ndarray[Any, Any]) -> Tensor:
+def _processed(processor: Any, image: np.ndarray[Any, Any]) -> Tensor:
     """What the network would get of an image that has its size already."""
     off = {name: False for name in GEOMETRY if hasattr(processor, name)}
-    made = processor([image], **CALL, **off)
-    if "pixel_values" not in made:
-        raise ValueError(f"it makes {', '.join(made)} of an image, and no pixel_values")
-    pixels: Tensor = made["pixel_values"]
+    outputs = processor([image], **CALL, **off)
+    if "pixel_values" not in outputs:
+        raise ValueError(f"it makes {', '.join(outputs)} of an image, and no pixel_values")
+    pixels: Tensor = outputs["pixel_values"]
     return pixels[0].double()

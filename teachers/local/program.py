@@ -1,4 +1,4 @@
-"""Teachers that are programs on this machine: images in, scores out, whatever runs inside."""
+"""Teachers that are programs on this machine: images in, scores out, whatever runs them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dfme.teachers.local.answer_forms import (
     require_of_class_1,
     settle_form,
 )
-from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line
+from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line, first_look
 from dfme.teachers.local.outputs import by_name, choose_output, holds_whole_numbers, rows
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.options import Answers, TeacherPrecision
@@ -39,7 +39,7 @@ LARGEST_BATCH = 250_000_000  # numbers in the images that a program takes at onc
 
 @dataclass(frozen=True)
 class Program:
-    """Facts that a program's file tells before it is asked anything.
+    """What a program's file tells before the program runs.
 
     ``run`` takes images (B, C, H, W) of ``dtype`` on ``device``, from ``least`` to ``most`` of
     them, and the name of the wanted output, None for all. ``axes`` are C, H and W, None where any
@@ -66,12 +66,12 @@ class ProgramTeacher:
     its lower bound to 255.
     """
 
-    def __init__(self, asked: Asked, num_classes: int, form: ScoreForm) -> None:
-        self.spec = asked.spec
+    def __init__(self, asking: Asked, num_classes: int, form: ScoreForm) -> None:
+        self.spec = asking.spec
         self.num_classes = num_classes
         self.label_mode = form.mode
-        self.info = TeacherInfo(str(asked.program.device), asked.program.most)
-        self._asked = asked
+        self.info = TeacherInfo(str(asking.program.device), asking.program.most)
+        self._asked = asking
         self._form = form
 
     def __call__(self, images: Tensor, /) -> Tensor:
@@ -131,61 +131,60 @@ def make_program_teacher(
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
     _require_room(program, spec)
-    asked = Asked(program, spec, Normalise(config.mean, config.std, spec.shape[0], program.device))
-    asked, end, beside_label = _with_output(asked, output, config.num_classes)
-    first_look(program.source, asked.scores, spec)
-    scores_NK = _look(asked)
+    asking = Asked(program, spec, Normalise(config.mean, config.std, spec.shape[0], program.device))
+    asking, end, beside_label = _with_output(asking, output, config.num_classes)
+    first_look(program.source, asking.scores, spec)
+    scores_NK = _look(asking)
     require_class_order(program.source, scores_NK)
     if beside_label and output is None:
-        require_of_class_1(program.source, scores_NK, asked.output)
+        require_of_class_1(program.source, scores_NK, asking.output)
     form = settle_form(program.source, scores_NK, answers, end)
     says = f"the answers of {program.source} are for"
     classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
-    teacher = ProgramTeacher(asked, classes, form)
-    told = [f"answers are {form} (--teacher.answers)"] if answers == "auto" else []
-    if output is None and asked.output not in ("0", "output"):
-        told.append(f"output {asked.output} (--teacher.output)")
-    teacher.info = replace(teacher.info, inferred=tuple(told))
+    teacher = ProgramTeacher(asking, classes, form)
+    notes = [f"answers are {form} (--teacher.answers)"] if answers == "auto" else []
+    if output is None and asking.output not in ("0", "output"):
+        notes.append(f"output {asking.output} (--teacher.output)")
+    teacher.info = replace(teacher.info, inferred=tuple(notes))
     return teacher
 
 
 def _with_output(
-    asked: Asked, wanted: str | None, classes: int | None
+    asking: Asked, wanted: str | None, classes: int | None
 ) -> tuple[Asked, End | None, bool]:
     """The program asked for one output, that output's last operation, and if labels are beside
     it.
     """
-    source = asked.program.source
-    x_BCHW = next(check_images(asked.spec))
-    shape = as_text(asked.spec.shape)
+    source = asking.program.source
+    x_BCHW = next(check_images(asking.spec))
+    shape = as_text(asking.spec.shape)
     with blaming(f"{source}: does not take an image of shape {shape}", UserError, first_line):
-        outputs, batch = asked.every_output(x_BCHW)
+        outputs, batch = asking.every_output(x_BCHW)
     name = choose_output(source, outputs, batch, wanted, classes)
-    ends = asked.program.ends
+    ends = asking.program.ends
     end = ends[list(outputs).index(name)] if len(ends) == len(outputs) else None
     others = [value for key, value in outputs.items() if key != name]
     beside_label = any(map(holds_whole_numbers, others))
-    return replace(asked, output=name), end, beside_label
+    return replace(asking, output=name), end, beside_label
 
 
-def _look(asked: Asked) -> Tensor:
+def _look(asking: Asked) -> Tensor:
     """Scores of check images, of fewer where the program is slow."""
-    images = list(check_images(asked.spec))
-    at_once = min(asked.program.least, asked.program.most or asked.program.least)
+    images = list(check_images(asking.spec))
+    at_once = min(asking.program.least, asking.program.most or asking.program.least)
     scores = list[Tensor]()
     began = time.perf_counter()
     while images and (not scores or time.perf_counter() - began < LOOK_SECONDS):
-        scores.append(asked.scores(torch.cat(images[:at_once])))
+        scores.append(asking.scores(torch.cat(images[:at_once])))
         images = images[at_once:]
     scores_NK = torch.cat(scores)
-    known_N = scores_NK.isfinite().all(
-        1
-    )  # some divide by the deviation of an image, of which a colour has none
+    # some programs divide by the deviation of an image, which is zero for a plain colour
+    known_N = scores_NK.isfinite().all(1)
     return scores_NK[known_N] if known_N.any() else scores_NK
 
 
 def _require_room(program: Program, spec: ImageSpec) -> None:
-    """UserError for a batch that no memory is taken for, since a file can name any."""
+    """UserError for a batch too large for memory: a file can state any size."""
     needed = program.least * spec.numel
     if needed > LARGEST_BATCH:
         raise UserError(
@@ -194,43 +193,15 @@ def _require_room(program: Program, spec: ImageSpec) -> None:
         )
 
 
-def first_look(source: str, ask: Callable[[Tensor], Tensor], spec: ImageSpec) -> Tensor:
-    """Scores (1, K) for one random image, asked twice, so that faults show before any cost.
-
-    UserError where the model fails, answers anything but finite scores, or answers the same image
-    differently.
-    """
-    low, high = spec.bounds
-    image_BCHW = (
-        torch.rand(1, *spec.shape, generator=torch.Generator().manual_seed(0)) * (high - low) + low
-    )
-    with blaming(
-        f"{source}: does not take an image of shape {as_text(spec.shape)}", UserError, first_line
-    ):
-        first_BK = ask(spec.quantise(image_BCHW))
-        second_BK = ask(spec.quantise(image_BCHW))
-    if not first_BK.is_floating_point():
-        raise UserError(
-            f"{source}: expected scores as floating-point numbers, got {first_BK.dtype}"
-        )
-    if not first_BK.isfinite().all():
-        raise UserError(f"{source}: answers NaN or infinite values to a random image")
-    if not torch.allclose(first_BK.float(), second_BK.float(), rtol=1e-2, atol=1e-3):
-        raise UserError(
-            f"{source}: answers the same image differently each time; save it after eval()"
-        )
-    return first_BK
-
-
 def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
-    """The image's C, H, W; what is given must fit what is fixed."""
-    given = config.shape
+    """The image's C, H, W; a flagged shape must fit the sizes that the program fixes."""
+    flagged = config.shape
     axes = program.axes
-    if given is not None:
-        if any(fixed not in (None, size) for size, fixed in zip(given, axes, strict=True)):
+    if flagged is not None:
+        if any(fixed not in (None, size) for size, fixed in zip(flagged, axes, strict=True)):
             fixed = f"{program.source} takes {as_text(axes)}"
-            raise UserError(f"--teacher.shape: got {as_text(given)}, but {fixed}")
-        return given
+            raise UserError(f"--teacher.shape: got {as_text(flagged)}, but {fixed}")
+        return flagged
     channels, height, width = axes
     if channels is None or height is None or width is None:
         raise UserError(

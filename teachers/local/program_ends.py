@@ -1,6 +1,7 @@
 """The last operation of each output of a program that PyTorch saved."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,16 +78,12 @@ def ends_of_script(module: Any) -> list[End | None]:
 
 def _end(node: Any, kind_of: Callable[[Any], str], before: Callable[[Any], Any]) -> End | None:
     """The kind of the operation that decides the range of a value."""
-    for _ in range(FARTHEST):
-        kind = kind_of(node)
-        if kind in ENDS:
-            return ENDS[kind]
-        if kind not in KEEPING:
-            return None
-        try:
+    with suppress(IndexError, StopIteration):
+        for _ in range(FARTHEST):
+            kind = kind_of(node)
+            if kind not in KEEPING:
+                return ENDS.get(kind)
             node = before(node)
-        except (IndexError, StopIteration):
-            return None
     return None
 
 

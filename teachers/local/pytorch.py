@@ -17,7 +17,7 @@ from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
 from dfme.teachers.label_modes import as_classes
-from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
+from dfme.teachers.local.checks import agreed, agreed_classes, flagged_scale
 from dfme.teachers.local.names import State, first_words, network_part, some
 from dfme.teachers.local.weights import SCALING, Card, load_into, read_checkpoint
 from dfme.teachers.options import TeacherPrecision, TorchOptions
@@ -30,8 +30,7 @@ ORIGIN = "the weights"
 
 
 class Normalise:
-    """(x - mean) / std, with one number per channel or one for all; images as they are without
-    either.
+    """(x - mean) / std, with one number per channel or one for all; the identity without either.
 
     UserError for any other count, for a deviation that is not positive, and for one given without
     the other.
@@ -71,9 +70,9 @@ class TorchTeacher:
     """A network from images to logits, behind the same call as every teacher.
 
     It moves the network to ``device``, on CUDA channels-last, and keeps it in eval mode; answers
-    lie there, without autograd, in fp32. ``precision`` is what they are computed in, whoever asks
-    (``LocalOptions``). A network with one output is a binary classifier that gives the logit of
-    class 1.
+    lie there, without autograd, in fp32. ``precision`` is what they are computed in, whatever the
+    caller multiplies in (``LocalOptions``). A network with one output is a binary classifier that
+    gives the logit of class 1.
     """
 
     def __init__(
@@ -93,9 +92,8 @@ class TorchTeacher:
         self.device = torch.device(device)
         self.precision = precision
         self.network = module.to(self.device).eval()
-        if (
-            self.device.type == "cuda"
-        ):  # of weights only those of convolutions have the four axes it is about
+        # only weights of convolutions have the four axes that this format is about
+        if self.device.type == "cuda":
             self.network.to(memory_format=torch.channels_last)
         self._normalise = Normalise(mean, std, spec.shape[0], self.device)
         self.info = TeacherInfo(str(self.device), max_batch, network=self.network)
@@ -106,7 +104,7 @@ class TorchTeacher:
             return logits_BK.float() if self.precision == "bf16" else logits_BK
 
     def logits(self, x_BCHW: Tensor) -> Tensor:
-        """The network's scores (B, K) with normalisation and autograd: for the owner, on no API."""
+        """The network's scores (B, K), normalised, with autograd: for the owner alone."""
         if self.network.training:
             self.network.eval()
         return as_classes(
@@ -134,7 +132,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
             f"whose names begin with {some(first_words(state))}; give --teacher.arch"
         )
     # a file with our card was written by us, who leave the input as it is
-    _require_transform(arch, options.transform_input, known=card.arch is not None)
+    _require_transform(arch, options.transform_input, ours=card.arch is not None)
     outputs = card.num_classes or (guess.num_classes if guess else None)
     num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
     shape = _shape(arch, config, card, guess, state)
@@ -146,7 +144,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     module, part = _loaded(options.checkpoint, arch, builds, guess, state)
     if options.transform_input is not None:
         module.transform_input = options.transform_input  # type: ignore[assignment]
-    mean, std = given_scale(config) or (card.mean, card.std)
+    mean, std = flagged_scale(config) or (card.mean, card.std)
     spec = ImageSpec(shape, config.bounds or card.bounds or (0.0, 1.0), config.levels)
     teacher = TorchTeacher(
         module, spec, num_classes, mean, std, device, config.max_batch, options.precision
@@ -167,9 +165,7 @@ def _loaded(
     guess: Guess | None,
     state: State,
 ) -> tuple[nn.Module, str]:
-    """The first of several networks that the weights fit, with them, and which part of the file it
-    is.
-    """
+    """The first network that the weights fit, loaded, and which part of the file it is."""
     # no memory for a network of the size that a file claims, before it is known to fit
     outlines = [(on_meta_device(build) or build()).state_dict() for build in builds]
     which = ""
@@ -189,7 +185,7 @@ def _loaded(
 def _inferred(
     teacher: TorchTeacher, arch: str, options: TorchOptions, config: TeacherConfig, card: Card
 ) -> Iterator[str]:
-    """Facts that neither a flag nor the file's own card says."""
+    """Lines on what was inferred, since neither a flag nor the file's card says it."""
     if not (options.arch or card.arch):
         yield f"architecture {arch} (--teacher.arch)"
     if not (config.num_classes or card.num_classes):
@@ -206,9 +202,9 @@ def _inferred(
 
 
 def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
-    """What the file's metadata, and no flag, say is done to the pixels."""
+    """The scaling of pixels that the file's metadata state and no flag replaces."""
     changes = any(card.mean or ()) or any(number != 1 for number in card.std or ())
-    if given_scale(config) is None and changes:
+    if flagged_scale(config) is None and changes:
         yield f"mean {_shown(card.mean)} (--teacher.mean)"
         yield f"std {_shown(card.std)} (--teacher.std)"
     if config.bounds is None and card.bounds not in (None, (0.0, 1.0)):
@@ -220,21 +216,19 @@ def _shown(numbers: Sequence[float] | None) -> str:
 
 
 def _unused(names: Sequence[str], options: TorchOptions, config: TeacherConfig) -> str:
-    """A line on what others wrote into the file and no flag replaces; empty where there is none."""
-    left = [name for name in names if getattr(config, name, None) is None]
-    if options.arch is not None and "arch" in left:
-        left.remove("arch")
-    if not left:
+    """A line on metadata of others that are not used and that no flag replaces; maybe empty."""
+    idle = [name for name in names if getattr(config, name, None) is None]
+    if options.arch is not None and "arch" in idle:
+        idle.remove("arch")
+    if not idle:
         return ""
-    wanted = [f"--teacher.{name}" for name in left if name in SCALING]
+    wanted = [f"--teacher.{name}" for name in idle if name in SCALING]
     remedy = f"; if the network needs them, give {' and '.join(wanted)}" if wanted else ""
-    return f"not used of its metadata, which dfme did not write: {', '.join(left)}{remedy}"
+    return f"not used of its metadata, which dfme did not write: {', '.join(idle)}{remedy}"
 
 
 def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | None, str]:
-    """The network in a file, as its weights tell it (of ``arch``, if given), and which part it
-    is.
-    """
+    """The part of a file that is a network (of ``arch``, if given), its guess, and a line on it."""
 
     def is_it(part: State) -> bool:
         guess = infer_net(part)
@@ -250,7 +244,7 @@ def _guessed(path: str, state: State, arch: str | None) -> tuple[State, Guess | 
 def _fitting(
     path: str, state: State, arch: str, outlines: list[dict[str, Tensor]]
 ) -> tuple[State, str]:
-    """The part of a file that fits the network, and which it is; all of it where none does."""
+    """The part of a file that fits the network, or all of it, and a line on which it is."""
 
     def fits(part: State) -> bool:
         current = current_names(arch, part)
@@ -270,14 +264,14 @@ def _naming(path: str) -> Iterator[None]:
         raise UserError(f"{path}: {error}") from error
 
 
-def _require_transform(arch: str, transform_input: bool | None, known: bool) -> None:
+def _require_transform(arch: str, transform_input: bool | None, ours: bool) -> None:
     """UserError where it is unknown what a network does to its input, or said of another one."""
     flag = "--teacher.transform-input"
     if arch not in TRANSFORMING and transform_input is not None:
         raise UserError(
             f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
         )
-    if arch in TRANSFORMING and transform_input is None and not known:
+    if arch in TRANSFORMING and transform_input is None and not ours:
         raise UserError(
             f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if "
             "it "
@@ -295,15 +289,15 @@ def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Modul
 def _shape(
     arch: str, config: TeacherConfig, card: Card, guess: Guess | None, state: State
 ) -> Shape:
-    """The image's C, H, W, from what is given and what is found."""
-    given = config.shape
-    found = card.shape
-    # else what is given is taken, and held to every weight later
-    if found is None and (guess or given is None):
+    """The image's C, H, W, by flag, by the card or by the weights."""
+    flagged = config.shape
+    stated = card.shape
+    # a flagged shape is taken as it is here; the weights are held against it later
+    if stated is None and (guess or flagged is None):
         depths = (weight.shape[1] for weight in state.values() if weight.ndim == 4)
         channels = guess.channels if guess else next(depths, None)
         usual = (32, 32) if arch in RESNETS else None  # whose weights are nearly always for it
-        size = given[1:] if given else usual
-        found = (channels, *size) if channels and size else None
+        size = flagged[1:] if flagged else usual
+        stated = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"
-    return agreed("image shape", "--teacher.shape", given, found, SAYS, origin)
+    return agreed("image shape", "--teacher.shape", flagged, stated, SAYS, origin)

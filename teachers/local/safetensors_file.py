@@ -1,8 +1,8 @@
-"""Reading of safetensors files that anybody may have written.
+"""Reads safetensors files from unknown sources.
 
-The safetensors library refuses a whole file whose metadata holds a null or a number, which some
-programs write. The tensors of such a file are sound, so the header is read here. It is held against
-every rule of the format before memory is taken.
+The safetensors library refuses a whole file if its metadata holds a null or a number, which some
+programs write. The tensors of such a file are sound, so the header is read here. Every rule of the
+format is checked before memory is allocated.
 """
 
 import json
@@ -66,7 +66,7 @@ def has_odd_metadata(path: Path) -> bool:
         with open_file(path) as file:
             metadata = _header(file)[0].get(METADATA, {})
     except (OSError, ValueError, RecursionError):
-        return False  # whoever reads the file says what is wrong with it
+        return False  # reading the file raises an error that says what is wrong
     return metadata is not None and metadata != _texts(metadata)
 
 
@@ -122,7 +122,7 @@ def _header(file: IO[bytes]) -> tuple[dict[str, Any], int]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the header. ValueError for a name that stands twice: readers differ in it."""
+    """An object of the header. ValueError for a repeated name: readers keep different values."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a name stands twice in its header")
@@ -166,10 +166,10 @@ def _entry(name: str, value: object) -> _Entry:
             raise ValueError(f"{name[:80]!r} lacks a dtype, a shape or a place")
     if dtype not in DTYPES:
         raise ValueError(f"{name[:80]!r} has the dtype {dtype[:20]!r}, which PyTorch cannot take")
-    whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
-    if not whole or len(shape) > MAX_AXES:
+    are_sizes = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    if not are_sizes or len(shape) > MAX_AXES:
         raise ValueError(f"{name[:80]!r} has sizes that are no whole numbers")
-    # an empty tensor has steps, too, as far as its other sizes reach
+    # an empty tensor has strides, too, up to the product of its other sizes
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
         raise ValueError(f"{name[:80]!r} claims more than any tensor has")
     expected = math.prod(shape) * DTYPES[dtype].itemsize
@@ -179,7 +179,7 @@ def _entry(name: str, value: object) -> _Entry:
 
 
 def _tensor(file: IO[bytes], entry: _Entry) -> Tensor:
-    """The next tensor of the file, in memory of its own."""
+    """The next tensor of the file, copied into memory."""
     data = bytearray(file.read(entry.end - entry.begin))
     if not data:
         return torch.empty(entry.shape, dtype=entry.dtype)

@@ -3,7 +3,6 @@ alone.
 """
 
 import inspect
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,18 +16,16 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
-from dfme.spec import ImageSpec, Shape
-from dfme.teachers.local import checks
+from dfme.spec import Shape
+from dfme.teachers.local import folders
 from dfme.teachers.local.checks import (
-    CONFIG,
-    WEIGHTS,
+    Scale,
+    agreed_classes,
     first_line,
+    flagged_scale,
     import_extra,
-    numbers,
-    read_config,
-    whole,
 )
-from dfme.teachers.local.program import first_look
+from dfme.teachers.local.folders import CONFIG, WEIGHTS, FolderModel, positive
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import load_into, read_weights, require_fit
 from dfme.teachers.options import TimmOptions
@@ -41,42 +38,38 @@ def load_timm(options: TimmOptions, config: TeacherConfig, device: torch.device)
     is used. Mean and deviation are the pretrained_cfg's, unless the configuration gives them.
     """
     folder = Path(options.folder).expanduser()
-    model_config = read_config(folder)
+    model_config = folders.read_config(folder)
     timm = import_extra("timm")
     name = _architecture(timm, folder, model_config)
     arguments = _arguments(timm, folder, model_config)
     source = model_config.get("pretrained_cfg")
     source = source if isinstance(source, dict) else model_config  # the older layout has one level
-    found = (where.get("num_classes") for where in (model_config, source, arguments))
-    outputs = next(filter(None, map(whole, found)), config.num_classes)
-    classes = checks.agreed_classes(
+    stated = (where.get("num_classes") for where in (model_config, source, arguments))
+    outputs = next(filter(None, map(positive, stated)), config.num_classes)
+    classes = agreed_classes(
         config.num_classes, outputs, f"the num_classes of {CONFIG} are", CONFIG
     )
     shape = _shape(source, arguments, config.shape)
-    scale = checks.given_scale(config) or _scale(folder, source, config)
+    scale = flagged_scale(config) or _scale(folder, source, config)
     arguments = _as_saved(source, arguments) | {"num_classes": outputs, "in_chans": shape[0]}
     build = partial(_build, timm, folder, name, arguments)
     # no memory for a network of the size that a file claims, before it is known to fit
     with torch.device("meta"):
         outline = build()
-    checks.require_weights(folder)
+    folders.require_weights(folder)
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {checks.INDEX}")
+        raise UserError(f"{folder}: expected {WEIGHTS} in one file, found {folders.INDEX}")
     state = read_weights(folder / WEIGHTS)[0]
     source_name = f"{folder / WEIGHTS} as {name}"
     require_fit(outline, state, source=source_name)
     _require_pool(folder, model_config, outline)
     module = build()
     load_into(module, state, source=source_name)
-    spec = ImageSpec(shape, config.bounds or (0.0, 1.0), config.levels)
-    teacher = TorchTeacher(
-        module, spec, classes, *scale, device, config.max_batch, options.precision
-    )
-    first_look(str(folder), teacher, spec)
     names = model_config.get("label_names") or source.get("label_names")
-    if isinstance(names, list) and len(names) == classes:
-        teacher.info = replace(teacher.info, class_names=tuple(map(str, names)))
-    return teacher
+    names = names if isinstance(names, list) else []
+    return FolderModel(folder, module, shape, classes, scale, names).teacher(
+        options, config, device
+    )
 
 
 def _arguments(timm: ModuleType, folder: Path, model_config: dict[str, Any]) -> dict[str, Any]:
@@ -111,14 +104,14 @@ def _require_pool(folder: Path, model_config: dict[str, Any], network: nn.Module
 
     timm writes the pooling for people and does not read it again, so its own loader would go wrong.
     """
-    said = model_config.get("global_pool")
+    stated = model_config.get("global_pool")
     layer = getattr(network, "global_pool", None)
     if layer is None:
         layer = getattr(getattr(network, "head", None), "global_pool", None)
     built = getattr(layer, "pool_type", layer)
-    if said and isinstance(built, str) and built and said != built:
+    if stated and isinstance(built, str) and built and stated != built:
         raise UserError(
-            f"{folder / CONFIG}: its global_pool is {str(said)[:40]!r}, but what it describes is "
+            f"{folder / CONFIG}: its global_pool is {str(stated)[:40]!r}, but what it describes is "
             f"built with {built!r}; expected the one that it was trained with in model_args, too"
         )
 
@@ -151,23 +144,24 @@ def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) 
     return name
 
 
-def _shape(source: dict[str, Any], arguments: dict[str, Any], given: Shape | None) -> Shape:
-    """The image's C, H, W: the size as given, else as the network was built for."""
+def _shape(source: dict[str, Any], arguments: dict[str, Any], flagged: Shape | None) -> Shape:
+    """The image's C, H, W: the size as flagged, else as the network was built for."""
     size = source.get("input_size")
     depth, *built = (
-        map(whole, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
+        map(positive, size) if isinstance(size, list) and len(size) == 3 else (None, None, None)
     )
     edge = arguments.get("img_size")
-    asked = list(map(whole, edge)) if isinstance(edge, list) else [whole(edge)] * 2
-    sizes = (pair for pair in (asked, built) if len(pair) == 2)
+    edges = list(map(positive, edge)) if isinstance(edge, list) else [positive(edge)] * 2
+    sizes = (pair for pair in (edges, built) if len(pair) == 2)
     size = next(((height, width) for height, width in sizes if height and width), None)
-    return checks.image_shape(given, whole(arguments.get("in_chans")) or depth, size)
+    return folders.image_shape(flagged, positive(arguments.get("in_chans")) or depth, size)
 
 
-def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> checks.Scale:
+def _scale(folder: Path, source: dict[str, Any], config: TeacherConfig) -> Scale:
     """The pretrained_cfg's mean and deviation, for pixels within the bounds."""
     if "mean" not in source or "std" not in source:
-        raise checks.unknown_scale(f"{folder / CONFIG}: has no mean and std")
-    where = str(folder / CONFIG)
-    mean, std = (numbers(source[name], f"{where}: {name}") for name in ("mean", "std"))
-    return checks.scaled(config.bounds, mean, std)
+        raise folders.unknown_scale(f"{folder / CONFIG}: has no mean and std")
+    mean, std = (
+        folders.numbers(source[name], f"{folder / CONFIG}: {name}") for name in ("mean", "std")
+    )
+    return folders.scaled(config.bounds, mean, std)

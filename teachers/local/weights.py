@@ -6,7 +6,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -16,20 +16,19 @@ from torch import Tensor, nn
 from dfme.errors import UserError
 from dfme.nets import check_net
 from dfme.nets.files import state_dict_problems
-from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.nets.torchvision_nets import TIMM
 from dfme.teachers.local.names import (
     State,
     chosen,
     first_words,
+    part_under,
     plain_state,
-    select,
     some,
     which_was_taken,
 )
-from dfme.teachers.local.safetensors_file import is_safetensors, read_safetensors, shapes_of
+from dfme.teachers.local.safetensors_file import is_safetensors, read_safetensors
 
-LARGEST = 1e30  # more than any pixel value, mean or deviation of a network in single precision
+LARGEST = 1e30  # above any pixel value, mean or deviation of a network in single precision
 
 CardCount = Annotated[int, Field(gt=0, lt=2**31)]
 Number = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
@@ -44,7 +43,7 @@ class Card:
 
     Texts are stored as they are, everything else as JSON. ``shape`` is C, H, W; ``bounds`` the
     pixel range the API takes; ``mean`` and ``std`` are per channel, within those bounds;
-    ``accuracy`` a share of 1. Anybody can have written it, so each type is checked.
+    ``accuracy`` a share of 1. The file may come from anywhere, so each type is checked.
     """
 
     arch: str | None = None
@@ -60,66 +59,48 @@ class Card:
     recipe: dict[str, Any] | None = None
 
     def to_metadata(self) -> dict[str, str]:
-        """The fields that are known, as the strings safetensors stores."""
-        known = {name: value for name, value in vars(self).items() if value is not None}
+        """The fields that are stated, as the strings that safetensors stores."""
         return {
             name: value if isinstance(value, str) else json.dumps(value)
-            for name, value in known.items()
+            for name, value in vars(self).items()
+            if value is not None
         }
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str], path: Path) -> Card:
-        """Read the known keys and leave the others; UserError if one cannot be read."""
-        values: dict[str, Any] = {}
-        for name, kind in get_type_hints(cls, include_extras=True).items():
-            if (text := metadata.get(name)) is not None:
-                try:
-                    values[name] = _read(name, kind, text)
-                except ValidationError as error:
-                    said = f"{error.errors()[0]['msg']}, but it is {text[:80]!r}"
-                    raise UserError(f"{path}: its metadata {name}: {said}") from None
-        return cls(**values)
+    def read(cls, metadata: Mapping[str, str], path: Path) -> tuple[Card, tuple[str, ...]]:
+        """The card in a file's metadata, and the names of a card that are not used.
 
-    @classmethod
-    def of_others(cls, metadata: Mapping[str, str]) -> tuple[Card, tuple[str, ...]]:
-        """What can be used of metadata that dfme did not write, and the known keys that cannot.
-
-        The architecture is of no use under another name, and nobody knows whether pixels of
-        ``bounds``, less ``mean``, by ``std``, are what the network gets here.
+        UserError for a value that dfme wrote and that cannot be read. Of metadata of others, the
+        architecture has no meaning here, and neither have ``bounds``, ``mean`` and ``std``: it is
+        unknown whether the network gets pixels scaled by them.
         """
+        ours = _is_ours(metadata.get("arch", ""))
         values: dict[str, Any] = {}
-        unused = []
         for name, kind in get_type_hints(cls, include_extras=True).items():
-            if (text := metadata.get(name)) is None:
+            text = metadata.get(name)
+            if text is None or (name in (*SCALING, "arch") and not ours):
                 continue
             try:
-                value = _read(name, kind, text)
-            except ValidationError:
-                value = None
-            if name in SCALING or value is None or name == "arch":
-                unused.append(name)
-            else:
-                values[name] = value
-        return cls(**values), tuple(unused)
+                values[name] = text
+                if name not in TEXTS:
+                    values[name] = TypeAdapter(kind).validate_json(text, strict=True)
+            except ValidationError as error:
+                del values[name]
+                if ours:
+                    problem = f"{error.errors()[0]['msg']}, but it is {text[:80]!r}"
+                    raise UserError(f"{path}: its metadata {name}: {problem}") from None
+        names = [field.name for field in fields(cls)]
+        return cls(**values), tuple(name for name in names if name in metadata.keys() - values)
 
 
-def _read(name: str, kind: Any, text: str) -> Any:
-    """The value of a key of the metadata; ValidationError for a text of another kind."""
-    return text if name in TEXTS else TypeAdapter(kind).validate_json(text, strict=True)
-
-
-def _read_card(metadata: Mapping[str, str], path: Path) -> tuple[Card, tuple[str, ...]]:
-    """The card in the metadata, and their keys that are not used since dfme did not write them."""
-    arch = metadata.get("arch")
-    if arch is None:
-        return Card.of_others(metadata)
+def _is_ours(arch: str) -> bool:
+    """True if dfme wrote a card with this architecture."""
     try:
         check_net(arch)
     except UserError:
         # a network of timm is ours where timm is not installed, too
-        if not arch.startswith(TIMM):
-            return Card.of_others(metadata)
-    return Card.from_metadata(metadata, path), ()
+        return arch.startswith(TIMM)
+    return True
 
 
 # keys under which training scripts keep a state dict among other things, the most specific first
@@ -134,8 +115,8 @@ WRAPPINGS = (
     "params",
 )
 
-SMALL_NETWORK = 1_000_000  # numbers in one that takes no memory to speak of
-MAX_TABLES = 20_000_000  # numbers in a network beside its weights
+SMALL_NETWORK = 1_000_000  # numbers in a network whose memory does not matter
+MAX_TABLES = 20_000_000  # numbers in a network besides its weights
 MAX_NESTED = 5  # keys that lead to a state dict
 
 
@@ -161,12 +142,10 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
     path = Path(path).expanduser()
     head = _head(path)
     note = ""
-    card = Card()
-    unused: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = {}
     inner = entry or ""
     if is_safetensors(head):
         state, metadata = read_safetensors(path)
-        card, unused = _read_card(metadata, path)
     elif head[:2] == b"PK" or head[:1] == b"\x80":
         value, inner = _at(_read_pickle(path), inner)
         state, note = _unwrap(value, path)
@@ -176,11 +155,12 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
         )
     if not state:
         raise UserError(f"{path}: holds no tensors; expected the weights of a network")
+    card, unused = Card.read(metadata, path)
     plain = plain_state(state)
     if not inner:
         return Weights(plain, card, note, unused)
-    selected = select(plain, inner) or select(state, inner)
-    if selected is None:
+    selected = part_under(inner, plain) or part_under(inner, state)
+    if not selected:
         raise UserError(
             f"{path}: --teacher.entry: expected a key of a state dict in it, or the first word of "
             f"its names, got {inner[:80]}; its names begin with {some(first_words(plain))}"
@@ -194,14 +174,6 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
     return weights.state, weights.card
 
 
-def sizes_on_disk(folder: Path) -> list[tuple[int, ...]]:
-    """The shapes of all tensors in a folder's safetensors files, by their headers. UserError for
-    others.
-    """
-    paths = sorted(folder.glob("*.safetensors"))
-    return [shape for path in paths for shape in shapes_of(path)]
-
-
 def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, source: str) -> None:
     """UserError where a network would take memory for numbers that its files do not hold.
 
@@ -209,22 +181,19 @@ def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, sourc
     so the network may be twice as large as they are. What it computes for itself may be
     ``MAX_TABLES``.
     """
-    held = sum(map(math.prod, shapes))
+    stored = sum(map(math.prod, shapes))
     described = sum(parameter.numel() for parameter in outline.parameters())
     tables = sum(buffer.numel() for buffer in outline.buffers())
-    if described > 2 * held + SMALL_NETWORK or tables > max(held, MAX_TABLES):
+    if described > 2 * stored + SMALL_NETWORK or tables > max(stored, MAX_TABLES):
         raise UserError(
             f"{source}: describes a network of {described + tables:,} numbers, but the weights "
-            f"hold {held:,}"
+            f"hold {stored:,}"
         )
 
 
 def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:
-    """UserError with the count and the first of what does not fit the module, by names and
-    shapes.
-    """
-    problems = state_dict_problems(module, state)
-    if problems:
+    """UserError with the count and the first of the names and shapes that do not fit."""
+    if problems := state_dict_problems(module, state):
         raise UserError(f"{source} do not fit the network: {problems}")
 
 
@@ -235,8 +204,11 @@ def load_into(module: nn.Module, state: State, *, source: str = "the weights") -
     versions.
     """
     require_fit(module, state, source=source)
-    floats = {name: value for name, value in state.items() if value.is_floating_point()}
-    broken = [name for name, value in floats.items() if not value.isfinite().all()]
+    broken = [
+        name
+        for name, value in state.items()
+        if value.is_floating_point() and not value.isfinite().all()
+    ]
     if broken:
         raise UserError(
             f"{source} hold NaN or infinite values in {len(broken)} tensors, first {broken[0]}"
@@ -263,7 +235,7 @@ def _head(path: Path) -> bytes:
 
 
 def _looks_like(head: bytes, path: Path) -> str:
-    """Likely kind of a file that is no weights, in a few words."""
+    """What a file that holds no weights probably is, in a few words."""
     if not head:
         return "is empty"
     text = head.lstrip().lower()
@@ -281,27 +253,26 @@ def _looks_like(head: bytes, path: Path) -> str:
 
 def _read_pickle(path: Path) -> object:
     """Read what PyTorch saved; every failure becomes one line."""
+    from dfme.nets.pickles import NotPlainError, load_plain
+
     try:
         return load_plain(path)
     except NotPlainError as error:
-        names = error.imports
-        if not names:
+        if not error.imports:
             raise UserError(
                 f"{path}: cannot be read as weights, perhaps cut short: {error}"
             ) from error
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
         raise UserError(
             f"{path}: not loaded, since it holds Python objects beside tensors, and loading them "
-            "can run "
-            f"any code: {shown}; where you trust it, save model.state_dict() alone and give that "
-            "file"
+            f"can run any code: {some(error.imports)}; where you trust it, save "
+            "model.state_dict() alone and give that file"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _at(value: object, entry: str) -> tuple[object, str]:
-    """What stands under keys joined by dots, and the rest of ``entry``, which is no key."""
+    """The value under keys joined by dots, and the rest of ``entry`` that is no key."""
     while entry and isinstance(value, Mapping):
         first, _, rest = entry.partition(".")
         key, rest = (entry, "") if isinstance(value.get(entry), Mapping) else (first, rest)
@@ -320,8 +291,8 @@ def _unwrap(value: object, path: Path, depth: int = 0) -> tuple[State, str]:
         )
     tensors = {str(name): entry for name, entry in value.items() if isinstance(entry, Tensor)}
     nested = {str(name): entry for name, entry in value.items() if _holds_weights(entry, depth)}
-    known = next((name for name in WRAPPINGS if name in nested), None)
-    if tensors and known is None and not any(len(nested[name]) > len(tensors) for name in nested):
+    usual = next((name for name in WRAPPINGS if name in nested), None)
+    if tensors and usual is None and not any(len(nested[name]) > len(tensors) for name in nested):
         return tensors, ""
     if not nested:
         keys = ", ".join(str(key)[:40] for key in list(value)[:8]) or "none"
@@ -329,15 +300,15 @@ def _unwrap(value: object, path: Path, depth: int = 0) -> tuple[State, str]:
             f"{path}: holds no state dict: its keys are {keys}; "
             f"expected tensors, or a dict of them under {', '.join(WRAPPINGS)}"
         )
-    taken = known or chosen(list(nested))
-    if taken is None:
+    key = usual or chosen(list(nested))
+    if key is None:
         raise UserError(
             f"{path}: holds {len(nested)} state dicts, under {some(list(nested))}; "
             "say --teacher.entry with one"
         )
-    state, note = _unwrap(nested[taken], path, depth + 1)
-    others = [name for name in nested if name != taken]
-    return state, which_was_taken(taken, some(others)) if others else note
+    state, note = _unwrap(nested[key], path, depth + 1)
+    others = [name for name in nested if name != key]
+    return state, which_was_taken(key, some(others)) if others else note
 
 
 def _holds_weights(value: object, depth: int) -> bool:

@@ -20,13 +20,14 @@ from dfme.config.values import narrowed
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
+from dfme.teachers.open_inference.message import pack, read_header_length, unpack
 from dfme.teachers.open_inference.metadata import V2Model, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM, two_columns
-from dfme.teachers.remote.options import V2Options
 from dfme.teachers.remote.secrets import read_secrets
 from dfme.teachers.remote.teacher import Query, RemoteTeacher
 
@@ -129,12 +130,12 @@ class V2Adapter:
         """The request for images float32 on the CPU; a binary body is their only copy."""
         model = self.model
         header: dict[str, Any] = {"id": self.key}
-        asked: dict[str, Any] = {}
+        wish: dict[str, Any] = {}
         if self.binary:
             header["parameters"] = {"binary_data_output": True}
-            asked = {"parameters": {"binary_data": True}}
+            wish = {"parameters": {"binary_data": True}}
         if model.output.name is not None:
-            header["outputs"] = [{"name": model.output.name, **asked}]
+            header["outputs"] = [{"name": model.output.name, **wish}]
         pixels = NamedTensor(str(model.input.name), self._pixels(images_BCHW))
         body, length = pack(header, [pixels], "inputs", self.binary)
         binary = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
@@ -163,15 +164,16 @@ class V2Adapter:
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
         model = self.model
-        for name, asked in (
+        for name, expected in (
             ("model_name", model.name),
             ("model_version", model.version),
             ("id", self.key),
         ):
             came = header.get(name)
-            if asked and came not in (None, "", asked):
+            if expected and came not in (None, "", expected):
                 raise Unusable(
-                    f"the answer: expected {name} {asked!r}, got {short(came)}", "another's answer"
+                    f"the answer: expected {name} {expected!r}, got {short(came)}",
+                    "another's answer",
                 )
         outputs = [tensor for tensor in tensors if model.output.name in (None, tensor.name)]
         if len(outputs) != 1:
@@ -192,8 +194,8 @@ class V2Adapter:
     def batch_limit(refused: bytes) -> int | Literal[False] | None:
         """Batch limit in a server's words; None: fewer; False: another complaint."""
         for pattern in LIMITS:
-            if found := pattern.search(refused):
-                return int(found[1])
+            if match := pattern.search(refused):
+                return int(match[1])
         shapes = SHAPES.search(refused)
         if shapes and shapes[2] == shapes[4] and len(shapes[1]) < 9 and len(shapes[3]) < 9:
             return int(shapes[1])
@@ -221,14 +223,14 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
     """Scores (B, K) float32, or labels (B,) int64 under the label mode label; Unusable for anything
     else.
 
-    Sizes of 1 count for nothing; a lone score is that of the second of two classes.
+    Axes of size 1 are ignored; a lone score is that of the second of two classes.
     """
     array = tensor.array
     kind = array.dtype.kind
-    # one image needs no axis of its own
-    whole = batch == 1 and array.shape[:1] != (1,)
-    images = (1,) if whole else array.shape[:1]
-    sizes = tuple(size for size in array.shape[0 if whole else 1 :] if size != 1)
+    # an answer to one image may lack the axis of the batch
+    without_axis = batch == 1 and array.shape[:1] != (1,)
+    images = (1,) if without_axis else array.shape[:1]
+    sizes = tuple(size for size in array.shape[0 if without_axis else 1 :] if size != 1)
     if mode.kind == "label":
         if (images, sizes) != ((batch,), ()) or kind not in "iu":
             raise _unusable(tensor, f"labels [{batch}] as whole numbers")

@@ -11,17 +11,18 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
+from dfme.teachers.open_inference.layout import ORDERS, AxisOrder, ImageLayout, find_layout
 from dfme.teachers.open_inference.message import read_object
 from dfme.teachers.open_inference.tensors import short
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint
-from dfme.teachers.remote.options import V2Options
 
 # names under which servers announce the binary tensor data extension
 BINARY = ("binary_tensor_data", "binary_data")
@@ -87,6 +88,52 @@ class V2Model:
     binary: bool
 
 
+@dataclass(frozen=True)
+class Announced:
+    """What a server says of its model under ``parameters``; None for what it does not say in a form
+    that can be read.
+    """
+
+    layout: AxisOrder | None = None
+    bounds: tuple[float, float] | None = None
+    levels: int | None = None
+    num_classes: int | None = None
+    max_batch: int | None = None
+    label_mode: LabelMode | None = None
+
+    @staticmethod
+    def read(parameters: object) -> Announced:
+        """From the metadata, which come from a stranger."""
+        if not isinstance(parameters, dict):
+            return Announced()
+        mode = LABEL_MODE.fullmatch(str(parameters.get("label_mode")))
+        return Announced(
+            layout=next((order for order in ORDERS if order == parameters.get("layout")), None),
+            bounds=_bounds(parameters.get("bounds")),
+            levels=_whole_number(parameters.get("levels")),
+            num_classes=_positive(parameters.get("num_classes")),
+            max_batch=_positive(parameters.get("max_batch")),
+            label_mode=LabelMode.parse(mode[0]) if mode else None,
+        )
+
+
+def _whole_number(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _positive(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _bounds(value: object) -> tuple[float, float] | None:
+    """Two numbers, the lower one first; None for anything else."""
+    match value:
+        case [int() | float() as low, int() | float() as high]:
+            if bool not in (type(low), type(high)) and -1e30 < low < high < 1e30:
+                return float(low), float(high)
+    return None
+
+
 def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) -> V2Model:
     """Ask the server for everything that is known about a model; no image is sent.
 
@@ -99,20 +146,18 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
     metadata = _asked(endpoint, path)
     endpoint.get(f"{path}/ready")
     extensions = _asked(endpoint, "/v2").get("extensions")
-    extensions = extensions if isinstance(extensions, list) else []
-    parameters = metadata.get("parameters")
-    parameters = parameters if isinstance(parameters, dict) else {}
+    announced = Announced.read(metadata.get("parameters"))
     image = _choose("input", _tensors(metadata, "inputs"), options.input)
     output = _choose("output", _tensors(metadata, "outputs"), options.output)
     _require_numbers(output)
-    order = parameters.get("layout") if options.layout == "auto" else options.layout
     most: object = None
     with suppress(UserError):  # only some servers have it
         most = _asked(endpoint, f"{path}/config").get("max_batch_size")
+    order = announced.layout if options.layout == "auto" else options.layout
     layout = find_layout(image.shape, config.shape, order, literal=type(most) is int and most == 0)
     axis = _has_batch_axis(output, layout)
-    classes = _classes(output, axis, config.num_classes, parameters)
-    limits = [layout.batch, config.max_batch, parameters.get("max_batch"), most]
+    classes = _classes(output, axis, config.num_classes, announced.num_classes)
+    limits = [layout.batch, config.max_batch, announced.max_batch, _positive(most)]
     if not axis and layout.batch_axis == "yes":
         limits.append(1)
     return V2Model(
@@ -122,11 +167,11 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
         input=image,
         output=output,
         layout=layout,
-        spec=_spec(image, layout, config, parameters),
+        spec=_spec(image, layout, config, announced),
         num_classes=classes,
-        label_mode=_label_mode(output, axis, config, parameters),
-        max_batch=min((n for n in limits if type(n) is int and n > 0), default=None),
-        binary=any(name in extensions for name in BINARY),
+        label_mode=announced.label_mode or _label_mode(output, axis, config.label_mode),
+        max_batch=min((limit for limit in limits if limit), default=None),
+        binary=isinstance(extensions, list) and any(name in extensions for name in BINARY),
     )
 
 
@@ -148,7 +193,7 @@ def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
     entries = metadata.get(key) or []
     if not isinstance(entries, list):
         raise UserError(f"the model's metadata: expected {key} as a list, got {short(entries)}")
-    found = []
+    tensors = []
     for entry in entries:
         described = entry if isinstance(entry, dict) else {}
         name = described.get("name")
@@ -158,41 +203,42 @@ def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
                 f"the model's metadata: expected {key} with names and datatypes, got {short(entry)}"
             )
         shape: Any = described.get("shape")
-        known = isinstance(shape, list) and all(type(n) is int and n < MAX_NUMBERS for n in shape)
-        found.append(
-            TensorMetadata(name, datatype, tuple(max(n, -1) for n in shape) if known else None)
+        is_shape = isinstance(shape, list) and all(
+            type(n) is int and n < MAX_NUMBERS for n in shape
         )
-    return found
+        tensors.append(
+            TensorMetadata(name, datatype, tuple(max(n, -1) for n in shape) if is_shape else None)
+        )
+    return tensors
 
 
-def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> TensorMetadata:
+def _choose(what: str, tensors: list[TensorMetadata], wanted: str | None) -> TensorMetadata:
     """The tensor of the given name, or the only one."""
     if not tensors:
-        if given is None and what == "input":
+        if wanted is None and what == "input":
             raise UserError(
                 "--teacher.input: the model's metadata name no inputs; give the name of the one "
                 "for images"
             )
-        return TensorMetadata(given, "FP32", None)
+        return TensorMetadata(wanted, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
-    if given is None and len(tensors) > 1:
+    if wanted is None and len(tensors) > 1:
         raise UserError(
             f"--teacher.{what}: the model has several {what}s, name one of them: {', '.join(names)}"
         )
-    if given is not None and given not in names:
-        raise UserError(f"--teacher.{what}: {unknown_choice('tensor', given, names)}")
-    return tensors[0 if given is None else names.index(given)]
+    if wanted is not None and wanted not in names:
+        raise UserError(f"--teacher.{what}: {unknown_choice('tensor', wanted, names)}")
+    return tensors[0 if wanted is None else names.index(wanted)]
 
 
 def _spec(
-    image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, parameters: Mapping[str, Any]
+    image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, announced: Announced
 ) -> ImageSpec:
     if image.datatype not in IMAGE_DATATYPES:
         raise UserError(
             f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}"
         )
-    announced = parameters.get("levels")
-    levels = config.levels or (announced if type(announced) is int else None)
+    levels = config.levels or announced.levels
     if image.datatype == "UINT8":
         if levels not in (None, 256):
             raise UserError(
@@ -204,16 +250,7 @@ def _spec(
             f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input "
             f"{image}"
         )
-    return ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
-
-
-def _bounds(announced: object) -> tuple[float, float]:
-    """The bounds in the metadata if they are two numbers, else 0 and 1."""
-    if isinstance(announced, list) and len(announced) == 2:
-        low, high = announced
-        if type(low) in (int, float) and type(high) in (int, float) and -1e30 < low < high < 1e30:
-            return float(low), float(high)
-    return 0.0, 1.0
+    return ImageSpec(layout.shape, config.bounds or announced.bounds or (0.0, 1.0), levels)
 
 
 def _require_numbers(output: TensorMetadata) -> None:
@@ -240,24 +277,23 @@ def _has_batch_axis(output: TensorMetadata, layout: ImageLayout) -> bool:
     )
 
 
-def _classes(
-    output: TensorMetadata, axis: bool, given: int | None, parameters: Mapping[str, Any]
-) -> int:
+def _classes(output: TensorMetadata, axis: bool, flagged: int | None, announced: int | None) -> int:
     """Number of classes: the user's, the metadata's or the announced one; a lone score is two.
 
     UserError where two of them disagree, or where nothing tells.
     """
     numbers = output.numbers(axis)
-    found = None if numbers is None or output.may_be_label(axis) else max(numbers, 2)
-    announced = parameters.get("num_classes")
-    known = found or (announced if type(announced) is int and announced > 1 else None)
-    classes = given or known
+    counted = None if numbers is None or output.may_be_label(axis) else max(numbers, 2)
+    stated = counted or (announced if announced and announced > 1 else None)
+    classes = flagged or stated
     if classes is None:
         raise UserError(
             f"--teacher.num-classes: give it, since the metadata do not tell (output {output})"
         )
-    if known not in (None, classes):
-        raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
+    if stated not in (None, classes):
+        raise UserError(
+            f"--teacher.num-classes: expected {stated} (output {output}), got {flagged}"
+        )
     if classes > MAX_CLASSES:
         raise UserError(
             f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output "
@@ -266,132 +302,9 @@ def _classes(
     return classes
 
 
-def _label_mode(
-    output: TensorMetadata, axis: bool, config: TeacherConfig, parameters: Mapping[str, Any]
-) -> LabelMode:
-    """The form of the answers: as announced, else as output and configuration let it be."""
-    text = parameters.get("label_mode")
-    if isinstance(text, str) and LABEL_MODE.fullmatch(text):
-        return LabelMode.parse(text)
-    if output.may_be_label(axis) and (output.numbers(axis) == 1 or config.label_mode == "label"):
+def _label_mode(output: TensorMetadata, axis: bool, wanted: str | None) -> LabelMode:
+    """The form of the answers, as output and configuration let it be."""
+    if output.may_be_label(axis) and (output.numbers(axis) == 1 or wanted == "label"):
         return LabelMode("label")
-    logits = config.label_mode is not None and LabelMode.parse(config.label_mode).kind == "logits"
+    logits = wanted is not None and LabelMode.parse(wanted).kind == "logits"
     return LabelMode("logits" if logits else "probabilities")
-
-
-AxisOrder = Literal["nchw", "nhwc"]
-Image = tuple[int, int, int]
-"""An image's C, H, W."""
-
-ORDERS: tuple[AxisOrder, ...] = ("nchw", "nhwc")
-CHANNELS = (1, 3, 4)  # sizes of an axis that is taken for the channels where the order is open
-
-
-@dataclass(frozen=True)
-class ImageLayout:
-    """Images ``shape`` (C, H, W) travel with their axes in ``order``, each in the shape ``sent``.
-
-    ``batch``: most images in one request if the metadata fix it, else None. ``batch_axis``: whether
-    requests have an axis for it; ``open`` where the metadata leave it out, as servers do that add
-    one and such that take one image.
-    """
-
-    shape: Image
-    order: AxisOrder
-    sent: tuple[int, ...]
-    batch: int | None
-    batch_axis: Literal["yes", "no", "open"] = "yes"
-
-
-def find_layout(
-    metadata: tuple[int, ...] | None, given: Image | None, order: object, literal: bool = False
-) -> ImageLayout:
-    """Layout that fits the metadata's shape (-1: any size), the user's (C, H, W) and an order.
-
-    Four axes are a batch of images, three that begin with -1 grey images without channels, two
-    flattened images; other three are one image, its batch left out. ``literal``: the server adds no
-    axis to them, as Triton with max_batch_size 0. UserError that names the flag where nothing or
-    more than one fits.
-    """
-    known: AxisOrder | None = next((word for word in ORDERS if word == order), None)
-    if metadata is None:
-        metadata = (-1, -1, -1, -1)
-    whole = len(metadata) == 3 and metadata[0] > 0
-    if literal and len(metadata) < 3 and min(metadata, default=-1) > 0 and metadata[0] > 1:
-        shape = _flat_shape(metadata, given)
-        return ImageLayout(shape, known or "nchw", metadata, 1, "no")
-    batch = -1
-    sizes = metadata
-    if metadata and not whole:
-        batch = metadata[0]
-        sizes = metadata[1:]
-    if len(sizes) not in (1, 2, 3):
-        raise UserError(
-            f"the model's input: expected a batch of images, got the shape {list(metadata)}"
-        )
-    limit = batch if batch > 0 else None
-    if len(sizes) < 3:
-        shape = _flat_shape(sizes, given)
-        sent = shape[1:] if len(sizes) == 2 else (math.prod(shape),)
-        return ImageLayout(shape, known or "nchw", sent, limit)
-    shape, found = _ordered(sizes, given, known)
-    if not whole:
-        return ImageLayout(shape, found, in_order(shape, found), limit)
-    if literal:
-        return ImageLayout(shape, found, in_order(shape, found), 1, "no")
-    return ImageLayout(shape, found, in_order(shape, found), limit, "open")
-
-
-def in_order(shape: Image, order: AxisOrder) -> Image:
-    """The sizes (C, H, W) in the order in which they are sent."""
-    channels, height, width = shape
-    return shape if order == "nchw" else (height, width, channels)
-
-
-def _ordered(
-    sizes: tuple[int, ...], given: Image | None, known: AxisOrder | None
-) -> tuple[Image, AxisOrder]:
-    """Shape and order of images with three axes."""
-    orders = (known,) if known else ORDERS
-    if given is not None:
-        fitting = [(given, order) for order in orders if _fits(sizes, in_order(given, order))]
-    elif min(sizes) < 1:
-        raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
-        )
-    else:
-        one, two, three = sizes
-        images: dict[AxisOrder, Image] = {"nchw": (one, two, three), "nhwc": (three, one, two)}
-        fitting = [
-            (images[order], order) for order in orders if known or images[order][0] in CHANNELS
-        ]
-    if len(fitting) == 1:
-        return fitting[0]
-    if given is not None and not fitting:
-        raise UserError(
-            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}"
-        )
-    raise UserError(
-        f"--teacher.layout: give nchw or nhwc, since the model's input {list(sizes)} does not tell"
-    )
-
-
-def _fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return all(size in (-1, actual) for size, actual in zip(sizes, shape, strict=True))
-
-
-def _flat_shape(sizes: tuple[int, ...], given: Image | None) -> Image:
-    """(C, H, W) of images that are sent with fewer axes."""
-    if given is None and len(sizes) == 2 and min(sizes) > 0:
-        return (1, *sizes)
-    if given is None:
-        raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input is one of {list(sizes)} per "
-            "image"
-        )
-    wanted = given[1:] if len(sizes) == 2 else (math.prod(given),)
-    if not _fits(sizes, wanted) or (len(sizes) == 2 and given[0] != 1):
-        raise UserError(
-            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}"
-        )
-    return given

@@ -57,8 +57,8 @@ class Service:
     @property
     def most_bytes(self) -> int:
         """Limit of a request's body, into which the largest batch fits in any encoding."""
-        one = self.spec.numel * JSON_PIXEL
-        images = one * self.max_batch if self.max_batch else max(UNLIMITED_BODY, one)
+        image = self.spec.numel * JSON_PIXEL
+        images = image * self.max_batch if self.max_batch else max(UNLIMITED_BODY, image)
         return images + JSON_HEADER
 
 

@@ -132,18 +132,19 @@ def short(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _beginning(value: object, left: list[int]) -> object:
-    """As many of a value's parts as ``left`` says, which is more than are shown."""
-    left[0] -= 1
+def _beginning(value: object, remaining: list[int]) -> object:
+    """As many of a value's parts as ``remaining`` says, which is more than are shown."""
+    remaining[0] -= 1
     if isinstance(value, str | bytes):
         return value[:_MAX_SHOWN]
     if isinstance(value, list):
         return [
-            _beginning(part, left) for part in itertools.takewhile(lambda _: left[0] > 0, value)
+            _beginning(part, remaining)
+            for part in itertools.takewhile(lambda _: remaining[0] > 0, value)
         ]
     if isinstance(value, dict):
-        pairs = itertools.takewhile(lambda _: left[0] > 0, value.items())
-        return {_beginning(name, left): _beginning(part, left) for name, part in pairs}
+        pairs = itertools.takewhile(lambda _: remaining[0] > 0, value.items())
+        return {_beginning(name, remaining): _beginning(part, remaining) for name, part in pairs}
     return value
 
 

@@ -36,21 +36,22 @@ class ClassNames:
     def index(self, name: object) -> int:
         """Number of a class. Unusable for an unknown name; a whole number stands for its text."""
         text = f"{name:d}" if type(name) is int and abs(name) < _MAX_CLASSES else name
-        number = self._index.get(text) if isinstance(text, str) else None
-        if number is None:
-            close = isinstance(text, str) and len(text) * len(self) < _MAX_COMPARED
-            hint = did_you_mean(str(text), self.names) if close else ""
-            text = f"{self.option}: expected one of the {len(self)} given, got {shown(name)}{hint}"
-            raise Unusable(text, "unknown class")
-        return number
+        if isinstance(text, str) and text in self._index:
+            return self._index[text]
+        close = isinstance(text, str) and len(text) * len(self) < _MAX_COMPARED
+        hint = did_you_mean(str(text), self.names) if close else ""
+        raise Unusable(
+            f"{self.option}: expected one of the {len(self)} given, got {shown(name)}{hint}",
+            "unknown class",
+        )
 
     def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
         """The scores of one image by class, NaN where there is none; Unusable for odd names and
         scores.
         """
         scores: dict[int, float] = {}
-        for name, given in pairs:
-            score = as_number(given)
+        for name, value in pairs:
+            score = as_number(value)
             number = self.index(name)
             if number in scores:
                 raise Unusable(

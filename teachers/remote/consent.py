@@ -1,4 +1,4 @@
-"""Consent: this machine, or a host that somebody allowed; what may go there. No torch."""
+"""Consent: which hosts may be asked. This machine, or one whose owner allowed it. No torch."""
 
 import ipaddress
 import re
@@ -6,20 +6,6 @@ import socket
 from urllib.parse import urlsplit
 
 from dfme.errors import UserError
-
-RESERVED = (
-    "user-agent",
-    "host",
-    "content-length",
-    "transfer-encoding",
-    "connection",
-    "keep-alive",
-    "expect",
-    "te",
-    "trailer",
-    "upgrade",
-)
-"""Headers in lower case that neither an adapter nor an option may set."""
 
 # only an IPv6 address has brackets
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
@@ -43,21 +29,12 @@ def require_consent(url: str, authorised_by: str | None) -> None:
         )
 
 
-def require_free(header: str) -> None:
-    """UserError for a header that HTTP itself needs, or by which a service tells who asks."""
-    name = header.strip().lower().replace("_", "-")  # some servers take one for the other
-    if name in RESERVED or name.startswith("proxy-"):
-        raise UserError(
-            f"expected another header than {header}, which dfme sets itself or never sends"
-        )
-
-
 def host_of(url: str) -> str:
     """The host in an http or https URL, in lower case and without brackets; UserError for any other
     URL.
 
-    A URL that two programs could read in two ways (white space, backslashes, a user before the
-    host) is none.
+    Refused are URLs that two programs could read differently (white space, backslashes, a user
+    before the host).
     """
     expected = "--teacher.url: expected a URL such as http://127.0.0.1:8080"
     if not url.isprintable() or " " in url or "\\" in url:
@@ -100,7 +77,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """True if this machine has the address: only then would it send from there to there. Nothing is
+    """True if this machine has the address: only then would it send from it to it. Nothing is
     sent.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

@@ -17,8 +17,8 @@ import httpcore2
 import httpx2
 
 from dfme.errors import Refused, Unanswered, Unusable, UserError
+from dfme.teachers.options import ServiceOptions
 from dfme.teachers.remote.consent import host_of, require_consent
-from dfme.teachers.remote.options import ServiceOptions
 from dfme.teachers.remote.outcomes import (
     CONNECTION_ERRORS,
     advice,
@@ -145,7 +145,7 @@ class Endpoint:
             failure: Refused | Unanswered = failed_connection(where, error, self.secrets)
         except Refused as refusal:
             if not refusal.retry:
-                # Where a redirect led may be good for a while only; others may have been led there
+                # A redirect may hold for a while only; other threads may have followed it
                 # meanwhile.
                 if len(route) == 1 and self._routes.get(path, route)[-1] == route[-1]:
                     self._routes.pop(path, None)
@@ -264,7 +264,7 @@ def address_of(text: str, secrets: Secrets) -> httpx2.URL:
 
 
 def redirected(url: httpx2.URL, location: str) -> httpx2.URL | None:
-    """Where a redirect leads; none if that is no URL at all."""
+    """Where a redirect leads; None if that is no URL."""
     try:
         return url.join(location)
     except (httpx2.InvalidURL, ValueError):

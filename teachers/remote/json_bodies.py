@@ -68,12 +68,12 @@ def outline(value: object, depth: int = 0) -> str:
     if isinstance(value, dict | list) and value and depth == _DEPTH:
         return "{...}" if isinstance(value, dict) else f"[{len(value)} x ...]"
     if isinstance(value, dict):
-        each = [
+        entries = [
             f"{dumped(key)}: {outline(item, depth + 1)}"
             for key, item in islice(value.items(), _ENTRIES)
         ]
         more = [f"{len(value) - _ENTRIES} more"] if len(value) > _ENTRIES else []
-        return "{" + ", ".join(each + more) + "}"
+        return "{" + ", ".join(entries + more) + "}"
     if isinstance(value, list):
         return f"[{len(value)} x {outline(value[0], depth + 1)}]" if value else "[]"
     return "null" if value is None else type(value).__name__
@@ -96,12 +96,10 @@ def table(rows: list[object], classes: int) -> Array:
     numbered = []
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
-            lone = type(row) in (int, float) or (isinstance(row, list) and len(row) == 1)
-            cure = (
-                "; a binary model's one score wants --teacher.num-classes 2, a class "
-                "number form: number"
-            )
-            hint = cure if lone else ""
+            hint = ""
+            if type(row) in (int, float) or (isinstance(row, list) and len(row) == 1):
+                hint = "; a binary model's one score wants --teacher.num-classes 2, a class number "
+                hint += "form: number"
             raise Unusable(
                 f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape"
             )
@@ -185,14 +183,14 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
 
     classes = scores_BK.shape[1]
     needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
-    known = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
-    if known < needed:
-        remedy = (
-            f"; if that is all it reveals, start a new run with --teacher.label-mode top_k:{known}"
-        )
-        hint = remedy if known and mode.kind != "logits" else ""
+    revealed = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
+    if revealed < needed:
+        hint = ""
+        if revealed and mode.kind != "logits":
+            hint = "; if that is all it reveals, start a new run with --teacher.label-mode "
+            hint += f"top_k:{revealed}"
         raise Unusable(
-            f"expected scores of {needed} classes for each image, got {known}{hint}",
+            f"expected scores of {needed} classes for each image, got {revealed}{hint}",
             "too few scores",
         )
     scores = torch.from_numpy(as_float32(scores_BK))

@@ -1,4 +1,4 @@
-"""Requests without an answer: whether they may have been served, and what users read."""
+"""Requests without an answer: whether they may have been served, and the message about it."""
 
 import re
 import time
@@ -79,8 +79,7 @@ def advice(reason: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a service asks to wait, at most a day; none where it asks for nothing that can
-    be done.
+    """Seconds that a service asks to wait, at most a day; None without a usable wish.
 
     ``Retry-After`` holds seconds or a date (RFC 9110, 10.2.3), which is compared with the service's
     clock if known.
@@ -97,12 +96,12 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def quoted(text: str, secrets: Secrets) -> str:
-    """The start of what a service says, in brackets and on one line, without secrets; nothing for
-    nothing.
+    """The start of what a service says, in brackets and on one line, without secrets; maybe
+    empty.
     """
     spaced = (" " if letter.isspace() else letter for letter in secrets.hide(text))
     plain = "".join(filter(str.isprintable, spaced))
-    # a second time: one may have been written with characters between
+    # a second time: unprintable characters may have stood within a secret
     words = secrets.hide(" ".join(plain.split()))
     if not words:
         return ""

@@ -21,9 +21,7 @@ from dfme.teachers.remote.consent import host_of, require_consent
 PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 HIDDEN = "***"
 
-MIN_BASE64 = (
-    8  # characters of a piece of base64 to be taken for a secret's: shorter ones occur by chance
-)
+MIN_BASE64 = 8  # characters of base64 that are taken for a secret's: fewer occur by chance
 
 
 class Secrets:
@@ -71,15 +69,15 @@ class Secrets:
 
     def _value(self, name: str) -> str:
         if name not in self._values:
-            known = ", ".join(self._values) or "none"
+            names = ", ".join(self._values) or "none"
             raise UserError(
-                f"${{{name}}}: expected the name of a secret read from the environment ({known})"
+                f"${{{name}}}: expected the name of a secret read from the environment ({names})"
             )
         return self._values[name]
 
 
-def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
-    """Values that go to ``url``: of the options' key, and of what a file has ``asked`` for.
+def read_secrets(options: Mapping[str, Any], url: str, *wanted: str) -> Secrets:
+    """Values that go to ``url``: of the options' key, and of the variables that a file ``wanted``.
 
     UserError for a variable that is not in ``allow_env``, besides those of
     ``Secrets.from_environment``. Options without ``allow_env`` are those of a program, which allows
@@ -88,7 +86,7 @@ def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
     key = options.get("api_key_env")
     allowed = options.get("allow_env")
     keys = [key] if key else []
-    names = dict.fromkeys([*asked, *keys])
+    names = dict.fromkeys([*wanted, *keys])
     for name in names:
         if name not in (keys if allowed is None else allowed):
             raise UserError(
@@ -101,15 +99,15 @@ def read_secrets(options: Mapping[str, Any], url: str, *asked: str) -> Secrets:
 
 
 def check_service(
-    config: TeacherConfig, options: Mapping[str, Any], asked: Sequence[str] = ()
+    config: TeacherConfig, options: Mapping[str, Any], wanted: Sequence[str] = ()
 ) -> str:
     """First line of a command: which environment variables go to which host; empty if none do.
 
     UserError for a host without consent, a URL that is none, or a key, or another variable that a
-    file has ``asked`` for, that the environment does not hold or that nobody allowed to be sent.
+    file ``wanted``, that the environment lacks or that the user did not allow to be sent.
     """
     require_consent(options["url"], options.get("authorised_by"))
-    names = read_secrets(options, options["url"], *asked).names
+    names = read_secrets(options, options["url"], *wanted).names
     return (
         f"sent to {host_of(options['url'])} from the environment: {', '.join(names)}"
         if names
@@ -124,11 +122,10 @@ def _forms(value: str) -> Iterator[str]:
         yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
     yield from (value, json.dumps(value)[1:-1], repr(value)[1:-1], html.escape(value))
     raw = value.encode()
-    # base64 of the value alone, and the part of it that is the same wherever it stands in a longer
-    # text
+    # base64 of the value alone, and the part that is the same at each offset in a longer text
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        whole = encode(raw).decode()
-        yield from (whole, whole.rstrip("="))
+        coded = encode(raw).decode()
+        yield from (coded, coded.rstrip("="))
         for before in range(3):
             start = -(-before * 4 // 3)
             end = (before + len(raw)) * 4 // 3

@@ -9,12 +9,12 @@ from torch import Tensor
 from dfme.answers.reading import PartialAnswers
 from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import WRONG_NUMBER, outline, parse
 from dfme.teachers.remote.secrets import Secrets
 
-PASSING = ("an error", "another's answer")  # reasons that may have gone by the next time
+PASSING = ("an error", "another's answer")  # reasons that a further attempt may not meet
 MAX_OUTLINE = 400
 TOO_LARGE_STATUSES = ("400", "413", "422")  # with them services refuse a batch for its size, too
 
@@ -104,26 +104,26 @@ class RemoteTeacher:
             raise BatchTooLarge(str(refused), limit) from None
         try:
             answers = adapter.decode(reply, batch)
+        except Unusable as error:
+            unusable = error
+        else:
             if isinstance(answers, PartialAnswers) and answers.slip:
                 slip = _judged(Unusable(answers.slip), reply, self._endpoint.secrets)
                 answers = replace(answers, slip=str(slip))
             return answers
-        except Unusable as error:
-            unusable = error
-        raise _judged(
-            unusable, reply, self._endpoint.secrets
-        )  # out here, where nothing is chained to it
+        # outside the handler, where nothing is chained to it
+        raise _judged(unusable, reply, self._endpoint.secrets)
 
     def __call__(self, images: Tensor, /) -> Any:
         return self.ask(images, uuid4().hex)
 
     def close(self) -> None:
-        """Let go of the connections; closing twice is no error."""
+        """Close the connections; closing twice is no error."""
         self._endpoint.close()
 
 
 def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
-    """A Misfit with the outline of a whole document; any other, or an error's text, unchanged.
+    """A Misfit, with the document's outline, for an answer in JSON; else the error as it is.
 
     Neither quotes anything of an answer that repeats a part of a secret.
     """
@@ -131,15 +131,15 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     text = str(error)
     try:
         document = outline(parse(reply.body[: int(length)] if length.isdecimal() else reply.body))
-        whole = error.reason not in PASSING
+        is_answer = error.reason not in PASSING
     except Unusable:
-        whole = False
-    if whole:
+        is_answer = False
+    if is_answer:
         dots = "..." if len(document) > MAX_OUTLINE else ""
         text += f"; the answer was {document[:MAX_OUTLINE]}{dots}"
     body = reply.body.decode(errors="replace")
     if secrets.hide(body) != body:
         text = "expected an answer, got one that repeats a secret and is not shown"
-    if whole and error.reason == WRONG_NUMBER:
+    if is_answer and error.reason == WRONG_NUMBER:
         return Misread(text, error.reason, for_good=True)
-    return Misfit(text, error.reason) if whole else Unusable(text, error.reason)
+    return Misfit(text, error.reason) if is_answer else Unusable(text, error.reason)

@@ -1,7 +1,7 @@
 """Connections to one service, under a deadline that no server can stretch.
 
-The time-outs of a request are one moment on ``time.monotonic()``, and every operation on a socket
-gets what is left until then. Only looking a host's name up takes as long as the system lets it.
+The time-outs of a request are one moment on ``time.monotonic()``; every operation on a socket gets
+the time that remains until then. Only a host name's lookup takes as long as the system lets it.
 """
 
 import os
@@ -71,16 +71,17 @@ class _Network(httpcore2.NetworkBackend):
         """The first of the host's addresses that answers; each gets its share of the time."""
         failure: Exception = httpcore2.ConnectError(f"{host} has no address")
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # no such name, or none that could be one
             raise httpcore2.ConnectError(error) from None
-        for tried, (*_, (address, *_)) in enumerate(found):
-            share = _left(timeout, httpcore2.ConnectTimeout) / (len(found) - tried)
+        for tried, (*_, (address, *_)) in enumerate(addresses):
+            share = _left(timeout, httpcore2.ConnectTimeout) / (len(addresses) - tried)
             try:
-                stream = self._sockets.connect_tcp(
-                    str(address), port, share, local_address, socket_options
+                return _Stream(
+                    self._sockets.connect_tcp(
+                        str(address), port, share, local_address, socket_options
+                    )
                 )
-                return _Stream(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure
@@ -123,8 +124,11 @@ class _Stream(httpcore2.NetworkStream):
         timeout: float | None = None,
     ) -> httpcore2.NetworkStream:
         try:
-            left = _left(timeout, httpcore2.ConnectTimeout)
-            return _Stream(self._stream.start_tls(ssl_context, server_hostname, left))
+            return _Stream(
+                self._stream.start_tls(
+                    ssl_context, server_hostname, _left(timeout, httpcore2.ConnectTimeout)
+                )
+            )
         except httpcore2.ConnectError as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                 raise CertificateError(error.__cause__.verify_message) from None
@@ -140,8 +144,8 @@ class _Stream(httpcore2.NetworkStream):
 class _Answer:
     """Bytes of an answer that have come on a connection, and that should: head and announced body.
 
-    What a server sends beyond that would be read as the answer to the next request, so such a
-    connection is not used again, nor one on which nothing was announced (chunks).
+    Further bytes would be read as the answer to the next request, so such a connection is not used
+    again, nor one whose answer had no announced length (chunks).
     """
 
     LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})[ \t]*\r\n", re.IGNORECASE)
@@ -172,10 +176,10 @@ class _Answer:
 def _left(moment: float | None, late: type[Exception]) -> float:
     """Seconds until a moment; ``late`` once it has passed."""
     assert moment is not None, "every request has its moments"
-    left = moment - time.monotonic()
-    if left <= 0:
+    seconds = moment - time.monotonic()
+    if seconds <= 0:
         raise late("the time is up")
-    return left
+    return seconds
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.types import Scope
 
 from dfme.errors import UserError
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.serve.model import Rejected
 
 Header = tuple[bytes, bytes]

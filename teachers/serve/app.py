@@ -21,8 +21,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.open_inference import server as protocol
-from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length
+from dfme.teachers.open_inference.message import pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
 from dfme.teachers.serve.accounts import require_once
 from dfme.teachers.serve.forms import HttpBody, V2Form

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.serve.forms import HttpBody
 from dfme.teachers.serve.model import Rejected
 

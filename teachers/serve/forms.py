@@ -15,8 +15,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import Unusable, UserError
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.arrays import Array
-from dfme.teachers.json_text import load_json, require_numbers
-from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
+from dfme.teachers.json_text import HEADER_LENGTH, load_json, require_numbers
+from dfme.teachers.open_inference.message import pack, read_header_length, unpack
 from dfme.teachers.open_inference.server import pixels_of
 from dfme.teachers.open_inference.tensors import NamedTensor
 from dfme.teachers.remote.endpoint import Reply

@@ -16,7 +16,7 @@ from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.run.job import document, resume_command
-from dfme.teachers.remote.options import ServiceOptions, V2Options
+from dfme.teachers.options import ServiceOptions, V2Options
 
 FAR, NEAR = "http://models.example/v2", "http://127.0.0.1:9"
 HEADERS = {"X-Key": "${STRANGE_KEY}", "X-Word": "${STRANGE_WORD}"}

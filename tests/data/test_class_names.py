@@ -22,8 +22,9 @@ def labels(
     given: str | None = None,
     folder: bool = True,
 ) -> list[int]:
-    classes = 5 if announced is None else len(announced)
-    return numbered(data, classes, given, announced, folder=folder).required_labels.tolist()
+    return numbered(
+        data, 5 if announced is None else len(announced), given, announced, folder=folder
+    ).required_labels.tolist()
 
 
 @pytest.mark.parametrize(
@@ -107,8 +108,12 @@ def test_names_may_stand_in_a_file(tmp_path: Path) -> None:
 
 
 def test_without_labels_there_is_nothing_to_put_in_order() -> None:
-    plain = ImageSet("x", torch.zeros(2, 1, 2, 2))
-    assert numbered(plain, 3, None, ("a", "b", "c"), folder=True).labels is None
+    assert (
+        numbered(
+            ImageSet("x", torch.zeros(2, 1, 2, 2)), 3, None, ("a", "b", "c"), folder=True
+        ).labels
+        is None
+    )
 
 
 def numbers(*names: str) -> ImageSet:
@@ -146,9 +151,8 @@ def test_folders_that_are_numbers_are_numbered_by_the_teacher_or_asked_about(
         UserError, match=r"class folders of x are numbers, .* give --evaluation\.classes"
     ):
         numbered(data, classes, None, None, folder=True)
-    given = ",".join(map(str, range(classes)))
     found = (
-        numbered(data, classes, given, None, folder=True)
+        numbered(data, classes, ",".join(map(str, range(classes))), None, folder=True)
         if classes > 10 or len(data) == 2
         else None
     )
@@ -167,8 +171,10 @@ def test_fewer_folders_than_classes_are_said() -> None:
 
 
 def test_all_names_of_the_teacher_may_be_given_for_a_few_folders() -> None:
-    data = numbers("bee", "sea cow")
-    assert labels(data, ("0", "1", "2", "3"), "ant, bee, cat, sea cow") == [1, 3]
+    assert labels(numbers("bee", "sea cow"), ("0", "1", "2", "3"), "ant, bee, cat, sea cow") == [
+        1,
+        3,
+    ]
 
 
 def test_letters_that_differ_in_case_alone_are_told_apart() -> None:

@@ -39,8 +39,9 @@ def test_a_folder_of_class_folders_is_read_in_order(tmp_path: Path) -> None:
     assert data.images.shape == (3, 3, 6, 4)
     assert data.images[2].amax((1, 2)).tolist() == [255, 0, 0]
     assert data.images[0].unique().tolist() == [40]
-    grey = load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
-    assert grey.images[2].unique().tolist() == [76]  # ITU-R 601 luma of pure red: 0.299 * 255
+    assert load_dataset(str(tmp_path), "test", shape=(1, 8, 8)).images[2].unique().tolist() == [
+        76
+    ]  # ITU-R 601 luma of pure red: 0.299 * 255
     assert load_dataset(str(tmp_path), "test").shape == (1, 8, 8)  # of the first image
     _write_png(tmp_path / "loose.png", 9)
     assert load_dataset(str(tmp_path), "test").labels.tolist() == [0, 0, 1], (

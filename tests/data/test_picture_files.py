@@ -140,8 +140,10 @@ def test_modes_of_eight_bits_and_fewer(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         picture.save(tmp_path / name / ("x.tif" if name == "CMYK" else "x.png"))
         pixels = only(tmp_path / name, channels=3)
-        expected = wanted[:, None, None] if wanted.ndim == 1 else wanted[None]
-        assert np.array_equal(pixels, np.broadcast_to(expected, (3, 2, 3))), name
+        assert np.array_equal(
+            pixels,
+            np.broadcast_to(wanted[:, None, None] if wanted.ndim == 1 else wanted[None], (3, 2, 3)),
+        ), name
         told = any("transparent pixels" in note for note in read(tmp_path / name, 3).notes)
         assert told == (name in ("LA", "clear", "RGBA")), name
 

@@ -99,9 +99,8 @@ def test_files_that_are_not_the_published_ones_are_not_unpickled(tmp_path: Path)
 
 
 def _fake_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = _torchvision().datasets
     monkeypatch.setattr(
-        datasets.svhn, "check_integrity", lambda path, md5=None: Path(path).is_file()
+        _torchvision().datasets.svhn, "check_integrity", lambda path, md5=None: Path(path).is_file()
     )
     for part in ("train", "test"):
         (root / f"{part}_32x32.mat").touch()

@@ -131,8 +131,9 @@ def test_wide_resnet_block_by_hand() -> None:
     active = (x * scale).relu()
     conv = nn.functional.conv2d
     inner = (conv(active, block.get_parameter("conv1.weight"), stride=2, padding=1) * scale).relu()
-    outer = conv(inner, block.get_parameter("conv2.weight"), padding=1)
-    expected = outer + conv(active, block.get_parameter("convShortcut.weight"), stride=2)
+    expected = conv(inner, block.get_parameter("conv2.weight"), padding=1) + conv(
+        active, block.get_parameter("convShortcut.weight"), stride=2
+    )
     torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
 
 

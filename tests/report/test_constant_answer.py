@@ -83,8 +83,9 @@ def test_a_level_is_reached_above_a_constant_answer(
 def test_a_line_says_both_and_balanced_figures_where_a_constant_answer_is_large() -> None:
     scores = {"agreement": 0.65, "agreement_balanced": 0.331, "constant_agreement": 0.66}
     assert agreement_line(scores) == ["agreement 65.00%, balanced 33.10% (constant answer 66.00%)"]
-    small = scores | {"constant_agreement": 0.5}
-    assert agreement_line(small) == ["agreement 65.00% (constant answer 50.00%)"]
+    assert agreement_line(scores | {"constant_agreement": 0.5}) == [
+        "agreement 65.00% (constant answer 50.00%)"
+    ]
     assert agreement_line({"agreement": 0.65}) == ["agreement 65.00%"]
     assert agreement_line({}) == []
 
@@ -157,8 +158,9 @@ def test_the_report_calls_no_copy_what_is_not_above_a_constant_answer(tmp_path: 
     assert page.after("Balanced agreement").startswith(
         "33.10%, the mean over the teacher's classes"
     )
-    better = ENDED | {"agreement": 0.9, "agreement_balanced": 0.8}
-    (run / "summary.json").write_text(json.dumps(better))
+    (run / "summary.json").write_text(
+        json.dumps(ENDED | {"agreement": 0.9, "agreement_balanced": 0.8})
+    )
     assert any("gave a copy that agrees" in text for text in page_of(run).text)
 
 

@@ -45,8 +45,7 @@ def test_the_level_follows_the_later_scores_more():
     mean_x, mean_y = (sum(map(math.prod, zip(w, of, strict=True))) / sum(w) for of in (x, y))
     both = sum(c * (a - mean_x) * (b - mean_y) for a, b, c in zip(x, y, w, strict=True))
     slope = both / sum(c * (a - mean_x) ** 2 for a, c in zip(x, w, strict=True))
-    start = start_of(points, IMAGES)
-    assert start.level == pytest.approx(mean_y - slope * mean_x)
+    assert start_of(points, IMAGES).level == pytest.approx(mean_y - slope * mean_x)
 
 
 def test_the_interval_is_where_lines_so_many_widths_off_reach_the_goal():

@@ -11,8 +11,7 @@ import pytest
 from tiers import exhaustive_rows
 
 from dfme.report import verdict
-from dfme.report.classified import Classified, baselines, histogram, paid_answers
-from dfme.report.training import Training
+from dfme.report.classified import Classified, Training, baselines, histogram, paid_answers
 from dfme.report.verdict import best_order, relabelled, warnings
 
 
@@ -131,8 +130,9 @@ def test_another_order_is_told_with_the_accuracy_it_gives(
         return
     # What it says to give: the folder's names in the teacher's order. With it the teacher is right.
     given = shlex.split(told.split("--evaluation.classes ")[1])[0].rstrip(";").split(",")
-    renamed = np.array([given.index(names[label]) for label in labels])
-    assert (renamed == teacher).mean() == (order[labels] == teacher).mean()
+    assert (np.array([given.index(names[label]) for label in labels]) == teacher).mean() == (
+        order[labels] == teacher
+    ).mean()
 
 
 def test_a_teacher_of_one_answer_says_nothing() -> None:
@@ -188,8 +188,9 @@ def test_paid_answers_of_one_class_are_told(others: int, total: int, warned: boo
     """Twenty alike may be luck where one class is frequent, and one in ten of another is no
     failure.
     """
-    queries = np.array([others, total - others])
-    told = warnings(seen([0, 1], classes=2, queries=queries, names=("cat", "dog")))
+    told = warnings(
+        seen([0, 1], classes=2, queries=np.array([others, total - others]), names=("cat", "dog"))
+    )
     assert bool(told) == warned
     assert not told or told[0].startswith(
         f"the teacher answered class 1 (dog) to {1 - others / total:.1%} of the "
@@ -244,8 +245,9 @@ def test_causes_are_told_apart_by_what_is_on_record(
 
 def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None:
     teacher = np.repeat([0, 1], [270, 90])
-    student = np.where(np.arange(360) % 4 < 3, teacher, 1 - teacher)
-    (told,) = warnings(seen(teacher, student=student, classes=2))
+    (told,) = warnings(
+        seen(teacher, student=np.where(np.arange(360) % 4 < 3, teacher, 1 - teacher), classes=2)
+    )
     assert (
         "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always" in told
     )
@@ -392,7 +394,8 @@ def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
 def test_every_warning_fits_five_hundred_letters() -> None:
     long = tuple(f"{number:02}" + "x" * 58 for number in range(20))
     labels = truth(400, 20)
-    order = np.roll(np.arange(20), 1)
-    (told,) = warnings(seen(order[labels], labels, classes=20, names=long, label_names=long))
+    (told,) = warnings(
+        seen(np.roll(np.arange(20), 1)[labels], labels, classes=20, names=long, label_names=long)
+    )
     assert len(told) <= 500
     assert "--evaluation.classes and a file of their names" in told

@@ -14,8 +14,8 @@ from torch import Tensor
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused, Unusable
 from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.options import ServiceOptions, V2Options
 from dfme.teachers.remote.endpoint import Endpoint, Reply
-from dfme.teachers.remote.options import ServiceOptions, V2Options
 from dfme.teachers.remote.secrets import Secrets
 from dfme.teachers.remote.teacher import Adapter, RemoteTeacher
 

@@ -27,10 +27,9 @@ teacher: {shape: [1, 8, 8]}
 
 def test_a_card_is_believed_behind_every_label_mode() -> None:
     for mode in (None, "label", "top_k:3"):
-        config = TeacherConfig(label_mode=mode)
-        assert make_teacher(config, {"checkpoint": str(CHECKPOINT)}, CPU).info.class_names == tuple(
-            OUTLINES
-        )
+        assert make_teacher(
+            TeacherConfig(label_mode=mode), {"checkpoint": str(CHECKPOINT)}, CPU
+        ).info.class_names == tuple(OUTLINES)
 
 
 def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
@@ -40,9 +39,15 @@ def test_a_trained_teacher_remembers_the_folders(tmp_path: Path) -> None:
             (tmp_path / "zoo" / part / name).mkdir(parents=True)
             image.new("L", (8, 8), 90 * number).save(tmp_path / "zoo" / part / name / "1.png")
     weights = tmp_path / "zoo.safetensors"
-    data = TrainDataConfig(name=str(tmp_path / "zoo"))
     train_teacher(
-        TrainTeacherConfig(data, "cnn_small", 1, batch_size=2, threads=1, out=str(weights))
+        TrainTeacherConfig(
+            TrainDataConfig(name=str(tmp_path / "zoo")),
+            "cnn_small",
+            1,
+            batch_size=2,
+            threads=1,
+            out=str(weights),
+        )
     )
     names = make_teacher(TeacherConfig(), {"checkpoint": str(weights)}, CPU).info.class_names
     assert names == ("ant", "wasp")

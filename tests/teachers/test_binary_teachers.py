@@ -140,8 +140,9 @@ def test_weights_that_tell_no_architecture_but_fit_one_with_one_output(
     path, _ = checkpoint(tmp_path)
     monkeypatch.setattr("dfme.teachers.local.pytorch.infer_net", lambda state: None)
     options = {"checkpoint": str(path), "arch": "cnn_small"}
-    teacher = loaded("torch", options, num_classes=2, label_mode="logits")
-    assert teacher(IMAGES)[:, 0].tolist() == [0.0] * len(IMAGES)
+    assert loaded("torch", options, num_classes=2, label_mode="logits")(IMAGES)[:, 0].tolist() == [
+        0.0
+    ] * len(IMAGES)
     with pytest.raises(UserError, match="of another shape"):
         loaded("torch", options, num_classes=3)
 

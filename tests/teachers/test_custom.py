@@ -143,8 +143,9 @@ def test_answers_of_every_sort(
     assert isinstance(teacher, Teacher)
     assert teacher.spec == ImageSpec((1, 2, 2), (-1.0, 1.0))
     assert str(teacher.label_mode) == (mode or "probabilities")
-    result = teacher(torch.zeros(1, 1, 2, 2))
-    torch.testing.assert_close(result.double(), torch.tensor(expected).double())
+    torch.testing.assert_close(
+        teacher(torch.zeros(1, 1, 2, 2)).double(), torch.tensor(expected).double()
+    )
 
 
 def test_attributes_win_and_contradictions_are_refused() -> None:
@@ -177,8 +178,9 @@ def test_a_module_in_training_mode_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(1))
     with pytest.raises(UserError, match="eval"):
         wrap_callable(module, shape=(1, 2, 2), num_classes=3)
-    teacher = wrap_callable(module.eval(), shape=(1, 2, 2), num_classes=3)
-    assert teacher(torch.ones(2, 1, 2, 2)).shape == (2, 3)
+    assert wrap_callable(module.eval(), shape=(1, 2, 2), num_classes=3)(
+        torch.ones(2, 1, 2, 2)
+    ).shape == (2, 3)
 
 
 def test_a_service_of_ones_own_is_asked_with_its_key_behind_every_wrapper() -> None:

@@ -32,8 +32,9 @@ def restricted(teacher: Teacher, mode: str) -> Teacher:
 
 def test_probabilities_are_the_softmax_rounded() -> None:
     teacher = Fixed([[0.0, np.log(2.0), np.log(4.0)]])
-    answer = restricted(teacher, "probabilities")(torch.empty(1))
-    torch.testing.assert_close(answer, torch.tensor([[1 / 7, 2 / 7, 4 / 7]]))
+    torch.testing.assert_close(
+        restricted(teacher, "probabilities")(torch.empty(1)), torch.tensor([[1 / 7, 2 / 7, 4 / 7]])
+    )
     rounded = restricted(teacher, "probabilities:2")
     assert rounded(torch.empty(1))[0].tolist() == pytest.approx([0.14, 0.29, 0.57])
     assert str(rounded.label_mode) == "probabilities:2"

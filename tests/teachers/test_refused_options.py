@@ -185,5 +185,10 @@ def test_what_a_stack_states_is_what_its_parts_state_together() -> None:
     assert of("modelguard_w:epsilon=0.4+modelguard_s:epsilon=0.5") == ("yes", 0.9, True, False, ())
     assert of("mad+grad2:keep_top=true")[1] == 2.0, "no two rows are further apart"
     assert of("noise:key_env=K+mad:q=net") == ("no", None, True, True, ("key", "surrogate"))
-    gate = "misinform:gate=mahalanobis:data=digits:wrong=net:key_env=K"
-    assert of(gate) == ("no", None, False, False, ("key", "surrogate", "network", "data"))
+    assert of("misinform:gate=mahalanobis:data=digits:wrong=net:key_env=K") == (
+        "no",
+        None,
+        False,
+        False,
+        ("key", "surrogate", "network", "data"),
+    )

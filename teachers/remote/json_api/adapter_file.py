@@ -2,25 +2,28 @@
 here.
 """
 
+import dataclasses
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.config.yaml_files import load_yaml
+from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data.class_names import read_names
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode
+from dfme.teachers.options import require_free
 from dfme.teachers.remote.class_names import ClassNames
-from dfme.teachers.remote.consent import require_free
 from dfme.teachers.remote.json_api.description import Description, RequestForm
 from dfme.teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
 from dfme.teachers.remote.pictures import COLOUR_TYPES
-from dfme.teachers.remote.secrets import check_service
+from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER, check_service
 
 PACKAGE = Path(__file__).resolve().parents[3]
 """Folder above configs/ and teachers/, in the project and where it is installed."""
@@ -30,6 +33,8 @@ NO_CLASS_STATUSES = (204, 400, 404, 406, 409, 410, 412, 415, 416, 418, 421, 422)
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w.+-]+=[\w.+-]+)*", re.ASCII)
+_SECRET = re.compile("auth|key|token|secret|passw|cookie|sign", re.IGNORECASE)
+"""In the name of a header, a field or a parameter that carries a secret."""
 _FIELD = re.compile(r'[^"\\\x00-\x1f\x7f-\U0010ffff]+')
 
 
@@ -77,13 +82,13 @@ def _request_problems(description: Description) -> Iterator[str]:
     request = description.request
     encoding = description.image.encoding
     ways = {"json": request.json, "bytes": request.bytes, "multipart": request.multipart}
-    given = [name for name, value in ways.items() if value is not None]
-    if len(given) != 1:
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) != 1:
         yield (
             "request: expected one of json, bytes and multipart, got "
-            f"{' and '.join(given) or 'none'}"
+            f"{' and '.join(chosen) or 'none'}"
         )
-    elif given == ["json"]:
+    elif chosen == ["json"]:
         if encoding in ("png", "raw"):
             yield (
                 f"image.encoding: expected {encoding}_base64 or another that JSON can "
@@ -92,7 +97,7 @@ def _request_problems(description: Description) -> Iterator[str]:
         elif problem := problem_of(request.json, description.batch, encoding != "list"):
             yield f"request.json: {problem}"
     elif encoding not in ("png", "raw"):
-        yield f"image.encoding: expected png or raw for request.{given[0]}, got {encoding}"
+        yield f"image.encoding: expected png or raw for request.{chosen[0]}, got {encoding}"
     if request.bytes is not None and not _CONTENT_TYPE.fullmatch(request.bytes):
         yield f"request.bytes: expected a content type such as image/png, got {request.bytes!r}"
     if request.bytes is not None and description.batch > 1:
@@ -144,8 +149,8 @@ def _no_answer_problems(description: Description) -> Iterator[str]:
             yield f"answer.no_answer: expected what is none of answer.classes, got {name!r}"
     for status in answer.no_answer_status:
         if status not in NO_CLASS_STATUSES:
-            known = ", ".join(map(str, NO_CLASS_STATUSES))
-            yield f"answer.no_answer_status: expected some of {known}, got {status}"
+            choices = ", ".join(map(str, NO_CLASS_STATUSES))
+            yield f"answer.no_answer_status: expected some of {choices}, got {status}"
     if answer.no_answer_status and description.batch > 1:
         yield f"answer.no_answer_status: expected batch: 1, got {description.batch}"
 
@@ -175,8 +180,8 @@ def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None)
     description = from_mapping(Description, load_yaml(file), prefix=f"{path}: ")
     if classes is not None:
         description = replace(description, answer=replace(description.answer, classes=classes))
-    if found := list(problems(description)):
-        raise UserError("; ".join(f"{path}: {problem}" for problem in found))
+    if faults := list(problems(description)):
+        raise UserError("; ".join(f"{path}: {problem}" for problem in faults))
     names = description.answer.classes
     option = f"{path}: answer.classes" if classes is None else "--teacher.classes"
     folder = Path(path).parent if classes is None else None
@@ -259,3 +264,32 @@ def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
             "with --teacher.classes"
         )
     return ClassNames(tuple(map(str, range(number))))
+
+
+def resolved(options: Mapping[str, Any]) -> str:
+    """The adapter that options name, as YAML with defaults, class names and URL written out.
+
+    ``${NAME}`` stays as it is; a secret that is written out is hidden.
+    """
+    api = load_adapter(options["adapter"], options.get("classes"))
+    plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
+    document: dict[str, Any] = _without_secrets(plain)
+    url = urlsplit(options["url"] or api.description.url)
+    pairs = (part.partition("=") for part in url.query.split("&"))
+    query = "&".join(name + mark + _hidden(name, value) for name, mark, value in pairs)
+    document["url"] = url._replace(query=query, fragment="").geturl()
+    if api.classes is not None:
+        document["answer"]["classes"] = list(api.classes.names)
+    return dump_yaml(document)
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(item, name) for item in value]
+    return _hidden(name, value) if isinstance(value, str) else value
+
+
+def _hidden(name: str, value: str) -> str:
+    return HIDDEN if _SECRET.search(name) and value and not PLACEHOLDER.search(value) else value

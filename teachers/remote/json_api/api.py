@@ -16,6 +16,7 @@ from dfme.config.values import narrowed
 from dfme.errors import Unusable
 from dfme.spec import ImageSpec, RequestPolicy
 from dfme.teachers.arrays import Array
+from dfme.teachers.options import JsonOptions
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_api.adapter_file import (
     JsonApi,
@@ -28,7 +29,6 @@ from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.reading import AnswerReader
 from dfme.teachers.remote.json_api.template import JsonPath, fill_images, with_environment
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM, dump, numbers, parse, shown
-from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.pictures import png
 from dfme.teachers.remote.secrets import Secrets, read_secrets
 from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher

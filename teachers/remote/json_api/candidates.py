@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from dfme.teachers.remote.json_bodies import as_number
 
-_MAX_DEPTH = 16
+MAX_DEPTH = 16
 _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SCORES = re.compile("score|prob|confidence|logit|predict|output|result|percent", re.IGNORECASE)
-_LABELS = re.compile("label|class|name|tag|categor|predict|result", re.IGNORECASE)
+LABELS = re.compile("label|class|name|tag|categor|predict|result", re.IGNORECASE)
 _SURE_LABELS = re.compile("label|class|tag|categor", re.IGNORECASE)
-_IDS = re.compile(r"label|class|categor|(^|[._])(id|index|idx)(s|es)?$", re.IGNORECASE)
+IDS = re.compile(r"label|class|categor|(^|[._])(id|index|idx)(s|es)?$", re.IGNORECASE)
 _OTHER_NAMES = re.compile("model|file|version|user|host|server|service|status", re.IGNORECASE)
 _NO_SCORES = re.compile(
     "box|bound|rect|polygon|coord|point|embed|feature|vector|size|shape", re.IGNORECASE
@@ -42,7 +42,7 @@ CHAT_TEXTS = ("content", "text", "generated_text", "response", "completion")
 """Keys of the texts in it."""
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """A part of an answer that may be the scores of one image; ``weight``: how surely, a
     heuristic.
     """
@@ -63,9 +63,9 @@ class Found(NamedTuple):
         return 100.0 if self.percent else scale_of(self.values, self.form)
 
 
-def best_candidate(document: object) -> Found | None:
+def best_candidate(document: object) -> Candidate | None:
     """The part that is most surely an image's scores or label; None where nothing may be."""
-    return max(_candidates(document, "", 0), key=lambda found: found.weight, default=None)
+    return max(_candidates(document, "", 0), key=lambda candidate: candidate.weight, default=None)
 
 
 def chat_text(document: object) -> str | None:
@@ -73,10 +73,7 @@ def chat_text(document: object) -> str | None:
     answer.
     """
     dicts = list(dicts_in(document))
-    is_chat = any(
-        CHAT_KEYS & node.keys() or {"role", "content"} <= node.keys() for _, node in dicts
-    )
-    if not is_chat:
+    if not any(CHAT_KEYS & node.keys() or {"role", "content"} <= node.keys() for _, node in dicts):
         return None
     for path, node in dicts:
         for key in CHAT_TEXTS:
@@ -85,28 +82,33 @@ def chat_text(document: object) -> str | None:
     return ""
 
 
+def parts_in(
+    node: object, path: str = "", *, first: bool = False, depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """A document and everything in it, with paths; ``first``: of a list the first item alone."""
+    if depth > MAX_DEPTH:
+        return
+    yield path, node
+    inside: list[tuple[str, object]] = []
+    if isinstance(node, dict):
+        inside = [(joined(path, name), item) for name, item in node.items()]
+    elif isinstance(node, list):
+        items = node[:1] if first else node
+        inside = [(f"{path}[{0 if first else '*'}]", item) for item in items]
+    for place, item in inside:
+        yield from parts_in(item, place, first=first, depth=depth + 1)
+
+
 def dicts_in(document: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects in a document with their paths; of a list the first entry alone."""
-    return _dicts(document, "", 0)
+    return ((path, node) for path, node in parts_in(document, first=True) if isinstance(node, dict))
 
 
-def _dicts(node: object, path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    if depth > _MAX_DEPTH:
-        return
-    if isinstance(node, dict):
-        yield path, node
-        for key, item in node.items():
-            yield from _dicts(item, joined(path, key), depth + 1)
-    elif isinstance(node, list):
-        for place, item in enumerate(node[:1]):
-            yield from _dicts(item, f"{path}[{place}]", depth + 1)
-
-
-def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
+def _candidates(value: Any, path: str, depth: int) -> Iterator[Candidate]:
     """Everything in a document that may be the scores or the label of one image."""
-    if depth > _MAX_DEPTH:
+    if depth > MAX_DEPTH:
         return
-    key = path.rpartition(".")[2]
+    key = last_key(path)
     if isinstance(value, dict):
         yield from _mapping(value, path, key)
         if lists := _parallel(value):
@@ -116,142 +118,148 @@ def _candidates(value: Any, path: str, depth: int) -> Iterator[Found]:
                 yield from _candidates(item, joined(path, name), depth + 1)
     elif isinstance(value, list):
         yield from _listed(value, path, depth)
-    elif isinstance(value, str) and is_name(value) and _LABELS.search(key):
+    elif isinstance(value, str) and is_name(value) and LABELS.search(key):
         doubt = bool(_OTHER_NAMES.search(key))
-        yield Found(
+        yield Candidate(
             1.0 + 0.5 * bool(_SURE_LABELS.search(key)) - 0.8 * doubt, path, "name", [], [value]
         )
-    elif type(value) is int and value >= 0 and _LABELS.search(key):
-        yield Found(1.0, path, "number", [], [])
+    elif type(value) is int and value >= 0 and LABELS.search(key):
+        yield Candidate(1.0, path, "number", [], [])
 
 
-def _mapping(value: dict[str, Any], path: str, key: str) -> Iterator[Found]:
+def _mapping(value: dict[str, Any], path: str, key: str) -> Iterator[Candidate]:
     """An object that has a number for each name."""
     if len(value) > 1 and all(map(is_name, value)) and all(map(_is_score, value.values())):
         scores = list(map(_number, value.values()))
         if _may_be_scores(list(value.values()), key):
             percent = _has_percent(value.values())
-            yield Found(_weight(scores, key), path, "mapping", scores, list(value), percent=percent)
+            yield Candidate(
+                _weight(scores, key), path, "mapping", scores, list(value), percent=percent
+            )
 
 
-def _listed(value: list[Any], path: str, depth: int) -> Iterator[Found]:
+def _listed(value: list[Any], path: str, depth: int) -> Iterator[Candidate]:
     """The candidates in a list: pairs, scores, or an entry for each image."""
-    key = path.rpartition(".")[2]
+    key = last_key(path)
     pairs = _pairs(value) or _rows(value) or _single_entries(value)
     if pairs is not None:
         yield pairs._replace(path=path)
     elif len(value) > 1 and all(map(_is_score, value)):
         if _may_be_scores(value, key):
             scores = list(map(_number, value))
-            yield Found(
+            yield Candidate(
                 _weight(scores, key), path, "scores", scores, [], percent=_has_percent(value)
             )
     elif value and "[*]" not in path and all(_is_like(value[0], item) for item in value):
-        for found in _candidates(value[0], f"{path}[*]", depth + 1):
-            yield found._replace(images=len(value))
+        for candidate in _candidates(value[0], f"{path}[*]", depth + 1):
+            yield candidate._replace(images=len(value))
 
 
-def _pairs(entries: list[Any]) -> Found | None:
+def _pairs(entries: list[Any]) -> Candidate | None:
     """A list of objects that have a label and a score each."""
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         return None
-    leaves = [dict(_leaves(entry, "", 0)) for entry in entries]
-    shared = [path for path in leaves[0] if all(path in each for each in leaves)]
-    texts = [path for path in shared if all(isinstance(each[path], str) for each in leaves)]
-    labels = [path for path in texts if all(is_name(each[path]) for each in leaves)]
-    scores = [path for path in shared if all(_is_score(each[path]) for each in leaves)]
+    leaves = [dict(leaves_of(entry)) for entry in entries]
+    shared = [path for path in leaves[0] if all(path in leaf for leaf in leaves)]
+    texts = [path for path in shared if all(isinstance(leaf[path], str) for leaf in leaves)]
+    labels = [path for path in texts if all(is_name(leaf[path]) for leaf in leaves)]
+    scores = [path for path in shared if all(_is_score(leaf[path]) for leaf in leaves)]
     if not scores:
         return None
-
-    def surely(path: str) -> tuple[bool, bool]:
-        return bool(_SCORES.search(path)), not isinstance(leaves[0][path], int)
-
-    score = max(scores, key=surely)
-    labels = sorted(
-        (path for path in labels if path != score), key=lambda path: not _LABELS.search(path)
+    score = max(
+        scores,
+        key=lambda path: (bool(_SCORES.search(path)), not isinstance(leaves[0][path], int)),
     )
-    numbered = [path for path in scores if path != score and _IDS.search(path)]
+    labels = sorted(
+        (path for path in labels if path != score), key=lambda path: not LABELS.search(path)
+    )
+    numbered = [path for path in scores if path != score and IDS.search(path)]
     labels += [path for path in numbered if type(leaves[0][path]) is int]
     label = next(
-        (path for path in labels if len({each[path] for each in leaves}) == len(leaves)), None
+        (path for path in labels if len({leaf[path] for leaf in leaves}) == len(leaves)), None
     )
     if label is None:
         return None
-    given = [each[score] for each in leaves]
-    names = [str(each[label]) for each in leaves]
-    return _named("pairs", names, given, label, score)
+    values = [leaf[score] for leaf in leaves]
+    names = [str(leaf[label]) for leaf in leaves]
+    return _named("pairs", names, values, label, score)
 
 
-def _rows(entries: list[Any]) -> Found | None:
+def _rows(entries: list[Any]) -> Candidate | None:
     """A list of lists with a label and a score each."""
     if not entries or not all(isinstance(entry, list) and len(entry) == 2 for entry in entries):
         return None
     for label, score in ((0, 1), (1, 0)):
         names = [entry[label] for entry in entries]
-        given = [entry[score] for entry in entries]
-        if _are_names(names) and all(map(_is_score, given)):
-            return _named("pairs", names, given, str(label), str(score))
+        values = [entry[score] for entry in entries]
+        if _are_names(names) and all(map(_is_score, values)):
+            return _named("pairs", names, values, str(label), str(score))
     return None
 
 
-def _single_entries(entries: list[Any]) -> Found | None:
+def _single_entries(entries: list[Any]) -> Candidate | None:
     """A list of objects that have one name and its score each."""
     if len(entries) < 2 or not all(
         isinstance(entry, dict) and len(entry) == 1 for entry in entries
     ):
         return None
     names = [name for entry in entries for name in entry]
-    given = [score for entry in entries for score in entry.values()]
-    if not _are_names(names) or not all(map(_is_score, given)):
+    values = [score for entry in entries for score in entry.values()]
+    if not _are_names(names) or not all(map(_is_score, values)):
         return None
-    return _named("mapping", names, given)
+    return _named("mapping", names, values)
 
 
-def _parallel(value: dict[str, Any]) -> Found | None:
+class _Names(NamedTuple):
+    """Names in a list: the list's path, that of the names, these, and whether they are numbers."""
+
+    place: str
+    path: str
+    names: list[str]
+    numbered: bool = False
+
+
+def _parallel(value: dict[str, Any]) -> Candidate | None:
     """A list of labels and, beside it, as long a list of scores."""
-    lists = [(path, item) for path, item in _leaves(value, "", 0) if isinstance(item, list)]
-    opened = [(path, path, item) for path, item in lists]
-    opened += [
-        (f"{path}[0]", path, item[0]) for path, item in lists if item and isinstance(item[0], list)
-    ]
+    lists = [(path, path, item) for path, item in leaves_of(value) if isinstance(item, list)]
+    inner = [(f"{path}[0]", path, item[0]) for path, _, item in lists if item]
+    opened = lists + [entry for entry in inner if isinstance(entry[2], list)]
     scores = [
         (path, items)
         for path, key, items in opened
         if items and all(map(_is_score, items)) and not _NO_SCORES.search(key)
     ]
-    scores.sort(key=lambda found: not _SCORES.search(found[0]))
-    names = [(path, *_names_in(path, key, items)) for path, key, items in opened if items]
-    names = [found for found in names if found[2]]
-    names.sort(key=lambda found: (found[3], not _LABELS.search(found[0])))
-    for score, given in scores:
-        for place, label, called, _ in names:
-            if place != score and len(called) == len(given):
-                return _named("lists", called, given, label, score)
+    scores.sort(key=lambda entry: not _SCORES.search(entry[0]))
+    lists_of_names = [_names_in(path, key, items) for path, key, items in opened if items]
+    labels = [entry for entry in lists_of_names if entry is not None]
+    labels.sort(key=lambda entry: (entry.numbered, not LABELS.search(entry.place)))
+    for path, values in scores:
+        for label in labels:
+            if label.place != path and len(label.names) == len(values):
+                return _named("lists", label.names, values, label.path, path)
     return None
 
 
-def _names_in(path: str, key: str, items: list[Any]) -> tuple[str, list[str], bool]:
-    """The path of the names in a list, the names, and whether they are numbers; no names if it has
-    none.
-    """
+def _names_in(place: str, key: str, items: list[Any]) -> _Names | None:
+    """The names in a list; None if it has none."""
     if _are_names(items):
-        return path, items, False
+        return _Names(place, place, items)
     if all(isinstance(item, dict) for item in items):
-        shared = [leaf for leaf, text in _leaves(items[0], "", 0) if isinstance(text, str)]
-        for leaf in sorted(shared, key=lambda leaf: not _LABELS.search(leaf)):
-            texts = [dict(_leaves(item, "", 0)).get(leaf) for item in items]
-            if _are_names(texts):
-                return joined(f"{path}[*]", leaf), list(map(str, texts)), False
-    if all(type(item) is int and item >= 0 for item in items) and _IDS.search(key):
-        return path, list(map(str, dict.fromkeys(items))), True
-    return path, [], True
+        texts = [leaf for leaf, text in leaves_of(items[0]) if isinstance(text, str)]
+        for leaf in sorted(texts, key=lambda leaf: not LABELS.search(leaf)):
+            names = [dict(leaves_of(item)).get(leaf) for item in items]
+            if _are_names(names):
+                return _Names(place, joined(f"{place}[*]", leaf), list(map(str, names)))
+    if all(type(item) is int and item >= 0 for item in items) and IDS.search(key):
+        return _Names(place, place, list(map(str, dict.fromkeys(items))), numbered=True)
+    return None
 
 
 def _named(
-    form: str, names: list[str], given: list[Any], label: str = "", score: str = ""
-) -> Found:
-    values = list(map(_number, given))
-    return Found(
+    form: str, names: list[str], scores: list[Any], label: str = "", score: str = ""
+) -> Candidate:
+    values = list(map(_number, scores))
+    return Candidate(
         6.0 + _weight(values, score),
         "",
         form,
@@ -259,22 +267,23 @@ def _named(
         names,
         label,
         score,
-        percent=_has_percent(given),
+        percent=_has_percent(scores),
     )
 
 
-def leaves_of(entry: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def leaves_of(entry: dict[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """What stands in an object, and in objects in it, with its path."""
-    return _leaves(entry, "", 0)
-
-
-def _leaves(entry: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     for name, item in entry.items():
         if is_name(name) and '"' not in name:
             if isinstance(item, dict) and depth < 2:
-                yield from _leaves(item, joined(path, name), depth + 1)
+                yield from leaves_of(item, joined(path, name), depth + 1)
             else:
                 yield joined(path, name), item
+
+
+def last_key(path: str) -> str:
+    """The last name of a path."""
+    return path.rpartition(".")[2]
 
 
 def joined(path: str, name: str) -> str:
@@ -287,14 +296,14 @@ def _weight(values: list[float], key: str) -> float:
     return 0.5 + 4.0 * is_distribution(values) + 2.0 * bool(_SCORES.search(key))
 
 
-def _may_be_scores(given: list[Any], key: str) -> bool:
+def _may_be_scores(scores: list[Any], key: str) -> bool:
     """False for what is rather a box, a size, a count or a price: counts are whole numbers."""
-    values = list(map(_number, given))
+    values = list(map(_number, scores))
     if _SCORES.search(key):
         return True
     if _NO_SCORES.search(key):
         return False
-    return is_distribution(values) or not all(type(score) is int for score in given)
+    return is_distribution(values) or not all(type(score) is int for score in scores)
 
 
 def scale_of(values: list[float], form: str = "") -> float:

@@ -40,7 +40,7 @@ CURE = "; if that stands for no class, name it in answer.no_answer"
 
 @dataclass
 class BatchRead:
-    """What was read of a batch so far: rows of those that have a class, and the gaps
+    """What was read of a batch: a row for each image with a class, and the gaps
     (``PartialAnswers``).
     """
 
@@ -105,7 +105,7 @@ class AnswerReader:
                 type(name) in (str, int) for name, _ in pairs
             ):
                 raise
-            # Beside names that are classes, or close to one, it is rather a slip of the adapter.
+            # among names that are classes, or close to one, it is rather a mistake in the adapter
             if "did you mean" in str(error) or any(name in classes for name, _ in pairs):
                 reading.slip = f"{error}{CURE if error.reason == UNKNOWN else ''}"
             reading.leave_out(UNKNOWN_CLASS, str(error).rpartition("got ")[2].partition(";")[0])
@@ -114,19 +114,18 @@ class AnswerReader:
         """True for null, for a list, an object or a text with nothing in it, and for
         ``answer.no_answer``.
         """
-        if value is None or (isinstance(value, str | list | dict) and not value):
+        if isinstance(value, str | int | float) and value in self._no_answer:
             return True
-        return isinstance(value, str | int | float) and value in self._no_answer
+        return value is None or (isinstance(value, str | list | dict) and not value)
 
     def _named(self, pairs: list[tuple[object, object]]) -> list[tuple[object, object]]:
-        """The pairs without those of ``answer.no_answer``; none at all where one of these is on
-        top.
+        """The pairs without those of ``answer.no_answer``; empty if one of these has the top
+        score.
         """
-        kept = [pair for pair in pairs if not self._says_none(pair[0])]
-        if len(kept) == len(pairs):
-            return pairs
-        top = max(pairs, key=_score_of)
-        return [] if self._says_none(top[0]) else kept
+        named = [pair for pair in pairs if not self._says_none(pair[0])]
+        if len(named) < len(pairs) and self._says_none(max(pairs, key=_score_of)[0]):
+            return []
+        return named
 
     def _pairs(self, value: object) -> Iterable[tuple[object, object]]:
         """Names and scores of one image."""
@@ -136,15 +135,14 @@ class AnswerReader:
             entries = [item for item in value if isinstance(item, dict) and len(item) == 1]
             if len(entries) == len(value):  # [{"cat": 0.7}, {"dog": 0.3}]
                 return [pair for entry in entries for pair in entry.items()]
-        expected = dict if self._form == "mapping" else list
-        if not isinstance(value, expected):
-            what = "an object" if expected is dict else "a list of objects"
-            raise Unusable(
-                f"expected {what} with the scores of an image, got {shown(value)}", "no answer"
-            )
-        if isinstance(value, dict):
+        if self._form == "mapping" and isinstance(value, dict):
             return value.items()
-        return [(self._label.values(entry)[0], self._score.values(entry)[0]) for entry in value]
+        if self._form == "pairs" and isinstance(value, list):
+            return [(self._label.values(entry)[0], self._score.values(entry)[0]) for entry in value]
+        what = "an object" if self._form == "mapping" else "a list of objects"
+        raise Unusable(
+            f"expected {what} with the scores of an image, got {shown(value)}", "no answer"
+        )
 
     def _parallel(self, value: object) -> list[tuple[object, object]]:
         """Names and scores that stand in two lists side by side."""
@@ -179,8 +177,7 @@ class AnswerReader:
         if scores_BK.shape[1] != 2 or self._logits:
             return scores_BK
         rest_BK = self._scale - scores_BK[:, ::-1]
-        known_BK = ~np.isnan(scores_BK)
-        return np.where(known_BK, scores_BK, rest_BK)
+        return np.where(np.isnan(scores_BK), rest_BK, scores_BK)
 
     def _require_scale(self, scores_BK: Array) -> None:
         """Unusable, with a class's name, where the sum of an image's scores is far from
@@ -191,10 +188,14 @@ class AnswerReader:
         sums_B = scores_BK.sum(1)
         odd_B = (sums_B > 1.5 * scale) | ((sums_B < 0.5 * scale) & (kind == "probabilities"))
         if odd_B.any() and kind in ("probabilities", "top_k"):
+            import torch
+
+            from dfme.answers.advice import what_to_do
+
             row = int(odd_B.argmax())
             top = int(scores_BK[row].argmax())
             cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
-            instead = self._other_mode(scores_BK / scale)
+            instead = what_to_do(torch.from_numpy(scores_BK / scale))
             raise Unusable(
                 f"answer.scale: the class {self._model.classes.names[top]!r} has "
                 f"{scores_BK[row, top]:g} of "
@@ -202,15 +203,6 @@ class AnswerReader:
                 f"start a new run {cure}, or: {instead}",
                 "wrong scale",
             )
-
-    @staticmethod
-    def _other_mode(scores_BK: Array) -> str:
-        """The label mode that such scores have, as advice."""
-        import torch
-
-        from dfme.answers.advice import what_to_do
-
-        return what_to_do(torch.from_numpy(scores_BK))
 
 
 def _score_of(pair: tuple[object, object]) -> float:

@@ -10,7 +10,7 @@ from dfme.errors import Unusable, UserError
 from dfme.teachers.remote.json_api.adapter_file import problems
 from dfme.teachers.remote.json_api.candidates import (
     NEAR_ONE,
-    Found,
+    Candidate,
     best_candidate,
     chat_text,
     is_distribution,
@@ -29,15 +29,15 @@ def write_adapter(sample: str, path: str) -> str:
     """
     document = _read(Path(sample))
     _require_no_chat(document)
-    found = best_candidate(document)
-    if found is None:
+    candidate = best_candidate(document)
+    if candidate is None:
         raise UserError(
             "--sample: expected an answer with scores or a label in it, got "
             f"{outline(document)[:300]}; "
             "docs/adapters.md has the forms that can be read"
         )
-    require_no_doubt(document, found)
-    text = adapter_text(found)
+    require_no_doubt(document, candidate)
+    text = adapter_text(candidate)
     description = from_mapping(Description, parse_yaml(text), prefix=f"{sample}: ")
     for problem in problems(description):
         raise UserError(f"{sample}: the answer's names fit into no adapter: {problem}")
@@ -51,10 +51,14 @@ def write_adapter(sample: str, path: str) -> str:
         raise UserError(
             f"--write-adapter: cannot write {path}: {reason}; name another file"
         ) from None
-    what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
-    where = f"at {found.path}" if found.path else "as the whole answer"
+    what = (
+        f"{len(candidate.values)} scores"
+        if candidate.values
+        else f"the {candidate.form} of a class"
+    )
+    where = f"at {candidate.path}" if candidate.path else "as the whole answer"
     return (
-        f"{path}: answer.form {found.form}, {what} {where}; fill in what is marked TODO "
+        f"{path}: answer.form {candidate.form}, {what} {where}; fill in what is marked TODO "
         f"({text.count('TODO')} places)"
     )
 
@@ -87,70 +91,65 @@ def _read(path: Path) -> object:
         raise UserError(f"--sample: {path}: {error}") from None
 
 
-def adapter_text(found: Found) -> str:
+def adapter_text(candidate: Candidate) -> str:
     """The YAML of a first adapter; what no answer tells is marked TODO."""
-    mode = _mode(found)
-    names = [*found.names]
-    if len(names) == 1:
-        names.append("TODO the other classes")
-    known = found.form == "mapping" and mode != "logits" and _is_whole(found)
+    mode = _mode(candidate)
+    many = candidate.images > 1
     lines = [
         "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",
         'url: "" # TODO where images are posted, or --teacher.url',
         "image:",
         "  encoding: png_base64 # how an image travels: also png, data_url, raw, raw_base64, list",
-        *(
-            [f"batch: {found.images} # TODO the most images in one request"]
-            if found.images > 1
-            else []
-        ),
+    ]
+    if many:
+        lines.append(f"batch: {candidate.images} # TODO the most images in one request")
+    lines += [
         "request: # TODO as your request has it: json, bytes or multipart",
         "  json:",
-        '    images: ["${image}"] # repeated for each image'
-        if found.images > 1
-        else "    image: ${image}",
+        '    images: ["${image}"] # repeated for each image' if many else "    image: ${image}",
         "answer:",
-        f"  path: {_text(found.path)}",
-        f"  form: {found.form}",
-        *(
-            [f"  label: {_text(found.label)}", f"  score: {_text(found.score)}"]
-            if found.label
-            else []
-        ),
+        f"  path: {_text(candidate.path)}",
+        f"  form: {candidate.form}",
     ]
-    if found.scale != 1:
+    if candidate.label:
+        lines += [f"  label: {_text(candidate.label)}", f"  score: {_text(candidate.score)}"]
+    if candidate.scale != 1:
         lines.append("  scale: 100 # they add up to nearly that: percentages")
-    if names:
-        left = " # TODO all the classes, in the order of the student's; or a file with one a line"
-        lines.append(f"  classes: [{', '.join(map(_text, names))}]{'' if known else left}")
+    if candidate.names:
+        more = ["TODO the other classes"] if len(candidate.names) == 1 else []
+        classes = f"  classes: [{', '.join(map(_text, [*candidate.names, *more]))}]"
+        if candidate.form != "mapping" or mode == "logits" or not _is_complete(candidate):
+            classes += " # TODO all the classes, in the order of the student's; or a file with one "
+            classes += "a line"
+        lines.append(classes)
     lines.append("teacher:")
     lines.append("  # shape: [3, 32, 32] # TODO an image's C, H, W, or --teacher.shape")
-    if found.form == "scores":
-        lines.append(f"  num_classes: {len(found.values)}")
-    elif found.form == "number":
+    if candidate.form == "scores":
+        lines.append(f"  num_classes: {len(candidate.values)}")
+    elif candidate.form == "number":
         lines.append(
             "  # num_classes: 10 # TODO how many classes there are, or --teacher.num-classes"
         )
         lines.append('  # numbers from 1 on: form: name above, with classes: ["1", "2", ...]')
-    doubt = (
-        " (these are below zero or sum to more than one: are they logits?)"
-        if mode == "logits"
-        else ""
-    )
-    return "\n".join([*lines, f"  label_mode: {mode} # what an answer reveals{doubt}", ""])
+    doubt = " (these are below zero or sum to more than one: are they logits?)"
+    end = doubt if mode == "logits" else ""
+    lines.append(f"  label_mode: {mode} # what an answer reveals{end}")
+    return "\n".join(lines) + "\n"
 
 
-def _mode(found: Found) -> str:
-    if not found.values:
+def _mode(candidate: Candidate) -> str:
+    if not candidate.values:
         return "label"
-    if min(found.values) < 0 or sum(found.values) / found.scale > 1 + NEAR_ONE:
+    total = sum(candidate.values) / candidate.scale
+    if min(candidate.values) < 0 or total > 1 + NEAR_ONE:
         return "logits"
-    whole = found.form in ("scores", "mapping") and _is_whole(found)
-    return "probabilities" if whole else f"top_k:{len(found.values)}"
+    if candidate.form in ("scores", "mapping") and _is_complete(candidate):
+        return "probabilities"
+    return f"top_k:{len(candidate.values)}"
 
 
-def _is_whole(found: Found) -> bool:
-    return is_distribution(found.values, found.scale)
+def _is_complete(candidate: Candidate) -> bool:
+    return is_distribution(candidate.values, candidate.scale)
 
 
 def _text(value: str) -> str:

@@ -40,19 +40,19 @@ class JsonPath:
         steps: list[object] = []
         position = 0
         while position < len(text) and len(steps) <= _MAX_STEPS:
-            found = _STEP.match(text, position)
-            if found is None or (text[position] == "." and position == 0):
+            match = _STEP.match(text, position)
+            if match is None or (text[position] == "." and position == 0):
                 raise ValueError(
                     "expected names with dots and numbers, such as predictions[*].scores or "
                     '["odd name"].0, '
                     f"got {text!r}, which cannot be read from {text[position : position + 20]!r}"
                 )
-            number = found["number"] or found["index"]
-            if number is None:
-                steps.append(found["name"] if found["quoted"] is None else found["quoted"])
-            else:
-                steps.append(_EACH if number == "*" else int(number))
-            position = found.end()
+            number = match["number"] or match["index"]
+            word = match["name"] if match["quoted"] is None else match["quoted"]
+            if number is not None:
+                word = _EACH if number == "*" else int(number)
+            steps.append(word)
+            position = match.end()
         if len(steps) > _MAX_STEPS:
             raise ValueError(f"expected at most {_MAX_STEPS} steps, got {text[:80]!r}")
         if steps.count(_EACH) > 1:
@@ -69,15 +69,15 @@ class JsonPath:
 
         Below the document itself, what is null or empty on the way has no value: None.
         """
-        found = [document]
+        nodes = [document]
         for depth, step in enumerate(self.steps):
             if step is not _EACH:
-                found = [self._take(value, step, depth) for value in found]
-            elif isinstance(found[0], list):
-                found = found[0]
+                nodes = [self._take(value, step, depth) for value in nodes]
+            elif isinstance(nodes[0], list):
+                nodes = nodes[0]
             else:
-                raise self._nothing("no list at [*]", found[0])
-        return found
+                raise self._nothing("no list at [*]", nodes[0])
+        return nodes
 
     def first(self, document: object) -> object | None:
         """The value there, or the first of several; None if nothing stands there."""
@@ -131,12 +131,12 @@ def problem_of(template: object, batch: int, as_text: bool) -> str | None:
         json.dumps(template, allow_nan=False)
     except (TypeError, ValueError) as error:
         return f"expected what JSON can say: {error}"
-    found = [text for text in texts(template) if IMAGE in text or IMAGES in text]
-    if len(found) != 1 or found[0].count(IMAGE) + found[0].count(IMAGES) != 1:
-        return f"expected {IMAGE} or {IMAGES} once, got {len(found) or 'none'}"
-    if found[0] not in (IMAGE, IMAGES) and (IMAGES in found[0] or not as_text):
-        place = IMAGES if IMAGES in found[0] else IMAGE
-        return f"expected {place} alone, as the whole of a text, got {found[0][:60]!r}"
+    places = [text for text in texts(template) if IMAGE in text or IMAGES in text]
+    if len(places) != 1 or places[0].count(IMAGE) + places[0].count(IMAGES) != 1:
+        return f"expected {IMAGE} or {IMAGES} once, got {len(places) or 'none'}"
+    if places[0] not in (IMAGE, IMAGES) and (IMAGES in places[0] or not as_text):
+        place = IMAGES if IMAGES in places[0] else IMAGE
+        return f"expected {place} alone, as the whole of a text, got {places[0][:60]!r}"
     if batch > 1 and needs_one(template):
         return (
             f"with batch: {batch}, expected {IMAGES}, or {IMAGE} within a list of one "
@@ -212,7 +212,7 @@ def find_images(node: Any, document: Any) -> list[Any]:
     not.
     """
     if isinstance(node, list) and len(node) == 1 and needs_one(node[0]):
-        return [each for item in document for each in find_images(node[0], item)]
+        return [image for item in document for image in find_images(node[0], item)]
     if isinstance(node, dict | list):
         below = dict(enumerate(node)) if isinstance(node, list) else node
         (key,) = (key for key in below if any(map(_PLACE.search, texts([below[key]]))))

@@ -17,7 +17,7 @@ from processes import PROJECT, Bench
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -96,8 +96,7 @@ ASKED: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, Tensor]]] = {
 def test_what_they_leave_open_is_asked_with_the_choices(name: str) -> None:
     answer, choices = ASKED[name]
     for choice, truth_BK in choices.items():
-        asked = refused("--teacher.answers ", teacher, answer)
-        assert choice in str(asked) or choice == "sigmoids"
+        assert choice in str(refused("--teacher.answers ", teacher, answer)) or choice == "sigmoids"
         found_BK = probabilities(teacher(answer, choice))
         torch.testing.assert_close(found_BK, truth_BK, rtol=1e-4, atol=1e-4)
 
@@ -165,10 +164,10 @@ NAMES = {"tuple": "1", "list": "1", "dict": "logits", "nested": "out.1"}
 @pytest.mark.parametrize("form", SEVERAL)
 def test_of_several_outputs_one_is_named(form: str) -> None:
     answer = SEVERAL[form]
-    asked = refused("has 2 outputs, ", teacher, answer)
-    assert f"{NAMES[form]} (B, 5); name the one with the scores: --teacher.output" in str(asked)
-    made = teacher(answer, output=NAMES[form])
-    torch.testing.assert_close(probabilities(made), P_BK)
+    assert f"{NAMES[form]} (B, 5); name the one with the scores: --teacher.output" in str(
+        refused("has 2 outputs, ", teacher, answer)
+    )
+    torch.testing.assert_close(probabilities(teacher(answer, output=NAMES[form])), P_BK)
     by_classes = teacher(answer, num_classes=5)
     torch.testing.assert_close(probabilities(by_classes), P_BK)
     assert f"output {NAMES[form]} (--teacher.output)" in by_classes.info.inferred
@@ -195,11 +194,18 @@ def test_a_batch_that_is_fixed_is_looked_at_and_filled_up() -> None:
         assert len(x_BCHW) == 4
         return logits(x_BCHW).softmax(1)
 
-    program = Program("p", fixed, least=4, most=4)
-    made = make_program_teacher(program, "auto", None, TeacherConfig(shape=SHAPE))
+    made = make_program_teacher(
+        Program("p", fixed, least=4, most=4), "auto", None, TeacherConfig(shape=SHAPE)
+    )
     torch.testing.assert_close(made(IMAGES[:3]), P_BK[:3])
-    endless = Program("p", fixed, least=10**9, most=10**9)
-    refused("256 GB", make_program_teacher, endless, "auto", None, TeacherConfig(shape=SHAPE))
+    refused(
+        "256 GB",
+        make_program_teacher,
+        Program("p", fixed, least=10**9, most=10**9),
+        "auto",
+        None,
+        TeacherConfig(shape=SHAPE),
+    )
 
 
 def test_check_images_differ_within_the_bounds() -> None:

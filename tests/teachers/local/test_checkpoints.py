@@ -116,8 +116,7 @@ def test_torchvision_resnet_by_its_names(tmp_path: Path) -> None:
 
 def test_torchvision_classifier_by_name(tmp_path: Path) -> None:
     torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    net = torchvision.models.squeezenet1_1(num_classes=4)
-    torch.save(net.state_dict(), tmp_path / "net.pth")
+    torch.save(torchvision.models.squeezenet1_1(num_classes=4).state_dict(), tmp_path / "net.pth")
     refused("give --teacher.arch", torch_teacher, tmp_path / "net.pth")
     refused("--teacher.num-classes", torch_teacher, tmp_path / "net.pth", arch="squeezenet1_1")
     teacher = torch_teacher(

@@ -163,8 +163,11 @@ def test_a_family_answers_as_behind_its_own_processor(family: str, tmp_path: Pat
     rng = np.random.default_rng(0)
     for form in ("new", "old", "nested"):
         write(tmp_path, form, processor, settings)
-        config = TeacherConfig(kind="hf", label_mode="logits")
-        teacher = make_teacher(config, {"folder": str(tmp_path)}, torch.device("cpu"))
+        teacher = make_teacher(
+            TeacherConfig(kind="hf", label_mode="logits"),
+            {"folder": str(tmp_path)},
+            torch.device("cpu"),
+        )
         assert teacher.spec.shape == tuple(whole.shape[1:])
         height, width = teacher.spec.shape[1:]
         bytes_BHWC = rng.integers(0, 256, (3, height, width, 3), dtype=np.uint8)
@@ -173,5 +176,6 @@ def test_a_family_answers_as_behind_its_own_processor(family: str, tmp_path: Pat
             expected = model(pixel_values=pixels).logits
         assert (expected[0] - expected[1]).abs().max() > 0
         x_BCHW = torch.from_numpy(bytes_BHWC).permute(0, 3, 1, 2) / 255
-        apart = float((teacher(x_BCHW) - expected).abs().max())
-        assert apart <= 1e-4 * float((expected - expected.mean(0)).abs().max())
+        assert float((teacher(x_BCHW) - expected).abs().max()) <= 1e-4 * float(
+            (expected - expected.mean(0)).abs().max()
+        )

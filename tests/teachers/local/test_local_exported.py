@@ -89,9 +89,11 @@ def test_a_saved_network_answers_as_it_does_in_python(tmp_path: Path, kind: str)
     torch.testing.assert_close(teacher(x_BCHW[:1]), answer_BK[:1].detach(), rtol=1e-5, atol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert all(torch.equal(teacher(x_BCHW), answer_BK) for _ in range(4))
-    by_default = load(kind, path, shape=SHAPE, label_mode=None)
     torch.testing.assert_close(
-        by_default(x_BCHW), answers(module, x_BCHW).softmax(1), rtol=1e-5, atol=1e-5
+        load(kind, path, shape=SHAPE, label_mode=None)(x_BCHW),
+        answers(module, x_BCHW).softmax(1),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -157,8 +159,13 @@ def test_the_last_operation_tells_what_a_lone_output_is(
     p_BK = torch.cat([1 - z_B1.sigmoid(), z_B1.sigmoid()], 1)
     if end == "percentage":
         refused("--teacher.answers logits or percentages", load, kind, path, shape=SHAPE)
-    options = {"answers": "percentages"} if end == "percentage" else {}
-    teacher = load(kind, path, options, shape=SHAPE, label_mode="probabilities")
+    teacher = load(
+        kind,
+        path,
+        {"answers": "percentages"} if end == "percentage" else {},
+        shape=SHAPE,
+        label_mode="probabilities",
+    )
     torch.testing.assert_close(teacher(x_BCHW), p_BK, rtol=1e-4, atol=1e-4)
 
 
@@ -185,9 +192,11 @@ def test_of_two_outputs_the_scores_are_named(tmp_path: Path, kind: str) -> None:
     name = asked.partition("192), ")[2].partition(" (B, 5)")[0]
     x_BCHW = torch.rand(3, *SHAPE)
     for options, classes in (({"output": name}, None), ({}, 5)):
-        teacher = load(kind, path, options, shape=SHAPE, num_classes=classes)
         torch.testing.assert_close(
-            teacher(x_BCHW), answers(module.net, x_BCHW), rtol=1e-5, atol=1e-5
+            load(kind, path, options, shape=SHAPE, num_classes=classes)(x_BCHW),
+            answers(module.net, x_BCHW),
+            rtol=1e-5,
+            atol=1e-5,
         )
 
 
@@ -259,8 +268,9 @@ def test_a_program_of_any_size_must_be_told_which(tmp_path: Path) -> None:
     path = export(tmp_path / "net.pt2", module, (dict(zip((0, 2, 3), dims, strict=True)),))
     refused("C,H,W = 3,?,?", load, "pt2", path)
     x_BCHW = torch.rand(2, 3, 5, 6)
-    teacher = load("pt2", path, shape=(3, 5, 6))
-    torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        load("pt2", path, shape=(3, 5, 6))(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5
+    )
 
 
 class Bytes(nn.Module):
@@ -386,8 +396,11 @@ def test_a_frozen_torchscript_takes_images_as_its_constants_are(
 
 
 def test_the_cause_of_an_error_in_torchscript_is_shown(tmp_path: Path) -> None:
-    path = script(tmp_path / "net.pt", net())
     error = refused(
-        "does not take an image of shape 5,8,8", load, "torchscript", path, shape=(5, 8, 8)
+        "does not take an image of shape 5,8,8",
+        load,
+        "torchscript",
+        script(tmp_path / "net.pt", net()),
+        shape=(5, 8, 8),
     )
     assert "The following operation failed" not in str(error)

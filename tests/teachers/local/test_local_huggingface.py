@@ -101,8 +101,12 @@ def test_a_folder_answers_as_the_model_behind_its_preprocessor(
     x_BCHW = torch.rand(3, *shape)
     with torch.no_grad():
         expected = model((x_BCHW - mean) / std).logits
-        own_scale = load(folder, mean=(0.0,), std=(1.0,))
-        torch.testing.assert_close(own_scale(x_BCHW), model(x_BCHW).logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            load(folder, mean=(0.0,), std=(1.0,))(x_BCHW),
+            model(x_BCHW).logits,
+            rtol=1e-5,
+            atol=1e-5,
+        )
     torch.testing.assert_close(teacher(x_BCHW), expected, rtol=1e-5, atol=1e-5)
     wide = load(folder, bounds=(0.0, 255.0), label_mode="probabilities")
     torch.testing.assert_close(wide(x_BCHW * 255), expected.softmax(1), rtol=1e-5, atol=1e-5)

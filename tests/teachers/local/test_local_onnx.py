@@ -145,8 +145,9 @@ def test_the_range_and_order_of_pixels_are_those_of_the_metadata(tmp_path: Path)
     x_BCHW = torch.rand(3, 3, 2, 2)
     scores_BK = truth(255 * x_BCHW.flip(1))
     torch.testing.assert_close(load(path)(x_BCHW), scores_BK, rtol=1e-4, atol=1e-2)
-    within = load(path, bounds=(0.0, 255.0))
-    torch.testing.assert_close(within(255 * x_BCHW), scores_BK, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(
+        load(path, bounds=(0.0, 255.0))(255 * x_BCHW), scores_BK, rtol=1e-4, atol=1e-2
+    )
     given = load(path, mean=(0.5,), std=(0.1,))
     expected_BK = truth((x_BCHW.flip(1) - 0.5) / 0.1)
     torch.testing.assert_close(given(x_BCHW), expected_BK, rtol=1e-4, atol=1e-2)
@@ -202,8 +203,12 @@ def test_weights_beside_the_model_and_nowhere_else(tmp_path: Path) -> None:
     for place in (tmp_path, folder):
         (place / "w.bin").write_bytes(WEIGHT.tobytes())
     x_BCHW = torch.rand(2, 3, 2, 2)
-    teacher = load(with_external_weights(folder / "m.onnx", "w.bin"))
-    torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        load(with_external_weights(folder / "m.onnx", "w.bin"))(x_BCHW),
+        truth(x_BCHW),
+        rtol=1e-5,
+        atol=1e-5,
+    )
     (folder / "link.bin").symlink_to(tmp_path / "w.bin")
     for location in ("../w.bin", str(tmp_path / "w.bin"), "link.bin"):
         refused("xternal data", load, with_external_weights(folder / "m.onnx", location))

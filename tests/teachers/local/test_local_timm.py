@@ -77,10 +77,15 @@ def test_a_folder_answers_as_the_network(
     with torch.no_grad():
         expected = model((x_BCHW - 0.4) / 0.3)
         torch.testing.assert_close(teacher(x_BCHW), expected, rtol=1e-5, atol=1e-5)
-        own_scale = load(folder, mean=(0.0,), std=(1.0,))
-        torch.testing.assert_close(own_scale(x_BCHW), model(x_BCHW), rtol=1e-5, atol=1e-5)
-    wide = load(folder, bounds=(-1.0, 1.0), label_mode="probabilities")
-    torch.testing.assert_close(wide(x_BCHW * 2 - 1), expected.softmax(1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            load(folder, mean=(0.0,), std=(1.0,))(x_BCHW), model(x_BCHW), rtol=1e-5, atol=1e-5
+        )
+    torch.testing.assert_close(
+        load(folder, bounds=(-1.0, 1.0), label_mode="probabilities")(x_BCHW * 2 - 1),
+        expected.softmax(1),
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 def test_the_older_layout_without_a_pretrained_cfg(

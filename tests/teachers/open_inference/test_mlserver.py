@@ -26,7 +26,7 @@ from refusals import refused
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 MLSERVER = os.environ.get("DFME_MLSERVER") or shutil.which("mlserver")
@@ -147,8 +147,13 @@ def arithmetic(x_BCHW: torch.Tensor) -> np.ndarray:
 def connected(
     server: MLServer, config: dict[str, Any] | None = None, **options: Any
 ) -> closing[RemoteTeacher]:
-    given = V2Options(url=server.url, **{"model": "linear", **options})
-    return closing(connect_v2(given, TeacherConfig(**config or {}), torch.device("cpu")))
+    return closing(
+        connect_v2(
+            V2Options(url=server.url, **{"model": "linear", **options}),
+            TeacherConfig(**config or {}),
+            torch.device("cpu"),
+        )
+    )
 
 
 @pytest.mark.parametrize("encoding", ["auto", "json"])

@@ -99,8 +99,14 @@ def test_refusals_arrive_as_words(served: tuple[Any, Serving]) -> None:
     client, serving = served
 
     def no(words: str, model: str, batch: int, **more: Any) -> None:
-        error = triton.InferenceServerException
-        refused(words, client.infer, model, [tensor(rand(batch), True)], error=error, **more)
+        refused(
+            words,
+            client.infer,
+            model,
+            [tensor(rand(batch), True)],
+            error=triton.InferenceServerException,
+            **more,
+        )
 
     no("at most 64 images", "digits", 65)
     no("at most 64 images", "digits", 20_000)  # 5 MB: over the limit of the body

@@ -19,7 +19,7 @@ from dfme.errors import BatchTooLarge, Refused, Unusable
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import V2Adapter
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 
 pytestmark = pytest.mark.integration
 
@@ -233,8 +233,7 @@ def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
         )
     )
     with v2_teacher(script) as made:
-        caught = refused("must be <= 1", made, GREY, error=BatchTooLarge)
-        assert caught.limit == 1
+        assert refused("must be <= 1", made, GREY, error=BatchTooLarge).limit == 1
         script.infer = lambda asked: answer(asked, scores(asked.pixels))
         made(GREY)
     assert [asked.binary for asked in script.asked] == [True, True]

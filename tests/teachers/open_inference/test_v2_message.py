@@ -74,8 +74,7 @@ def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) ->
 def test_a_long_list_is_read_like_a_short_one_up_to_its_end() -> None:
     numbers = [*range(200)] * 1_000
     for datatype in ("FP32", "UINT8", "INT64"):
-        array = from_list(numbers, datatype, [400, 500])
-        assert (array.ravel() == np.array(numbers)).all()
+        assert (from_list(numbers, datatype, [400, 500]).ravel() == np.array(numbers)).all()
         for odd, text in ((True, "got bool"), ("1", "got str")):
             malformed(
                 f"elements that are {datatype}, {text}",
@@ -113,8 +112,7 @@ def test_a_message_shows_the_beginning_of_a_value_however_large_it_is() -> None:
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:
-    array = np.array([[b"ab", b""]], dtype=object)
-    assert to_bytes(array) == b"\x02\x00\x00\x00ab\x00\x00\x00\x00"
+    assert to_bytes(np.array([[b"ab", b""]], dtype=object)) == b"\x02\x00\x00\x00ab\x00\x00\x00\x00"
     assert bytes(to_bytes(np.array([[1, 2], [3, 4]], dtype=">i2").T)) == struct.pack(
         "<4h", 1, 3, 2, 4
     )

@@ -12,8 +12,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.open_inference.metadata import ImageLayout, find_layout
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.open_inference.layout import ImageLayout, find_layout
+from dfme.teachers.options import V2Options
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 CPU = torch.device("cpu")
@@ -203,5 +203,10 @@ def test_what_is_missing_or_contradictory_is_said_in_a_line(
 def test_what_needs_no_answer_is_refused_before_anybody_is_asked() -> None:
     given = {"url": "http://127.0.0.1:9", "model": "m", "attempts": 0}
     refused("--teacher.attempts", from_mapping, V2Options, given, "--teacher.")
-    elsewhere = V2Options(url="http://192.0.2.1:8000", model="m")
-    refused("--teacher.authorised-by", connect_v2, elsewhere, TeacherConfig(), CPU)
+    refused(
+        "--teacher.authorised-by",
+        connect_v2,
+        V2Options(url="http://192.0.2.1:8000", model="m"),
+        TeacherConfig(),
+        CPU,
+    )

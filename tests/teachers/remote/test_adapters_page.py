@@ -32,8 +32,9 @@ def test_the_table_has_every_key_with_its_type_default_and_meaning() -> None:
         for option in options_of(Description)
     ]
     assert all(option.help for option in options_of(Description))
-    table = PAGE[PAGE.index("| Key |") :].strip().splitlines()[2:]
-    assert table == rows, "put these rows there again:\n" + "\n".join(rows)
+    assert PAGE[PAGE.index("| Key |") :].strip().splitlines()[2:] == rows, (
+        "put these rows there again:\n" + "\n".join(rows)
+    )
 
 
 @pytest.mark.integration

@@ -59,8 +59,7 @@ def oracle_on(server: Hostile, way: str = "", **options: object) -> Iterator[Ora
     """An oracle on the server's model, with a budget of 1000 images."""
     dialect = server.dialect
     given = {"url": server.url, **dialect.options, **WAYS.get(way, (V2_, {}))[1], **options}
-    config = TeacherConfig(kind=dialect.kind, **dialect.config)
-    teacher = make_teacher(config, given, CPU)
+    teacher = make_teacher(TeacherConfig(kind=dialect.kind, **dialect.config), given, CPU)
     oracle = Oracle(teacher, Ledger(1000))
     try:
         yield oracle

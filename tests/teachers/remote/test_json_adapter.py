@@ -23,12 +23,12 @@ from dfme.config.settings import TeacherConfig
 from dfme.data.class_names import read_names
 from dfme.errors import Unusable
 from dfme.spec import ImageSpec, LabelMode
+from dfme.teachers.options import JsonOptions
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
 from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.template import JsonPath
-from dfme.teachers.remote.options import JsonOptions
 from dfme.teachers.remote.pictures import png
 
 
@@ -74,9 +74,10 @@ def test_a_description_with_faults_is_refused_before_anything_is_sent(
     folder = tmp_path / "inner"
     folder.mkdir()
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
-    file = write(folder, yaml.safe_dump(described(**changes)))
     options = JsonOptions(
-        adapter=str(file), url="http://127.0.0.1:9", allow_env=("DFME_TEST_UNSET",)
+        adapter=str(write(folder, yaml.safe_dump(described(**changes)))),
+        url="http://127.0.0.1:9",
+        allow_env=("DFME_TEST_UNSET",),
     )
     refused(words, connect_json, options, TeacherConfig(), torch.device("cpu"))
 
@@ -114,8 +115,7 @@ def test_paths_find_something_or_say_what_is_missing(text: str, document: Any) -
     except ValueError:
         return
     with contextlib.suppress(Unusable):
-        values = path.values(document)
-        assert path.each or len(values) == 1
+        assert path.each or len(path.values(document)) == 1
 
 
 scalars = (
@@ -147,8 +147,13 @@ def adapter(mode: LabelMode, classes: Any, **answer: Any) -> JsonAdapter:
 @settings(max_examples=60, deadline=None)
 def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: bytes) -> None:
     labels = form in ("name", "number") or mode == "label"
-    own = LabelMode("label") if labels else LabelMode.parse(mode)
-    answer = answer_or_unusable(adapter(own, "abc", path="r[*]", form=form), body, 2)
+    answer = answer_or_unusable(
+        adapter(
+            LabelMode("label") if labels else LabelMode.parse(mode), "abc", path="r[*]", form=form
+        ),
+        body,
+        2,
+    )
     if isinstance(answer, PartialAnswers):
         assert len(answer.gaps) == 2
         assert len(answer.answers) == answer.gaps.count(0)
@@ -174,8 +179,10 @@ def test_class_names_come_from_a_list_a_text_or_a_file(tmp_path: Path) -> None:
     assert read_names(str(file), "--teacher.classes") == ("tench, Tinca tinca", "shark")
     assert read_names("a, b,c", "--teacher.classes") == ("a", "b", "c")
     assert read_names(["a", "b"], "--teacher.classes") == ("a", "b")
-    long = ",".join(f"class {number}" for number in range(1000))
-    assert len(read_names(long, "--teacher.classes")) == 1000
+    assert (
+        len(read_names(",".join(f"class {number}" for number in range(1000)), "--teacher.classes"))
+        == 1000
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])

@@ -25,8 +25,8 @@ from dfme.errors import Unusable
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec
+from dfme.teachers.options import HfApiOptions, JsonOptions
 from dfme.teachers.remote.json_api.api import connect_json
-from dfme.teachers.remote.options import HfApiOptions, JsonOptions
 from dfme.teachers.remote.teacher import RemoteTeacher
 
 Image = pytest.importorskip("PIL.Image", reason="the independent reader of pictures")
@@ -76,8 +76,11 @@ def ask(
         options = make(url=f"{service.url}/classify/?version=2", allow_env=allowed)
         teacher = connect_json(options, TeacherConfig(**flags), torch.device("cpu"))
         with contextlib.closing(teacher):
-            asks = teacher if len(x) == 1 else Oracle(teacher, Ledger(len(x)))
-            return asks(x), teacher, service.posted
+            return (
+                (teacher if len(x) == 1 else Oracle(teacher, Ledger(len(x))))(x),
+                teacher,
+                service.posted,
+            )
 
 
 def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -245,8 +248,14 @@ def test_hugging_faces_image_classification(tmp_path: Path) -> None:
         return [{"label": names[k], "score": row[k]} for k in np.argsort(-row)[:2]]
 
     x = levels(2)
-    options = partial(HfApiOptions, classes=str(tmp_path / "names.txt"))
-    answers, teacher, _ = ask(options, answer, x / 255, tmp_path, shape=SHAPE, label_mode="top_k:2")
+    answers, teacher, _ = ask(
+        partial(HfApiOptions, classes=str(tmp_path / "names.txt")),
+        answer,
+        x / 255,
+        tmp_path,
+        shape=SHAPE,
+        label_mode="top_k:2",
+    )
     assert (teacher.info.max_batch, teacher.spec.levels, teacher.info.class_names) == (
         1,
         256,

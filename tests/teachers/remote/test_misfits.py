@@ -224,9 +224,13 @@ def asked(
 def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(
     kind: str, by: str, mode: str, tmp_path: Path
 ) -> None:
-    announced = mode if by in ("announced", "both") else None
-    flag = mode if by in ("flag", "both") else None
-    answers, told = asked(kind, announced, flag, SCORES, tmp_path)
+    answers, told = asked(
+        kind,
+        mode if by in ("announced", "both") else None,
+        mode if by in ("flag", "both") else None,
+        SCORES,
+        tmp_path,
+    )
     expected = np.array([ROUNDED[mode]] * 4, dtype=float).astype(np.float32)
     assert np.array_equal(answers, expected, equal_nan=True)
     assert told == [f"the service tells more than {mode}; its answers are cut to that"]

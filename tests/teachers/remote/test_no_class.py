@@ -209,8 +209,13 @@ def test_one_score_an_image_is_that_of_the_second_class(answer: Any) -> None:
 def test_a_lone_score_that_is_no_probability_is_refused_in_every_mode(
     mode: str, score: float
 ) -> None:
-    adapter = reader(mode, TWO, path="p[*]", form="scores")
-    refused("--teacher.label-mode logits", read, adapter, {"p": [[score]]}, error=Unusable)
+    refused(
+        "--teacher.label-mode logits",
+        read,
+        reader(mode, TWO, path="p[*]", form="scores"),
+        {"p": [[score]]},
+        error=Unusable,
+    )
     if mode == "label":
         logits = reader(mode, TWO, path="p[*]", form="scores", values="logits")
         assert read(logits, {"p": [[0.3], [-0.3], [score]]}, 3).tolist() == [1, 0, int(score > 0)]
@@ -268,8 +273,7 @@ def test_a_service_without_a_class_now_and_then_is_asked_once_about_each_image(
         teacher = teacher_of(service, tmp_path, {"path": "label", "form": "name", **answer})
         ledger = Ledger(10)
         with torch.no_grad():
-            oracle = Oracle(teacher, ledger)
-            labels = one_by_one(oracle, 4)
+            labels = one_by_one(Oracle(teacher, ledger), 4)
         teacher.close()
     assert labels.tolist() == [2, NO_ANSWER, 0, NO_ANSWER]
     assert unanswered(labels).tolist() == [False, True, False, True]

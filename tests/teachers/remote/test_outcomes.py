@@ -74,8 +74,10 @@ def test_no_wish_to_wait_is_out_of_bounds(wish):
 
 @pytest.mark.parametrize("written", ["my  key", "my\t key", "m\0y  \x1bkey", "my\u200b  key"])
 def test_a_secret_with_white_space_in_it_is_hidden_however_that_is_shown(written):
-    secrets = Secrets({"A": "my  key", "B": "my key"})
-    assert quoted(f"bad {written}, sorry", secrets) == " (bad ***, sorry)"
+    assert (
+        quoted(f"bad {written}, sorry", Secrets({"A": "my  key", "B": "my key"}))
+        == " (bad ***, sorry)"
+    )
     assert quoted("bad my  key", Secrets({"A": "my  key"})) == " (bad ***)"
 
 

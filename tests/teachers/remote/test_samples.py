@@ -123,8 +123,12 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
 
 def reader_of(api: JsonApi, **flags: Any) -> JsonAdapter:
     description = api.description
-    model = model_spec(api, TeacherConfig(**flags))
-    return JsonAdapter(description.image, lambda images: (b"", {}), description.answer, model)
+    return JsonAdapter(
+        description.image,
+        lambda images: (b"", {}),
+        description.answer,
+        model_spec(api, TeacherConfig(**flags)),
+    )
 
 
 def body(answer: Any) -> Reply:
@@ -235,8 +239,7 @@ def test_scores_that_may_be_of_other_classes_make_no_adapter(name: str, tmp_path
     answer, words = DOUBTS[name]
     (tmp_path / "answer.json").write_text(json.dumps(answer))
     files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
-    said = str(refused(words, write_adapter, *files))
-    assert said.isprintable()
+    assert str(refused(words, write_adapter, *files)).isprintable()
     assert not (tmp_path / "my.yaml").exists()
 
 
@@ -344,5 +347,6 @@ def test_a_wrong_scale_is_a_sentence_with_the_class(
         "url: http://h/x\nrequest: {json: {i: '${image}'}}\n"
         f"answer: {{form: mapping, classes: [cat, dog], {scale}}}\nteacher: {{shape: [3, 8, 8]}}\n"
     )
-    reader = reader_of(load_adapter(tmp_path / "a.yaml"))
-    refused(words, reader.decode, body(scores), 1, error=Unusable)
+    refused(
+        words, reader_of(load_adapter(tmp_path / "a.yaml")).decode, body(scores), 1, error=Unusable
+    )

@@ -13,7 +13,7 @@ from dfme.oracle.ledger import audit
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 
 Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 
@@ -55,8 +55,11 @@ def test_what_is_served_is_what_arrives(mode: str, encoding: str, spec: ImageSpe
     inner = restrict(teacher(spec), LabelMode.parse(mode))
     x = spec.quantise(torch.rand(7, *spec.shape, generator=torch.Generator().manual_seed(3)))
     with Serving(inner, "m", max_batch=7) as serving:
-        options = V2Options(url=serving.url, model="m", encoding=encoding)
-        remote = connect_v2(options, TeacherConfig(kind="v2"), torch.device("cpu"))
+        remote = connect_v2(
+            V2Options(url=serving.url, model="m", encoding=encoding),
+            TeacherConfig(kind="v2"),
+            torch.device("cpu"),
+        )
         assert (remote.spec, remote.num_classes, remote.info.max_batch) == (spec, 5, 7)
         assert str(remote.label_mode) == mode
         got, expected = remote.ask(x, "key"), inner(x)

@@ -28,7 +28,7 @@ from dfme.oracle.oracle import Oracle
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.open_inference.client import connect_v2
-from dfme.teachers.remote.options import V2Options
+from dfme.teachers.options import V2Options
 from dfme.teachers.serve.record import Recording, account_tag, read_log
 
 Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
