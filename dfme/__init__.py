@@ -7,8 +7,9 @@ Importing the package loads neither torch nor anything else that is slow.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from dfme.version import __version__
 
 if TYPE_CHECKING:
     from dfme.cli.teacher_side import Detector as Detector
@@ -67,11 +68,6 @@ each.
 """
 
 __all__ = ["__version__", *_PUBLIC]
-
-try:
-    __version__ = version("dfme")
-except PackageNotFoundError:  # run from a checkout that is not installed
-    __version__ = "0+checkout"
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from dfme import __version__
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
 from dfme.compute import device_name, within_memory
@@ -27,6 +26,7 @@ from dfme.run.recipes import fitted
 from dfme.spec import LabelMode
 from dfme.students.losses import AUTO_LOSS, FITTING_LOSSES
 from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.version import __version__
 from research.candidates import CANDIDATES, CONDITIONS, Condition
 from research.measure import Sizes, measure
 from research.options import EVERYTHING, GradientsConfig

@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from dfme import __version__
 from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
@@ -24,6 +23,7 @@ from dfme.files import write_text
 from dfme.report.markdown import table
 from dfme.run.checks import dataset_problems, fresh_directory_problems
 from dfme.run.directory import RunDirectory
+from dfme.version import __version__
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme import __version__
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
@@ -29,6 +28,7 @@ from dfme.report.run_files import Series
 from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
 from dfme.spec import LabelMode
+from dfme.version import __version__
 
 SUMMARY = (
     "say what a clone will cost in queries, time and money, from a pilot on a share of the budget"

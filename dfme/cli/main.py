@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from dfme import __version__
 from dfme.cli.arguments import arguments_of
 from dfme.cli.flags import HELP
 from dfme.cli.help import command_help, overview
 from dfme.cli.resuming import where_it_began
 from dfme.config.messages import did_you_mean, printable, shortened
 from dfme.errors import DfmeError, UserError
+from dfme.version import __version__
 
 VERBS = (
     "extract",

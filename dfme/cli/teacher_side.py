@@ -244,9 +244,9 @@ def bills(
     """
     from dfme.compute import choose_device
     from dfme.queries.programs import ProceduralImages
-    from dfme.report.facts import wilson_interval
     from dfme.run.build import build_teacher
     from dfme.run.evaluation_images import evaluation_images
+    from dfme.statistics import wilson_interval
     from dfme.teachers import utility
     from dfme.teachers.label_modes import restrict
 
@@ -306,7 +306,7 @@ def detection(
 
     ``sessions``: of each honest stream, by default as many as ``run.py detect`` has.
     """
-    from dfme.audits.audit.detection import share_at_most
+    from dfme.statistics import share_at_most
     from dfme.teachers.watch.detection import detect
 
     data = config.benign or evaluation.dataset

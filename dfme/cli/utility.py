@@ -100,11 +100,11 @@ def measure(
     command: str,
 ) -> None:
     """Measure the bill of each stack, print the tables, and keep them with the picture."""
-    from dfme import __version__
     from dfme.compute import choose_device, device_name
     from dfme.files import write_text
     from dfme.report.terminal import columns
     from dfme.run.directory import RunDirectory
+    from dfme.version import __version__
 
     with RunDirectory.create(
         Path(config.out or RunDirectory.free_name(Path("runs/utility")))

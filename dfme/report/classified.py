@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.messages import printable
-from dfme.report.facts import wilson_interval
 from dfme.report.training import Training
+from dfme.statistics import wilson_interval
 
 ClassNumbers = NDArray[np.int64]
 # a teacher that gives one class more, and twice what the labels do, is not asked as it wants

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from dfme.files import remove, replacing
-from dfme.report.facts import beside_of, scored_on, wilson_interval
+from dfme.report.facts import beside_of, scored_on
 from dfme.report.run_files import RunFiles, Series
+from dfme.statistics import wilson_interval
 
 # told apart by colour-blind readers and in grey print
 BLUE = "#0072b2"

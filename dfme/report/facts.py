@@ -2,15 +2,14 @@
 good.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dfme.report.run_files import RunFiles, Series
+from dfme.statistics import wilson_interval
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # agreements whose price in queries is reported
-Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
 MISLEADING = (
     0.5  # a constant answer that agrees on more makes a plain agreement say little; heuristic
 )
@@ -44,21 +43,6 @@ def scored_on(run: RunFiles) -> ScoredOn:
         return ScoredOn(str(told["name"]), int(told["images"]), bool(told["held_back"]))
     name = str((run.config.get("evaluation") or {}).get("dataset", "none"))
     return ScoredOn(name, run.ledger.evaluation_queries, held_back=name == "none")
-
-
-def wilson_interval(share: float, images: int) -> tuple[float, float]:
-    """The 95% interval of a share counted on ``images`` independent images.
-
-    Wilson's score interval (J. Am. Stat. Assoc. 22, 1927, 209-212), which holds its level near one
-    too.
-    """
-    spread = Z_95**2 / images
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / images + spread / (4 * images))
-    # an end at none or all is exact, which rounding misses: what is all of them is never above it
-    low = 0.0 if share <= 0 else max(0.0, centre - half)
-    high = 1.0 if share >= 1 else min(1.0, centre + half)
-    return low, high
 
 
 def is_above(share: float, constant: float | None, images: int) -> bool:

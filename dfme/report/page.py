@@ -12,10 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dfme.config.messages import harmless
 from dfme.files import replacing
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers, teacher_name
-from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on, wilson_interval
+from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import RunFiles
 from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
+from dfme.statistics import wilson_interval
 
 PICTURES = {
     "curve.png": "Agreement and accuracy against the queries spent; the band is the 95% interval.",

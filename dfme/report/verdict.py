@@ -18,8 +18,9 @@ from dfme.report.classified import (
     plain,
     top,
 )
-from dfme.report.facts import Z_95, is_above, wilson_interval
+from dfme.report.facts import is_above
 from dfme.report.training import Training
+from dfme.statistics import Z_95, wilson_interval
 
 # Heuristic, but for the numbers of classes.
 ALMOST_ALL = (

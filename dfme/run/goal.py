@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dfme.answers.reading import top_class
 from dfme.config.settings import ExtractConfig
 from dfme.oracle.oracle import Oracle
-from dfme.report.facts import wilson_interval
 from dfme.run.evaluation import EvaluationSet, HoldOut
+from dfme.statistics import wilson_interval
 
 
 class Goal:

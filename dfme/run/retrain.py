@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dfme import __version__
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
 from dfme.compute import choose_device, device_name, validate_like, within_memory
@@ -48,6 +47,7 @@ from dfme.run.student_file import save_student, student_facts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
+from dfme.version import __version__
 
 LINES = 10  # of progress over the whole training
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dfme import __version__
 from dfme.compute import DeferredChecks, device_name, evaluating, validate_like
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted
@@ -43,6 +42,7 @@ from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work
 from dfme.students.optimizers import factor
 from dfme.students.trainer import StudentTrainer
+from dfme.version import __version__
 
 EARLY_SHARE = (
     0.1  # of the budget, after which answers of one class alone are told: a start may be poor

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import httpcore2
 import httpx2
 
-import dfme
 from dfme.errors import Refused, Unanswered, Unusable, UserError
 from dfme.teachers.remote.consent import host_of, require_consent
 from dfme.teachers.remote.options import ServiceOptions
@@ -30,8 +29,9 @@ from dfme.teachers.remote.outcomes import (
 )
 from dfme.teachers.remote.secrets import Secrets
 from dfme.teachers.remote.transport import connections, moments
+from dfme.version import __version__
 
-USER_AGENT = f"dfme/{dfme.__version__} (data-free model extraction, authorised measurement)"
+USER_AGENT = f"dfme/{__version__} (data-free model extraction, authorised measurement)"
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 MAX_REDIRECTS = 3
 MAX_REFUSAL_BYTES = 65_536  # bytes that are read of an answer that is no success

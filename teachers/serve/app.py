@@ -18,7 +18,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dfme import __version__
 from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
@@ -29,6 +28,7 @@ from dfme.teachers.serve.accounts import require_once
 from dfme.teachers.serve.forms import HttpBody, V2Form
 from dfme.teachers.serve.guard import ASKED, FAILED, PROMETHEUS, Guard
 from dfme.teachers.serve.model import Meter, Model, Rejected, refuse, rejected
+from dfme.version import __version__
 
 REQUEST_SECONDS = (
     60.0  # a client may take to send a request's head, to send its body, and to read the answer

@@ -15,15 +15,14 @@ from compared import FIGURES, cell_of, table_rows
 from dfme.audits.compare.figures import (
     ComparisonResult,
     Outcome,
-    Spread,
     has_collapsed,
     reached,
     read_figures,
-    spread,
 )
 from dfme.audits.compare.picture import draw, mean_and_band
 from dfme.audits.compare.table import HEADS, as_json, markdown, overview
 from dfme.errors import RunError
+from dfme.statistics import Spread, spread
 
 # Arithmetic over seeds
 

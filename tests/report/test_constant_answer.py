@@ -12,9 +12,10 @@ import torch
 from report_runs import SUMMARY, lines, make_run, page_of
 
 from dfme.report.console import agreement_line, end_table
-from dfme.report.facts import Beside, wilson_interval
+from dfme.report.facts import Beside
 from dfme.run.scores import balanced, compare
 from dfme.spec import LabelMode
+from dfme.statistics import wilson_interval
 
 LABEL = LabelMode("label")
 

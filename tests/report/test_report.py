@@ -15,8 +15,8 @@ from report_runs import SUMMARY, charge, ledger, make_run, page_of, read_page
 
 from dfme.errors import RunError, UserError
 from dfme.report import write_report
-from dfme.report.facts import wilson_interval
 from dfme.report.sheets import top_answers
+from dfme.statistics import wilson_interval
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from dfme.errors import RunError, TeacherError, UserError
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import audit
 from dfme.oracle.oracle import Oracle
-from dfme.report.facts import wilson_interval
 from dfme.report.metrics import read_metrics
 from dfme.run.evaluation import SHARED, EvaluationSet, Examination, HoldOut, score_all
 from dfme.run.goal import Goal
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
+from dfme.statistics import wilson_interval
 
 SPEC = ImageSpec((1, 4, 4))
 

@@ -14,8 +14,8 @@ from toys import LinearTeacher
 
 from dfme.data import ImageSet
 from dfme.errors import Refused
-from dfme.report.facts import wilson_interval
 from dfme.spec import ImageSpec, LabelMode, TeacherInfo
+from dfme.statistics import wilson_interval
 from dfme.teachers import utility
 from dfme.teachers.label_modes import restrict
 from dfme.teachers.utility import (

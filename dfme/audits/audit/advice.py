@@ -6,9 +6,9 @@ from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import SCALE
 from dfme.audits.audit.model import Entry
 from dfme.audits.compare.attacked import gains
-from dfme.audits.compare.figures import Spread
 from dfme.audits.compare.plan import NO_DEFENCE
-from dfme.report.facts import is_above, wilson_interval
+from dfme.report.facts import is_above
+from dfme.statistics import Spread, wilson_interval
 
 ADVICE = 3  # lines what to do
 NOTHING = "No change that we tried helps: none lowers the best copy's agreement beyond chance."

@@ -3,43 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dfme.report.facts import wilson_interval
-
-RESAMPLES = 1_000  # of the bootstrap
-
-
-def share_at_most(events: int, trials: int, units: int) -> float:
-    """Upper limit (95 %) of the rate ``events / trials`` with so many independent units behind the
-    trials.
-
-    Of no event 3 / units; else the upper end of Wilson's interval, as if the rate were of the
-    units.
-    """
-    return wilson_interval(events / trials, units)[1] if events else min(1.0, 3 / units)
-
-
-def auroc(
-    attacks: Mapping[Any, Sequence[float]], benign: Sequence[float]
-) -> tuple[float, list[float]]:
-    """P(an attack's session scores above an honest one), ties counted half, and its 95 % interval.
-
-    By Mann and Whitney (1947), and the bootstrap: honest sessions are drawn again, and of
-    ``attacks``, which are sessions by seed, the seeds, since those of one begin with the same
-    images. Of few sessions, or of some that are all told apart, the interval is narrower than the
-    truth: the counts stand beside it.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    sizes = [len(own) for own in attacks.values()]
-    flat = [each for own in attacks.values() for each in own]
-    above_AB = np.greater.outer(flat, benign) + np.equal.outer(flat, benign) / 2
-    seeds_RA, times_RB = (
-        rng.multinomial(n, [1 / n] * n, RESAMPLES) for n in (len(sizes), len(benign))
-    )
-    times_RA = seeds_RA.repeat(sizes, axis=1)
-    found_R = ((times_RA @ above_AB) * times_RB).sum(1) / (times_RA.sum(1) * len(benign))
-    return float(above_AB.mean()), np.quantile(found_R, (0.025, 0.975)).tolist()
+from dfme.statistics import auroc
 
 
 def joined(measured: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

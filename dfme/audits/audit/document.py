@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from dfme import __version__
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
 from dfme.audits.audit.controls import controls
@@ -24,6 +23,7 @@ from dfme.report.console import teacher_name
 from dfme.report.page import embedded
 from dfme.run.build import spared_images
 from dfme.run.job import PROJECT, document
+from dfme.version import __version__
 
 OPTIONS_SHOWN = (
     "profile",

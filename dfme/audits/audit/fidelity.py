@@ -9,9 +9,9 @@ from dfme.answers.asking import binned_gaps
 from dfme.answers.reading import largest, top_class
 from dfme.audits.audit.differences import numbers_without
 from dfme.audits.audit.model import Entry
-from dfme.report.facts import wilson_interval
 from dfme.run.scores import COMPARED, MANY_CLASSES, compare
 from dfme.spec import LabelMode
+from dfme.statistics import wilson_interval
 from dfme.students.losses import log_probabilities
 
 FIGURES = ("agreement", "agreement_balanced", "top3_equal", "kendall_tau", "kl", "l1")

@@ -10,12 +10,13 @@ from functools import cached_property
 from dfme.audits.audit.model import Entry
 from dfme.audits.audit.verdicts import verdict
 from dfme.audits.compare.attacked import defended
-from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, middle_of, spread
+from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
 from dfme.report.classified import reached
-from dfme.report.facts import LEVELS, Beside, wilson_interval
+from dfme.report.facts import LEVELS, Beside
+from dfme.statistics import Spread, middle_of, spread, wilson_interval
 
 COPY = 0.9  # the agreement at which a student counts as a copy
 

@@ -18,13 +18,13 @@ from dfme.audits.audit.headline import seeds_text
 from dfme.audits.audit.model import Entry, cells_in, check_audit
 from dfme.audits.audit.options import APPENDIX
 from dfme.audits.audit.tables import FIXED, UNKNOWN, across, in_words, table
-from dfme.audits.compare.figures import middle_of
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.messages import harmless
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
 from dfme.report.facts import Beside
 from dfme.report.page import MAX_SHOWN, embedded, render
+from dfme.statistics import middle_of
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 FORM = "form of answers"

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfme.audits.audit.detection import auroc
 from dfme.audits.audit.examine import ExaminedCell
 from dfme.audits.audit.model import Entry
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
@@ -16,6 +15,7 @@ from dfme.precision import ieee_fp32
 from dfme.run.build import white_box
 from dfme.run.scores import scores
 from dfme.run.student_file import load_student_of_run
+from dfme.statistics import auroc
 
 PROBES = 300  # as many as ``run.py verify`` asks by default
 

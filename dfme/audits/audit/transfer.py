@@ -12,9 +12,9 @@ from torch import Tensor
 from dfme.answers.reading import NO_ANSWER
 from dfme.audits.audit.model import Entry
 from dfme.randomness import derived_seed
-from dfme.report.facts import wilson_interval
 from dfme.run.scores import batches, evaluation_batch
 from dfme.spec import ImageSpec
+from dfme.statistics import wilson_interval
 
 ATTACKS = {
     "fgsm": (1, 1.0, 0, 0.0),

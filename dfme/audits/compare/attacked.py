@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dfme.audits.compare.figures import ComparisonResult, Outcome, Spread, finished, spread
+from dfme.audits.compare.figures import ComparisonResult, Outcome, finished
 from dfme.audits.compare.plan import NO_DEFENCE, parse_attacker
 from dfme.report.markdown import plain
+from dfme.statistics import Spread, spread
 
 OF_DEFENCES = """\
 A defence's score is its best attacker that was run (bold, by the mean over seeds); what none of

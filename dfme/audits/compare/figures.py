@@ -2,8 +2,6 @@
 torch.
 """
 
-import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from dfme.report.facts import LEVELS, Beside
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
+from dfme.statistics import Spread, middle_of, spread
 
 OF_THE_TEACHER = 0.9  # share of the teacher's accuracy whose price in queries is reported
 
@@ -161,19 +160,6 @@ def is_nothing(agreement: float, chance: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """``mean`` and standard deviation (n - 1) of ``count`` values; one value has no deviation."""
-
-    mean: float
-    sd: float | None
-    count: int
-
-    def text(self, form: str) -> str:
-        """The mean, and +- its deviation, each in ``form``."""
-        return form.format(self.mean) + ("" if self.sd is None else f" +- {form.format(self.sd)}")
-
-
-@dataclass(frozen=True)
 class Reached:
     """Queries until a level was reached, over seeds: ``spread`` where all did, else how many and
     the median.
@@ -195,24 +181,6 @@ class Reached:
         return f"{self.reached} of {self.seeds}" + (
             "" if self.median is None else f": {self.median:,.0f}"
         )
-
-
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Mean and deviation of the values there are; None if there are none."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return Spread(
-        statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known)
-    )
-
-
-def middle_of(counts: Iterable[float | None]) -> float | None:
-    """The median, where an unknown number is more than any; None if it is unknown."""
-    middle = statistics.median(
-        [math.inf if count is None else count for count in counts] or [math.inf]
-    )
-    return middle if math.isfinite(middle) else None
 
 
 def reached(queries: Sequence[int | None]) -> Reached:

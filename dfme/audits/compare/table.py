@@ -19,11 +19,11 @@ from dfme.audits.compare.figures import (
     Reached,
     finished,
     reached,
-    spread,
 )
 from dfme.audits.compare.plan import Cell, count_text
 from dfme.report.facts import LEVELS
 from dfme.report.markdown import code, fitted_table, plain
+from dfme.statistics import spread
 
 LEGEND = f"""\
 Figures are means +- standard deviations (n - 1) over seeds, of the student that each run

@@ -6,9 +6,10 @@ If a model of the references' kind gives the owner's answer with a probability o
 probability that it ever reaches 100 is at most 1/100 (Ville's inequality), however often one looks.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from dfme.statistics import e_value
 
 SURE = 100.0  # e-value from which on a suspect is more alike than every reference
 BATCH = 10  # images asked at once
@@ -43,9 +44,7 @@ class Evidence(NamedTuple):
 
     @property
     def e_value(self) -> float:
-        hit = math.log(self.p_copy / self.p_reference)
-        miss = math.log((1 - self.p_copy) / (1 - self.p_reference))
-        return math.exp(min(700.0, self.matches * hit + (self.asked - self.matches) * miss))
+        return e_value(self.matches, self.asked, self.p_copy, self.p_reference)
 
     @property
     def sure(self) -> bool:

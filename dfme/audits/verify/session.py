@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dfme import __version__
 from dfme.answers.reading import NO_ANSWER, answered_class
 from dfme.audits.audit.examine import open_twin
 from dfme.audits.verify.evidence import BATCH, Evidence, follow, sentences
@@ -37,6 +36,7 @@ from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import decisive, document, resume_command
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
+from dfme.version import __version__
 
 IMAGES = 1_000  # held-out images that are looked at, unless a limit is given
 OWN_ARCH = 3

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dfme.audits.audit.detection import auroc, joined, share_at_most
+from dfme.audits.audit.detection import joined
+from dfme.statistics import auroc, share_at_most
 
 
 def brute(attacks: list[float], benign: list[float]) -> float:
