@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from dfme.cli.flags import Flag, Recipe, RecipeFinder, asks_to_resume, read_recipe, split_flags
 from dfme.cli.teacher_side import KINDS, kind_problems
+from dfme.config.gone import GONE
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import (
     MAX_LETTERS,
@@ -26,6 +27,7 @@ from dfme.config.messages import (
 )
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, options_of, read_value
+from dfme.config.variants import Variant
 from dfme.config.wandb_settings import wandb_environment
 from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
@@ -38,7 +40,7 @@ from dfme.run.job import comes_with_dfme, is_plain, locate
 T = TypeVar("T")
 
 RECIPE_ONLY = frozenset(
-    {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS}
+    {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", "when", *SECTIONS}
 )
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may
 skip.
@@ -86,9 +88,11 @@ class Arguments:
         self._problems: dict[str, str] = {}
         self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
         below: recipes.Content = {}
-        self.method = self._recipe = self.recipe_below = ""
+        self.method = self._recipe = ""
+        self.when: tuple[Variant, ...] = ()
         if inputs.method:
             self.method, self._recipe, below = self._lay_below()
+            self.when = self._variants(below)
         self._own = self._own_options() if inputs.teacher else []
         self.options = {option.key: option for option in self._all_options(inputs)}
         self._below = {
@@ -162,12 +166,6 @@ class Arguments:
             other.startswith(f"{section}.") for other in self._flags
         )
         return key in self._flags or (self._is_own and key in self._in_file and not changed)
-
-    def gives(self, key: str) -> bool:
-        """True if a flag or any file sets this option, and not just the recipe that lies below
-        them.
-        """
-        return key in self._flags or key in self._in_file
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
@@ -258,7 +256,7 @@ class Arguments:
         entry = find_method(self.method)
         method = self._build(entry.config, "method.")
         sections = {name: self._build(entry.section(name), f"{name}.") for name in SECTIONS}
-        return Job(config, teacher, options, self.method, method, **sections)
+        return Job(config, teacher, options, self.method, method, **sections, when=self.when)
 
     def _unknown(self, key: str) -> str:
         is_flag = key in self._flags
@@ -272,6 +270,8 @@ class Arguments:
         section = key.partition(".")[0]
         of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
         of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
+        if key in GONE:
+            return GONE[key]
         close = nearest(key, self.options)
         hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
         return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
@@ -299,11 +299,15 @@ class Arguments:
             "method", "name", recipes.by_name(named or recipes.GENERAL)["method"]["name"]
         )
         found, below = recipes.below(named, method)
-        # a recipe of dfme that is named as a file is run as it stands
-        self.recipe_below = "" if self._is_shipped and self._typed_file else found
         if self._is_shipped and not asked:
             return method, Path(file).stem, below
         return method, f"{file} over {found}" if file else found, below
+
+    def _variants(self, below: recipes.Content) -> tuple[Variant, ...]:
+        """The variants of the file and of the recipe below it, less what is given above them."""
+        variants = recipes.variants_of(recipes.merged(below, self._content))
+        self._content.pop("when", None)
+        return recipes.beaten(variants, self._flags)
 
     def _choose(self, section: str, name: str, default: str) -> str:
         """The kind or method that is asked for; a recipe's section about another one is set aside.

@@ -16,7 +16,7 @@ from dfme.config.values import narrowed
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
-from dfme.run.recipes import fitted, with_larger
+from dfme.run.recipes import fitted
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 
@@ -78,7 +78,8 @@ def checked(
     asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]
 ) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
-    job = with_larger(fitted(asked.job(config), asked.says), asked.recipe_below, asked.gives)
+    given = frozenset(filter(asked.says, asked.options))
+    job = replace(fitted(asked.job(config), asked.says), given=given)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     asked.finish([*priced, *find_problems(job, asked.says), *own(job)])
     return job

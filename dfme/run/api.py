@@ -252,6 +252,8 @@ def _job(
 ) -> Job:
     """The job of the options that are ``given`` and of those below them, checked."""
     settings = recipes.merged(below, dict(given))
+    variants = recipes.variants_of(settings)
+    settings.pop("when", None)
     options = dict(settings.pop("method"))
     method = str(options.pop("name", "dfme"))
     entry = find_method(method, objects.get("method.name"))
@@ -275,16 +277,14 @@ def _job(
             for name, values in heeded.items()
         },
         objects=objects,
+        when=variants,
     )
     # it may stay while tracking is off
     said = {name: section for name, section in given.items() if name != "wandb"}
-    told = {key for key, _ in flatten(said, ())}.__contains__
-    job = recipes.fitted(asked, told)
-    check(job, told)
-    # a run that is resumed has its settings already
-    return (
-        job if given["resume"] else recipes.with_larger(job, str(below.get("recipe") or ""), told)
-    )
+    told = frozenset(key for key, _ in flatten(said, ()))
+    job = dataclasses.replace(recipes.fitted(asked, told.__contains__), given=told)
+    check(job, told.__contains__)
+    return job
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:
