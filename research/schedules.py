@@ -43,8 +43,7 @@ SCORES_ALONE = ("dfme", "maze")
 PLANS = {
     "of the recipe": "",
     "steps": "--student.steps {steps}",
-    "half of the steps afterwards": "--student.steps {steps} --student.final-share .5",
-    "all steps afterwards": "--student.steps {steps} --student.final-share 1",
+    "all steps afterwards": "--student.steps {steps} --student.rounds 1",
     "steps in rounds": "--student.steps {steps} --student.rounds .3,1",
     "replay off": "--student.replay-steps 0",
     "of the recipe, less than a batch": "--method.batch-size 256",

@@ -6,7 +6,7 @@ method is.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from dfme.precision import ieee_fp32
 from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method, build_nets, open_pool
 from dfme.run.evaluation_images import evaluation_images
+from dfme.run.recipes import with_variants
 from dfme.run.scores import scores
 from dfme.spec import LabelMode
 from dfme.students.losses import Distance
@@ -100,7 +101,8 @@ def _method(box: TorchTeacher, job: Job, deferred: DeferredChecks) -> Method:
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     ledger = Ledger(int(job.config.budget))
     oracle = Oracle(as_seen(box, job.teacher.levels, mode, ieee_fp32), ledger, None, deferred)
-    job = job.fitting(mode, oracle.spec.shape)
+    job, _ = with_variants(job, mode, oracle.spec.shape)
+    job = replace(job, config=job.config.with_precision(oracle.spec.shape))
     nets = build_nets(job, oracle.spec, box.num_classes, box.device)
     return build_method(
         job,

@@ -29,7 +29,7 @@ from dfme.run.job import is_plain, locate
 from dfme.run.merged_job import merged_job, method_options
 
 RECIPE_ONLY = frozenset(
-    {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", *SECTIONS}
+    {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", "when", *SECTIONS}
 )
 """Sections of an extraction's recipe besides its teacher: what other commands with a teacher may
 skip.
@@ -55,8 +55,7 @@ class Arguments:
     """One command's flags and file, with the options that hold for them, their values, and what is
     wrong.
 
-    ``kind`` and ``method`` are those that were chosen, ``recipe_below`` the recipe that lies below
-    the user's options.
+    ``kind`` and ``method`` are those that were chosen, ``when`` the variants of the recipe.
     """
 
     def __init__(
@@ -69,11 +68,13 @@ class Arguments:
             layer.without(*inputs.ignored) for layer in below or [read_file(flags, inputs.recipe)]
         ]
         layers = [*files, typed(flags)]
-        self.kind = self.method = self._recipe = self.recipe_below = ""
+        self.kind = self.method = self._recipe = ""
         if inputs.teacher:
             self.kind, layers = choose(layers, "teacher.kind", "torch")
         if inputs.method:
             layers = self._with_recipe(layers)
+        self.when = recipes.layered_variants(layer.content for layer in layers)
+        layers = [layer.without("when") for layer in layers]
         self._own = self._own_options() if inputs.teacher else []
         variables = {"wandb": wandb_environment(value_of(layers[:-1], "wandb.mode"))}
         self._files = layers[:-1]
@@ -187,7 +188,7 @@ class Arguments:
     def job(self, config: ExtractConfig) -> Job:
         """The job of these settings with the teacher and the method that are asked for."""
         entry = find_method(self.method)
-        return merged_job(self.settings, config, self.teacher(), self.method, entry)
+        return merged_job(self.settings, config, self.teacher(), self.method, entry, self.when)
 
     def _kinds(self) -> dict[str, str]:
         """What the options of a section depend on, for messages."""
@@ -224,8 +225,6 @@ class Arguments:
         usual = recipes.by_name(named or recipes.GENERAL)["method"]["name"]
         self.method, fit = choose([file, flags], "method.name", usual, _of_other_methods)
         name, content = recipes.below(named, self.method)
-        # a recipe of dfme that is named as a file is run as it stands
-        self.recipe_below = "" if is_shipped and self._has_typed_file else name
         self._recipe = f"{shown} over {name}" if shown else name
         if is_shipped and not asked:
             self._recipe = Path(shown).stem

@@ -45,7 +45,7 @@ from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, load_dataset, whole_name
 from dfme.errors import UserError
 from dfme.run.job import PACKAGE
-from dfme.run.recipes import Content
+from dfme.run.recipes import Content, with_variants
 from dfme.spec import SMALL_SIDE, LabelMode, Shape
 
 SUMMARY = (
@@ -241,7 +241,7 @@ def _answers(first: ComparisonPlan, row: str, shape: Shape | None) -> tuple[str,
     """
     job = next(cell.job for cell in first.cells if cell.row == row)
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
-    alike = shape is not None and job.config.student.fitting(mode, shape).loss == "kl"
+    alike = shape is not None and with_variants(job, mode, shape)[0].config.student.loss == "kl"
     return tuple(each for each in ANSWERS if not (alike and each == "kl"))
 
 

@@ -27,6 +27,7 @@ from dfme.report.metrics import MetricRecord, read_metrics
 from dfme.report.run_files import Series
 from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.job import resume_command
+from dfme.run.recipes import with_variants
 from dfme.spec import LabelMode
 from dfme.version import __version__
 
@@ -155,7 +156,7 @@ def estimate(
     spent = int(summary["spent"])
     mode = LabelMode.parse(summary["label_mode"])
     shape = summary["teacher"]["shape"]
-    student = job.sized(mode, shape).config.student.fitting(mode, shape)
+    student = with_variants(job, mode, shape)[0].config.student
     constant = Beside.of_summary(summary)
     images = summary["evaluation"]["images"]
     rises = bool(points) and is_above(points[-1][1], constant.constant, images)

@@ -16,7 +16,7 @@ from dfme.owner_side import check_teacher, price_problems
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
-from dfme.run.recipes import fitted, with_larger
+from dfme.run.recipes import fitted
 
 SUMMARY = "clone a teacher by its answers alone; the command when none is named"
 
@@ -71,8 +71,8 @@ def checked(
 ) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
     settings = asked.settings
-    job = fitted(asked.job(config), settings.says)
-    job = with_larger(job, asked.recipe_below, settings.gives)
+    given = frozenset(filter(settings.says, asked.options))
+    job = replace(fitted(asked.job(config), settings.says), given=given)
     priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
     asked.finish([*priced, *find_problems(job, settings.says), *own(job)])
     return job

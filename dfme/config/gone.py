@@ -1,4 +1,27 @@
 """Options that no longer exist, and what to write instead."""
 
-GONE = {"graphs": "leave it out: there are no CUDA graphs any more (docs/gpu.md has their figures)"}
+from typing import Any
+
+from pydantic import BeforeValidator
+
+GONE = {
+    "graphs": ("leave it out: there are no CUDA graphs any more (docs/gpu.md has their figures)"),
+    "student.final_share": (
+        "no longer an option: --student.rounds 1 takes all --student.steps once the budget is spent"
+    ),
+}
 """By dotted key."""
+
+
+def no_auto(instead: str) -> BeforeValidator:
+    """The value as it came; ``auto``, which it could be once, is refused with what to write."""
+
+    def validate(value: Any) -> Any:
+        if value == "auto":
+            raise ValueError(
+                f"expected {instead}, no longer auto: blocks `when` of a recipe say what holds for "
+                "larger images or labels (configs/README.md)"
+            )
+        return value
+
+    return BeforeValidator(validate)

@@ -1,17 +1,11 @@
 """Settings of the images that are paid for."""
 
-from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import (
-    CONFIG,
-    Basic,
-    Count,
-    Share,
-)
-from dfme.spec import SMALL_SIDE, LabelMode, Shape
+from dfme.config.fields import CONFIG, Basic, Count, Share
+from dfme.config.gone import no_auto
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -36,25 +30,12 @@ class QueriesConfig:
     all; times the share of the classes that is missing among the answers so far"""
     pool: Count = 1
     """candidates for each image that is paid for"""
-    choose: Literal["auto", "entropy", "margin", "disagreement", "random"] = "entropy"
+    choose: Annotated[
+        Literal["entropy", "margin", "disagreement", "random"],
+        no_auto("margin, entropy, disagreement or random"),
+    ] = "entropy"
     """of a pool, by the students' vote: entropy, margin (between its two likeliest classes),
-    disagreement (of two students or more), random, for balance alone to decide, or auto: margin,
-    but with scores above 16 pixels a side of two candidates at most, and nothing is bred; their
+    disagreement (of two students or more), or random, for balance alone to decide; the students'
     first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
-
-    def fitting(self, mode: LabelMode, shape: Shape) -> "QueriesConfig":
-        """The settings with a choice of ``auto`` made by the form of the answers and the size of
-        the images.
-
-        Heuristic: choice by margin and breeding are worth points with labels and on small images;
-        with scores of images of real size breeding and a sharper choice cost some
-        (docs/results/real_size.md).
-        """
-        if self.choose != "auto":
-            return self
-        by_margin = replace(self, choose="margin")
-        if mode.kind == "label" or max(shape[1:]) <= SMALL_SIDE:
-            return by_margin
-        return replace(by_margin, pool=min(self.pool, 2), evolve=0.0)

@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import field, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -30,11 +31,13 @@ from dfme.config.fields import (
     ShareBelowOne,
     accepted_by,
 )
+from dfme.config.gone import no_auto
 from dfme.config.messages import listed
 from dfme.config.query_settings import QueriesConfig
+from dfme.config.variants import Variant
 from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import UserError
-from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
+from dfme.spec import SMALL_SIDE, ImageSpec, LabelKind, LabelMode, Shape
 
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
@@ -124,10 +127,8 @@ class StudentConfig:
     most 64"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
-    optimizer: Literal["sgd", "adam", "adamw", "auto"] = "sgd"
-    """sgd, adam, adamw, or auto: above 16 pixels a side adamw with a hundredth of lr, 500 times
-    weight_decay and, if loss is auto, kl of scores; below sgd for scores, adam with lr / 50 and no
-    decay for labels"""
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], no_auto("sgd, adam or adamw")] = "sgd"
+    """sgd, adam or adamw"""
     loss: Literal["auto", "l1", "kl", "cross_entropy"] = "auto"
     """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both
     spread what top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of
@@ -148,28 +149,26 @@ class StudentConfig:
     passes: Natural = 0
     """with rounds and without steps: passes over all that is held that a round takes with 5,000
     images; with n, sqrt(5000 / n) times as many"""
-    final_share: Share = 0.0
-    """share of steps that is taken once the budget has run out, on everything held"""
     rounds: Rounds = ()
     """shares of the budget, up to 1, at which the students take their passes, or parts of their
     steps like the roots of these shares, on everything paid for, each by a schedule of its own, and
     none in between; empty: steps are spread"""
-    shrink: Share | Literal["auto"] = "auto"
-    """shrink-and-perturb: share of the students' weights left as a round begins, the rest is fresh;
-    or auto: 0.4, but 1 above 16 pixels a side with optimizer auto, whose decay makes them forget"""
+    shrink: Annotated[Share, no_auto("a share, such as 0.4")] = 0.4
+    """shrink-and-perturb: share of the students' weights that stays as a round begins, the rest is
+    fresh"""
     replay_steps: Natural = 0
     """steps on already paid answers after each fresh batch; 0 is the papers' own recipe"""
-    replay_batch: Count | Literal["auto"] = 256
-    """images per replay step, or auto: 256 up to 16 pixels a side, with twice the passes; above
-    that a 64th of those held, but at least 64 and at most 256"""
+    replay_batch: Annotated[
+        Count | Literal["growing"], no_auto("a number of images, or growing")
+    ] = 256
+    """images per replay step, or growing: a 64th of those held, but at least 64 and at most 256"""
     replay_capacity: Count = 1_000_000
     """paid images kept for replay, first in, first out"""
     replay_store: Literal["memory", "disk"] = "memory"
     """memory, or disk (files in the run directory, of which a batch at a time is read)"""
-    augment: Literal[Augmentation, "auto"] = "none"
+    augment: Annotated[Augmentation, no_auto("none, flip, shift, both or affine")] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel), both,
-    affine (turned, sheared, stretched and moved a little), or auto: affine above 16 pixels a
-    side"""
+    or affine (turned, sheared, stretched and moved a little)"""
     average: ShareBelowOne = 0.0
     """decay of the weights' moving average (EMA), which is delivered; 0 delivers the last weights
     """
@@ -181,41 +180,11 @@ class StudentConfig:
         """True if steps are spread over the budget for good; rounds go on under a larger one."""
         return bool(self.steps and not self.rounds)
 
-    def fitting(self, mode: LabelMode, shape: Shape) -> "StudentConfig":
-        """The settings with ``auto`` chosen by the teacher's answers and the images.
-
-        Heuristic: with few scores a high rate and decay of SGD give the best clone of small images,
-        with labels they keep a student from fitting what it has paid for
-        (docs/results/comparison.md). Larger images are learnt faster by AdamW, scores on KL, in
-        steps of few images, and with a decay that makes a student forget in a few hundred steps, so
-        that no weights are shrunk; a small image is cheap, so a step of many costs little more, and
-        its gradient is less noisy (docs/results/real_size.md).
-        """
-        chosen = self
-        small = max(shape[1:]) <= SMALL_SIDE
-        labels = mode.kind == "label"
-        decays = self.optimizer == "auto" and not small
-        if self.replay_batch == "auto" and small:
-            chosen = replace(chosen, replay_batch=256, passes=2 * self.passes)
-        if self.augment == "auto":
-            chosen = replace(chosen, augment="none" if small else "affine")
-        if self.shrink == "auto":
-            chosen = replace(chosen, shrink=1.0 if decays else 0.4)
-        if decays:
-            loss = "kl" if self.loss == "auto" and not labels else self.loss
-            decay = 500 * self.weight_decay
-            return replace(
-                chosen, optimizer="adamw", lr=self.lr / 100, weight_decay=decay, loss=loss
-            )
-        if self.optimizer != "auto":
-            return chosen
-        if labels:
-            return replace(chosen, optimizer="adam", lr=self.lr / 50, weight_decay=0.0)
-        return replace(chosen, optimizer="sgd")
-
     def batch(self, held: int) -> int:
-        """Images of a replay step while so many are held; of ``auto`` above 16 pixels a side."""
-        return min(max(64, held // 64), 256) if self.replay_batch == "auto" else self.replay_batch
+        """Images of a replay step while so many are held."""
+        if self.replay_batch == "growing":
+            return min(max(64, held // 64), 256)
+        return self.replay_batch
 
     def pass_steps(self, held: int) -> int:
         """Steps of the passes over so many images, 0 without any; few images need more
@@ -318,18 +287,17 @@ class ExtractConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """experiment tracking"""
 
-    def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "ExtractConfig":
-        """The settings with ``auto`` chosen by the teacher's answers, the images, and the device.
+    def with_precision(self, shape: Shape, fast_bf16: bool = False) -> "ExtractConfig":
+        """The settings with a precision of ``auto`` chosen by the images and the device.
 
         ``fast_bf16``: the device is a CPU that computes in it. Measured: .6 of a step's time, and
-        level copies (docs/results/real_size.md). A net of one's own may have an operation that is
-        fp32 alone.
+        level copies (docs/results/real_size.md). A custom net may have an operation that is fp32
+        alone.
         """
-        precision = self.precision
-        if precision == "auto":
-            halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
-            precision = "bf16" if halved else "fp32"
-        return replace(self, student=self.student.fitting(mode, shape), precision=precision)
+        if self.precision != "auto":
+            return self
+        halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
+        return replace(self, precision="bf16" if halved else "fp32")
 
     @property
     def images(self) -> int:
@@ -347,8 +315,8 @@ class Job:
     ``estimator`` and ``queries`` are of no effect, and in no document, where the method estimates
     no gradient or draws nothing. ``objects``: what was handed over in Python, by the key of the
     option that has its name: a method's class (``method.name``), or what makes a network.
-    ``larger``: the students' settings for images above ``SMALL_SIDE`` pixels a side, where they are
-    others and the teacher's images are not known yet (``sized``).
+    ``when``: variants of its recipe, of which those that hold are taken once the teacher's images
+    and answers are known (``dfme.run.recipes.with_variants``). ``given``: keys that the user gave.
     """
 
     config: ExtractConfig
@@ -359,18 +327,38 @@ class Job:
     estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
     queries: QueriesConfig = field(default_factory=QueriesConfig)
     objects: dict[str, Any] = field(default_factory=dict)
-    larger: StudentConfig | None = None
+    when: tuple[Variant, ...] = ()
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
-    def sized(self, mode: LabelMode, shape: Shape) -> "Job":
-        """The job with the students' settings for images of this size; what is ``auto`` in them is
-        chosen.
+    def varied(self, mode: LabelMode, shape: Shape) -> "Job":
+        """The job with what its variants set for a teacher's images, and answers of this form.
+
+        Later variants beat earlier ones, and ``answers.learn`` says the loss where it says one.
         """
-        if self.larger is None or max(shape[1:]) <= SMALL_SIDE:
-            return replace(self, larger=None)
-        student = self.larger.fitting(mode, shape)
-        return replace(self, config=replace(self.config, student=student), larger=None)
+        answers = self.config.answers
+        held = [each for each in self.when if each.holds(answers.mode(mode), shape)]
+        values = {key: value for variant in held for key, value in variant.set.items()}
+        if answers.learn != "auto":
+            values.pop("student.loss", None)
+        config = replace(
+            self.config,
+            student=_with(self.config.student, "student", values),
+            schedule=_with(self.config.schedule, "schedule", values),
+        )
+        return replace(self, config=config, queries=_with(self.queries, "queries", values), when=())
 
-    def fitting(self, mode: LabelMode, shape: Shape, fast_bf16: bool = False) -> "Job":
-        """The job with what it leaves to the teacher's answers and images, and to the device."""
-        config = self.config.fitting(mode, shape, fast_bf16)
-        return replace(self, config=config, queries=self.queries.fitting(mode, shape))
+    @property
+    def outcomes(self) -> list["Job"]:
+        """All that the job can become by its variants."""
+        sides = {1, *(variant.side_above + 1 for variant in self.when)}
+        kinds: tuple[LabelKind, ...] = ("probabilities", "label")
+        return [self.varied(LabelMode(kind), (1, side, side)) for side in sides for kind in kinds]
+
+
+Section = TypeVar("Section", StudentConfig, ScheduleConfig, QueriesConfig)
+
+
+def _with(section: Section, name: str, values: Mapping[str, Any]) -> Section:
+    """The section with those of the values by dotted key that are its own."""
+    own = [key for key in values if key.startswith(f"{name}.")]
+    return replace(section, **{key.removeprefix(f"{name}."): values[key] for key in own})

@@ -110,7 +110,6 @@ class QuerySampler:
         config = self.config
         if config.pool == 1 or not self.trained():
             return self.spec.quantise(torch.cat(self._parts(count)))
-        assert config.choose != "auto", "the job was not fitted to a teacher"
         # The last, smaller batch is chosen from as many candidates as any other.
         x_NCHW = self.spec.quantise(torch.cat(self._parts(self.batch_size * config.pool)))
         scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self.students])

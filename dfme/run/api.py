@@ -257,6 +257,8 @@ def _job(
     keywords["teacher"] = teacher
     layers = [Layer(Source.RECIPE, below), Layer(Source.KEYWORD, keywords)]
     method, layers = choose(layers, "method.name", "dfme")
+    when = recipes.layered_variants(layer.content for layer in layers)
+    layers = [layer.without("when") for layer in layers]
     entry = find_method(method, objects.get("method.name"))
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):
         heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
@@ -267,14 +269,12 @@ def _job(
     settings = merge(layers, [*options, *method_options(method, entry)])
     config = settings.build(ExtractConfig)
     described = settings.build(TeacherConfig, "teacher."), dict[str, Any]()
-    asked = merged_job(settings, config, described, method, entry, objects)
+    asked = merged_job(settings, config, described, method, entry, when, objects)
     settings.finish()
-    job = recipes.fitted(asked, settings.says)
+    given_keys = frozenset(filter(settings.says, settings.options))
+    job = dataclasses.replace(recipes.fitted(asked, settings.says), given=given_keys)
     check(job, settings.says)
-    # a run that is resumed has its settings already
-    if given["resume"]:
-        return job
-    return recipes.with_larger(job, str(below.get("recipe") or ""), settings.says)
+    return job
 
 
 def _mapping(config: object, alone: str = "") -> dict[str, Any]:

@@ -130,19 +130,15 @@ def _student_rules(job: Job) -> list[Rule]:
         f"expected at least {needed}, which {job.method} plays against each other, got "
         f"{config.count}"
     )
-    divides = "expected --student.steps as well, which it divides"
     taken = "expected --student.passes or --student.steps as well, which are taken in them"
     when = "expected --student.rounds as well, which take them"
     held = "expected --student.steps or --student.replay-steps as well: images are held for replay"
-    last = "expected 0 with student.rounds, the last of which is after the budget"
     many = f"expected at most as many as --student.steps {config.steps}, got {len(config.rounds)}"
     return [
         (0 < config.count < needed, "student.count", few),
-        (config.final_share and not config.steps, "student.final_share", divides),
         (config.rounds and not (config.steps or config.passes), "student.rounds", taken),
         (config.passes and not config.rounds and not config.steps, "student.passes", when),
         (config.decay_images and not keeps_answers(job), "student.decay_images", held),
-        (config.rounds and config.final_share, "student.final_share", last),
         (0 < config.steps < len(config.rounds), "student.rounds", many),
     ]
 
@@ -172,7 +168,7 @@ def _goal_rules(job: Job, share: float) -> list[Rule]:
     student = job.config.student
     batch = job.method_config.batch_size
     alone = entry_of(job).keeps and not (student.steps or student.rounds or student.replay_steps)
-    afterwards = student.final_share == 1 or len(student.rounds) == 1
+    afterwards = len(student.rounds) == 1
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
     least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
@@ -181,7 +177,7 @@ def _goal_rules(job: Job, share: float) -> list[Rule]:
         f"one batch of {batch}"
     )
     late = "expected students that learn while the budget is spent, but here they learn afterwards"
-    rounds = f"{late}: leave out student.final_share 1, or give several student.rounds"
+    rounds = f"{late}: give several student.rounds, or none"
     return [
         (alone, "until_agreement", f"{late}; give --student.replay-steps or --student.steps"),
         (afterwards, "until_agreement", rounds),

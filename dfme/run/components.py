@@ -184,7 +184,7 @@ def build_components(
     directory: Path | None = None,
     hold_out: Callable[[Tensor, Tensor], bool] | None = None,
 ) -> Components:
-    """All that the method of a job works with, which fits the teacher (``Job.fitting``).
+    """All that the method of a job works with, which fits the teacher (``build_parts``).
 
     Leaves global random state at the ``global`` seed.
     ``pool``: what ``open_pool`` gave. ``directory``: the run's, for a replay that is kept on disk.

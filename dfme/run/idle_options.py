@@ -25,7 +25,7 @@ DIFFERENCES = "estimator.kind=finite_difference,prior_guided,synthetic"
 # Options, idle unless one of these has another value than its default, or the one that stands
 # there.
 EFFECTS: dict[str, tuple[str, ...]] = {
-    "student.momentum": ("student.optimizer=sgd,auto",),
+    "student.momentum": ("student.optimizer=sgd",),
     "student.passes student.replay_steps": ("student.steps=0",),
     "student.replay_steps method.epochs": ("student.passes=0",),
     "student.replay_batch student.replay_capacity student.replay_store": KEPT,

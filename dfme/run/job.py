@@ -33,6 +33,7 @@ SAID_BY_THE_USER = (*CONSENT, "teacher.trust")
 
 MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     "recipe",
+    "when",  # of which a run's record has the values that were taken
     "out",
     "resume",
     "budget",
@@ -114,7 +115,8 @@ def document(job: Job) -> dict[str, Any]:
     values = {name: plain(value, f"teacher.{name}") for name, value in teacher.items()}
     sections["teacher"] = {name: _portable(value) for name, value in values.items()}
     sections["method"] = {"name": job.method, **plain(job.method_config, "method")}
-    return sections | {name: plain(getattr(job, name), name) for name in entry_of(job).sections}
+    sections |= {name: plain(getattr(job, name), name) for name in entry_of(job).sections}
+    return sections | {"when": plain(job.when, "when")} if job.when else sections
 
 
 def config_hash(job: Job) -> str:
@@ -133,9 +135,17 @@ def config_hash(job: Job) -> str:
 
 def differing_keys(old: Job | Mapping[str, Any], new: Job | Mapping[str, Any]) -> list[str]:
     """Dotted keys in which a resumed job (or its document) departs from the old; its budget may be
-    larger.
+    larger. Of what it can become by its variants that one counts which departs least.
     """
-    before, after = (document(job) if isinstance(job, Job) else job for job in (old, new))
+    before, *_ = _documents(old)
+    return min((_departures(before, after) for after in _documents(new)), key=len)
+
+
+def _documents(job: Job | Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [document(outcome) for outcome in job.outcomes] if isinstance(job, Job) else [job]
+
+
+def _departures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     left = decisive(before)
     right = decisive(after)
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]

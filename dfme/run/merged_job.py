@@ -6,6 +6,7 @@ from typing import Any
 from dfme.config.layers import Settings
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, options_of
+from dfme.config.variants import Variant
 from dfme.methods import METHODS, SECTIONS, MethodEntry
 
 
@@ -28,11 +29,13 @@ def merged_job(
     teacher: tuple[TeacherConfig, dict[str, Any]],
     method: str,
     entry: MethodEntry,
+    when: tuple[Variant, ...],
     objects: dict[str, Any] | None = None,
 ) -> Job:
     """The job of these settings; what is wrong with its method's options is reported to them.
 
-    ``teacher``: its common options and those of its kind. ``objects``: what was handed over in
+    ``teacher``: its common options and those of its kind. ``when``: variants of its recipe.
+    ``objects``: what was handed over in
     Python.
     """
     return Job(
@@ -41,5 +44,6 @@ def merged_job(
         method,
         settings.build(entry.config, "method."),
         objects=objects or {},
+        when=when,
         **{name: settings.build(entry.section(name), f"{name}.") for name in SECTIONS},
     )

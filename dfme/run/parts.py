@@ -23,25 +23,17 @@ from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
 from dfme.run.evaluation_images import evaluation_images
-from dfme.run.recipes import unfit
-from dfme.spec import SMALL_SIDE, ImageSpec, Teacher
+from dfme.run.recipes import unfit, with_variants
+from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 
 
 def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
-    """The job with the students' training that suits the teacher's images; ``tell`` hears of
-    another one.
-    """
-    own = job.sized(job.config.answers.mode(teacher.label_mode), teacher.spec.shape)
-    if job.larger is not None and (student := own.config.student) != job.config.student:
-        rounds = f"in {len(student.rounds)} rounds, " if student.rounds else ""
-        tell(
-            f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, "
-            f"{rounds}by "
-            f"{student.optimizer} at {student.lr:g}, augmentation {student.augment}; --student.* "
-            "changes it"
-        )
-    return own
+    """The job with its recipe's variants that suit the teacher; ``tell`` hears which those are."""
+    varied, line = with_variants(job, teacher.label_mode, teacher.spec.shape)
+    if replace(varied, when=job.when) != job:
+        tell(f"variants of the recipe that hold: {line}")
+    return varied
 
 
 def build_parts(
@@ -64,14 +56,16 @@ def build_parts(
         *(weak_differences(job.estimator, spec) if estimates else ()),
     ):
         tell(line)
-    answers = job.config.answers
-    job = job.fitting(answers.mode(teacher.label_mode), spec.shape, has_fast_bf16(device))
+    job = sized(job, teacher, lambda line: None)
+    config = job.config.with_precision(spec.shape, has_fast_bf16(device))
+    job = replace(job, config=config)
+    answers = config.answers
     if estimates:
         settled = with_placeholder_step(job.estimator, spec)
         make_estimator(settled, spec, lambda u_BCHW: u_BCHW, CHUNK, seed=0)
         if needs_preflight(job.estimator):
             require_budget(job.config.images, preflight_images(job.estimator, spec))
-    make_distance(answers.loss(job.config.student.loss), answers.mode(teacher.label_mode))
+    make_distance(answers.loss(config.student.loss), answers.mode(teacher.label_mode))
     names = teacher.info.class_names
     data = evaluation_images(
         job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell

@@ -26,8 +26,8 @@ from dfme.run.parts import (
     replay_bytes,
     require_room,
     runs_preflight,
-    sized,
 )
+from dfme.run.recipes import with_variants
 from dfme.run.scores import evaluation_batch
 from dfme.run.threads import take_threads
 from dfme.run.timing import method_of, rehearse, within_minutes
@@ -89,7 +89,8 @@ def plan(job: Job) -> str:
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(teacher.info.close)
-        job = within_minutes(sized(job, teacher, told.append), teacher, is_local(job))
+        job, variants = with_variants(job, teacher.label_mode, teacher.spec.shape)
+        job = within_minutes(job, teacher, is_local(job))
         job, data, pool, nets = build_parts(job, teacher, device, tell=told.append)
         method = method_of(job, teacher, nets, pool)
         scored = 0 if data is None else len(data)
@@ -99,6 +100,7 @@ def plan(job: Job) -> str:
         work = Work(job, method, rehearse(job, teacher, nets, pool, scored, free=is_local(job)))
         rows = [
             *_who(job, teacher),
+            *([("variants", variants)] if variants else []),
             *_images(job, spent),
             ("student", work.training(nets.arch)),
             ("time", "".join(work.foretold(scored))),

@@ -4,18 +4,23 @@ here.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfme.config.messages import unknown_choice
-from dfme.config.settings import Job, StudentConfig
-from dfme.config.values import from_mapping, leaves
+from dfme.config.messages import listed, spelled_flag, unknown_choice
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.settings import Job, ScheduleConfig, StudentConfig
+from dfme.config.values import flatten, from_mapping, leaves
+from dfme.config.variants import Variant
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
-from dfme.methods import METHODS, SECTIONS
+from dfme.methods import METHODS, SECTIONS, entry_of
 from dfme.queries.names import DOMAINS
-from dfme.run.job import PACKAGE
+from dfme.run.checks import method_problems
+from dfme.run.idle_options import idle_problems
+from dfme.run.job import PACKAGE, plain
+from dfme.spec import LabelMode, Shape
 
 Content = dict[str, Any]  # a recipe as its file gives it, section by section
 GENERAL = "dfme"  # its students and schedule suit a method that has no recipe of its own
@@ -24,31 +29,12 @@ OF_ITS_TEACHER = (
     "evaluation",
 )  # keys of a recipe's file that do not hold for another teacher
 
-TRAINED_AS = {
-    "static": "frugal",
-    "procedural": "frugal",
-    "knockoff": "frugal",
+VARIED: dict[str, type[Any]] = {
+    "student": StudentConfig,
+    "schedule": ScheduleConfig,
+    "queries": QueriesConfig,
 }
-"""Recipes of no paper, made for small images, and the recipe whose students' training is theirs
-above ``SMALL_SIDE`` pixels a side: a baseline that is trained worse than our own recipe would be a
-straw man."""
-
-GO_TOGETHER = {
-    ("optimizer", "lr", "weight_decay", "decay_images"): (
-        "student.optimizer",
-        "student.lr",
-        "student.momentum",
-        "student.weight_decay",
-        "student.decay_images",
-    ),
-    ("passes", "rounds", "shrink", "replay_batch", "replay_steps"): (
-        "student.replay_steps",
-        "student.final_share",
-        "method.epochs",
-    ),
-}
-"""Values of a training that suit one another alone: all stay as the recipe has them where somebody
-gave one of the options beside them, which is used as it was given."""
+"""Sections that a recipe's variants may set."""
 
 STUDENT_BATCHES = 240
 SMALLEST_BATCH = 8
@@ -115,24 +101,79 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     ]
 
 
-def with_larger(job: Job, recipe: str, gave: Callable[[str], bool]) -> Job:
-    """The job, on this recipe, with its students' settings for larger images, if they are others.
+def variants_of(content: Mapping[str, Any]) -> tuple[Variant, ...]:
+    """A recipe's blocks ``when``, in their order. UserError for what is wrong in one."""
+    blocks = content.get("when") or ()
+    if isinstance(blocks, list | tuple) and all(isinstance(block, Mapping) for block in blocks):
+        return tuple(_variant(block, number) for number, block in enumerate(blocks, 1))
+    raise UserError(f"when: expected blocks such as {EXAMPLE}, got {blocks!r:.80}")
 
-    ``gave``: whether somebody gave the option of this key; those are as they were given, on any
-    images.
+
+def layered_variants(contents: Iterable[Mapping[str, Any]]) -> tuple[Variant, ...]:
+    """The variants of layers of options, the lowest first, less what layers above them set."""
+    variants: tuple[Variant, ...] = ()
+    for content in contents:
+        keys = {key for key, _ in flatten(content, ())}
+        variants = (*beaten(variants, keys), *variants_of(content))
+    return variants
+
+
+EXAMPLE = "{side_above: 16, set: {student: {lr: 0.002}}}"
+
+
+def _variant(block: Mapping[str, Any], number: int) -> Variant:
+    place = f"when, block {number}: "
+    variant = from_mapping(Variant, block, place)
+    values: dict[str, Any] = {}
+    for name, section in tidy(variant.set).items():
+        if name not in VARIED or not isinstance(section, Mapping):
+            choices = f"expected options of {', '.join(VARIED)}"
+            raise UserError(f"{place}set: {choices}, got {name}: {section!r:.60}")
+        checked = leaves(from_mapping(VARIED[name], section, f"{place}set: {name}."))
+        values |= {f"{name}.{key}": checked[key] for key in section}
+    if not values:
+        raise UserError(f"{place}expected values to set, such as {EXAMPLE}")
+    return dataclasses.replace(variant, set=values)
+
+
+def beaten(variants: Iterable[Variant], keys: Collection[str]) -> tuple[Variant, ...]:
+    """The variants without the options of these keys, which a flag or a file above them gives."""
+    less = [
+        dataclasses.replace(
+            variant, set={key: value for key, value in variant.set.items() if key not in keys}
+        )
+        for variant in variants
+        if not any(key in keys for key in variant.unless_given)
+    ]
+    return tuple(variant for variant in less if variant.set)
+
+
+def with_variants(job: Job, mode: LabelMode, shape: Shape) -> tuple[Job, str]:
+    """The job with the variants that hold for a teacher's answers and images, and a line about it.
+
+    The line is empty where the recipe has none. UserError where an option that the user gave has no
+    effect, or cannot be, beside what holds.
     """
-    own = job.config.student
-    name = TRAINED_AS.get(recipe.removesuffix(" (default)").removeprefix("digits_"))
-    off = gave("student.replay_steps") and not own.replay_steps and not gave("student.steps")
-    if name is None or off or 0 < own.steps < len(by_name(name)["student"]["rounds"]):
-        return job
-    training = {**by_name(name)["student"], "replay_steps": 0}  # in place of which come passes
-    for names, keys in GO_TOGETHER.items():
-        if any(map(gave, keys)):
-            training = _less(training, *names)
-    training = {key: value for key, value in training.items() if not gave(f"student.{key}")}
-    larger = from_mapping(StudentConfig, merged(leaves(own), training))
-    return dataclasses.replace(job, larger=larger)
+    heeded = [name for name in VARIED if name not in SECTIONS or name in entry_of(job).sections]
+    keys = [key for variant in job.when for key in variant.set if key.startswith((*heeded,))]
+    varied = job.varied(mode, shape) if job.when else job
+    if not keys:
+        return varied, ""
+    problems = [*method_problems(varied), *idle_problems(varied, job.given.__contains__)]
+    if problems:
+        raise UserError("; ".join(f"{spelled_flag(key)}: {text}" for key, text in problems))
+    answers = job.config.answers.mode(mode)
+    held = [str(variant) for variant in job.when if variant.holds(answers, shape)]
+    queries = {f"queries.{key}": value for key, value in leaves(varied.queries).items()}
+    values = leaves(varied.config) | queries
+    taken = ", ".join(f"{key} {_shown(values[key])}" for key in dict.fromkeys(keys))
+    return varied, f"{'; '.join(held) or f'none of {len(job.when)}'}: {taken}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return listed(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plain_name(text: object) -> str:
@@ -156,13 +197,17 @@ def whole(content: Content, file: Path | None = None) -> Content:
 
 
 def merged(below: Content, above: Content) -> Content:
-    """Both, section by section; what stands above wins."""
+    """Both, section by section. What stands above wins, over the variants below too."""
     result = dict(below)
     for name, value in above.items():
         under = result.get(name)
-        result[name] = (
-            {**under, **value} if isinstance(under, dict) and isinstance(value, dict) else value
-        )
+        if isinstance(under, dict) and isinstance(value, dict):
+            value = {**under, **value}
+        result[name] = value
+    variants = layered_variants((below, above))
+    result.pop("when", None)
+    if variants:
+        result["when"] = [plain(variant, "when") for variant in variants]
     return result
 
 

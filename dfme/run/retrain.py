@@ -161,22 +161,17 @@ def retrain(
         paid = read_again(paid, settings, streams["replay"])
         # All answers are there from the first step on, so every step comes after the spending.
         mode = paid.answers.mode(paid.label_mode)
-        settings = settings.fitting(mode, paid.spec.shape, has_fast_bf16(device))
+        settings = settings.with_precision(paid.spec.shape, has_fast_bf16(device))
         student = settings.student
         steps = (
             student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
         )
-        student = replace(
-            student,
-            steps=steps,
-            passes=0,
-            final_share=1.0,
-            rounds=(),
-        )
+        student = replace(student, steps=steps, passes=0, rounds=())
         settings = replace(settings, student=student)
         arch, nets = build_students(
             settings, max(1, student.count), paid.spec, paid.num_classes, device
         )
+        settings = replace(settings, student=replace(student, rounds=(1.0,)))
         torch.manual_seed(derived_seed(settings.seed, "global"))
         schedule = Schedule(settings.schedule)
         trainer = build_trainer(settings, nets, mode, paid.replay, schedule, streams)

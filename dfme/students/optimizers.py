@@ -192,13 +192,12 @@ class Stretch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The number of steps of a student: ``during``, evenly while the budget is spent, then
-    ``final``.
+    """The steps of a student: ``during``, evenly while the budget is spent, or those of rounds.
 
     ``during`` of None plans no number: each fresh batch is worth a step and its replay steps.
     ``rounds`` are shares of the budget, the last one 1, at which the ``final`` steps are taken, so
-    many in each. Under a larger budget the rounds that were due before ended after ``ends`` steps,
-    and those beyond the share ``since``, spent by then, come.
+    many in each; ``during`` is 0 then. Under a larger budget the rounds that were due before ended
+    after ``ends`` steps, and those beyond the share ``since``, spent by then, come.
     """
 
     during: int | None = None
@@ -214,10 +213,7 @@ class StepPlan:
         """
         if config.rounds:
             return StepPlan(0, config.round_steps(images, most), config.rounds)
-        if not config.steps:
-            return StepPlan()
-        final = round(config.steps * config.final_share)
-        return StepPlan(config.steps - final, (final,))
+        return StepPlan(config.steps) if config.steps else StepPlan()
 
     def goes_on(self, larger: StepPlan, spent: float, since: float) -> StepPlan:
         """Plan ``larger``, of a larger budget, once the share ``spent`` of this one's is, its
@@ -271,15 +267,9 @@ class StepPlan:
         return self.edges[:-1].index(steps) if steps in self.edges[:-1] else -1
 
     def progress(self, share: float, steps: int) -> float:
-        """Progress of training, 0 to 1, by the share of the budget spent and of the final steps
-        taken.
-
-        Where all steps are taken in rounds it is how far the round is.
-        """
-        if not any(self.final) or self.during is None:
+        """Progress of training, 0 to 1: the share of the budget spent, or how far the round is."""
+        if not any(self.final):
             return share
-        if self.during:
-            return (self.during * share + max(0, steps - self.during)) / self.edges[-1]
         begin, end = next(
             (pair for pair in pairwise(self.edges) if steps < pair[1]), self.edges[-2:]
         )

@@ -259,7 +259,6 @@ class StudentTrainer:
         if self._epochs:  # which go on with the student as it is
             return
         assert self._fresh is not None, "rounds need fresh nets"
-        assert self.config.shrink != "auto", "the job was not fitted to a teacher"
         for net, fresh in zip(self.nets, self._fresh(number), strict=True):
             shrink_and_perturb(net, fresh, self.config.shrink)
         self._optimizer.forget_moments()
@@ -271,7 +270,6 @@ class StudentTrainer:
         for _ in range(steps):
             assert self.replay is not None
             images_BCHW, answers = self.replay.sample(self.config.batch(self._held))
-            assert self.config.augment != "auto", "the job was not fitted to a teacher"
             loss_B = self._step(augment(images_BCHW, self.config.augment, self._rng), answers)
         return {} if loss_B is None else {"replay_loss": loss_B.mean()}
 

@@ -131,7 +131,7 @@ def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: s
 
 
 @pytest.mark.parametrize(
-    "steps", [{"steps": 30}, {"steps": 30, "final_share": 0.5}, {"steps": 30, "rounds": (0.5, 1)}]
+    "steps", [{"steps": 30}, {"steps": 30, "rounds": (1,)}, {"steps": 30, "rounds": (0.5, 1)}]
 )
 def test_planned_steps_are_all_taken_though_a_rest_of_the_budget_is_not_spent(
     steps: dict[str, Any],

@@ -57,9 +57,7 @@ def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]
         recipe="dfme (default)",
         budget=2000,
         out="runs/x",
-        student=StudentConfig(
-            lr=0.5, replay_steps=8, replay_batch=64, optimizer="auto", augment="auto"
-        ),
+        student=StudentConfig(lr=0.5, replay_steps=8, replay_batch=64),
         evaluation=EvaluationConfig("digits"),
         schedule=ScheduleConfig(kind="cosine"),
     )

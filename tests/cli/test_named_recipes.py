@@ -20,6 +20,8 @@ from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.methods import METHODS
 from dfme.run.job import PROJECT, config_hash, document
+from dfme.run.recipes import with_variants
+from dfme.spec import LabelMode
 
 DIGITS = (
     f"--teacher.checkpoint {PROJECT}/teachers/checkpoints/digits.safetensors "
@@ -107,7 +109,7 @@ def test_a_file_lies_above_the_recipe_and_a_flag_above_both(here: Path) -> None:
     student = parse("--config mine.yaml --recipe frugal --student.steps 700").config.student
     assert (student.lr, student.steps, student.decay_images) == (0.3, 700, 5000)
     mixed = parse("--recipe frugal --method disguide --teacher.checkpoint weights.pt")
-    assert (mixed.method, mixed.queries.evolve, mixed.config.student.passes) == ("disguide", 1, 25)
+    assert (mixed.method, mixed.queries.evolve, mixed.config.student.passes) == ("disguide", 1, 50)
 
 
 def test_a_resumed_run_keeps_its_recipe_and_its_batch(here: Path) -> None:
@@ -217,7 +219,7 @@ def test_python_resumes_with_what_the_run_has(
     dfme.extract(
         ask, shape=(1, 8, 8), num_classes=10, budget="12k", recipe="frugal", out="runs/x", seed=3
     )
-    begun = fake_build.pop()[0]
+    begun, _ = with_variants(fake_build.pop()[0], LabelMode("label"), (1, 8, 8))
     (here / "runs/x").mkdir(parents=True)
     (here / "runs/x/config.yaml").write_text(sealed(dump_yaml(document(begun))))
     dfme.extract(ask, shape=(1, 8, 8), num_classes=10, out="runs/x", seed=3, resume=True)

@@ -86,7 +86,7 @@ def test_every_image_is_paid_for_once_and_learnt_from_afterwards(pool, mode):
 @pytest.mark.parametrize(
     ("student", "during", "in_all"),
     [
-        ({"steps": 11, "final_share": 1.0}, 0, 11),
+        ({"steps": 11, "rounds": (1.0,)}, 0, 11),
         ({"steps": 11}, 11, 11),
         ({"replay_steps": 2}, 5 * 3, 5 * 3),
     ],

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfme.config.query_settings import QueriesConfig
 from dfme.queries import sampler as choice
-from dfme.spec import LabelMode
 
 
 def usefulness(scores_ENK: Tensor, by: choice.By) -> Tensor:
@@ -67,18 +65,6 @@ def test_balance_gives_every_class_its_turn_and_a_rare_one_all_it_has():
 def test_equal_candidates_are_still_chosen_once_each(balance):
     chosen = choose(torch.zeros(2, 50, 4), 20, "disagreement", balance=balance)
     assert len(set(chosen.tolist())) == 20
-
-
-def test_a_choice_of_auto_is_by_margin_and_among_two_for_scores_of_larger_images():
-    config = QueriesConfig(choose="auto", pool=4, evolve=0.5)
-    chosen = QueriesConfig(choose="margin", pool=4, evolve=0.5)
-    assert config.fitting(LabelMode("label"), (1, 28, 28)) == chosen
-    assert config.fitting(LabelMode("probabilities"), (1, 8, 16)) == chosen
-    assert config.fitting(LabelMode("probabilities"), (1, 8, 17)) == QueriesConfig(
-        choose="margin", pool=2
-    )
-    said = QueriesConfig(choose="random", pool=4)
-    assert said.fitting(LabelMode("probabilities"), (1, 28, 28)) is said
 
 
 def test_without_a_measure_only_balance_chooses():

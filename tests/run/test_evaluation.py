@@ -284,7 +284,7 @@ def test_without_an_evaluation_set_the_same_images_serve_both(tmp_path: Path) ->
     [
         ({"until_agreement": 90}, "0 to 0.99, got 90"),
         ({"budget": 799, "until_agreement": 0.9}, "800 images or more"),
-        ({"student": {"steps": 50, "final_share": 1.0}}, "learn afterwards"),
+        ({"student": {"steps": 50, "rounds": (1.0,)}}, "learn afterwards"),
         ({"method": "knockoff", "method_options": {}, "student": {}}, "learn afterwards"),
     ],
 )

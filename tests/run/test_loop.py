@@ -64,7 +64,7 @@ def test_a_stop_is_obeyed_after_the_step_and_kept():
 
 
 def test_after_the_budget_the_loop_trains_on_until_the_plan_is_done():
-    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, final_share=0.5)
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, rounds=(1.0,))
     kept: list[int] = []
     finished, listener = run(make_method("static", parts), parts, points=2, kept=kept)
     assert finished
@@ -88,9 +88,9 @@ class ReachedAt:
         return {}
 
 
-@pytest.mark.parametrize(("images", "spent", "steps"), [(80, 80, 75), (160, 160, 300)])
+@pytest.mark.parametrize(("images", "spent", "steps"), [(80, 80, 150), (160, 160, 300)])
 def test_a_goal_saves_queries_and_no_training_that_is_paid_for(images, spent, steps):
-    parts = make_parts(LinearTeacher(SPEC), 160, steps=300, final_share=0.5)
+    parts = make_parts(LinearTeacher(SPEC), 160, steps=300)
     kept: list[int] = []
     finished, _ = run(make_method("static", parts), parts, kept=kept, goal=ReachedAt(parts, images))
     assert (finished, parts.oracle.ledger.spent, parts.students.steps) == (True, spent, steps)

@@ -203,7 +203,7 @@ def test_a_program_that_draws_slowly_is_named_and_seldom_asked(
 def test_minutes_go_by_the_batch_that_the_students_will_have(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # of auto: 256 of the 12,000 images of 8x8 pixels; above 16 pixels a side it is 187
+    # 256 images of 8x8 pixels in a batch; above 16 pixels a side it is 187 of the 12,000
     assert main("--recipe frugal --budget 12k --minutes 0.001 --out run --dry-run".split()) == 2
     assert "for 50 steps of cnn_small" in capsys.readouterr().err
 
@@ -269,10 +269,12 @@ def test_time_left_is_of_the_work_that_is_left() -> None:
     assert work.standing(10.0).queries == 80
 
 
-@pytest.mark.parametrize(("final_share", "left"), [(0.0, 0), (0.5, 20), (1.0, 40)])
-def test_steps_on_a_lone_batch_are_told_as_parts_of_all(final_share: float, left: int) -> None:
+@pytest.mark.parametrize(("rounds", "left"), [((), 0), ((1.0,), 40)])
+def test_steps_on_a_lone_batch_are_told_as_parts_of_all(
+    rounds: tuple[float, ...], left: int
+) -> None:
     """A budget of one batch: while its 40 steps are taken, nothing is left to be paid for."""
-    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 8, steps=40, final_share=final_share)
+    parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 8, steps=40, rounds=rounds)
     trainer = parts.students
     work = Work(JOB, make_method("static", parts))
     told: list[str] = []

@@ -10,10 +10,7 @@ import torch
 from torch import nn
 
 from dfme.config.settings import StudentConfig
-from dfme.spec import LabelMode
 from dfme.students.optimizers import ScheduledOptimizer, make_optimizer
-
-SMALL = (1, 8, 8)
 
 
 def scheduled(net: nn.Module, factors: list[float], momentum: float = 0.0) -> ScheduledOptimizer:
@@ -54,56 +51,6 @@ def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
     assert step(other, resumed) == step(net, optimizer) == 0.5 * 1.5
     optimizer.forget_moments()
     assert step(net, optimizer) == 0.5
-
-
-def test_an_optimiser_of_auto_is_sgd_for_scores_and_a_gentle_adam_for_labels() -> None:
-    config, net = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1), nn.Linear(1, 1)
-    scores, labels = (
-        make_optimizer(net, config.fitting(LabelMode(kind), SMALL))
-        for kind in ("probabilities", "label")
-    )
-    assert isinstance(scores, torch.optim.SGD)
-    assert isinstance(labels, torch.optim.Adam)
-    assert [(each.defaults["lr"], each.defaults["weight_decay"]) for each in (scores, labels)] == [
-        (0.5, 0.1),
-        (0.01, 0),
-    ]
-    said = StudentConfig(lr=0.5, weight_decay=0.1, shrink=0.4)
-    assert said.fitting(LabelMode("label"), SMALL) is said
-
-
-@pytest.mark.parametrize(
-    ("mode", "asked", "loss"),
-    [("probabilities", "auto", "kl"), ("probabilities", "l1", "l1"), ("label", "auto", "auto")],
-)
-def test_larger_images_are_learnt_by_adamw_with_a_strong_decay(
-    mode: str, asked: str, loss: str
-) -> None:
-    config = StudentConfig(optimizer="auto", lr=0.5, weight_decay=0.1, loss=asked)
-    taken = config.fitting(LabelMode(mode), (1, 8, 17))
-    assert (taken.optimizer, taken.lr, taken.weight_decay, taken.loss) == (
-        "adamw",
-        0.005,
-        50.0,
-        loss,
-    )
-
-
-def test_weights_are_kept_between_rounds_where_the_decay_makes_them_forget() -> None:
-    auto, sgd = StudentConfig(optimizer="auto"), StudentConfig(optimizer="sgd")
-    mode, large = LabelMode("label"), (1, 8, 17)
-    assert [each.fitting(mode, large).shrink for each in (auto, sgd)] == [1.0, 0.4]
-    assert auto.fitting(mode, SMALL).shrink == 0.4
-    assert StudentConfig(optimizer="auto", shrink=0.2).fitting(mode, large).shrink == 0.2
-
-
-def test_a_replay_batch_of_auto_is_large_for_small_images() -> None:
-    config = StudentConfig(replay_batch="auto", passes=30)
-    small = config.fitting(LabelMode("label"), (3, 16, 16))
-    assert (small.batch(10), small.passes) == (256, 60)
-    assert config.fitting(LabelMode("label"), (3, 16, 17)).batch(10) == 64
-    said = StudentConfig(replay_batch=8, passes=30).fitting(LabelMode("label"), SMALL)
-    assert (said.batch(10), said.passes) == (8, 30)
 
 
 @pytest.mark.parametrize(

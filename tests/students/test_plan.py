@@ -22,8 +22,7 @@ QUARTERS = StepPlan(0, (30, 30, 30), (0.25, 0.5, 1.0))
     [
         (StudentConfig(), StepPlan()),
         (StudentConfig(steps=100), StepPlan(100)),
-        (StudentConfig(steps=100, final_share=0.25), StepPlan(75, (25,))),
-        (StudentConfig(steps=100, final_share=1.0), StepPlan(0, (100,))),
+        (StudentConfig(steps=100, rounds=(1.0,)), StepPlan(0, (100,))),
     ],
 )
 def test_a_plan_adds_up_to_the_steps(config, plan):
@@ -31,13 +30,9 @@ def test_a_plan_adds_up_to_the_steps(config, plan):
     assert plan.edges[-1] == config.steps
 
 
-def test_progress_runs_from_zero_to_one_over_budget_and_final_steps():
-    plan = StepPlan(75, (25,))
-    assert plan.progress(0.0, 0) == 0.0
-    assert plan.progress(0.4, 30) == 0.3
-    assert plan.progress(1.0, 75) == 0.75
-    assert plan.progress(1.0, 100) == 1.0
+def test_progress_is_the_share_spent_or_how_far_the_last_round_is():
     assert StepPlan(100).progress(0.3, 30) == StepPlan().progress(0.3, 500) == 0.3
+    assert StepPlan(0, (100,)).progress(1.0, 25) == 0.25
 
 
 MILESTONES = [(0.0, 1.0), (0.0999, 1.0), (0.1, 0.3), (0.3, 0.09), (0.5, 0.027), (1.0, 0.027)]
@@ -69,7 +64,7 @@ def test_weight_decay_falls_with_the_root_of_what_is_held(images, expected):
 def test_the_optimiser_decays_the_weights_by_it():
     """With no gradient to speak of, a step of SGD takes lr * decay of each weight."""
     _, trainer = fed(
-        8, steps=1, final_share=1.0, weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5
+        8, steps=1, rounds=(1.0,), weight_decay=0.01, decay_images=64, momentum=0.0, lr=0.5
     )
     before = [parameter.detach().clone() for parameter in trainer.net.parameters()]
     trainer.train_pending(1)
@@ -86,15 +81,14 @@ def test_steps_are_spread_evenly_over_the_budget_and_none_is_left_out(steps):
     assert trainer.steps_left == 0
 
 
-def test_the_final_share_is_taken_after_the_budget():
-    assert fed(80, steps=20, final_share=1.0)[0] == [0] * 10
-    taken, trainer = fed(80, steps=40, final_share=0.25)
-    assert taken[-1] == 30
+def test_a_lone_round_is_taken_after_the_budget():
+    taken, trainer = fed(80, steps=10, rounds=(1.0,))
+    assert taken == [0] * 10
     assert trainer.steps_left == 10
     trainer.train_pending(4)
-    assert (trainer.steps, trainer.steps_left) == (34, 6)
+    assert (trainer.steps, trainer.steps_left) == (4, 6)
     trainer.train_pending(50)
-    assert (trainer.steps, trainer.steps_left, trainer.progress) == (40, 0, 1.0)
+    assert (trainer.steps, trainer.steps_left, trainer.progress) == (10, 0, 1.0)
 
 
 def test_rounds_take_parts_of_the_steps_like_passes_over_what_they_hold():
@@ -174,8 +168,8 @@ def test_under_a_larger_budget_rounds_that_were_due_keep_their_steps():
 @pytest.mark.parametrize(
     ("held", "batch"), [(10, 64), (4_000, 64), (8_000, 125), (16_384, 256), (10**6, 256)]
 )
-def test_a_replay_batch_of_auto_grows_with_what_is_held(held: int, batch: int):
-    assert StudentConfig(replay_batch="auto").batch(held) == batch
+def test_a_growing_replay_batch_goes_with_what_is_held(held: int, batch: int):
+    assert StudentConfig(replay_batch="growing").batch(held) == batch
     assert StudentConfig(replay_batch=32).batch(held) == 32
 
 
@@ -258,7 +252,6 @@ def test_a_round_begins_with_part_of_the_weights_and_the_rest_anew(shrink: float
         ({"rounds": (0.5, 1.0), "passes": 2}, []),
         ({"passes": 2}, ["student.passes"]),
         ({"rounds": (0.25, 0.5, 1.0), "steps": 2}, ["student.rounds"]),
-        ({"rounds": (1.0,), "steps": 10, "final_share": 0.5}, ["student.final_share"]),
         (
             {"rounds": (1.0,), "steps": 10, "replay_steps": 2},
             [],

@@ -140,7 +140,7 @@ def test_bf16_is_taken_where_a_cpu_is_fast_in_it_and_images_are_large(
     asked, fast, shape, arch, taken
 ):
     config = ExtractConfig(student=StudentConfig(arch=arch), precision=asked)
-    assert config.fitting(TEACHER.label_mode, shape, fast_bf16=fast).precision == taken
+    assert config.with_precision(shape, fast_bf16=fast).precision == taken
 
 
 def test_a_resumed_student_keeps_the_precision_of_its_run():

@@ -113,7 +113,7 @@ def make_parts(
         deferred,
         reader=Reader(reading, teacher.label_mode, classes, seed),
     )
-    job = job.fitting(oracle.label_mode, teacher.spec.shape)
+    job = dataclasses.replace(job, config=config.with_precision(teacher.spec.shape))
 
     def nets(first: int) -> list[nn.Module]:
         count = settings.count or 1

@@ -20,11 +20,11 @@ from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.oracle.ledger_log import read_history
 from dfme.run.directory import RunDirectory, holds_something
 from dfme.run.images_on_record import may_have_moved
-from dfme.run.job import differing_keys, document, locate
-from dfme.run.recipes import Content, merged, names, shipped, tidy, whole
+from dfme.run.job import differing_keys, document, locate, plain
+from dfme.run.recipes import Content, beaten, merged, names, shipped, tidy, variants_of, whole
 from dfme.spec import LabelMode
 
-OF_A_ROW = ("method", "student", "schedule", *SECTIONS)
+OF_A_ROW = ("method", "student", "schedule", "when", *SECTIONS)
 """Sections in which a row may depart; everything else is the same for all."""
 
 EQUAL = {"steps": "student_steps", "arch": "student.arch"}
@@ -159,6 +159,8 @@ def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
             name: value for name, value in student.items() if name not in EQUAL
         } | fixed
     recipe["method"] = _named(row, recipe.get("method", {}))
+    variants = beaten(variants_of(recipe), [f"student.{name}" for name in EQUAL])
+    recipe["when"] = plain(variants, "when")
     equal = {name: value for name, value in shared.items() if name not in OF_A_ROW}
     return equal | {name: value for name, value in recipe.items() if name in OF_A_ROW}
 
@@ -175,6 +177,8 @@ def _require_fair(row: str, own: Content, shared: Content) -> None:
         value = _section(own, "student").get(name)
         if value is not None and value != _section(shared, "student").get(name):
             raise UserError(f"rows.{row}.student.{name}: is equal in every row; set {key} instead")
+        if any(f"student.{name}" in variant.set for variant in variants_of(own)):
+            raise UserError(f"rows.{row}.when: student.{name} is equal in every row; set {key}")
 
 
 def _named(row: str, method: Any) -> Content:

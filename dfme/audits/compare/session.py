@@ -21,7 +21,7 @@ from dfme.audits.compare.processes import last_line
 from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.rows import unequal
 from dfme.audits.compare.table import as_csv, as_json, markdown, overview
-from dfme.config.yaml_files import dump_yaml, sealed
+from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.methods import find_method
@@ -32,7 +32,7 @@ from dfme.run.directory import is_run, on_record
 from dfme.run.idle_options import POOLS
 from dfme.run.images_on_record import digests_on_record
 from dfme.run.interrupt import Interrupt
-from dfme.run.job import config_hash, consent_flags, document, resume_command, shown_command
+from dfme.run.job import consent_flags, differing_keys, document, resume_command, shown_command
 from dfme.run.lock import DirectoryLock
 from dfme.run.opening import require_same_images
 from dfme.run.work import UnitTime, shorter
@@ -266,9 +266,9 @@ class Session:
         waiting = Outcome(cell, "waiting")
         try:
             summary = read_summary(directory / "summary.json")
-            if summary is None or summary.get("config_hash") != config_hash(cell.job):
+            if summary is None or summary["budget"] < cell.budget:
                 return waiting
-            if summary["budget"] < cell.budget:
+            if differing_keys(load_yaml(directory / "config.yaml", own=True), cell.job):
                 return waiting
             return Outcome(cell, "finished", figures=read_figures(directory))
         except DfmeError:  # damaged: the run itself says what, or writes it again
