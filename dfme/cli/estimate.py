@@ -50,37 +50,39 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 def run(words: Sequence[str]) -> int:
     """Say what the pilot costs, run it, and print what its curve says."""
     arguments = _arguments(words)
-    given = arguments.config
+    config = arguments.config
     flags = split_flags(words)
     job, budget = _job(
         arguments, of_the_run=asks_to_resume(flags) and last_text(flags, "budget") is None
     )
     check_teacher(job.teacher, job.teacher_options)
-    if given.dry_run or not job.config.resume:
+    if config.dry_run or not job.config.resume:
         from dfme.run.plan import plan
 
-        verb = "would be" if given.dry_run else "are"
+        verb = "would be" if config.dry_run else "are"
         share = f"{int(job.config.budget):,} of a budget of {budget:,} images"
         print(f"pilot: {share} {verb} asked for and charged")
         print(plan(job), flush=True)
-    if given.dry_run:
+    if config.dry_run:
         return 0
     from dfme.run.build import run_job
 
     result = run_job(job, resume=bool(job.config.resume))
     out = result.run_dir
-    again = f"{resume_command(result.run_dir, job, 'estimate')} --pilot {given.pilot:g}"
+    again = f"{resume_command(result.run_dir, job, 'estimate')} --pilot {config.pilot:g}"
     if not result.finished:
         spent = f"{result.summary['spent']:,} queries"
         print(f"stopped and kept after {spent}; go on with:\n  {again} --budget {budget}")
         return 130
-    told = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
-    write_text(out / "estimate.json", json.dumps(told.to_json(), indent=2, allow_nan=False) + "\n")
-    print("\n".join(["", *_lines(told, Beside.of_summary(result.summary))]))
-    if told.recommended_budget is not None:
-        command = f"{resume_command(out, job)} --budget {told.recommended_budget}"
+    estimated = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
+    write_text(
+        out / "estimate.json", json.dumps(estimated.to_json(), indent=2, allow_nan=False) + "\n"
+    )
+    print("\n".join(["", *_lines(estimated, Beside.of_summary(result.summary))]))
+    if estimated.recommended_budget is not None:
+        command = f"{resume_command(out, job)} --budget {estimated.recommended_budget}"
         print(f"the run that goes on from what is paid for:\n  {command}")
-    elif told.agreement_there is None:
+    elif estimated.agreement_there is None:
         command = f"{again} --budget {3 * budget}"
         print(f"a pilot three times as large goes on from what is paid for:\n  {command}")
     return 0
@@ -138,32 +140,32 @@ def _problems(job: Job) -> Iterator[Problem]:
         yield Problem("evaluation.dataset", f"{text}: {why}")
 
 
-def _lines(told: CloneEstimate, constant: Beside) -> Iterator[str]:
+def _lines(estimated: CloneEstimate, constant: Beside) -> Iterator[str]:
     """The estimate, for people; ``constant``: the figures of a constant answer."""
-    on = told.evaluation
+    on = estimated.evaluation
     scored = "not known"
-    if told.scores:
-        agreement = constant.text(told.scores[-1][1], told.agreement_balanced, "{:.1%}")
+    if estimated.scores:
+        agreement = constant.text(estimated.scores[-1][1], estimated.agreement_balanced, "{:.1%}")
         what = f"images of {on['name']}"
         if on["held_back"]:
             what = "paid queries that were held back, not of images of yours"
         scored = f"{agreement} of {on['images']:,} {what}"
-    yield f"the pilot's agreement after {told.pilot:,} queries: {scored}"
-    if told.agreement_there is None:
-        why = f"has {len(told.scores)} scores"
-        if len(told.scores) >= MIN_SCORES:
+    yield f"the pilot's agreement after {estimated.pilot:,} queries: {scored}"
+    if estimated.agreement_there is None:
+        why = f"has {len(estimated.scores)} scores"
+        if len(estimated.scores) >= MIN_SCORES:
             why = "does not rise above one answer to everything"
         yield f"no estimate: its learning curve {why}"
         return
-    yield _prices(told.levels)
-    low, expected, high = (f"{share:.1%}" for share in told.agreement_there)
-    yield f"beyond: after {told.farthest:,} queries {expected} are expected ({low} to {high})"
+    yield _prices(estimated.levels)
+    low, expected, high = (f"{share:.1%}" for share in estimated.agreement_there)
+    yield f"beyond: after {estimated.farthest:,} queries {expected} are expected ({low} to {high})"
     yield (
         "in brackets: 90 % intervals. The logit of the agreement is drawn on over the "
         "logarithm of the"
     )
     yield "queries; the interval is what recorded curves departed from that (docs/evaluation.md)"
-    if (training := told.training_share) is not None:
+    if (training := estimated.training_share) is not None:
         yield f"of the time to go, training takes {training:.0%}, the queries {1 - training:.0%}"
 
 
