@@ -25,10 +25,10 @@ from dfme.teachers.options import ServiceOptions
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
 from dfme.teachers.options import check_training as check_training
 from dfme.teachers.owner import label_mode_of as label_mode_of
-from dfme.teachers.owner.measuring import Measuring, Metering
 
 if TYPE_CHECKING:
     from dfme.data import ImageSet
+    from dfme.teachers.owner.measuring import Measuring, Metering
     from dfme.teachers.owner.utility import Draw
     from dfme.teachers.serve.guard import Guard as Guard
     from dfme.teachers.watch.detector import Detector as Detector
@@ -135,8 +135,10 @@ def serve(
 # What the owner measures
 
 
-def owner_of(job: Job, evaluation: EvaluationConfig | None = None) -> Measuring:
+def owner_of(job: Job, evaluation: EvaluationConfig | None = None) -> "Measuring":
     """The owner of a job's teacher, who measures on these evaluation images, or the job's."""
+    from dfme.teachers.owner.measuring import Measuring
+
     if evaluation is not None:
         job = replace(job, config=replace(job.config, evaluation=evaluation))
     return Measuring(job, _Tools(job))
@@ -159,7 +161,7 @@ class _Tools:
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def teacher(self, config: TeacherConfig, meter: Metering | None, /) -> Teacher:
+    def teacher(self, config: TeacherConfig, meter: "Metering | None", /) -> Teacher:
         from dfme.compute.device import choose_device
         from dfme.run.build import build_teacher
 
@@ -181,7 +183,7 @@ class _Tools:
         return ProceduralImages(spec, ("leaves", "strokes")).draw
 
     @contextmanager
-    def meter(self, folder: Path, /) -> Iterator[Metering]:
+    def meter(self, folder: Path, /) -> "Iterator[Metering]":
         """Each image is asked once, also after a stop, and recorded as ``benign``."""
         from dfme.compute.deferred import DeferredChecks
         from dfme.run.build import build_oracle, facts_of

@@ -39,11 +39,11 @@ INPUTS = CommandInputs(CheckConfig, teacher=True, recipe=default_recipe, ignored
 
 def run(words: Sequence[str]) -> int:
     """Ask, and print what was seen."""
-    asked = arguments_of(words, INPUTS)
-    config = asked.config
+    arguments = arguments_of(words, INPUTS)
+    config = arguments.config
     if config.sample or config.write_adapter:
         text = "expected both --sample and --write-adapter"
-        asked.finish(
+        arguments.finish(
             Problem(key, text) for key in ("sample", "write_adapter") if not getattr(config, key)
         )
         print(owner_side.write_adapter(str(config.sample), str(config.write_adapter)))
@@ -53,14 +53,13 @@ def run(words: Sequence[str]) -> int:
         )
         print(f"then look at the service: run.py check {words}")
         return 0
-    teacher, kind_options = asked.teacher()
-    asked.finish()
+    teacher, kind_options = arguments.teacher()
+    arguments.finish()
     owner_side.check_teacher(teacher, kind_options)
     from dfme.cli.preflight import examine
     from dfme.report.terminal import Notes
 
-    made = owner_side.make(teacher, kind_options, config.device)
+    built = owner_side.make(teacher, kind_options, config.device)
     with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
-        found = examine(made, config.images, config.seed, tell=tell)
-    print(found)
+        print(examine(built, config.images, config.seed, tell=tell))
     return 0

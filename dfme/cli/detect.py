@@ -73,13 +73,13 @@ def run(words: Sequence[str]) -> int:
         other=config.other,
         log=Path(config.log),
     )
-    shown = tables(seen)
+    text = tables(seen)
     content = {"command": command, "dfme": __version__, **seen.to_json()}
     path = Path(config.out or RunDirectory.free_name(Path("runs/detect")))
     with RunDirectory.create(path) as out:
-        write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{shown}\n")
+        write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{text}\n")
         write_text(out.path / FILES[1], json.dumps(content, indent=1, allow_nan=False) + "\n")
-    print(f"{shown}\n\n{printable(', '.join(str(out.path / name) for name in FILES))}")
+    print(f"{text}\n\n{printable(', '.join(str(out.path / name) for name in FILES))}")
     return 0
 
 

@@ -45,13 +45,13 @@ INPUTS = CommandInputs(EvaluateConfig, teacher=True, recipe=_recipe, ignored=IGN
 
 def run(words: Sequence[str]) -> int:
     """Score, and print the table."""
-    asked = arguments_of(words, INPUTS)
-    config = asked.config
-    (teacher, kind_options) = asked.teacher()
+    arguments = arguments_of(words, INPUTS)
+    config = arguments.config
+    (teacher, kind_options) = arguments.teacher()
     student = Path(config.student)
     weights = student / "student.safetensors" if student.is_dir() else student
-    asked.report(file_problems("student", str(weights)))
-    asked.finish(evaluation_problems(config.evaluation, needed=True))
+    arguments.report(file_problems("student", str(weights)))
+    arguments.finish(evaluation_problems(config.evaluation, needed=True))
     settings = ExtractConfig(device=config.device, evaluation=config.evaluation)
     job = Job(settings, teacher, kind_options, "dfme", METHODS["dfme"].config())
     check_teacher(teacher, kind_options)
@@ -59,9 +59,9 @@ def run(words: Sequence[str]) -> int:
 
     with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
         scores = score(weights, job, tell)
-    shown = {
+    texts = {
         name: f"{value:.4f}" if isinstance(value, float) else value
         for name, value in scores.items()
     }
-    print(aligned(shown.items()))
+    print(aligned(texts.items()))
     return 0

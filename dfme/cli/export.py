@@ -31,11 +31,11 @@ INPUTS = CommandInputs(ExportConfig)
 
 def run(words: Sequence[str]) -> int:
     """Export, and print what the file takes and answers."""
-    asked = arguments_of(words, INPUTS)
-    config = asked.config
-    given = Path(config.student)
-    weights = given / "student.safetensors" if given.is_dir() else given
-    asked.finish(file_problems("student", str(weights)))
+    arguments = arguments_of(words, INPUTS)
+    config = arguments.config
+    student = Path(config.student)
+    weights = student / "student.safetensors" if student.is_dir() else student
+    arguments.finish(file_problems("student", str(weights)))
     from dfme.report.terminal import aligned
     from dfme.run.export import export
 

@@ -9,7 +9,6 @@ from types import ModuleType
 
 from dfme.cli.arguments import arguments_of
 from dfme.cli.flags import HELP
-from dfme.cli.help import command_help, overview
 from dfme.cli.resuming import where_it_began
 from dfme.config.messages import did_you_mean, printable, shortened
 from dfme.errors import DfmeError, UserError
@@ -51,27 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except DfmeError as error:
-        said = " ".join(str(error).split())
+        line = " ".join(str(error).split())
         # it may quote a file, and what a stranger wrote does not steer the terminal
-        sys.stderr.write(f"{shortened(f'dfme: {printable(said)}')}\n")
+        sys.stderr.write(f"{shortened(f'dfme: {printable(line)}')}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except OSError as error:  # files say so themselves: what is left is where the output goes
+    except OSError as error:  # a file's error names the file: this is where the output goes
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
         # the reader of a pipe has gone: stop quietly, also at the flush on exit
         if error.errno != errno.EPIPE:
-            said = (
-                f"cannot write the output: {error.strerror}; send it elsewhere, or free some space"
-            )
-            sys.stderr.write(f"dfme: {said}\n")
+            why = f"cannot write the output: {error.strerror}"
+            sys.stderr.write(f"dfme: {why}; send it elsewhere, or free some space\n")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _dispatch(words: list[str]) -> int:
     if len(words) == 1 and words[0] in HELP[:2]:
+        from dfme.cli.help import overview
+
         print(overview({name: find(name).SUMMARY for name in VERBS}))
         return 0
     if words == ["--version"]:
@@ -91,6 +90,8 @@ def _dispatch(words: list[str]) -> int:
     if not set(HELP) & set(words):
         with where_it_began(words) as placed:
             return int(verb.run(placed))
+    from dfme.cli.help import command_help
+
     options = (
         verb.options(words)
         if hasattr(verb, "options")

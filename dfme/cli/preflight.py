@@ -44,15 +44,14 @@ def examine(
     started = time.perf_counter()
     second = oracle(queries_BCHW, purpose="check")
     seconds = time.perf_counter() - started
-    known = ~(unanswered(first) | unanswered(second))
-    if not known.any():
+    answered = ~(unanswered(first) | unanswered(second))
+    if not answered.any():
         raise Unserved(
             f"the service named a class for none of the {images} images of noise; that it answers "
-            "to images "
-            "of its own kind is not ruled out, but what it answers to others can teach a student "
-            "nothing"
+            "to images of its own kind is not ruled out, but what it answers to others can teach a "
+            "student nothing"
         )
-    first, second = first[known], second[known]
+    first, second = first[answered], second[answered]
     finding = _probe(oracle, seed)
     limit = teacher.info.max_batch
     most = "any number" if limit is None else f"at most {limit}"
@@ -62,7 +61,7 @@ def examine(
     same = "the same images got the same answers"
     repeat = max(change, finding.repeat)
     among = f"matter: {differ.format(finding.batch)}" if finding.batch else f"do not matter: {same}"
-    lines = {
+    facts = {
         "images": f"{teacher.spec}, {most} in one call",
         "classes": f"{teacher.num_classes}, of which noise shows {len(top.unique())}",
         "answers": _answers(teacher, first, finding),
@@ -72,8 +71,8 @@ def examine(
         **_left_out(ledger),
         "queries": f"{ledger.spent} images charged (check), in {ledger.requests} requests",
     }
-    described = [f"{name:15}{text}" for name, text in lines.items()]
-    return "\n".join([*described, "", *_differences(finding, oracle)])
+    lines = [f"{name:15}{text}" for name, text in facts.items()]
+    return "\n".join([*lines, "", *_differences(finding, oracle)])
 
 
 def _left_out(ledger: Ledger) -> dict[str, str]:
@@ -118,13 +117,17 @@ def _differences(finding: Finding, oracle: Oracle) -> list[str]:
         f"direction {finding.direction}; predicted correlation with the true slope:",
         f"{unit:>10}{'signal':>12}{'noise':>12}{'carried':>10}{'forward':>10}{'central':>10}",
         *(
-            f"{each.step:>10g}{each.signal:>12.2g}{each.noise:>12.2g}"
-            f"{each.carried:>10.2f}{each.forward:>10.2f}{each.central:>10.2f}"
-            for each in finding.candidates
+            f"{candidate.step:>10g}{candidate.signal:>12.2g}{candidate.noise:>12.2g}"
+            f"{candidate.carried:>10.2f}{candidate.forward:>10.2f}{candidate.central:>10.2f}"
+            for candidate in finding.candidates
         ),
     ]
-    said = [explain(finding, chosen)[1], warning(finding, chosen), f"recommended: {flags(chosen)}"]
-    return [*table, *filter(None, said)]
+    remarks = [
+        explain(finding, chosen)[1],
+        warning(finding, chosen),
+        f"recommended: {flags(chosen)}",
+    ]
+    return [*table, *filter(None, remarks)]
 
 
 def _answers(teacher: Teacher, answers: Tensor, finding: Finding) -> str:
@@ -132,17 +135,12 @@ def _answers(teacher: Teacher, answers: Tensor, finding: Finding) -> str:
         return f"{teacher.label_mode}: a class number per image, no scores"
     seen = Resolution.seen(answers).decimals
     places = None if None in (seen, finding.decimals) else max(seen or 0, finding.decimals or 0)
-    text = (
-        f"{teacher.label_mode}, "
-        f"{'not rounded' if places is None else f'rounded to {places} decimals'}"
-    )
+    rounded = "not rounded" if places is None else f"rounded to {places} decimals"
+    text = f"{teacher.label_mode}, {rounded}"
     if finding.answers == "one-hot":
         return f"{text}; one class has all of it: as good as labels"
-    if (
-        places is not None
-        and teacher.label_mode.kind != "logits"
-        and places != teacher.label_mode.decimals
-    ):
-        declared = LabelMode(teacher.label_mode.kind, places, teacher.label_mode.k)
+    mode = teacher.label_mode
+    if places is not None and mode.kind != "logits" and places != mode.decimals:
+        declared = LabelMode(mode.kind, places, mode.k)
         return f"{text}: say so with --teacher.label-mode {declared}"
     return text

@@ -21,9 +21,9 @@ def run(words: Sequence[str]) -> int:
     audit.
     """
     if len(words) != 1 or words[0].startswith("-"):
-        given = " ".join(words) or "none"
+        text = " ".join(words) or "none"
         raise UserError(
-            f"report: expected one run directory, as in run.py report runs/x, got {given}"
+            f"report: expected one run directory, as in run.py report runs/x, got {text}"
         )
     path = Path(words[0])
     if (path / DATA).is_file():

@@ -34,9 +34,11 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     device = choose_device(job.config.device)
     teacher = build_teacher(job, None, device)
     if net.spec != teacher.spec or net.num_classes != teacher.num_classes:
-        both: tuple[Any, Any] = net, teacher
-        taken, asked = (f"images {each.spec} and {each.num_classes} classes" for each in both)
-        raise UserError(f"--student {student}: it is for {taken}, but the teacher takes {asked}")
+        ours, theirs = (
+            f"images {spec} and {classes} classes"
+            for spec, classes in ((net.spec, net.num_classes), (teacher.spec, teacher.num_classes))
+        )
+        raise UserError(f"--student {student}: it is for {ours}, but the teacher takes {theirs}")
     ledger = Ledger(budget=1)  # the evaluation uses nothing of it
     names = teacher.info.class_names
     data = evaluation_images(
@@ -50,26 +52,21 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     scores = examination.score(net.to(device))
     seen = classified(examination, teacher.num_classes, student=net)
     seen = replace(seen, training=_record(student.parent))
-    told = under_defences(oracle, examination, seen)
-    warned = warnings(seen)
-    without = examination.left_out
-    left_out = (
-        f"; the teacher named no class for {without} more, which are left out" if without else ""
-    )
-    result: dict[str, str | float] = {
-        "student": str(student),
-        "evaluation set": f"{examination.name}, {len(examination)} images{left_out}",
-    }
+    images = f"{examination.name}, {len(examination)} images"
+    if count := examination.left_out:
+        images += f"; the teacher named no class for {count} more, which are left out"
+    result: dict[str, str | float] = {"student": str(student), "evaluation set": images}
     if examination.labels is None:
         result["teacher accuracy"] = NO_LABELS
         result["accuracy"] = NO_LABELS
     result.update(_beside_a_constant_answer(scores, baselines(seen)))
+    defended = under_defences(oracle, examination, seen)
     for name in AGREEMENTS:
-        if told.get(name) is not None:
-            result[name.replace("_", " ")] = told[name]
+        if defended.get(name) is not None:
+            result[name.replace("_", " ")] = defended[name]
     result["evaluation queries"] = str(ledger.evaluation_queries)
-    if warned:
-        result["warning"] = "\nwarning  ".join(warned)
+    if lines := warnings(seen):
+        result["warning"] = "\nwarning  ".join(lines)
     return result
 
 
@@ -79,15 +76,15 @@ def _beside_a_constant_answer(
     """Scores by their names for people; what a constant answer has of each stands directly below
     it.
     """
-    found: dict[str, float] = {}
+    named: dict[str, float] = {}
     constants = {"agreement_balanced": "constant_balanced"}
     for name, value in scores.items():
         if name != "constant_agreement":
-            found[name.replace("_", " ")] = value
+            named[name.replace("_", " ")] = value
             constant = constants.get(name, f"constant_{name}")
             if baselines.get(constant) is not None:
-                found[constant.replace("_", " ")] = baselines[constant]
-    return found | {"chance": baselines["chance"]}
+                named[constant.replace("_", " ")] = baselines[constant]
+    return named | {"chance": baselines["chance"]}
 
 
 def _record(run: Path) -> Training | None:

@@ -25,18 +25,19 @@ INPUTS = CommandInputs(
 
 def run(words: Sequence[str]) -> int:
     """Serve until interrupted."""
-    asked = arguments_of(words, INPUTS)
-    config = asked.config
-    (teacher, kind_options) = asked.teacher()
-    asked.finish(_problems(config, teacher))
+    arguments = arguments_of(words, INPUTS)
+    config = arguments.config
+    (teacher, kind_options) = arguments.teacher()
+    arguments.finish(_problems(config, teacher))
     if not all(importlib.util.find_spec(module) for module in ("starlette", "uvicorn")):
         raise UserError(
             "serve needs two packages that are not installed: pip install starlette uvicorn"
         )
     named = dataclasses.replace(config, model=config.model or _name(teacher, kind_options))
     if config.watch or config.benign:
-        own = {name: getattr(config, name) for name in ("watch", "benign", "on_alarm")}
-        teacher = dataclasses.replace(teacher, **own)
+        teacher = dataclasses.replace(
+            teacher, watch=config.watch, benign=config.benign, on_alarm=config.on_alarm
+        )
     owner_side.check_teacher(teacher, kind_options)
     # between requests torch's threads sleep, not spin: a client may share the machine
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

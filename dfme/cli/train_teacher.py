@@ -15,15 +15,15 @@ INPUTS = CommandInputs(TrainTeacherConfig)
 
 def run(words: Sequence[str]) -> int:
     """Train, and print where the weights are."""
-    asked = arguments_of(words, INPUTS)
-    config = asked.config
+    arguments = arguments_of(words, INPUTS)
+    config = arguments.config
     data = dataset_problems("data.name", config.data.name, config.data.root, config.data.download)
-    asked.finish([*data, *net_problems("arch", config.arch)])
+    arguments.finish([*data, *net_problems("arch", config.arch)])
     owner_side.check_training(config)
-    done = owner_side.train(config, show_epoch)
-    accuracy = done.card.accuracy
+    trained = owner_side.train(config, show_epoch)
+    accuracy = trained.card.accuracy
     scored = "" if accuracy is None else f"accuracy {accuracy:.2%} on the test part, "
-    print(f"{printable(str(done.path))}: {scored}{done.seconds:.0f} s")
+    print(f"{printable(str(trained.path))}: {scored}{trained.seconds:.0f} s")
     return 0
 
 
@@ -41,9 +41,9 @@ def show_epoch(metrics: dict[str, float]) -> None:
     if "step" in metrics:
         from dfme.report.console import duration
 
-        done = metrics["epoch"] - 1 + metrics["step"] / metrics["steps"]
-        left = metrics["seconds"] * (metrics["epochs"] / max(done, 1e-9) - 1)
-        line += f"step {metrics['step']:.0f} of {metrics['steps']:.0f}  {duration(left)} left"
+        epochs = metrics["epoch"] - 1 + metrics["step"] / metrics["steps"]
+        remaining = metrics["seconds"] * (metrics["epochs"] / max(epochs, 1e-9) - 1)
+        line += f"step {metrics['step']:.0f} of {metrics['steps']:.0f}  {duration(remaining)} left"
     line += f"  {metrics['seconds']:.0f} s"
     last = "\n" if metrics["epoch"] >= metrics["epochs"] else ""
     sys.stderr.write(f"\r{line:<78}{last}" if sys.stderr.isatty() else f"{line}\n")

@@ -115,7 +115,7 @@ def measure(
         with owner.benign_meter(out.path / "benign") as meter:
             measured = owner.bills([*stacks.values()], tell, meter, config.seed)
         if meter:
-            tell(_asked(job, out.path / "benign" / "ledger.jsonl"))
+            tell(_asking(job, out.path / "benign" / "ledger.jsonl"))
         names = ("none", *stacks)
         bills = [replace(bill, row=row) for row, bill in zip(names, measured, strict=True)]
         facts = {
@@ -131,7 +131,7 @@ def measure(
     print(f"{tables(bills, columns(sys.stdout))}\n\n{files}")
 
 
-def _asked(job: Job, ledger: Path) -> str:
+def _asking(job: Job, ledger: Path) -> str:
     """How many images the teacher was asked, and what they cost."""
     images = audit(ledger).served
     price = job.teacher.price_per_1000

@@ -146,8 +146,8 @@ class Measuring:
             device=config.device,
             out=str(path),
         )
-        done = train_teacher(twin, lambda metrics: None)
-        tell(f"a twin, trained in {done.seconds:.1f} s")
+        trained = train_teacher(twin, lambda metrics: None)
+        tell(f"a twin, trained in {trained.seconds:.1f} s")
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
         from dfme.teachers.watch.streams import AGAIN, SESSION

@@ -136,14 +136,14 @@ def bills(
                 corrupted(x_BCHW, base.spec, rng) if stream == "corrupted" else x_BCHW
             )
 
-    plain = {stream: _asked(base, images(stream)) for stream in STREAMS}
+    plain = {stream: _answers(base, images(stream)) for stream in STREAMS}
     timed_BCHW = data.batch(order_N.repeat(-(-batch // len(order_N)))[:batch])
     for stack, teacher in rows:
         stateful = teacher.info.stateful
         cold = stateful.state_dict() if stateful else {}
         streams = dict[str, StreamBill]()
         for stream, p_NK in plain.items():
-            y_NK = _asked(teacher, images(stream), cold)
+            y_NK = _answers(teacher, images(stream), cold)
             labelled = data.labels is not None and stream != "data_free"
             labels_N = data.required_labels[order_N][: len(y_NK)] if labelled else None
             paid = figures(p_NK[: len(y_NK)], y_NK, labels_N)
@@ -202,7 +202,7 @@ def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> Timing:
     return Timing(count, 1000 * median / count, median / statistics.median(plain))
 
 
-def _asked(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:
+def _answers(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:
     """The answers (N, K) of a teacher in the state ``cold``, up to the first batch that is
     refused.
     """

@@ -146,8 +146,8 @@ class Log:
             self._accounts[batch["account"]] += len(batch["top"])
             self._images &= batch["images"] is not None
             self._distances &= not np.isnan(batch["distance"]).any()
-            known = 0 <= batch["top"].min() <= batch["top"].max() < classes
-            if not known or len(self._accounts) > MAX_COUNTED:
+            fits = 0 <= batch["top"].min() <= batch["top"].max() < classes
+            if not fits or len(self._accounts) > MAX_COUNTED:
                 expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"
                 raise UserError(
                     f"{folder}: expected the log of this teacher, of {expected}; got another one"
@@ -204,7 +204,9 @@ class Log:
             for every in THINNED:
                 watch.account = f"{tag} {every}"
                 readings = watch.report()["detectors"]
-                thinned[every] = {name: AccountReading(**told) for name, told in readings.items()}
+                thinned[every] = {
+                    name: AccountReading(**reading) for name, reading in readings.items()
+                }
             accounts.append(LoggedAccount(tag, count, repeats[tag], thinned))
         return LogDetection(tuple(accounts), len(self._accounts))
 
@@ -223,8 +225,8 @@ class Log:
         images_BCHW = 0.999 * _bits(batch["fingerprint"]) + 0.001 * _bits(batch["digest"])
         if self._images:
             images_BCHW = torch.tensor(batch["images"]) / 255
-        known = self._distances and batch["distance"] is not None
-        distance_B = torch.from_numpy(batch["distance"]) if known else None
+        fits = self._distances and batch["distance"] is not None
+        distance_B = torch.from_numpy(batch["distance"]) if fits else None
         return Observation(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
 
 

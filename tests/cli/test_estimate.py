@@ -10,9 +10,9 @@ import pytest
 from command_line import parse
 from small_runs import ctrl_c
 
-from dfme.cli.estimate import LAW, estimate, start_of
 from dfme.cli.main import main
 from dfme.oracle.ledger import audit
+from dfme.run.forecast import LAW, CloneEstimate, estimate, start_of
 from dfme.run.job import PROJECT
 from dfme.students.trainer import StudentTrainer
 
@@ -80,7 +80,7 @@ SCORES = {100: 0.4, 200: 0.5, 300: 0.6, 500: 0.7, 1_200: 0.82}
 
 def found(
     budget: int = 12_000, scores: dict[int, float] = SCORES, rate: float | None = None
-) -> dict[str, Any]:
+) -> CloneEstimate:
     """The estimate of a pilot in five rounds of fifty steps in all, a hundredth of a second
     each.
     """
@@ -101,14 +101,14 @@ def found(
 def test_queries_time_and_money_belong_together() -> None:
     told = found()
     start = start_of([*SCORES.items()], 359)
-    first, second, _ = told["levels"]
-    assert (first["reached"], first["queries"]) == (1_200, [None] * 3)
-    assert second["reached"] is None
+    first, second, _ = told.levels
+    assert (first.reached, first.queries) == (1_200, [None] * 3)
+    assert second.reached is None
     for asked, queries, seconds, cost in zip(
         start.queries_to(LAW, 0.9),
-        second["queries"],
-        second["seconds"],
-        second["cost"],
+        second.queries,
+        second.seconds,
+        second.cost,
         strict=True,
     ):
         assert queries is None if asked is None else asked <= queries < asked + 1
@@ -117,28 +117,26 @@ def test_queries_time_and_money_belong_together() -> None:
             assert seconds == pytest.approx(20 + 0.001 * (queries - 1_200) + 0.01 * steps, abs=0.06)
             assert cost == pytest.approx((queries + 360) / 100)
     # Of 12,000 queries: 10,800 to go, and the rounds at 1,680, 3,000, 4,800 and 12,000.
-    assert told["training_share"] == pytest.approx(0.45 / (10.8 + 0.45), abs=1e-3)
+    assert told.training_share == pytest.approx(0.45 / (10.8 + 0.45), abs=1e-3)
 
 
 def test_a_stated_rate_is_not_exceeded() -> None:
     slow, fast = found(rate=100), found()
-    expected = [each["levels"][1]["queries"][1] for each in (slow, fast)]
+    expected = [told.levels[1].queries[1] for told in (slow, fast)]
     assert expected[0] == expected[1]
-    gone = slow["levels"][1]["seconds"][1] - fast["levels"][1]["seconds"][1]
+    gone = slow.levels[1].seconds[1] - fast.levels[1].seconds[1]
     assert gone == pytest.approx((expected[0] - 1_200) * (0.01 - 0.001), abs=0.1)
 
 
 def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() -> None:
     told = found()
-    _, expected, high = told["levels"][1]["queries"]
+    _, expected, high = told.levels[1].queries
     less = expected - 1
-    assert found(less)["recommended_budget"] == less, "no goal is expected within it: all of it"
-    within = [
-        each["queries"] for each in told["levels"] if (each["queries"][1] or 12_001) <= 12_000
-    ]
-    assert told["recommended_budget"] == min(within[-1][2] or 12_000, 12_000)
-    assert found(expected + 1)["recommended_budget"] == min(high or expected + 1, expected + 1)
-    assert found(scores={100: 0.5, 500: 0.9, 1_200: 0.96})["recommended_budget"] is None, (
+    assert found(less).recommended_budget == less, "no goal is expected within it: all of it"
+    within = [level.queries for level in told.levels if (level.queries[1] or 12_001) <= 12_000]
+    assert told.recommended_budget == min(within[-1][2] or 12_000, 12_000)
+    assert found(expected + 1).recommended_budget == min(high or expected + 1, expected + 1)
+    assert found(scores={100: 0.5, 500: 0.9, 1_200: 0.96}).recommended_budget is None, (
         "all is reached"
     )
 
@@ -148,10 +146,8 @@ def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() 
 )
 def test_a_curve_without_a_rise_gives_no_estimate(scores: dict[int, float]) -> None:
     told = found(scores=scores)
-    assert told["agreement_there"] is told["recommended_budget"] is None
-    assert all(
-        level["queries"] == [None] * 3 for level in told["levels"] if level["reached"] is None
-    )
+    assert told.agreement_there is told.recommended_budget is None
+    assert all(level.queries == [None] * 3 for level in told.levels if level.reached is None)
 
 
 @pytest.fixture

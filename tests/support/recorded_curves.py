@@ -19,12 +19,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dfme.cli.estimate import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger_log import read_history
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
 from dfme.report.summary_file import read_summary
+from dfme.run.forecast import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.run.recipes import plain_name
 
 FIELDS = "recipe method task label_mode seed images pilot version points".split()

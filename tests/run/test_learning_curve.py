@@ -3,11 +3,22 @@ is.
 """
 
 import math
+from dataclasses import astuple
 
 import pytest
 from recorded_curves import coverage, law_of, read_curves
 
-from dfme.cli.estimate import GOALS, LAW, REACH, Law, logit, pace, scores_after_training, start_of
+from dfme.run.forecast import (
+    GOALS,
+    LAW,
+    REACH,
+    Law,
+    RunPace,
+    logit,
+    pace,
+    scores_after_training,
+    start_of,
+)
 from dfme.run.job import PROJECT
 
 CURVES = PROJECT / "docs" / "results" / "curves.csv"
@@ -106,11 +117,11 @@ def test_the_pace_of_queries_and_of_rounds_is_told_apart():
     """Two thousandths of a second for a query, a hundredth for a step."""
     at = [(50, 0), (100, 0), (100, 30), (150, 30), (200, 60)]
     records = [{"queries": q, "student_steps": s, "seconds": 0.002 * q + 0.01 * s} for q, s in at]
-    assert pace(records) == pytest.approx((0.002, 0.01))
+    assert astuple(pace(records)) == pytest.approx((0.002, 0.01))
     following = [
         {"queries": q, "student_steps": q / 10, "seconds": 0.003 * q} for q in (50, 100, 200)
     ]
-    assert pace(following) == (pytest.approx(0.003), 0.0)
+    assert pace(following) == RunPace(pytest.approx(0.003), 0.0)
 
 
 def test_the_constants_are_those_of_the_recorded_curves():
