@@ -143,18 +143,18 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     )
 
 
-def _with_pool(job: Job, pool: str | None) -> Job:
-    """The job of somebody who has images like the owner's, with those of a pool."""
-    if job.method != LIKE or pool is None:
+def _with_pool(row: str, job: Job, pool: str | None) -> Job:
+    """The job of a row; of somebody who has images like the owner's, with those of a pool."""
+    if row != LIKE or pool is None or not hasattr(job.method_config, "pool"):
         return job
     return replace(job, method_config=replace(job.method_config, pool=pool))
 
 
-def _with_half(job: Job, dataset: str) -> Job:
+def _with_half(row: str, job: Job, dataset: str) -> Job:
     """The job scored on one half of the evaluation images; the other half is somebody's pool."""
     evaluation = replace(job.config.evaluation, dataset=dataset + HALVES[0])
     job = replace(job, config=replace(job.config, evaluation=evaluation))
-    return _with_pool(job, dataset + HALVES[1])
+    return _with_pool(row, job, dataset + HALVES[1])
 
 
 def _halved(
@@ -231,8 +231,8 @@ def _second(
 ) -> ComparisonPlan:
     """The comparison of a row's attackers against these defences, after the ``first``."""
     answers = _answers(first, row, shape)
-    made = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], answers)
-    return _sharing(replace(planned(made), stem="defences"), first)
+    asked = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], answers)
+    return _sharing(replace(planned(asked), stem="defences"), first)
 
 
 def _answers(first: ComparisonPlan, row: str, shape: Shape | None) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _answers(first: ComparisonPlan, row: str, shape: Shape | None) -> tuple[str,
     job = next(cell.job for cell in first.cells if cell.row == row)
     mode = LabelMode.parse(job.teacher.label_mode or "probabilities")
     alike = shape is not None and with_variants(job, mode, shape)[0].config.student.loss == "kl"
-    return tuple(each for each in ANSWERS if not (alike and each == "kl"))
+    return tuple(answers for answers in ANSWERS if not (alike and answers == "kl"))
 
 
 def _sharing(second: ComparisonPlan, first: ComparisonPlan) -> ComparisonPlan:
@@ -281,8 +281,14 @@ def comparison(
         tuple(defences),
         tuple(answers),
     )
-    names = ("student_steps", "jobs", "engine", "engine_options", "retries")
-    return CompareConfig(*axes, **{name: getattr(config, name) for name in names})
+    return CompareConfig(
+        *axes,
+        student_steps=config.student_steps,
+        jobs=config.jobs,
+        engine=config.engine,
+        engine_options=config.engine_options,
+        retries=config.retries,
+    )
 
 
 def _compared_problems(config: AuditConfig, shared: Layer) -> Iterator[Problem]:

@@ -163,6 +163,46 @@ def test_a_flag_of_a_section_is_for_the_rows_that_heed_it_and_wandb_groups_the_c
     assert {each.job.config.wandb.group for each in plan("--wandb.group mine").cells} == {"mine"}
 
 
+OWN_TEACHER = """
+class Own:
+    def __init__(self, label_mode, defences="none", scale: float = 1.0):
+        raise AssertionError("a plan only reads the signature")
+"""
+
+
+def test_a_custom_teacher_s_parameters_vary_with_the_cells_that_they_are_named_like(
+    here: Path,
+) -> None:
+    (here / "own_cells.py").write_text(OWN_TEACHER)
+    made = plan(
+        "--defences none,lattice:n=10 --methods static",
+        teacher={"kind": "own_cells:Own", "scale": 3},
+        label_modes=["probabilities", "label"],
+    )
+    stack = "lattice:n=10"
+    assert [(each.job.teacher.label_mode, each.job.teacher_options) for each in made.cells] == [
+        ("probabilities", {"label_mode": "probabilities", "defences": "none", "scale": 3.0}),
+        ("probabilities", {"label_mode": "probabilities", "defences": stack, "scale": 3.0}),
+        ("label", {"label_mode": "label", "defences": "none", "scale": 3.0}),
+        ("label", {"label_mode": "label", "defences": "none", "scale": 3.0}),
+    ]
+    assert [each.job.teacher.defences for each in made.cells] == [(), (stack,), (), ()]
+
+
+def test_variables_lie_below_flags_and_a_flag_on_record_beats_the_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "by variable")
+    rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
+    changes = {"rows": rows, "methods": ["wild"], "overrides": {"student.lr": "0.2"}}
+    (named, unnamed) = (
+        plan(flags, **changes).cells[0].job.config
+        for flags in ("--wandb.project mine --student.lr .3", "")
+    )
+    assert (named.wandb.project, named.student.lr) == ("mine", 0.3)
+    assert (unnamed.wandb.project, unnamed.student.lr) == ("by variable", 0.2)
+
+
 def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None:
     small = {"name": "static", "batch_size": 8, "latent_size": 7}
     rows = {

@@ -54,9 +54,9 @@ class ComparisonBase:
         """A job whose teacher and evaluation are those of every row."""
         return next(iter(self.rows.values())).job
 
-    def changed(self, change: Callable[[Job], Job]) -> "ComparisonBase":
-        """The same with every row's job changed."""
-        rows = {name: replace(row, job=change(row.job)) for name, row in self.rows.items()}
+    def changed(self, change: Callable[[str, Job], Job]) -> "ComparisonBase":
+        """The same with the job of every row changed."""
+        rows = {name: replace(row, job=change(name, row.job)) for name, row in self.rows.items()}
         return replace(self, rows=rows)
 
     def plan(self, config: CompareConfig, out: Path) -> ComparisonPlan:
