@@ -39,9 +39,6 @@ CHUNK = 8_192
 large.
 """
 
-REMEMBERED = 5
-"""Student batches kept for an estimate to look at, where one does; fewer of large images."""
-
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 """A distance, images and answers -> one number per image, which the generator minimises; it asks
 nothing.
@@ -79,12 +76,6 @@ class ApproximateGradients:
         self.estimator: Estimator | None = None  # until its settings are settled
         if not needs_preflight(settings):
             self._settle(settings)
-
-    @property
-    def remembers(self) -> int:
-        """Student batches that an estimate may look at."""
-        looks_back = self.settings.kind == "prior_guided" and self.settings.prior == "neighbours"
-        return self._spec.at_once(REMEMBERED) if looks_back else 1
 
     def prepare(
         self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator

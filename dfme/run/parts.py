@@ -86,11 +86,8 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     """A line for people where a difference along a random direction of large images says next to
     nothing.
     """
-    random = config.kind in ("finite_difference", "synthetic") and config.direction not in (
-        "dct",
-        "range",
-    )
-    if not random or spec.at_once(2) >= 2:
+    random = config.direction not in ("dct", "range")
+    if config.kind == "auto" or not random or spec.at_once(2) >= 2:
         return []
     cosine = math.sqrt(config.directions / spec.numel)
     return [

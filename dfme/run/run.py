@@ -301,7 +301,7 @@ class Run:
         replay = self.trainer.replay
         replayed = () if replay is None else replay.batches(oracle.spec.at_once(PAID_AT_ONCE))
         held_back = () if self.goal is None else self.goal.held.paid
-        paid = chain(self.method.recent_batches, held_back, replayed)
+        paid = chain(held_back, replayed)
         require_paid(paid, oracle.spec, oracle.num_classes, oracle.label_mode)
         require_paid(self.examination.paid, oracle.spec, oracle.num_classes, self.examination.mode)
 
