@@ -2,10 +2,7 @@
 answers.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +14,6 @@ from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
-from dfme.files import AppendFile, whole_lines
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import ABANDONED, Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
@@ -165,52 +161,6 @@ class Oracle:
     def asking(self) -> bool:
         """True if a request is on its way."""
         return self._dispatcher.asking
-
-    @property
-    def defences(self) -> dict[str, Any]:
-        """Texts of defences and ``report`` of defences and watch; empty for a plain teacher."""
-        info = self._teacher
-        found: dict[str, Any] = {"watch": info.watch.report()} if info.watch else {}
-        if info.defences and info.stateful:
-            found = {
-                "defences": list(info.defences),
-                "defence_report": info.stateful.report(),
-                **found,
-            }
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
-        return plain
-
-    def keep_watch(self, path: Path) -> None:
-        """Append to a file what the watch said since the checkpoint, in place of a killed session's
-        lines.
-
-        RunError where the disk refuses, or for a file that holds something else.
-        """
-        size = 0
-        if self._teacher.watch is None or not (lines := self._teacher.watch.drain()):
-            return
-        first = min(line["images"] for line in lines)
-        try:
-            for line in whole_lines(path) if path.exists() else ():
-                if json.loads(line)["images"] >= first:
-                    break
-                size += len(line)
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            raise RunError(
-                f"{path}: expected the lines of a run's watch; remove it to go on"
-            ) from None
-        with closing(AppendFile(path, size)) as file:
-            file.append("".join(json.dumps(line) + "\n" for line in lines).encode())
-
-    def preview(self, images_BCHW: Tensor) -> Tensor | None:
-        """Answers that an honest user would get now, outside the ledger; None if unavailable."""
-        preview = self._teacher.preview
-        if preview is None:
-            return None
-        queries_BCHW = self._checked(images_BCHW, "evaluation")
-        parts = queries_BCHW.split(self._teacher.max_batch or len(queries_BCHW))
-        with torch.no_grad(), torch.autocast(queries_BCHW.device.type, enabled=False):
-            return torch.cat([preview(part.clone()) for part in parts])
 
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with a line per failed request; equal reasons have equal lines."""

@@ -49,6 +49,7 @@ from dfme.run.opening import (
     take_up_threads,
     tell_finished,
 )
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
 from dfme.run.threads import take_threads
@@ -294,8 +295,24 @@ def open_run(
     oracle.report_to(recorder.note)
     if not resume and (inferred := teacher.info.inferred):
         notes.append(f"inferred, since no flag says: {'; '.join(inferred)}")
-    parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
-    run = Run(job, facts, *parts, device, nets.arch, goal, notes, found=found)
+    run = Run(
+        job=job,
+        facts=facts,
+        directory=directory,
+        oracle=oracle,
+        owner=OwnersRecord(teacher),
+        method=method,
+        examination=examination,
+        recorder=recorder,
+        streams=streams,
+        deferred=deferred,
+        progress=Progress(),
+        device=device,
+        arch=nets.arch,
+        goal=goal,
+        notes=notes,
+        found=found,
+    )
     if state:
         with explain_load_errors(directory.checkpoint):
             run.load_state_dict(state)

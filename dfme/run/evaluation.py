@@ -18,12 +18,12 @@ from dfme.compute.state import validate_like
 from dfme.data import ImageSet
 from dfme.errors import Unserved
 from dfme.files import make_folder
-from dfme.oracle.oracle import Oracle
 from dfme.report.classified import Classified
 from dfme.report.verdict import relabelled
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid, save_checkpoint
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.lock import wait_for_lock
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Coding
@@ -98,19 +98,20 @@ def classified(
 
 
 def under_defences(
-    oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified
+    owner: OwnersRecord, examination: EvaluationSet | HoldOut, seen: Classified
 ) -> dict[str, Any]:
     """Facts for summary.json of a teacher with defences or a watch, once the copy is finished."""
-    if "defences" not in (told := oracle.defences):
-        return told
+    facts = owner.facts()
+    if "defences" not in facts:
+        return facts
     served = None
     if isinstance(examination, EvaluationSet):
         answers = [
-            part for part in map(oracle.preview, batches(examination.images)) if part is not None
+            part for part in map(owner.preview, batches(examination.images)) if part is not None
         ]
         if answers:
             served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean())
-    return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
+    return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **facts}
 
 
 def _pairs(examination: EvaluationSet | HoldOut) -> Iterator[tuple[Tensor, Tensor]]:

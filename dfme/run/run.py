@@ -41,6 +41,7 @@ from dfme.run.evaluation import (
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.scores import compare, scores
 from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work
@@ -96,6 +97,7 @@ class Run:
     facts: dict[str, Any]
     directory: RunDirectory
     oracle: Oracle
+    owner: OwnersRecord
     method: Method
     examination: EvaluationSet | HoldOut
     recorder: Recorder
@@ -265,7 +267,7 @@ class Run:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
         self.deferred.verify()
         require_finite(self.job.config.student, self.trainer, self.method)
-        self.oracle.keep_watch(self.directory.watch)
+        self.owner.keep_watch(self.directory.watch)
         save_checkpoint(self.directory.checkpoint, self.state_dict())
         self.oracle.checkpointed()
 
@@ -328,7 +330,7 @@ class Run:
         """The contents of summary.json for the student as it is."""
         seen = self.classified(student)
         # it may ask, and the totals count that
-        defended = under_defences(self.oracle, self.examination, seen)
+        defended = under_defences(self.owner, self.examination, seen)
         config = self.job.config
         totals = self.oracle.ledger.totals()
         known = self.progress.scores.get(
