@@ -238,7 +238,7 @@ def open_run(
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    settled, data, pool, nets = build_parts(
+    parts = build_parts(
         with_recorded_net(job, record[1] if record else {}),
         teacher,
         device,
@@ -247,27 +247,27 @@ def open_run(
     )
     if not resume:
         require_room(job, teacher, device)
-    notes += take_threads(settled, nets, teacher.spec) if choose_threads else []
-    found = rehearse(
-        settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job)
-    )
+    nets = parts.nets
+    data = parts.evaluation
+    notes += take_threads(parts.job, nets, teacher.spec) if choose_threads else []
+    rehearsed = rehearse(parts, teacher, scored=parts.scored, free=is_local(job))
     directory, state, oracle = record or open_record()
-    settle_images(directory.path, digests_of(job, data, pool))
+    settle_images(directory.path, digests_of(job, data, parts.pool))
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
     examination = examination_of(
         data, teacher.spec, mode, device, partial(oracle, purpose="evaluation")
     )
-    (goal, hold_out) = goal_of(job.config, examination, oracle, device)
+    goal, hold_out = goal_of(job.config, examination, oracle, device)
     method = build_method(
         job,
         build_components(
-            settled,
+            parts.job,
             nets,
             oracle,
             streams,
             deferred,
-            pool=pool,
+            pool=parts.pool,
             directory=directory.path,
             hold_out=hold_out,
         ),
@@ -311,7 +311,7 @@ def open_run(
         arch=nets.arch,
         goal=goal,
         notes=notes,
-        found=found,
+        rehearsed=rehearsed,
     )
     if state:
         with explain_load_errors(directory.checkpoint):

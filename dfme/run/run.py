@@ -109,7 +109,7 @@ class Run:
     goal: Goal | None = None
     notes: Sequence[str] = ()
     looked: bool = False
-    found: Rehearsed | None = None
+    rehearsed: Rehearsed | None = None
 
     @property
     def trainer(self) -> StudentTrainer:
@@ -124,7 +124,7 @@ class Run:
         """
         self.oracle.after_answer = interrupt.heed
         interrupt.asking = self._asks
-        work = Work(self.job, self.method, self.found)
+        work = Work(self.job, self.method, self.rehearsed)
         asked = self.examination.answers is not None or self.examination.held_back
         time, shorter = work.foretold(0 if asked else len(self.examination))
         self.recorder.note(f"{time}: student {work.training(self.arch)}{shorter}")

@@ -208,8 +208,9 @@ def _fitting(
     here = plan.config.engine not in EXTRAS and choose_device(config.device) == cpu
     none = replace(config.evaluation, dataset="none")
     job = replace(cell.job, config=replace(config, device="cpu", evaluation=none))
-    job, _, pool, nets = build_parts(job, teacher, cpu)
-    method = method_of(job, teacher, nets, pool)
+    parts = build_parts(job, teacher, cpu)
+    job = parts.job
+    method = method_of(parts, teacher)
     if here:
         require_room(job, teacher, cpu)
 
@@ -218,9 +219,9 @@ def _fitting(
             return None
         threads = torch.get_num_threads()
         torch.set_num_threads(threads_each(plan.jobs))
-        found = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
+        found = rehearse_run(parts, teacher, scored=scored, free=is_local(job))
         torch.set_num_threads(threads)
-        whole = Work(job, method, found).whole(
+        whole = Work(job, method, found).seconds_to_end(
             scored + max(0, sharing - 1) * (config.images + scored)
         )
         if found is not None:

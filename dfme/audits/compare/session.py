@@ -234,9 +234,9 @@ class Session:
                 done[name] += min(spent / units[name], 0.9 * (1 - before))
             pace.add(spent, (done[name] - before) * units[name])
         left = [units[cell.name] * (1 - done[cell.name]) for cell in self.waiting]
-        if pace.each is None or not left:
+        if pace.mean is None or not left:
             return None if left else 0.0
-        return pace.each * max(math.fsum(left) / min(self._plan.jobs, len(left)), *left)
+        return pace.mean * max(math.fsum(left) / min(self._plan.jobs, len(left)), *left)
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """Facts of a cell before anything runs: it may be finished by an earlier call."""
