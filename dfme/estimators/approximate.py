@@ -186,9 +186,11 @@ class ApproximateGradients:
         with torch.no_grad(), evaluating(self._student):
             # once, for the answers as they are and as they might have been
             scores_BK = self._student(x_BCHW).double()
-        given = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
+        seen = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
         return difference_snr(
-            estimate.differences_BM, lambda _, each: self.distance(scores_BK, each.double()), *given
+            estimate.differences_BM,
+            lambda _, answers_N: self.distance(scores_BK, answers_N.double()),
+            *seen,
         )
 
     def _scratch(self, near: Tensor) -> torch.Generator:

@@ -266,8 +266,8 @@ class FiniteDifference(Estimator):
 def _parts(images: int, most: int | None) -> list[int]:
     """The sizes of the parts, of at most so many images each, that ``split`` makes."""
     size = most or images
-    whole, rest = divmod(images, size)
-    parts = [size] * whole
+    full, rest = divmod(images, size)
+    parts = [size] * full
     if rest > 0:
         parts.append(rest)
     return parts

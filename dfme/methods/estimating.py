@@ -84,11 +84,11 @@ class EstimatingMethod(Method):
         assert self.last_objective is not None
         size = self.config.batch_size
         reuse = self.config.reuse and bool(self.last_objective.asked)
-        left = (self._student_steps - reuse) * size
+        unpaid = (self._student_steps - reuse) * size
         metrics: Metrics = {}
         if reuse and self.config.learn_from != "all":
-            metrics |= self.learn(*self.last_objective.first_asked(size), keep_all or not left)
-        return metrics | self.pay_in_batches(left, keep_all)
+            metrics |= self.learn(*self.last_objective.first_asked(size), keep_all or not unpaid)
+        return metrics | self.pay_in_batches(unpaid, keep_all)
 
     @property
     def cost(self) -> int:

@@ -104,20 +104,20 @@ class Oracle:
         self.ledger.require(len(queries_BCHW), purpose)
         if len(queries_BCHW) == 0:
             return read(self._no_answers().to(images_BCHW.device))
-        whole = self._obtain(queries_BCHW, purpose)
+        raw = self._obtain(queries_BCHW, purpose)
         if self._verify_each:
             self._deferred.verify()
         self.after_answer()
         if self.is_service:
-            whole = unmarked(whole)
+            raw = unmarked(raw)
         if charged:
             # On an accelerator nothing waits, so what is out of range may not have been noticed
             # yet.
-            given = whole[~unanswered(whole)] if self.is_service else whole
-            classes_B = top_class(given).clamp(0, self.num_classes - 1)
+            classified = raw[~unanswered(raw)] if self.is_service else raw
+            classes_B = top_class(classified).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
             self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
-        return read(whole).to(images_BCHW.device)
+        return read(raw).to(images_BCHW.device)
 
     @property
     def remaining(self) -> int:
@@ -175,18 +175,20 @@ class Oracle:
             "ledger": self.ledger.state_dict(),
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
-            **({"teacher": own.state_dict()} if (own := self._teacher.stateful) else {}),
+            **({"teacher": stateful.state_dict()} if (stateful := self._teacher.stateful) else {}),
         }
 
     def load_teacher_state(self, state: Mapping[str, Any]) -> None:
         """Restore the teacher's state at the checkpoint. ValueError if only one of them has a
         state.
         """
-        own = self._teacher.stateful
-        if ("teacher" in state) != bool(own):
-            raise ValueError(f"expected {'the' if own else 'no'} state of a teacher's defences")
-        if own:
-            own.load_state_dict(state["teacher"])
+        stateful = self._teacher.stateful
+        if ("teacher" in state) != bool(stateful):
+            raise ValueError(
+                f"expected {'the' if stateful else 'no'} state of a teacher's defences"
+            )
+        if stateful:
+            stateful.load_state_dict(state["teacher"])
 
     def checkpointed(self) -> None:
         """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it

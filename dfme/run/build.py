@@ -102,21 +102,21 @@ def run_job(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
-        made = build_teacher(job, teacher, device, _sharing(job))
+        built = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
-            held.callback(made.info.close)
+            held.callback(built.info.close)
         job = replace(job, config=replace(job.config, minutes=None)) if resume else job
-        told = list[str]()
-        job = within_minutes(sized(job, made, told.append), made, is_local(job), evaluation)
+        lines = list[str]()
+        job = within_minutes(sized(job, built, lines.append), built, is_local(job), evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
-        run = open_run(job, made, device, held, resume, console, evaluation, free and not resume)
+        run = open_run(job, built, device, held, resume, console, evaluation, free and not resume)
         path = run.directory.path
         run.recorder.callback = callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
         for line in [
             *first,
-            *told,
+            *lines,
             *run.notes,
             f"running on {device_name(device)}, recorded in {printable(str(path))}",
         ]:
@@ -167,12 +167,12 @@ def build_teacher(
             if (shape := shape_of(job.config.evaluation)) is None:
                 raise
             try:
-                made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
+                built = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
             except UserError:  # not these images, then
                 raise unknown from None
         line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
-        made.info = replace(made.info, inferred=(line, *made.info.inferred))
-        return made
+        built.info = replace(built.info, inferred=(line, *built.info.inferred))
+        return built
     return make_teacher(job.teacher, {}, device, own=teacher)
 
 

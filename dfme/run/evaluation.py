@@ -43,14 +43,11 @@ def score_all(
     """The student's scores and, under names that begin with ``vote_``, those of the vote it is one
     of.
     """
-    found = examination.score(student)
-    of_vote = {} if vote is None else examination.score(vote)
-    own = {
-        name: value
-        for name, value in of_vote.items()
-        if name not in ("teacher_accuracy", "constant_agreement")
-    }
-    return found | {f"vote_{name}": value for name, value in own.items()}
+    figures = examination.score(student)
+    for name, value in ({} if vote is None else examination.score(vote)).items():
+        if name not in ("teacher_accuracy", "constant_agreement"):
+            figures[f"vote_{name}"] = value
+    return figures
 
 
 def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def classified(
     images = examination.images
     answers = examination.answers
     kind = "held-back queries" if examination.held_back else "evaluation images"
-    own = examination.class_names if len(examination.class_names) == classes else ()
+    class_names = examination.class_names if len(examination.class_names) == classes else ()
     copied = None
     if student is not None and images is not None and answers is not None:
         copied = scores(student, images).argmax(1).cpu().numpy()
@@ -90,8 +87,8 @@ def classified(
         None if examination.labels is None else examination.labels.cpu().numpy(),
         copied,
         None if queries is None else queries.cpu().numpy(),
-        names or own,
-        own,
+        names or class_names,
+        class_names,
         f"{len(examination):,} {kind}",
         held_back=examination.held_back,
     )

@@ -47,8 +47,8 @@ def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
     """The job with the students' training that suits the teacher's images; ``tell`` hears of
     another one.
     """
-    own = job.sized(job.config.answers.mode(teacher.label_mode), teacher.spec.shape)
-    if job.larger is not None and (student := own.config.student) != job.config.student:
+    settled = job.sized(job.config.answers.mode(teacher.label_mode), teacher.spec.shape)
+    if job.larger is not None and (student := settled.config.student) != job.config.student:
         rounds = f"in {len(student.rounds)} rounds, " if student.rounds else ""
         tell(
             f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, "
@@ -56,7 +56,7 @@ def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
             f"{student.optimizer} at {student.lr:g}, augmentation {student.augment}; --student.* "
             "changes it"
         )
-    return own
+    return settled
 
 
 def build_parts(

@@ -170,10 +170,10 @@ class Run:
                 f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
             )
         if finished and self.oracle.remaining and self.goal is not None:
-            left = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
+            rate = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
             self.recorder.note(
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
-                f"{left}"
+                f"{rate}"
             )
         return self.deliver(finished)
 
@@ -209,8 +209,8 @@ class Run:
     def classified(self, student: nn.Module | None = None) -> Classified:
         """Classes by teacher, labels, paid answers and ``student``, as things stand."""
         classes = self.oracle.num_classes
-        told = self.facts.get("class_names")
-        names = told if isinstance(told, list) and len(told) == classes else ()
+        recorded = self.facts.get("class_names")
+        names = recorded if isinstance(recorded, list) and len(recorded) == classes else ()
         seen = classified(self.examination, classes, names, student, self.oracle.answered)
         training = None
         if student is not None:
@@ -241,9 +241,9 @@ class Run:
         name = self.job.method
         budget = self.job.config.images
         cost = self.method.cost
-        each: int = getattr(self.method.config, "generator_steps", 0)
-        steps = budget // cost * each
-        generates = each and hasattr(self.method, "generator_optimizer")
+        per_iteration: int = getattr(self.method.config, "generator_steps", 0)
+        steps = budget // cost * per_iteration
+        generates = per_iteration and hasattr(self.method, "generator_optimizer")
         if self.trainer.steps or steps >= FEW_STEPS or not generates:
             return
         few = f"{steps} steps of {name}'s generator, too few to train it"
@@ -288,10 +288,10 @@ class Run:
 
         Raises ValueError unless ``state`` has the form of this run's own state.
         """
-        own = self.state_dict() | {"oracle": None}
+        form = self.state_dict() | {"oracle": None}
         if ":" in self.job.method:  # a user's method may keep what it likes
-            own["method"] = None
-        validate_like(own, state, "state")
+            form["method"] = None
+        validate_like(form, state, "state")
         self.method.load_state_dict(state["method"])
         self.trainer.load_state_dict(state["trainer"])
         self.examination.load_state_dict(state["examination"])
@@ -333,10 +333,10 @@ class Run:
         defended = under_defences(self.owner, self.examination, seen)
         config = self.job.config
         totals = self.oracle.ledger.totals()
-        known = self.progress.scores.get(
+        latest = self.progress.scores.get(
             (totals.spent, self.trainer.steps)
         )  # those of the last evaluation
-        scored = known or score_all(self.examination, student, self.trainer.vote)
+        scored = latest or score_all(self.examination, student, self.trainer.vote)
         price = self.job.teacher.price_per_1000
         seconds = self.progress.seconds
         added = latest_of_callback(read_metrics(self.directory.metrics))

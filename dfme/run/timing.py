@@ -136,10 +136,10 @@ def within_minutes(
     limit = 60 * config.minutes
     small = replace(job, config=replace(config, student=replace(config.student, arch="cnn_small")))
     with sketching():
-        for own in (job, small) if config.student.arch == "auto" else (job,):
-            few = _few_steps(own, teacher, free, evaluation)
+        for candidate in (job, small) if config.student.arch == "auto" else (job,):
+            few = _few_steps(candidate, teacher, free, evaluation)
             if few.least <= limit:
-                return _taking(few.steps + int((limit - few.least) / few.more), own)
+                return _taking(few.steps + int((limit - few.least) / few.more), candidate)
             if few.arch == "cnn_small":
                 break
     faster = ", a faster student (--student.arch cnn_small)"
@@ -237,8 +237,10 @@ class _Stage:
         if time.perf_counter() - began > LONG_SECONDS:
             return first  # hardly slower than other calls are
         self._method.students.plan = plan
-        left = Work(self._job, self._method, first).left
-        return first if left is not None and left < SHORT_SECONDS else self._parts(PART_SECONDS)
+        seconds = Work(self._job, self._method, first).left
+        return (
+            first if seconds is not None and seconds < SHORT_SECONDS else self._parts(PART_SECONDS)
+        )
 
     def _parts(self, most: float) -> Rehearsed:
         method = self._method

@@ -119,10 +119,10 @@ class Work:
         """Seconds of all that is to come; None if a part of it is not known."""
         seconds = 0.0
         for kind, units in self._to_come.items():
-            each = self._times[kind].mean
-            if each is None and units and kind != "scoring":  # of which the first comes late
+            mean = self._times[kind].mean
+            if mean is None and units and kind != "scoring":  # of which the first comes late
                 return None
-            seconds += (each or 0.0) * units
+            seconds += (mean or 0.0) * units
         return seconds
 
     @property
@@ -145,11 +145,11 @@ class Work:
         """Student steps between two looks at the clock, of those in rounds; no result depends on
         it.
         """
-        each = self._times["training"].mean
+        mean = self._times["training"].mean
         return (
             1
-            if each is None
-            else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (each * self._now))))
+            if mean is None
+            else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (mean * self._now))))
         )
 
     @property
@@ -163,9 +163,9 @@ class Work:
 
     def standing(self, seconds: float) -> Standing:
         """The run's progress now, after so many seconds of it; for another thread, too."""
-        known = self._left if self._answered else None
-        left = None if known is None else max(0.0, known - (time.monotonic() - self._at))
-        share = None if left is None else seconds / max(seconds + left, 1e-9)
+        planned = self._left if self._answered else None
+        remaining = None if planned is None else max(0.0, planned - (time.monotonic() - self._at))
+        share = None if remaining is None else seconds / max(seconds + remaining, 1e-9)
         where = ""
         if self._trainer.steps_due:
             steps = self._trainer.steps
@@ -179,7 +179,7 @@ class Work:
             if len(rounds) > 1:
                 where = f"round {number + 1} of {len(rounds)}, "
             where += f"step {steps - begin:,} of {end - begin:,}"
-        return Standing(self._ledger.spent, share, left, where)
+        return Standing(self._ledger.spent, share, remaining, where)
 
     def training(self, arch: str) -> str:
         """The students, of this architecture, and their steps, in words."""
@@ -199,9 +199,9 @@ class Work:
 
         ``evaluated``: images that the teacher is still to be asked about, to score on.
         """
-        if self.rehearsed is None or (left := self.left) is None:
+        if self.rehearsed is None or (remaining := self.left) is None:
             return None
-        return left + evaluated * (self.rehearsed.answer or 0.0) + END_SECONDS
+        return remaining + evaluated * (self.rehearsed.answer or 0.0) + END_SECONDS
 
     def slowest(self, evaluated: int) -> str:
         """The longest part of a run that is still to begin, in words; empty if it is not known."""
@@ -214,8 +214,8 @@ class Work:
         drawing = sum(rehearsed.drawn.values())
         parts = dict[str, float]()
         for program, seconds in rehearsed.drawn.items():
-            each = f"{1000 * rehearsed.of_drawn[program]:,.0f} ms each"
-            parts[f"drawing images by {program}, {each}"] = seconds * images
+            pace = f"{1000 * rehearsed.of_drawn[program]:,.0f} ms each"
+            parts[f"drawing images by {program}, {pace}"] = seconds * images
         asking = f"the teacher's answers, {1000 * answer:,.0f} ms each"
         parts[asking] = answer * (images + evaluated)
         parts["the method's own steps"] = (rehearsed.image - answer - drawing) * images
