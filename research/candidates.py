@@ -102,18 +102,11 @@ CANDIDATES: dict[str, Candidate] = {
     "dct_reused": Candidate(Config(direction="dct", directions=2), _EXACT, reuse=True),
     "range": Candidate(Config(direction="range"), _EXACT, drawn=True),
     "range_reused": Candidate(Config(direction="range", directions=2), _EXACT, reuse=True),
-    "student_prior": Candidate(Config(kind="prior_guided", prior="student"), _EXACT, drawn=True),
-    "neighbour_prior": Candidate(
-        Config(kind="prior_guided", prior="neighbours", space="image"), _EXACT, drawn=True
-    ),
     # Ten queries an image:
     "sphere_9": Candidate(Config(directions=9), _EXACT),
     "orthogonal_9": Candidate(Config(directions=9, direction="orthogonal"), _EXACT),
     "dct_9": Candidate(Config(direction="dct", directions=9), _EXACT),
     "range_9": Candidate(Config(direction="range", directions=9), _EXACT),
-    "student_prior_9": Candidate(
-        Config(kind="prior_guided", prior="student", directions=9), _EXACT
-    ),
     # What survives a loss of precision: a longer step, whole levels, an objective that hidden
     # answers spare.
     "sphere_step_0.1": Candidate(Config(step=0.1), ("inexact",), drawn=True),
@@ -133,12 +126,6 @@ CANDIDATES: dict[str, Candidate] = {
     "lattice_range": Candidate(replace(_LEVEL, direction="range"), _LATTICE, drawn=True),
     "lattice_range_reused": Candidate(
         replace(_LEVEL, direction="range", directions=2), _LATTICE, reuse=True
-    ),
-    "lattice_student_prior": Candidate(
-        replace(_LEVEL, kind="prior_guided", prior="student"), _LATTICE, drawn=True
-    ),
-    "lattice_neighbour_prior": Candidate(
-        replace(_LEVEL, kind="prior_guided", prior="neighbours"), _LATTICE, drawn=True
     ),
     "sphere_kl": Candidate(Config(objective="kl"), ("rounded",)),
     "dct_kl": Candidate(

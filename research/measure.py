@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.estimators.approximate import CHUNK, REMEMBERED
+from dfme.estimators.approximate import CHUNK
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import choose, needs_preflight
@@ -110,7 +110,6 @@ class Setting:
         self.net = within(stage.student, condition.arithmetic, box.device)
         self._loss = sizes.loss
         self.streams = Streams(sizes.seed, box.device)
-        self.remembered = self._remember(sizes.batch_size)
 
     @property
     def queries(self) -> int:
@@ -143,18 +142,7 @@ class Setting:
     def objective(self, name: ObjectiveName, features_BFHW: Tensor) -> Objective:
         """The whole of it, whose queries are charged to nobody."""
         ask = partial(self.oracle, purpose="generator")
-        return Objective(ask, self.value_of(name), features_BFHW, [self.remembered], self.net)
-
-    @torch.no_grad()
-    def _remember(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Images and answers, as many as a method keeps for estimates to look at."""
-        generator = self.stage.generator
-        batches = []
-        for _ in range(REMEMBERED):
-            u_BCHW = generator(generator.draw(batch_size, self.streams["remembered"]))
-            batches.append(self.oracle.spec.quantise(generator.squash(u_BCHW)))
-        images_NCHW = torch.cat(batches)
-        return images_NCHW, self.oracle(images_NCHW, "student")
+        return Objective(ask, self.value_of(name), features_BFHW, self.net)
 
 
 def measure(

@@ -21,8 +21,6 @@ SHAPES = {
     "orthogonal": "h",
     "dct": "s",
     "range": "D",
-    "student": "^",
-    "neighbours": "v",
 }
 PLAIN, LONGER, LATTICE, KL, LATTICE_KL, AUTO = (
     "#000000",
@@ -82,7 +80,7 @@ def _style(config: EstimatorConfig) -> tuple[str, str]:
     """Colour and shape of a row's marks."""
     if config.kind == "auto":
         return AUTO, "*"
-    shape = SHAPES.get(config.prior if config.kind == "prior_guided" else config.direction, "o")
+    shape = SHAPES.get(config.direction, "o")
     if config.objective == "kl":
         return (LATTICE_KL if config.space == "lattice" else KL), shape
     if config.space == "lattice":

@@ -18,6 +18,7 @@ from dfme.report.summary_file import AGREEMENTS, NO_LABELS
 from dfme.report.verdict import warnings
 from dfme.run.build import build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, examination_of, under_defences
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.evaluation_images import evaluation_images
 from dfme.run.student_file import load_student_of_run
 
@@ -60,7 +61,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
         result["teacher accuracy"] = NO_LABELS
         result["accuracy"] = NO_LABELS
     result.update(_beside_a_constant_answer(scores, baselines(seen)))
-    defended = under_defences(oracle, examination, seen)
+    defended = under_defences(OwnersRecord(teacher), examination, seen)
     for name in AGREEMENTS:
         if defended.get(name) is not None:
             result[name.replace("_", " ")] = defended[name]

@@ -27,9 +27,9 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
+        count = torch.cuda.device_count()
         raise UserError(
-            f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu"
+            f"--device {name}: this machine has {count} CUDA devices; choose another, or cpu"
         )
     return device
 
@@ -57,26 +57,26 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     name = "CUBLAS_WORKSPACE_CONFIG"
     fit = (":4096:8", ":16:8")
     cudnn = torch.backends.cudnn
-    found = os.environ.get(name)
-    if found not in fit and (found is not None or torch.cuda.is_initialized()):
+    before = os.environ.get(name)
+    if before not in fit and (before is not None or torch.cuda.is_initialized()):
         expected = f"expected {name}={fit[0]} before CUDA starts"
-        raise UserError(f"--deterministic: {expected}, got {found}; set it to that")
+        raise UserError(f"--deterministic: {expected}, got {before}; set it to that")
     was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")
     cudnn.deterministic = True
     cudnn.benchmark = False
-    os.environ[name] = found or fit[0]
+    os.environ[name] = before or fit[0]
     try:
         yield
     except RuntimeError as error:
-        if "does not have a deterministic implementation" not in (said := str(error)):
+        if "does not have a deterministic implementation" not in (text := str(error)):
             raise
-        message = f"--deterministic: {said.partition(', but')[0]}; start a new run without it"
+        message = f"--deterministic: {text.partition(', but')[0]}; start a new run without it"
         raise DfmeError(message) from error
     finally:
         torch.set_deterministic_debug_mode(was[0])
         cudnn.deterministic, cudnn.benchmark = was[1:]
-        if found is None:
+        if before is None:
             del os.environ[name]
 
 
@@ -95,6 +95,6 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", text):
             raise
         # CUDA says much more
-        said = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"
-        message = f"out of memory on {device}: {said}; start a new run with a smaller {large}"
+        reason = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"
+        message = f"out of memory on {device}: {reason}; start a new run with a smaller {large}"
         raise DfmeError(message) from error

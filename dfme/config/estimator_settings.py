@@ -10,18 +10,15 @@ ObjectiveName = Literal["student", "l1", "kl"]
 Form = Literal["forward", "central"]
 Space = Literal["pre_squash", "image", "lattice"]
 DirectionName = Literal["sphere", "gaussian", "rademacher", "orthogonal", "dct", "range"]
-PriorName = Literal["student", "neighbours"]
 
 
 @dataclass(frozen=True, config=CONFIG)
 class EstimatorConfig:
     """Settings of the estimated gradient at the generator's output, by finite differences."""
 
-    kind: Basic[Literal["auto", "finite_difference", "prior_guided", "synthetic"]] = (
-        "finite_difference"
-    )
-    """finite_difference; prior_guided (directions that lean to a prior); synthetic (a network
-    predicts the gradient); or auto: the pre-flight check chooses all of a finite_difference"""
+    kind: Basic[Literal["auto", "finite_difference", "synthetic"]] = "finite_difference"
+    """finite_difference; synthetic (a network predicts the gradient between the estimates that are
+    paid for); or auto: the pre-flight check chooses all of a finite_difference"""
     objective: ObjectiveName = "student"
     """what the generator drives apart: student (its own loss), l1, or kl, which survives rounded
     answers
@@ -36,8 +33,7 @@ class EstimatorConfig:
     """length of a finite difference in units of the perturbed space (of the lattice: whole levels),
     or auto: the pre-flight check measures it"""
     form: Form = "forward"
-    """forward (m+1 queries per image) or central (antithetic pairs: 2m; of kind prior_guided 2m+1)
-    """
+    """forward (m+1 queries per image) or central (antithetic pairs: 2m)"""
     direction: DirectionName = "sphere"
     """sphere, gaussian, rademacher (+-1 per pixel), orthogonal (m at right angles), dct
     (low-frequency patterns), range (what the generator's last layer can realise)"""
@@ -47,10 +43,6 @@ class EstimatorConfig:
     """
     frequencies: ShareAboveZero = 0.125
     """share of the frequencies, the lowest, that dct directions are made of"""
-    prior: PriorName = "student"
-    """of prior_guided: student (its gradient at the last answer) or neighbours (slopes to paid
-    images)
-    """
     every: Count = 4
     """of synthetic: one generator step in so many is paid for"""
     synthetic_lr: Positive = 1e-3

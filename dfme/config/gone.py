@@ -5,7 +5,8 @@ from typing import Any
 from pydantic import BeforeValidator
 
 GONE = {
-    "graphs": ("leave it out: there are no CUDA graphs any more (docs/gpu.md has their figures)"),
+    "estimator.prior": "leave it out: there is no kind prior_guided any more (docs/gradients.md)",
+    "graphs": "leave it out: there are no CUDA graphs any more (docs/gpu.md has their figures)",
     "student.final_share": (
         "no longer an option: --student.rounds 1 takes all --student.steps once the budget is spent"
     ),

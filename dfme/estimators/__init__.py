@@ -1,3 +1,3 @@
 """Gradients from values: what stands in for the teacher's part of the chain rule."""
 
-from dfme.estimators.finite_difference import FiniteDifference as FiniteDifference
+from dfme.estimators.differences import FiniteDifference as FiniteDifference

@@ -39,9 +39,6 @@ CHUNK = 8_192
 large.
 """
 
-REMEMBERED = 5
-"""Student batches kept for an estimate to look at, where one does; fewer of large images."""
-
 Disagreement = Callable[[Distance, Tensor, Tensor], Tensor]
 """A distance, images and answers -> one number per image, which the generator minimises; it asks
 nothing.
@@ -79,12 +76,6 @@ class ApproximateGradients:
         self.estimator: Estimator | None = None  # until its settings are settled
         if not needs_preflight(settings):
             self._settle(settings)
-
-    @property
-    def remembers(self) -> int:
-        """Student batches that an estimate may look at."""
-        looks_back = self.settings.kind == "prior_guided" and self.settings.prior == "neighbours"
-        return self._spec.at_once(REMEMBERED) if looks_back else 1
 
     def prepare(
         self, channel: Channel, disagreement: Disagreement, reuse: bool, rng: torch.Generator
@@ -195,9 +186,11 @@ class ApproximateGradients:
         with torch.no_grad(), evaluating(self._student):
             # once, for the answers as they are and as they might have been
             scores_BK = self._student(x_BCHW).double()
-        given = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
+        seen = x_BCHW, answers, Resolution.seen(answers), self._scratch(x_BCHW)
         return difference_snr(
-            estimate.differences_BM, lambda _, each: self.distance(scores_BK, each.double()), *given
+            estimate.differences_BM,
+            lambda _, answers_N: self.distance(scores_BK, answers_N.double()),
+            *seen,
         )
 
     def _scratch(self, near: Tensor) -> torch.Generator:

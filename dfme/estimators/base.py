@@ -2,7 +2,7 @@
 mode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,9 +27,9 @@ class Objective:
     both its arguments. ``carry``: points -> the images that ``query`` and ``value`` are given.
     Estimators set it to the generator's squashing and the wire's rounding, so that an image is
     rounded once for both. ``features_BFHW``: what the generator's last convolution read to make the
-    points; none if nobody needs it. ``remembered``: batches of (images, answers) paid for before.
-    ``scores``: images -> the student's scores (N, K), free and differentiable; none where there is
-    no student. ``asked`` collects every (images, answers) that was paid for, in the order asked.
+    points; none if nobody needs it. ``scores``: images -> the student's scores (N, K), free and
+    differentiable; none where there is no student. ``asked`` collects every (images, answers) that
+    was paid for, in the order asked.
     ``may_lack``: some images may get no answer (``unanswered``). Their value is NaN, and of no
     other: a difference that has one at either end counts as none.
     """
@@ -37,26 +37,17 @@ class Objective:
     query: ImageFunction
     value: Callable[[Tensor, Tensor], Tensor]
     features_BFHW: Tensor | None = None
-    remembered: Sequence[tuple[Tensor, Tensor]] = ()
     scores: ImageFunction | None = None
     carry: ImageFunction = lambda point_NCHW: point_NCHW
     asked: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     may_lack: bool = False
 
     def __call__(self, point_NCHW: Tensor) -> Tensor:
-        answers = self.observe(point_NCHW)
-        return self._value(self.asked[-1][0], answers)
-
-    def observe(self, point_NCHW: Tensor) -> Tensor:
-        """The answers at points; as many images are paid for."""
+        """The values (N,) at points; as many images are paid for."""
         x_NCHW = self.carry(point_NCHW)
         answers = self.query(x_NCHW)
         self.asked.append((x_NCHW, answers))
-        return answers
-
-    def value_at(self, point_NCHW: Tensor, answers: Tensor) -> Tensor:
-        """The values (N,) at points whose answers are known; nothing is asked."""
-        return self._value(self.carry(point_NCHW), answers)
+        return self._value(x_NCHW, answers)
 
     @property
     def lacks(self) -> bool:

@@ -1,25 +1,12 @@
 """Build an estimator of d objective / d gen_op from settings: knows every kind and space."""
 
-from dataclasses import fields
-
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Estimator
-from dfme.estimators.differences import Probing
-from dfme.estimators.finite_difference import FiniteDifference
-from dfme.estimators.prior_guided import PriorGuided
+from dfme.estimators.differences import FiniteDifference
 from dfme.estimators.spaces import SPACES, Squash
 from dfme.estimators.synthetic import Synthetic
 from dfme.spec import ImageSpec
-
-MAKERS: dict[str, type[Probing]] = {
-    "finite_difference": FiniteDifference,
-    "prior_guided": PriorGuided,
-    "synthetic": FiniteDifference,
-}
-"""Kind -> the estimator that asks; its fields are options of ``EstimatorConfig`` with the same
-names.
-"""
 
 
 def make_estimator(
@@ -35,35 +22,26 @@ def make_estimator(
     Raises:
         UserError: an option is still auto, or does not fit the teacher's images
     """
-    if config.kind not in MAKERS:
-        raise UserError(f"--estimator.kind: expected {', '.join(MAKERS)}, got {config.kind!r}")
+    if config.kind == "auto":
+        raise UserError("--estimator.kind: expected another by now, got auto; the check chooses")
     if isinstance(config.step, str):
         raise UserError(
             f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves "
             "it"
         )
-    if (
-        config.kind == "prior_guided"
-        and config.prior == "neighbours"
-        and config.space == "pre_squash"
-    ):
-        raise UserError(
-            "--estimator.prior neighbours: expected --estimator.space image or lattice, got "
-            "pre_squash; "
-            "answers paid for before belong to images"
-        )
     chunk = None if chunk is None else spec.at_once(chunk)
     bounds = None if config.space == "pre_squash" else spec.bounds
     lattice = _lattice(config.step, spec) if config.space == "lattice" else None
     try:
-        maker = MAKERS[config.kind]
-        of_config = {each.name for each in fields(maker)} & {each.name for each in fields(config)}
-        options = {name: getattr(config, name) for name in of_config}
-        inner = maker(
-            **options,
+        inner = FiniteDifference(
+            directions=config.directions,
+            step=config.step,
+            form=config.form,
             bounds=bounds,
             lattice=lattice,
             chunk=chunk,
+            direction=config.direction,
+            frequencies=config.frequencies,
         )
         estimator = SPACES[config.space](inner, squash, spec)
         if config.kind != "synthetic":

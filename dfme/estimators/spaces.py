@@ -40,15 +40,10 @@ class _InSpace(Estimator):
 class BeforeSquash(_InSpace):
     """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the
     step.
-
-    Answers remembered from before belong to images that nobody knows the u of, so they are not
-    passed on.
     """
 
     def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
-        objective = replace(
-            objective, carry=lambda u: carried(self.squash(u), self.spec), remembered=()
-        )
+        objective = replace(objective, carry=lambda u: carried(self.squash(u), self.spec))
         return self.inner.estimate(objective, point_BCHW, rng)
 
 

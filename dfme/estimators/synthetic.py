@@ -133,7 +133,7 @@ class Synthetic(Estimator):
         like_NK = torch.empty(kept, classes, device="meta")
         likes = {"inputs": [like_NCHW, like_NCHW, like_NK], "estimates": like_NCHW}
         validate_like({**likes, "mean_square": torch.zeros(())}, lessons, "estimates")
-        self._inputs = Inputs(*(each.to(device) for each in lessons["inputs"]))
+        self._inputs = Inputs(*(tensor.to(device) for tensor in lessons["inputs"]))
         self._estimates_NCHW = lessons["estimates"].to(device)
         self._mean_square = lessons["mean_square"].to(device)
         self._net = _TrainedNet(self._inputs, self._lr, self._seed)
@@ -182,7 +182,7 @@ class Synthetic(Estimator):
                 len(kept_NCHW), (len(estimate_BCHW),), generator=rng, device=rng.device
             )
             net.step(
-                Inputs(*(each[index_B] for each in inputs)), kept_NCHW[index_B] / self._length()
+                Inputs(*(tensor[index_B] for tensor in inputs)), kept_NCHW[index_B] / self._length()
             )
 
     def _length(self) -> Tensor:

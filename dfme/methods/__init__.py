@@ -82,12 +82,12 @@ def entry_of(job: Job) -> MethodEntry:
     return find_method(job.method, job.objects.get("method.name"))
 
 
-def find_method(name: str, given: Any = None) -> MethodEntry:
+def find_method(name: str, own_class: Any = None) -> MethodEntry:
     """Entry of a method by name, or by ``module:Class``; UserError where there is none.
 
     ``given`` is the class itself, where it was handed over in Python.
     """
-    if given is None and ":" not in name:
+    if own_class is None and ":" not in name:
         if name not in METHODS:
             raise UserError(
                 "--method.name: "
@@ -95,7 +95,7 @@ def find_method(name: str, given: Any = None) -> MethodEntry:
             )
         return METHODS[name]
     try:
-        return _own_entry(given or find_target(name, "--method.name"))
+        return _own_entry(own_class or find_target(name, "--method.name"))
     except (ValueError, TypeError, NameError) as error:
         raise UserError(f"--method.name {name}: {error}") from error
 

@@ -4,7 +4,6 @@ A method does no I/O, no logging, no evaluation.
 """
 
 from abc import ABC
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -94,7 +93,7 @@ class Method(ABC):
         self.deferred = components.deferred
         self._generator = components.generator
         self._hold_out = components.hold_out
-        self.recent_batches: deque[tuple[Tensor, Tensor]] = deque(maxlen=1)
+        self.recent: tuple[Tensor, Tensor] | None = None  # last images paid for, and answers
         self._own_parts: dict[str, Any] = {}  # of a method, with a state each
 
     @staticmethod
@@ -163,13 +162,6 @@ class Method(ABC):
         """Facts that the method adds to the run's summary."""
         return {}
 
-    @property
-    def recent(self) -> tuple[Tensor, Tensor] | None:
-        """The last images paid for with the students, and their answers; none before the first
-        step.
-        """
-        return self.recent_batches[-1] if self.recent_batches else None
-
     def prepare(self) -> tuple[str, ...]:
         """Ask, once, what must precede the first step, as ``check`` or ``seed``; lines for the
         user.
@@ -222,7 +214,7 @@ class Method(ABC):
             x_BCHW, answers = with_answers(x_BCHW, answers)
             if len(answers) == 0:
                 return {}
-        self.recent_batches.append((x_BCHW, answers))
+        self.recent = x_BCHW, answers
         if self._hold_out is not None and self._hold_out(x_BCHW, answers):
             return {}
         return self.students.learn(x_BCHW, answers, keep)
@@ -245,17 +237,11 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on but the students, which have a state of their own."""
-        parts = {name: part.state_dict() for name, part in self._parts_with_state.items()}
-        return parts | {
-            "recent": list(self.recent_batches) if (self.recent_batches.maxlen or 1) > 1 else []
-        }
+        return {name: part.state_dict() for name, part in self._parts_with_state.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts_with_state.items():
             part.load_state_dict(state[name])
-        device = next(self.student.parameters()).device
-        for images, answers in state["recent"]:
-            self.recent_batches.append((images.to(device), answers.to(device)))
 
     @property
     def _parts_with_state(self) -> dict[str, Any]:

@@ -170,9 +170,9 @@ class Dfms(DescendingMethod):
         """True if the next ``count`` paid images are proxy images: it is time, and enough are
         left.
         """
-        left = self._proxy.remaining
+        remaining = self._proxy.remaining
         return self.oracle.ledger.share < self.config.proxy_share and (
-            left is None or left >= count
+            remaining is None or remaining >= count
         )
 
     @property

@@ -1,7 +1,6 @@
 """What DFME and MAZE share: the estimator, and the answers that the generator's steps paid for."""
 
 import dataclasses
-from collections import deque
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -41,7 +40,6 @@ class EstimatingMethod(Method):
             components.seed,
         )
         self._own_parts["approximate_gradients"] = self.approximate_gradients
-        self.recent_batches = deque(maxlen=self.approximate_gradients.remembers)
         self.last_objective: Objective | None = None
 
     def disagreement(self, distance: Distance, x_NCHW: Tensor, answers: Tensor) -> Tensor:
@@ -61,7 +59,6 @@ class EstimatingMethod(Method):
                 query_teacher,
                 f,
                 scores=self.student,
-                remembered=self.recent_batches,
                 may_lack=self.oracle.is_service,
             )
             self.last_objective = objective
@@ -87,11 +84,11 @@ class EstimatingMethod(Method):
         assert self.last_objective is not None
         size = self.config.batch_size
         reuse = self.config.reuse and bool(self.last_objective.asked)
-        left = (self._student_steps - reuse) * size
+        unpaid = (self._student_steps - reuse) * size
         metrics: Metrics = {}
         if reuse and self.config.learn_from != "all":
-            metrics |= self.learn(*self.last_objective.first_asked(size), keep_all or not left)
-        return metrics | self.pay_in_batches(left, keep_all)
+            metrics |= self.learn(*self.last_objective.first_asked(size), keep_all or not unpaid)
+        return metrics | self.pay_in_batches(unpaid, keep_all)
 
     @property
     def cost(self) -> int:

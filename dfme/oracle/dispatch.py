@@ -89,12 +89,14 @@ class Dispatcher:
         """Move the teacher's state past a recorded answer; RunError where it would answer
         otherwise.
         """
-        own = self._teacher.info.stateful
-        if own is None or (purpose not in CHARGED and self._ask_undefended is not self._ask):
+        state = self._teacher.info.stateful
+        if state is None or (purpose not in CHARGED and self._ask_undefended is not self._ask):
             return  # an undefended answer moves nothing
         try:
             with torch.no_grad(), torch.autocast(part_BCHW.device.type, enabled=False):
-                own.replay_answer(part_BCHW.clone(), record.answers.to(part_BCHW.device, copy=True))
+                state.replay_answer(
+                    part_BCHW.clone(), record.answers.to(part_BCHW.device, copy=True)
+                )
         except ValueError as error:
             raise RunError(
                 f"the teacher answers otherwise than request {record.seq} on record "
@@ -206,7 +208,7 @@ class Dispatcher:
                 ) from error
             self._limited = self._max_batch = min(limit, self._max_batch or limit)
             smaller = self._split(part, self._max_batch)
-            return [each for one in smaller for each in self._answer(one, purpose, in_vain)]
+            return [each for half in smaller for each in self._answer(half, purpose, in_vain)]
 
     def _persist(self, part: Part, purpose: Purpose, in_vain: Callable[[], bool]) -> Tensor:
         """Ask until there is an answer, or until ``Retries`` gives up."""
@@ -224,7 +226,7 @@ class Dispatcher:
 
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:
         """Charge a part, ask once, and record the answer or what became of the charge."""
-        left = self._limiter.wait(len(part.query_BCHW))
+        sent_at = self._limiter.wait(len(part.query_BCHW))
         code = (
             digest(part.query_BCHW.cpu())
             if self._journal is not None or self._ask.needs_key
@@ -240,9 +242,9 @@ class Dispatcher:
             answers = ask(part.query_BCHW, part.position, code)
         except BaseException as error:
             self._account(seq, error)
-            self._limiter.learn(left, len(part.query_BCHW), error)
+            self._limiter.learn(sent_at, len(part.query_BCHW), error)
             raise
-        self._limiter.learn(left, len(part.query_BCHW))
+        self._limiter.learn(sent_at, len(part.query_BCHW))
         with self._lock:
             self._require_open()
             self._asked.discard(

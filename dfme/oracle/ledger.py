@@ -344,12 +344,12 @@ def _history(path: Path | None, state: dict[str, Any]) -> History:
         )
     history = read_history(path) if path.exists() else History()
     expected = dict.fromkeys(PURPOSES, 0) | state["images"]
-    found = history.images(until=state["seq"])
-    if history.requests < state["seq"] or found != expected:
+    counted = history.images(until=state["seq"])
+    if history.requests < state["seq"] or counted != expected:
         raise RunError(
             f"{path}: expected at least the {state['seq']} charges that the checkpoint counted "
             f"({expected}), "
-            f"got {history.requests} ({found}); restore the ledger that belongs to it, or start a "
-            "new run"
+            f"got {history.requests} ({counted}); restore the ledger that belongs to it, or start "
+            "a new run"
         )
     return history

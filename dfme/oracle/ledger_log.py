@@ -205,7 +205,7 @@ def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) ->
     }:  # it is on record where something is cut
         recorded, now = ({uncut: facts.get("label_mode"), **facts} for facts in (recorded, now))
     before, now = (
-        {name: each[name] for name in each if name not in TOLD_ONLY} for each in (recorded, now)
+        {name: side[name] for name in side if name not in TOLD_ONLY} for side in (recorded, now)
     )
     if differing := list(_differing(before, json.loads(json.dumps(now)))):
         raise UserError(

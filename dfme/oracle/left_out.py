@@ -44,13 +44,13 @@ def left_out_warnings(ledger: Ledger, evaluation: int) -> list[str]:
     set.
     """
     paid = ledger.paid_without_answer
-    whole = paid + ledger.paid_with_answer
-    if paid < MANY * whole and not evaluation:
+    answered = paid + ledger.paid_with_answer
+    if paid < MANY * answered and not evaluation:
         return []
     beside = f", and for {evaluation:,} evaluation images" if evaluation else ""
     reasons = ", ".join(sorted(reason for reason, images in ledger.no_answer.items() if images))
     return [
-        f"the service named none of the classes for {paid:,} of the {whole:,} images paid "
+        f"the service named none of the classes for {paid:,} of the {answered:,} images paid "
         f"for{beside} "
         f"({reasons}): they are left out, and every figure is of the others alone"
     ]
@@ -63,10 +63,11 @@ def require_classes(ledger: Ledger, names: Iterable[str] = (), enough: int = MAX
     """
     unknown = ledger.no_answer[NO_CLASS].total()
     if unknown >= MAX_UNKNOWN > ledger.given.total():
-        said = ", ".join(list(names)[:SHOWN])
+        examples = ", ".join(list(names)[:SHOWN])
         raise Unserved(
             f"the service answered what is none of the classes for {unknown} of the first "
-            f"{unknown + ledger.given.total()} images{f' ({said})' if said else ''}: name all its "
+            f"{unknown + ledger.given.total()} images{f' ({examples})' if examples else ''}: name "
+            "all its "
             "classes in "
             "answer.classes, and in answer.no_answer what it says where it knows none; then start "
             "a new run, "

@@ -2,10 +2,7 @@
 answers.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +14,6 @@ from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
-from dfme.files import AppendFile, whole_lines
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import ABANDONED, Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
@@ -108,20 +104,20 @@ class Oracle:
         self.ledger.require(len(queries_BCHW), purpose)
         if len(queries_BCHW) == 0:
             return read(self._no_answers().to(images_BCHW.device))
-        whole = self._obtain(queries_BCHW, purpose)
+        raw = self._obtain(queries_BCHW, purpose)
         if self._verify_each:
             self._deferred.verify()
         self.after_answer()
         if self.is_service:
-            whole = unmarked(whole)
+            raw = unmarked(raw)
         if charged:
             # On an accelerator nothing waits, so what is out of range may not have been noticed
             # yet.
-            given = whole[~unanswered(whole)] if self.is_service else whole
-            classes_B = top_class(given).clamp(0, self.num_classes - 1)
+            classified = raw[~unanswered(raw)] if self.is_service else raw
+            classes_B = top_class(classified).clamp(0, self.num_classes - 1)
             self.answered = self.answered.to(classes_B.device)
             self.answered.scatter_add_(0, classes_B, torch.ones_like(classes_B))
-        return read(whole).to(images_BCHW.device)
+        return read(raw).to(images_BCHW.device)
 
     @property
     def remaining(self) -> int:
@@ -166,52 +162,6 @@ class Oracle:
         """True if a request is on its way."""
         return self._dispatcher.asking
 
-    @property
-    def defences(self) -> dict[str, Any]:
-        """Texts of defences and ``report`` of defences and watch; empty for a plain teacher."""
-        info = self._teacher
-        found: dict[str, Any] = {"watch": info.watch.report()} if info.watch else {}
-        if info.defences and info.stateful:
-            found = {
-                "defences": list(info.defences),
-                "defence_report": info.stateful.report(),
-                **found,
-            }
-        plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
-        return plain
-
-    def keep_watch(self, path: Path) -> None:
-        """Append to a file what the watch said since the checkpoint, in place of a killed session's
-        lines.
-
-        RunError where the disk refuses, or for a file that holds something else.
-        """
-        size = 0
-        if self._teacher.watch is None or not (lines := self._teacher.watch.drain()):
-            return
-        first = min(line["images"] for line in lines)
-        try:
-            for line in whole_lines(path) if path.exists() else ():
-                if json.loads(line)["images"] >= first:
-                    break
-                size += len(line)
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            raise RunError(
-                f"{path}: expected the lines of a run's watch; remove it to go on"
-            ) from None
-        with closing(AppendFile(path, size)) as file:
-            file.append("".join(json.dumps(line) + "\n" for line in lines).encode())
-
-    def preview(self, images_BCHW: Tensor) -> Tensor | None:
-        """Answers that an honest user would get now, outside the ledger; None if unavailable."""
-        preview = self._teacher.preview
-        if preview is None:
-            return None
-        queries_BCHW = self._checked(images_BCHW, "evaluation")
-        parts = queries_BCHW.split(self._teacher.max_batch or len(queries_BCHW))
-        with torch.no_grad(), torch.autocast(queries_BCHW.device.type, enabled=False):
-            return torch.cat([preview(part.clone()) for part in parts])
-
     def report_to(self, tell: Callable[[str], None]) -> None:
         """Call ``tell`` with a line per failed request; equal reasons have equal lines."""
         self._dispatcher.tell = self._reader.tell = tell
@@ -225,18 +175,20 @@ class Oracle:
             "ledger": self.ledger.state_dict(),
             "journal": None if self._journal is None else self._journal.state_dict(),
             "answered": self.answered,
-            **({"teacher": own.state_dict()} if (own := self._teacher.stateful) else {}),
+            **({"teacher": stateful.state_dict()} if (stateful := self._teacher.stateful) else {}),
         }
 
     def load_teacher_state(self, state: Mapping[str, Any]) -> None:
         """Restore the teacher's state at the checkpoint. ValueError if only one of them has a
         state.
         """
-        own = self._teacher.stateful
-        if ("teacher" in state) != bool(own):
-            raise ValueError(f"expected {'the' if own else 'no'} state of a teacher's defences")
-        if own:
-            own.load_state_dict(state["teacher"])
+        stateful = self._teacher.stateful
+        if ("teacher" in state) != bool(stateful):
+            raise ValueError(
+                f"expected {'the' if stateful else 'no'} state of a teacher's defences"
+            )
+        if stateful:
+            stateful.load_state_dict(state["teacher"])
 
     def checkpointed(self) -> None:
         """Call once a checkpoint with this ``state_dict`` is saved: the journal drops what it

@@ -76,11 +76,13 @@ class Retries:
             return None
         if isinstance(error, Misfit) and (error.for_good or not self._fits):
             return None
-        left = self._policy.patience - (time.monotonic() - self._started)
+        seconds_left = self._policy.patience - (time.monotonic() - self._started)
         asked = (error.retry_after if isinstance(error, Refused) else None) or 0.0
-        if left <= 0 or asked > left:
-            if asked and left > 0:
-                allowed = f"the {left:.1f} s left of {self._policy.patience:g} s of patience"
+        if seconds_left <= 0 or asked > seconds_left:
+            if asked and seconds_left > 0:
+                allowed = (
+                    f"the {seconds_left:.1f} s left of {self._policy.patience:g} s of patience"
+                )
                 self._too_long = f"; it asks to wait {round(asked, 1):,g} s, longer than {allowed}"
             return None
         self._tell(
@@ -153,14 +155,14 @@ class Pace:
             growth = self._growth(self._learnt[0])
             self._learnt = [rate * (1 + growth) for rate in self._learnt]
 
-    def refused(self, now: float, left: float, asked: float | None) -> None:
+    def refused(self, now: float, sent_at: float, asked: float | None) -> None:
         """Note that a request that ``left`` was refused for pace; ``asked``: seconds to wait, if
         any.
 
         Nothing leaves meanwhile. Requests that left before the latest refusal came tell nothing
         new.
         """
-        new = left > self._refused_at
+        new = sent_at > self._refused_at
         if new:
             self._refused_at = now
             self._in_a_row += 1
@@ -230,10 +232,10 @@ class Pace:
             self._learnt = [MARGIN * passed / max(seconds, 1.0) for passed in self._passed]
         else:
             measured = [passed / max(seconds, 1e-3) for passed in self._passed]
-            found = list(map(min, measured, self._learnt))
-            self._reference = max(self._reference, found[0])
+            rates = list(map(min, measured, self._learnt))
+            self._reference = max(self._reference, rates[0])
             if self._ceiling == math.inf:  # it was far slower at first: the mean tells nothing
-                found = [OVERSHOT * rate for rate in self._learnt]
+                rates = [OVERSHOT * rate for rate in self._learnt]
             self._ceiling = self._learnt[0]
             changes = [
                 abs(math.log(new / old)) for new, old in zip(measured, self._learnt, strict=True)
@@ -243,7 +245,7 @@ class Pace:
                 self._unit = unit
                 self._ceiling = math.inf
                 self._reference = 0.0
-            self._learnt = [max(MARGIN * rate, SLOWEST) for rate in found]
+            self._learnt = [max(MARGIN * rate, SLOWEST) for rate in rates]
 
 
 class RateLimiter:
@@ -279,12 +281,12 @@ class RateLimiter:
         self._add_wait(now - arrived)
         return now
 
-    def learn(self, left: float, images: int, error: BaseException | None = None) -> None:
+    def learn(self, sent_at: float, images: int, error: BaseException | None = None) -> None:
         """Learn the outcome of a request that ``wait`` let leave then."""
         now = time.monotonic()
         with self._lock:
             if isinstance(error, Refused) and is_about_pace(error):
-                self._pace.refused(now, left, error.retry_after)
+                self._pace.refused(now, sent_at, error.retry_after)
             elif not isinstance(error, Refused):
                 self._pace.passed(now, images)
 

@@ -49,6 +49,7 @@ from dfme.run.opening import (
     take_up_threads,
     tell_finished,
 )
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
 from dfme.run.threads import take_threads
@@ -98,20 +99,20 @@ def run_job(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             _require_same_run(job, Path(job.config.out or ""))
-        made = build_teacher(job, teacher, device, _sharing(job))
+        built = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
-            held.callback(made.info.close)
-        told = list[str]()
-        job = _fit(job, made, resume, evaluation, told.append)
+            held.callback(built.info.close)
+        lines = list[str]()
+        job = _fit(job, built, resume, evaluation, lines.append)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
-        run = open_run(job, made, device, held, resume, console, evaluation, free and not resume)
+        run = open_run(job, built, device, held, resume, console, evaluation, free and not resume)
         path = run.directory.path
         run.recorder.callback = callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
         for line in [
             *first,
-            *told,
+            *lines,
             *run.notes,
             f"running on {device_name(device)}, recorded in {printable(str(path))}",
         ]:
@@ -178,12 +179,12 @@ def build_teacher(
             if (shape := shape_of(job.config.evaluation)) is None:
                 raise
             try:
-                made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
+                built = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
             except UserError:  # not these images, then
                 raise unknown from None
         line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
-        made.info = replace(made.info, inferred=(line, *made.info.inferred))
-        return made
+        built.info = replace(built.info, inferred=(line, *built.info.inferred))
+        return built
     return make_teacher(job.teacher, {}, device, own=teacher)
 
 
@@ -253,7 +254,7 @@ def open_run(
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
-    settled, data, pool, nets = build_parts(
+    parts = build_parts(
         with_recorded_net(job, record[1] if record else {}),
         teacher,
         device,
@@ -262,27 +263,27 @@ def open_run(
     )
     if not resume:
         require_room(job, teacher, device)
-    notes += take_threads(settled, nets, teacher.spec) if choose_threads else []
-    found = rehearse(
-        settled, teacher, nets, pool, 0 if data is None else len(data), free=is_local(job)
-    )
+    nets = parts.nets
+    data = parts.evaluation
+    notes += take_threads(parts.job, nets, teacher.spec) if choose_threads else []
+    rehearsed = rehearse(parts, teacher, scored=parts.scored, free=is_local(job))
     directory, state, oracle = record or open_record()
-    settle_images(directory.path, digests_of(job, data, pool))
+    settle_images(directory.path, digests_of(job, data, parts.pool))
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
     examination = examination_of(
         data, teacher.spec, mode, device, partial(oracle, purpose="evaluation")
     )
-    (goal, hold_out) = goal_of(job.config, examination, oracle, device)
+    goal, hold_out = goal_of(job.config, examination, oracle, device)
     method = build_method(
         job,
         build_components(
-            settled,
+            parts.job,
             nets,
             oracle,
             streams,
             deferred,
-            pool=pool,
+            pool=parts.pool,
             directory=directory.path,
             hold_out=hold_out,
         ),
@@ -310,8 +311,24 @@ def open_run(
     oracle.report_to(recorder.note)
     if not resume and (inferred := teacher.info.inferred):
         notes.append(f"inferred, since no flag says: {'; '.join(inferred)}")
-    parts = directory, oracle, method, examination, recorder, streams, deferred, Progress()
-    run = Run(job, facts, *parts, device, nets.arch, goal, notes, found=found)
+    run = Run(
+        job=job,
+        facts=facts,
+        directory=directory,
+        oracle=oracle,
+        owner=OwnersRecord(teacher),
+        method=method,
+        examination=examination,
+        recorder=recorder,
+        streams=streams,
+        deferred=deferred,
+        progress=Progress(),
+        device=device,
+        arch=nets.arch,
+        goal=goal,
+        notes=notes,
+        rehearsed=rehearsed,
+    )
     if state:
         with explain_load_errors(directory.checkpoint):
             run.load_state_dict(state)

@@ -101,9 +101,9 @@ def require_paid(
     label = mode.kind == "label"
     for images, answers in pairs:
         form = ((len(images),), torch.int64) if label else ((len(images), classes), torch.float32)
-        found = (*images.shape[1:], images.dtype), (tuple(answers.shape), answers.dtype)
-        if not len(images) or found != ((*spec.shape, torch.float32), form):
-            raise ValueError(f"expected images {spec.shape} and answers {form}, got {found}")
+        received = (*images.shape[1:], images.dtype), (tuple(answers.shape), answers.dtype)
+        if not len(images) or received != ((*spec.shape, torch.float32), form):
+            raise ValueError(f"expected images {spec.shape} and answers {form}, got {received}")
         if not images.isfinite().all() or not (mode.kind == "top_k" or answers.isfinite().all()):
             raise ValueError("expected images and answers of finite numbers, got NaN or infinity")
         if label and not 0 <= int(answers.min()) <= int(answers.max()) < classes:
@@ -150,9 +150,9 @@ def _plain(value: object, where: str) -> Any:
             or value.nbytes > value.untyped_storage().nbytes()
         ):
             raise TypeError(f"{where} is no plain tensor with memory of its own")
-        whole = value.detach().resolve_conj().resolve_neg()
-        in_place = torch.empty_like(whole, device="meta").stride() == whole.stride()
-        return whole if in_place else whole.contiguous()
+        resolved = value.detach().resolve_conj().resolve_neg()
+        in_place = torch.empty_like(resolved, device="meta").stride() == resolved.stride()
+        return resolved if in_place else resolved.contiguous()
     if not isinstance(value, PLAIN):
         raise TypeError(f"{where} is a {type(value).__name__}; expected a tensor, number or text")
     return value

@@ -196,19 +196,12 @@ def _estimator_rules(job: Job) -> list[Rule]:
         config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0)
     )
     levels = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {step}"
-    images = "expected space image or lattice with neighbours, which are images"
-    between = (
-        config.kind == "prior_guided"
-        and config.prior == "neighbours"
-        and config.space == "pre_squash"
-    )
     reused = config.form == "central" and getattr(job.method_config, "reuse", False)
     forward = (
         "expected forward with --method.reuse true, which needs the answer at the point itself"
     )
     return [
         (lattice, "estimator.step", levels),
-        (between, "estimator.prior", images),
         (reused, "estimator.form", forward),
     ]
 

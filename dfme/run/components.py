@@ -49,23 +49,27 @@ def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
     device.
     """
     nets = (state.get("trainer") or {}).get("nets") or {}
-    whole = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
-    if job.config.student.arch != "auto" or "student.arch" in job.objects or not (nets and whole):
+    readable = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
+    if (
+        job.config.student.arch != "auto"
+        or "student.arch" in job.objects
+        or not (nets and readable)
+    ):
         return job  # what is no net is refused as such when it is loaded
     names = [name for name in nets if "members.1." not in name]
-    found = infer_net({name.removeprefix("members.0."): nets[name] for name in names})
-    student = replace(job.config.student, arch=found.arch if found else "auto")
+    recorded = infer_net({name.removeprefix("members.0."): nets[name] for name in names})
+    student = replace(job.config.student, arch=recorded.arch if recorded else "auto")
     return replace(job, config=replace(job.config, student=student))
 
 
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
     """The students and the generator as the seed initialises them, on their device."""
-    own = job.objects.get("student.arch") or find_net(job.config.student.arch)
-    arch, students = build_students(job.config, students_of(job), spec, num_classes, device, own)
+    custom = job.objects.get("student.arch") or find_net(job.config.student.arch)
+    arch, students = build_students(job.config, students_of(job), spec, num_classes, device, custom)
 
     def fresh(number: int) -> list[nn.Module]:
         seed = derived_seed(job.config.seed, f"student round {number}")
-        return fresh_nets(arch, spec, num_classes, seed, len(students), own)
+        return fresh_nets(arch, spec, num_classes, seed, len(students), custom)
 
     return Nets(arch, students, build_generator(job, spec, device), fresh)
 
@@ -76,7 +80,7 @@ def build_students(
     spec: ImageSpec,
     num_classes: int,
     device: torch.device,
-    own: Any = None,
+    custom: Any = None,
 ) -> tuple[str, list[nn.Module]]:
     """The architecture and so many students, as the seed initialises them, on their device.
 
@@ -86,8 +90,8 @@ def build_students(
     arch = config.student.arch
     if arch == "auto":
         arch = auto_net(spec.shape, on_accelerator(device))
-    own = own or find_net(arch)
-    if isinstance(own, nn.Module) and (count > 1 or config.student.rounds):
+    custom = custom or find_net(arch)
+    if isinstance(custom, nn.Module) and (count > 1 or config.student.rounds):
         needed = (
             f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"
         )
@@ -95,19 +99,19 @@ def build_students(
             f"--student.arch: a torch module is one student, but this needs {needed}; give its "
             "class instead"
         )
-    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, own)
+    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, custom)
     return arch, [_place(net, config, device) for net in nets]
 
 
 def fresh_nets(
-    arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int, own: Any = None
+    arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int, custom: Any = None
 ) -> list[nn.Module]:
     """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it
     was.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return [build_net(arch, spec.shape, num_classes, own) for _ in range(number)]
+        return [build_net(arch, spec.shape, num_classes, custom) for _ in range(number)]
 
 
 def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> GeneratorNet | None:
@@ -121,8 +125,8 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     if name != "auto":
         from dfme.nets.own import own_generator
 
-        made = job.objects.get("method.generator") or find_target(name, "--method.generator")
-        net = own_generator(made, latent_size, spec)
+        maker = job.objects.get("method.generator") or find_target(name, "--method.generator")
+        net = own_generator(maker, latent_size, spec)
     elif job.queries.base == "none":
         net = Generator(latent_size, spec)
     else:

@@ -92,10 +92,10 @@ def images_from_run_start(config: Path, content: Mapping[str, Any]) -> dict[str,
 
 def _placed(config: Path, name: str) -> str:
     """A data set's name; that of a folder or a file absolute, if the run began elsewhere."""
-    whole = whole_name(name)
-    if whole in DATASETS or os.path.isabs(whole) or run_start(config) == Path.cwd():
+    absolute = whole_name(name)
+    if absolute in DATASETS or os.path.isabs(absolute) or run_start(config) == Path.cwd():
         return name
-    return resolve_from_run_start(config, whole) + name.removeprefix(whole)
+    return resolve_from_run_start(config, absolute) + name.removeprefix(absolute)
 
 
 def on_record(text: str, folder: Path) -> str:

@@ -18,12 +18,12 @@ from dfme.compute.state import validate_like
 from dfme.data import ImageSet
 from dfme.errors import Unserved
 from dfme.files import make_folder
-from dfme.oracle.oracle import Oracle
 from dfme.report.classified import Classified
 from dfme.report.verdict import relabelled
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid, save_checkpoint
 from dfme.run.checks import HELD_BACK_EVERY
 from dfme.run.lock import wait_for_lock
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Coding
@@ -43,14 +43,11 @@ def score_all(
     """The student's scores and, under names that begin with ``vote_``, those of the vote it is one
     of.
     """
-    found = examination.score(student)
-    of_vote = {} if vote is None else examination.score(vote)
-    own = {
-        name: value
-        for name, value in of_vote.items()
-        if name not in ("teacher_accuracy", "constant_agreement")
-    }
-    return found | {f"vote_{name}": value for name, value in own.items()}
+    figures = examination.score(student)
+    for name, value in ({} if vote is None else examination.score(vote)).items():
+        if name not in ("teacher_accuracy", "constant_agreement"):
+            figures[f"vote_{name}"] = value
+    return figures
 
 
 def evaluated(examination: EvaluationSet | HoldOut) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def classified(
     images = examination.images
     answers = examination.answers
     kind = "held-back queries" if examination.held_back else "evaluation images"
-    own = examination.class_names if len(examination.class_names) == classes else ()
+    class_names = examination.class_names if len(examination.class_names) == classes else ()
     copied = None
     if student is not None and images is not None and answers is not None:
         copied = scores(student, images).argmax(1).cpu().numpy()
@@ -90,27 +87,28 @@ def classified(
         None if examination.labels is None else examination.labels.cpu().numpy(),
         copied,
         None if queries is None else queries.cpu().numpy(),
-        names or own,
-        own,
+        names or class_names,
+        class_names,
         f"{len(examination):,} {kind}",
         held_back=examination.held_back,
     )
 
 
 def under_defences(
-    oracle: Oracle, examination: EvaluationSet | HoldOut, seen: Classified
+    owner: OwnersRecord, examination: EvaluationSet | HoldOut, seen: Classified
 ) -> dict[str, Any]:
     """Facts for summary.json of a teacher with defences or a watch, once the copy is finished."""
-    if "defences" not in (told := oracle.defences):
-        return told
+    facts = owner.facts()
+    if "defences" not in facts:
+        return facts
     served = None
     if isinstance(examination, EvaluationSet):
         answers = [
-            part for part in map(oracle.preview, batches(examination.images)) if part is not None
+            part for part in map(owner.preview, batches(examination.images)) if part is not None
         ]
         if answers:
             served = float((top_class(torch.cat(answers)).cpu().numpy() == seen.student).mean())
-    return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **told}
+    return {"agreement_served": served, "agreement_relabelled": relabelled(seen), **facts}
 
 
 def _pairs(examination: EvaluationSet | HoldOut) -> Iterator[tuple[Tensor, Tensor]]:

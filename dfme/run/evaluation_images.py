@@ -66,25 +66,25 @@ def evaluation_images(
     and what was done to the labels. The digest is that of the images and labels as the data set has
     them.
     """
-    own = chosen_images(config, spec, handed_over)
-    if own is None:
+    chosen = chosen_images(config, spec, handed_over)
+    if chosen is None:
         return None
     folder = whole_name(config.dataset) not in DATASETS
-    data = numbered(own, num_classes, config.classes, class_names, folder=folder)
-    labels = None if config.classes is not None else own.labels
+    data = numbered(chosen, num_classes, config.classes, class_names, folder=folder)
+    labels = None if config.classes is not None else chosen.labels
     if labels is not None and not torch.equal(labels, data.required_labels):
         order = shown_names(data.class_names)
-        tell(f"evaluation: the classes of {own.name} are put in the teacher's order: {order}")
-    if 4 * math.prod(own.images.shape) <= HELD_BYTES:
-        own = replace(own, images=own.batch(slice(None)), read=None)
-        whole = replace(data, images=_taken(own.images, config, spec), read=None)
+        tell(f"evaluation: the classes of {chosen.name} are put in the teacher's order: {order}")
+    if 4 * math.prod(chosen.images.shape) <= HELD_BYTES:
+        chosen = replace(chosen, images=chosen.batch(slice(None)), read=None)
+        normalised = replace(data, images=_taken(chosen.images, config, spec), read=None)
     else:
-        whole = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
+        normalised = replace(data, read=lambda index: _taken(data.batch(index), config, spec))
     # every picture is read here, so one that cannot be is found before anything is asked
-    digest = own.digested().digest
-    for note in own.notes:
+    digest = chosen.digested().digest
+    for note in chosen.notes:
         tell(f"evaluation: {note}")
-    return replace(whole, digest=digest)
+    return replace(normalised, digest=digest)
 
 
 def _taken(x_NCHW: Tensor, config: EvaluationConfig, spec: ImageSpec) -> Tensor:

@@ -94,8 +94,8 @@ def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> st
     worst = 0.0
     for x_BCHW in (images_BCHW[:1], images_BCHW):
         wanted = net(x_BCHW)
-        given = {"images": x_BCHW.numpy()}
-        got = program(x_BCHW) if form == "pt2" else torch.from_numpy(session.run(None, given)[0])
+        inputs = {"images": x_BCHW.numpy()}
+        got = program(x_BCHW) if form == "pt2" else torch.from_numpy(session.run(None, inputs)[0])
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
             raise DfmeError(

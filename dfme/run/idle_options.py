@@ -20,7 +20,7 @@ DRAWING = (
     "method.proxy=procedural",
     "method.name=procedural",
 )
-DIFFERENCES = "estimator.kind=finite_difference,prior_guided,synthetic"
+DIFFERENCES = "estimator.kind=finite_difference,synthetic"
 
 # Options, idle unless one of these has another value than its default, or the one that stands
 # there.
@@ -39,10 +39,8 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "queries.choose queries.balance": ("queries.pool",),
     "queries.programs queries.domain": DRAWING,
     "queries.programs": ("queries.domain=unknown",),
-    "estimator.objective estimator.space estimator.form": (DIFFERENCES,),
-    "estimator.direction": ("estimator.kind=finite_difference,synthetic",),
+    "estimator.objective estimator.space estimator.form estimator.direction": (DIFFERENCES,),
     "estimator.frequencies": ("estimator.direction=dct", "estimator.kind=auto"),
-    "estimator.prior": ("estimator.kind=prior_guided",),
     "estimator.every estimator.synthetic_lr": ("estimator.kind=synthetic",),
     "method.seed_images method.gan_weight method.gradient_penalty": ("method.partial_data",),
     "method.critic_steps method.critic_lr": ("method.partial_data",),

@@ -146,13 +146,13 @@ def _documents(job: Job | Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _departures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    left = decisive(before)
-    right = decisive(after)
-    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    recorded = decisive(before)
+    wanted = decisive(after)
+    keys = [key for key in {**recorded, **wanted} if recorded.get(key) != wanted.get(key)]
     first = int(before["budget"])
     then = int(after["budget"])
     # to the end of its budget, which stays
-    planned = left.get("student.steps") and not left.get("student.rounds")
+    planned = recorded.get("student.steps") and not recorded.get("student.rounds")
     departs = then != first if planned else then < first
     lower = (after.get("until_agreement") or 1.0) < (before.get("until_agreement") or 0.0)
     if lower:
@@ -209,10 +209,10 @@ def locate(path: str) -> str:
     Files that come with dfme come back absolute, so that a job means the same file from any
     directory.
     """
-    found = next(
+    existing = next(
         (place.resolve() for place in (Path(path), PACKAGE / path) if os.path.exists(place)), None
     )
-    return str(found) if found is not None and comes_with_dfme(found) is not None else path
+    return str(existing) if existing is not None and comes_with_dfme(existing) is not None else path
 
 
 def _portable(value: Any) -> Any:

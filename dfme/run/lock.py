@@ -106,8 +106,8 @@ class DirectoryLock:
     def _holder(self) -> tuple[str, str]:
         """Host and process that the file names, a stranger's text perhaps."""
         try:
-            said = json.loads(os.pread(self._fd, MAX_BYTES, 0))
-            return printable(str(said["host"]))[:64], printable(str(said["pid"]))[:20]
+            content = json.loads(os.pread(self._fd, MAX_BYTES, 0))
+            return printable(str(content["host"]))[:64], printable(str(content["pid"]))[:20]
         except (ValueError, LookupError, TypeError, RecursionError):  # none, or not ours
             return "", "unknown"
 

@@ -160,24 +160,26 @@ def require_same_images(
 def take_up_threads(ledger: Ledger, device: torch.device) -> list[str]:
     """Use the first stretch's number of CPU threads, which decides last bits. A line if changed."""
     now = torch.get_num_threads()
-    own = ledger.stretches[0]["threads"] if ledger.stretches and device.type == "cpu" else now
-    ledger.begin(own)
-    if own == now:
+    recorded = ledger.stretches[0]["threads"] if ledger.stretches and device.type == "cpu" else now
+    ledger.begin(recorded)
+    if recorded == now:
         return []
-    torch.set_num_threads(own)
-    said = f"the run was begun with {own} threads of torch, this process had {now}"
-    return [f"threads: {said}; this stretch takes {own}, too"]
+    torch.set_num_threads(recorded)
+    line = f"the run was begun with {recorded} threads of torch, this process had {now}"
+    return [f"threads: {line}; this stretch takes {recorded}, too"]
 
 
 def changed_source(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
     """A line for each module of the user's own that is not the one that the run began with."""
     had, has = (
-        {"teacher": of.get("source"), **of.get("sources", {})} for of in (before or {}, now or {})
+        {"teacher": facts.get("source"), **facts.get("sources", {})}
+        for facts in (before or {}, now or {})
     )
     lines = []
     for name in (name for name in has if has[name] and had.get(name) not in (None, has[name])):
         old, new = (
-            f"{of[name]['file']!r} (sha256 {of[name]['sha256'][:12]!r})" for of in (had, has)
+            f"{facts[name]['file']!r} (sha256 {facts[name]['sha256'][:12]!r})"
+            for facts in (had, has)
         )
         lines.append(f"{name}: {old} is now {new}; if its answers are others, start a new run")
     return lines

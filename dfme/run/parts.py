@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,6 +28,21 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 
 
+@dataclass(frozen=True)
+class RunParts:
+    """A job that fits its teacher, the images of its evaluation and its pool, and its networks."""
+
+    job: Job
+    evaluation: ImageSet | None
+    pool: ImageSource | None
+    nets: Nets
+
+    @property
+    def scored(self) -> int:
+        """Images of the evaluation set; 0 without one."""
+        return 0 if self.evaluation is None else len(self.evaluation)
+
+
 def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
     """The job with its recipe's variants that suit the teacher; ``tell`` hears which those are."""
     varied, line = with_variants(job, teacher.label_mode, teacher.spec.shape)
@@ -42,9 +57,8 @@ def build_parts(
     device: torch.device,
     evaluation: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
-) -> tuple[Job, ImageSet | None, ImageSource | None, Nets]:
-    """The job as it fits the teacher, images of evaluation and pool, networks. UserError where
-    nothing fits.
+) -> RunParts:
+    """The parts of a job. UserError where they do not fit the teacher.
 
     ``evaluation``: images that were handed over. ``tell`` hears what was done to their labels.
     """
@@ -73,18 +87,15 @@ def build_parts(
     pool = open_pool(job, spec)
     for note in getattr(pool, "notes", ()):  # none of a pool of somebody's own, or without one
         tell(f"pool: {note}")
-    return job, data, pool, build_nets(job, spec, teacher.num_classes, device)
+    return RunParts(job, data, pool, build_nets(job, spec, teacher.num_classes, device))
 
 
 def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     """A line for people where a difference along a random direction of large images says next to
     nothing.
     """
-    random = config.kind in ("finite_difference", "synthetic") and config.direction not in (
-        "dct",
-        "range",
-    )
-    if not random or spec.at_once(2) >= 2:
+    random = config.direction not in ("dct", "range")
+    if config.kind == "auto" or not random or spec.at_once(2) >= 2:
         return []
     cosine = math.sqrt(config.directions / spec.numel)
     return [

@@ -85,28 +85,29 @@ def spending(job: Job, teacher: Teacher, method: Method, evaluated: int) -> Spen
 def plan(job: Job) -> str:
     """The table for a job. UserError for whatever would stop the run before its first query."""
     device = choose_device(job.config.device)
-    told = list[str]()
+    notes = list[str]()
     with ExitStack() as held:
         teacher = build_teacher(job, None, device)
         held.callback(teacher.info.close)
         job, variants = with_variants(job, teacher.label_mode, teacher.spec.shape)
         job = within_minutes(job, teacher, is_local(job))
-        job, data, pool, nets = build_parts(job, teacher, device, tell=told.append)
-        method = method_of(job, teacher, nets, pool)
-        scored = 0 if data is None else len(data)
-        spent = spending(job, teacher, method, scored)
+        parts = build_parts(job, teacher, device, tell=notes.append)
+        job = parts.job
+        method = method_of(parts, teacher)
+        spent = spending(job, teacher, method, parts.scored)
         held.callback(torch.set_num_threads, torch.get_num_threads())
-        take_threads(job, nets, teacher.spec)
-        work = Work(job, method, rehearse(job, teacher, nets, pool, scored, free=is_local(job)))
+        take_threads(job, parts.nets, teacher.spec)
+        rehearsed = rehearse(parts, teacher, scored=parts.scored, free=is_local(job))
+        work = Work(job, method, rehearsed)
         rows = [
             *_who(job, teacher),
             *([("variants", variants)] if variants else []),
             *_images(job, spent),
-            ("student", work.training(nets.arch)),
-            ("time", "".join(work.foretold(scored))),
+            ("student", work.training(parts.nets.arch)),
+            ("time", "".join(work.foretold(parts.scored))),
             *_price(job, teacher, spent),
-            *_space(job, teacher, nets, device),
-            *(("note", line) for line in told),
+            *_space(job, teacher, parts.nets, device),
+            *(("note", line) for line in notes),
             ("not in it", "what fails and is asked again"),
         ]
     return table(rows)

@@ -126,14 +126,14 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
 
 def _label_mode(run_dir: Path, config: dict[str, Any]) -> LabelMode:
     """From the summary of a finished run, else from the configuration, if it was given there."""
-    found = (read_summary(run_dir / "summary.json") or config["teacher"])["label_mode"]
-    if found is None:
+    mode = (read_summary(run_dir / "summary.json") or config["teacher"])["label_mode"]
+    if mode is None:
         raise UserError(
             f"{run_dir}: this run is not finished, and its config.yaml does not say "
             "teacher.label_mode; "
             "resume it to its end first"
         )
-    return LabelMode.parse(found)
+    return LabelMode.parse(mode)
 
 
 def retrain(
@@ -208,13 +208,13 @@ def retrain(
 
 def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator) -> PaidAnswers:
     """Paid answers of a run, read as ``settings.answers`` say, if kept as the teacher gave them."""
-    own = paid.answers
+    recorded = paid.answers
     new = settings.answers
-    if new == own:
+    if new == recorded:
         return paid
-    if own.mode(paid.label_mode) != paid.label_mode or (new.repeat, new.vote) != (
-        own.repeat,
-        own.vote,
+    if recorded.mode(paid.label_mode) != paid.label_mode or (new.repeat, new.vote) != (
+        recorded.repeat,
+        recorded.vote,
     ):
         raise UserError(
             "--answers: expected those of the run, which kept no other answers, and none are asked"
@@ -268,8 +268,8 @@ def _train(
     DivergedError for a student that diverges.
     """
     started = time.monotonic()
-    whole = trainer.steps_left
-    at_once = max(1, whole // LINES)
+    steps = trainer.steps_left
+    at_once = max(1, steps // LINES)
     records: list[MetricRecord] = []
     while trainer.steps_left:
         with naming_the_rate(config, trainer):
@@ -281,7 +281,7 @@ def _train(
         scores = examination.score(trainer.delivered)
         agreement = "".join(f"  {text}" for text in agreement_line(scores))
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
-        tell(f"{whole - trainer.steps_left:,} / {whole:,} steps{agreement}{loss}")
+        tell(f"{steps - trainer.steps_left:,} / {steps:,} steps{agreement}{loss}")
     return time.monotonic() - started, Training.of_records(records)
 
 

@@ -39,6 +39,7 @@ from dfme.run.evaluation import (
 from dfme.run.goal import Goal
 from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.scores import compare, scores
 from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work
@@ -95,6 +96,7 @@ class Run:
     facts: dict[str, Any]
     directory: RunDirectory
     oracle: Oracle
+    owner: OwnersRecord
     method: Method
     examination: EvaluationSet | HoldOut
     recorder: Recorder
@@ -106,7 +108,7 @@ class Run:
     goal: Goal | None = None
     notes: Sequence[str] = ()
     looked: bool = False
-    found: Rehearsed | None = None
+    rehearsed: Rehearsed | None = None
 
     @property
     def trainer(self) -> StudentTrainer:
@@ -121,7 +123,7 @@ class Run:
         """
         self.oracle.after_answer = interrupt.heed
         interrupt.asking = self._asks
-        work = Work(self.job, self.method, self.found)
+        work = Work(self.job, self.method, self.rehearsed)
         asked = self.examination.answers is not None or self.examination.held_back
         time, shorter = work.foretold(0 if asked else len(self.examination))
         self.recorder.note(f"{time}: student {work.training(self.arch)}{shorter}")
@@ -167,10 +169,10 @@ class Run:
                 f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
             )
         if finished and self.oracle.remaining and self.goal is not None:
-            left = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
+            rate = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
             self.recorder.note(
                 f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
-                f"{left}"
+                f"{rate}"
             )
         return self.deliver(finished)
 
@@ -206,8 +208,8 @@ class Run:
     def classified(self, student: nn.Module | None = None) -> Classified:
         """Classes by teacher, labels, paid answers and ``student``, as things stand."""
         classes = self.oracle.num_classes
-        told = self.facts.get("class_names")
-        names = told if isinstance(told, list) and len(told) == classes else ()
+        recorded = self.facts.get("class_names")
+        names = recorded if isinstance(recorded, list) and len(recorded) == classes else ()
         seen = classified(self.examination, classes, names, student, self.oracle.answered)
         training = None
         if student is not None:
@@ -238,9 +240,9 @@ class Run:
         name = self.job.method
         budget = self.job.config.images
         cost = self.method.cost
-        each: int = getattr(self.method.config, "generator_steps", 0)
-        steps = budget // cost * each
-        generates = each and hasattr(self.method, "generator_optimizer")
+        per_iteration: int = getattr(self.method.config, "generator_steps", 0)
+        steps = budget // cost * per_iteration
+        generates = per_iteration and hasattr(self.method, "generator_optimizer")
         if self.trainer.steps or steps >= FEW_STEPS or not generates:
             return
         few = f"{steps} steps of {name}'s generator, too few to train it"
@@ -264,7 +266,7 @@ class Run:
         """Save a checkpoint; the journal then lets go of what the checkpoint covers."""
         self.deferred.verify()
         require_finite(self.job.config.student, self.trainer, self.method)
-        self.oracle.keep_watch(self.directory.watch)
+        self.owner.keep_watch(self.directory.watch)
         save_checkpoint(self.directory.checkpoint, self.state_dict())
         self.oracle.checkpointed()
 
@@ -285,10 +287,10 @@ class Run:
 
         Raises ValueError unless ``state`` has the form of this run's own state.
         """
-        own = self.state_dict() | {"oracle": None}
+        form = self.state_dict() | {"oracle": None}
         if ":" in self.job.method:  # a user's method may keep what it likes
-            own["method"] = None
-        validate_like(own, state, "state")
+            form["method"] = None
+        validate_like(form, state, "state")
         self.method.load_state_dict(state["method"])
         self.trainer.load_state_dict(state["trainer"])
         self.examination.load_state_dict(state["examination"])
@@ -300,7 +302,7 @@ class Run:
         replay = self.trainer.replay
         replayed = () if replay is None else replay.batches(oracle.spec.at_once(PAID_AT_ONCE))
         held_back = () if self.goal is None else self.goal.held.paid
-        paid = chain(self.method.recent_batches, held_back, replayed)
+        paid = chain(held_back, replayed)
         require_paid(paid, oracle.spec, oracle.num_classes, oracle.label_mode)
         require_paid(self.examination.paid, oracle.spec, oracle.num_classes, self.examination.mode)
 
@@ -327,13 +329,13 @@ class Run:
         """The contents of summary.json for the student as it is."""
         seen = self.classified(student)
         # it may ask, and the totals count that
-        defended = under_defences(self.oracle, self.examination, seen)
+        defended = under_defences(self.owner, self.examination, seen)
         config = self.job.config
         totals = self.oracle.ledger.totals()
-        known = self.progress.scores.get(
+        latest = self.progress.scores.get(
             (totals.spent, self.trainer.steps)
         )  # those of the last evaluation
-        scored = known or score_all(self.examination, student, self.trainer.vote)
+        scored = latest or score_all(self.examination, student, self.trainer.vote)
         price = self.job.teacher.price_per_1000
         seconds = self.progress.seconds
         added = latest_of_callback(read_metrics(self.directory.metrics))

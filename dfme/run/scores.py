@@ -60,7 +60,12 @@ def compare(scores_NK: Tensor, answers: Tensor, mode: LabelMode) -> dict[str, fl
     if mode.soft:
         divergence = make_distance("kl", mode)
         pairs = zip(scores_NK.split(many), answers.split(many), strict=True)
-        kl_N = torch.cat([divergence(own.double(), told.double()) for own, told in pairs])
+        kl_N = torch.cat(
+            [
+                divergence(student_NK.double(), teacher_NK.double())
+                for student_NK, teacher_NK in pairs
+            ]
+        )
         result["kl"] = kl_N.mean().item()
     return result
 

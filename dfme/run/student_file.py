@@ -86,9 +86,9 @@ def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None)
         with safe_open(path, framework="pt") as file:
             # no mapping
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        own = find_target(arch, "arch") if isinstance(arch, str) else arch
-        build = partial(build_net, name, spec.shape, num_classes, own)
-        if own is None and (outline := on_meta_device(build)) is not None:
+        network = find_target(arch, "arch") if isinstance(arch, str) else arch
+        build = partial(build_net, name, spec.shape, num_classes, network)
+        if network is None and (outline := on_meta_device(build)) is not None:
             # no memory for the size that a file claims, before it is known to fit
             _require_fit(outline, name, state)
         with torch.random.fork_rng(devices=[]):

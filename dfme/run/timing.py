@@ -6,9 +6,8 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +22,11 @@ from dfme.errors import UserError
 from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.queries.pool import ImageSource
 from dfme.queries.sketch import Sketch, sketching
 from dfme.randomness import Streams
-from dfme.run.components import Nets, build_components, build_method
+from dfme.run.components import build_components, build_method
 from dfme.run.divergence import DivergedError, naming_the_rate
-from dfme.run.parts import build_parts, with_placeholder_step
+from dfme.run.parts import RunParts, build_parts, with_placeholder_step
 from dfme.run.scores import evaluation_batch, scores
 from dfme.run.work import Rehearsed, Work
 from dfme.spec import Teacher, TeacherInfo
@@ -66,39 +64,45 @@ class RandomTeacher:
         return scores_BK if mode.kind == "logits" else cut_to(scores_BK.softmax(dim=1), mode)
 
 
-def method_of(job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None) -> Method:
+def method_of(parts: RunParts, teacher: Teacher) -> Method:
     """The method as it begins, on a ledger of its own; what a check would choose is chosen."""
+    job = parts.job
     job = replace(job, estimator=with_placeholder_step(job.estimator, teacher.spec))
     reader = Reader(job.config.answers, teacher.label_mode, teacher.num_classes)
     oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader)
     streams = Streams(job.config.seed, choose_device(job.config.device))
-    parts = build_components(
-        job, nets, oracle, streams, DeferredChecks(), pool=pool, directory=Path()
+    components = build_components(
+        job, parts.nets, oracle, streams, DeferredChecks(), pool=parts.pool, directory=Path()
     )
-    return build_method(job, parts)
+    return build_method(job, components)
 
 
-def rehearse(
-    job: Job, teacher: Teacher, nets: Nets, pool: ImageSource | None, scored: int, free: bool
-) -> Rehearsed | None:
+def rehearse(parts: RunParts, teacher: Teacher, *, scored: int, free: bool) -> Rehearsed | None:
     """Time a few steps of a copy of the run's parts on noise; nothing of the run's own changes.
 
     ``scored``: images of the evaluation set, 0 without one. ``free``: the teacher is one of ours in
     this process, so it is timed, too; any other is not asked, and its stated rate counts. None
     where a part of one's own cannot be copied or rehearsed.
     """
+    job = parts.job
+    nets = parts.nets
     device = choose_device(job.config.device)
     most = min(job.config.student.replay_capacity, 8 * HELD)
     student = replace(job.config.student, replay_store="memory", replay_capacity=most)
-    own = replace(job, config=replace(job.config, student=student))
+    rehearsed = replace(job, config=replace(job.config, student=student))
     try:
         with (
             sketching() as sketch,
             torch.random.fork_rng([device] if device.type == "cuda" else []),
         ):
-            made = copy.deepcopy((nets.students, nets.generator))
-            copied = replace(nets, students=made[0], generator=made[1])
-            method = method_of(own, RandomTeacher(teacher), copied, copy.copy(pool))
+            students, generator = copy.deepcopy((nets.students, nets.generator))
+            copied = RunParts(
+                rehearsed,
+                parts.evaluation,
+                copy.copy(parts.pool),
+                replace(nets, students=students, generator=generator),
+            )
+            method = method_of(copied, RandomTeacher(teacher))
             images = scored or min(2_000, job.config.images // 20) // 2
             with naming_the_rate(job.config.student, method.students, method):
                 return _Stage(job, teacher, method, images, free, sketch).rehearse()
@@ -132,10 +136,10 @@ def within_minutes(
     limit = 60 * config.minutes
     small = replace(job, config=replace(config, student=replace(config.student, arch="cnn_small")))
     with sketching():
-        for own in (job, small) if config.student.arch == "auto" else (job,):
-            few = _few_steps(own, teacher, free, evaluation)
+        for candidate in (job, small) if config.student.arch == "auto" else (job,):
+            few = _few_steps(candidate, teacher, free, evaluation)
             if few.least <= limit:
-                return _taking(few.steps + int((limit - few.least) / few.more), own)
+                return _taking(few.steps + int((limit - few.least) / few.more), candidate)
             if few.arch == "cnn_small":
                 break
     faster = ", a faster student (--student.arch cnn_small)"
@@ -151,7 +155,8 @@ def within_minutes(
     )
 
 
-class _FewSteps(NamedTuple):
+@dataclass(frozen=True)
+class _FewSteps:
     """A student, few of its steps, a run's seconds with them and of one more, and what is
     slowest.
     """
@@ -165,22 +170,32 @@ class _FewSteps(NamedTuple):
 
 def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None) -> _FewSteps:
     """The time of a run with few steps of its student."""
-    job, data, pool, nets = build_parts(job, teacher, choose_device(job.config.device), evaluation)
-    scored = 0 if data is None else len(data)
-    student, images = job.config.student, job.config.images
+    parts = build_parts(job, teacher, choose_device(job.config.device), evaluation)
+    job = parts.job
+    student = job.config.student
+    images = job.config.images
     few = max(10, 10 * len(student.rounds), math.ceil(images / student.batch(images)))
     # by the pace of a long run, since the first calls of a short one are slow
-    found = rehearse(_taking(100 * few, job), teacher, nets, pool, scored, free)
-    jobs = [_taking(steps, job) for steps in (few, 2 * few)]
-    works = [Work(each, method_of(each, teacher, nets, pool), found) for each in jobs]
-    least, twice = (work.whole(scored) for work in works)
+    long = replace(parts, job=_taking(100 * few, job))
+    rehearsed = rehearse(long, teacher, scored=parts.scored, free=free)
+    works = []
+    for steps in (few, 2 * few):
+        short = replace(parts, job=_taking(steps, job))
+        works.append(Work(short.job, method_of(short, teacher), rehearsed))
+    least, twice = (work.seconds_to_end(parts.scored) for work in works)
     if least is None or twice is None:
         raise UserError(
             "--minutes: the steps cannot be rehearsed (a part of your own, or weights that "
             "diverge); "
             "give --student.steps instead, or a lower --student.lr"
         )
-    return _FewSteps(nets.arch, few, least, (twice - least) / few, works[0].slowest(scored))
+    return _FewSteps(
+        arch=parts.nets.arch,
+        steps=few,
+        least=least,
+        more=(twice - least) / few,
+        slowest=works[0].slowest(parts.scored),
+    )
 
 
 def _taking(steps: int, job: Job) -> Job:
@@ -222,8 +237,10 @@ class _Stage:
         if time.perf_counter() - began > LONG_SECONDS:
             return first  # hardly slower than other calls are
         self._method.students.plan = plan
-        left = Work(self._job, self._method, first).left
-        return first if left is not None and left < SHORT_SECONDS else self._parts(PART_SECONDS)
+        seconds = Work(self._job, self._method, first).left
+        return (
+            first if seconds is not None and seconds < SHORT_SECONDS else self._parts(PART_SECONDS)
+        )
 
     def _parts(self, most: float) -> Rehearsed:
         method = self._method
@@ -275,14 +292,14 @@ class _Stage:
             for name, seconds in self._sketch.seconds.items()
         }
         return Rehearsed(
-            image + (answer or 0.0),
-            learnt / charged,
-            fresh,
-            replayed,
-            score,
-            answer,
-            drawn,
-            dict(self._sketch.of_image),
+            image=image + (answer or 0.0),
+            learnt=learnt / charged,
+            fresh=fresh,
+            replayed=replayed,
+            score=score,
+            answer=answer,
+            drawn=drawn,
+            of_drawn=dict(self._sketch.of_image),
         )
 
     def _step(self, images: int, most: float) -> float:

@@ -46,7 +46,7 @@ class UnitTime:
         self._units = kept * self._units + units
 
     @property
-    def each(self) -> float | None:
+    def mean(self) -> float | None:
         """Seconds of a unit; None if not known yet."""
         return self._seconds / self._units if self._units else None
 
@@ -77,8 +77,8 @@ class Work:
     time.
     """
 
-    def __init__(self, job: Job, method: Method, found: Rehearsed | None = None) -> None:
-        self.found = found
+    def __init__(self, job: Job, method: Method, rehearsed: Rehearsed | None = None) -> None:
+        self.rehearsed = rehearsed
         self._asked_times = method.oracle.times
         self._job = job
         self._trainer = method.students
@@ -86,18 +86,18 @@ class Work:
         self._scored = 0
         self._at = time.monotonic()
         foretold = dict[Activity, float]()
-        if found is not None:
-            of_step = found.replayed / self._batch(1.0)
-            foretold = {"training": of_step, "scoring": found.score, "asking": found.image}
+        if rehearsed is not None:
+            of_step = rehearsed.replayed / self._batch(1.0)
+            foretold = {"training": of_step, "scoring": rehearsed.score, "asking": rehearsed.image}
             during = self._trainer.plan.during
             if during is None:
-                again = job.config.student.replay_steps * found.replayed
-                foretold["asking"] += found.learnt * (found.fresh + again)
+                again = job.config.student.replay_steps * rehearsed.replayed
+                foretold["asking"] += rehearsed.learnt * (rehearsed.fresh + again)
             else:
-                foretold["asking"] += during * found.replayed / self._ledger.budget
+                foretold["asking"] += during * rehearsed.replayed / self._ledger.budget
         kinds: tuple[Activity, ...] = ("asking", "training", "scoring")
         self._times = {kind: UnitTime(foretold.get(kind)) for kind in kinds}
-        self._answered = found is None or found.answer is not None
+        self._answered = rehearsed is None or rehearsed.answer is not None
         if not self._answered:  # the teacher's own time is in what is measured alone
             self._times["asking"] = UnitTime(foretold["asking"], trust=1e-6)
         self._left = self.left
@@ -119,10 +119,10 @@ class Work:
         """Seconds of all that is to come; None if a part of it is not known."""
         seconds = 0.0
         for kind, units in self._to_come.items():
-            each = self._times[kind].each
-            if each is None and units and kind != "scoring":  # of which the first comes late
+            mean = self._times[kind].mean
+            if mean is None and units and kind != "scoring":  # of which the first comes late
                 return None
-            seconds += (each or 0.0) * units
+            seconds += (mean or 0.0) * units
         return seconds
 
     @property
@@ -145,11 +145,11 @@ class Work:
         """Student steps between two looks at the clock, of those in rounds; no result depends on
         it.
         """
-        each = self._times["training"].each
+        mean = self._times["training"].mean
         return (
             1
-            if each is None
-            else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (each * self._now))))
+            if mean is None
+            else min(STEPS_AT_ONCE, max(1, int(LOOK_SECONDS / (mean * self._now))))
         )
 
     @property
@@ -158,14 +158,14 @@ class Work:
         plan = self._trainer.plan
         if plan.during is not None:
             return plan.edges[-1]
-        batches = self.found.learnt * self._ledger.budget if self.found else 0.0
+        batches = self.rehearsed.learnt * self._ledger.budget if self.rehearsed else 0.0
         return round(batches * (1 + self._job.config.student.replay_steps))
 
     def standing(self, seconds: float) -> Standing:
         """The run's progress now, after so many seconds of it; for another thread, too."""
-        known = self._left if self._answered else None
-        left = None if known is None else max(0.0, known - (time.monotonic() - self._at))
-        share = None if left is None else seconds / max(seconds + left, 1e-9)
+        planned = self._left if self._answered else None
+        remaining = None if planned is None else max(0.0, planned - (time.monotonic() - self._at))
+        share = None if remaining is None else seconds / max(seconds + remaining, 1e-9)
         where = ""
         if self._trainer.steps_due:
             steps = self._trainer.steps
@@ -179,7 +179,7 @@ class Work:
             if len(rounds) > 1:
                 where = f"round {number + 1} of {len(rounds)}, "
             where += f"step {steps - begin:,} of {end - begin:,}"
-        return Standing(self._ledger.spent, share, left, where)
+        return Standing(self._ledger.spent, share, remaining, where)
 
     def training(self, arch: str) -> str:
         """The students, of this architecture, and their steps, in words."""
@@ -194,43 +194,43 @@ class Work:
             f"{images} images{bf16}"
         )
 
-    def whole(self, evaluated: int) -> float | None:
+    def seconds_to_end(self, evaluated: int) -> float | None:
         """Seconds until the run's last file is written; None if a part of them is not known.
 
         ``evaluated``: images that the teacher is still to be asked about, to score on.
         """
-        if self.found is None or (left := self.left) is None:
+        if self.rehearsed is None or (remaining := self.left) is None:
             return None
-        return left + evaluated * (self.found.answer or 0.0) + END_SECONDS
+        return remaining + evaluated * (self.rehearsed.answer or 0.0) + END_SECONDS
 
     def slowest(self, evaluated: int) -> str:
         """The longest part of a run that is still to begin, in words; empty if it is not known."""
-        found = self.found
-        if found is None:
+        rehearsed = self.rehearsed
+        if rehearsed is None:
             return ""
         to_come = self._to_come
         images = to_come["asking"]
-        answer = found.answer or 0.0
-        drawing = sum(found.drawn.values())
+        answer = rehearsed.answer or 0.0
+        drawing = sum(rehearsed.drawn.values())
         parts = dict[str, float]()
-        for program, seconds in found.drawn.items():
-            each = f"{1000 * found.of_drawn[program]:,.0f} ms each"
-            parts[f"drawing images by {program}, {each}"] = seconds * images
+        for program, seconds in rehearsed.drawn.items():
+            pace = f"{1000 * rehearsed.of_drawn[program]:,.0f} ms each"
+            parts[f"drawing images by {program}, {pace}"] = seconds * images
         asking = f"the teacher's answers, {1000 * answer:,.0f} ms each"
         parts[asking] = answer * (images + evaluated)
-        parts["the method's own steps"] = (found.image - answer - drawing) * images
-        parts["the student's steps"] = (self._times["training"].each or 0.0) * to_come["training"]
-        parts["scoring the student"] = found.score * to_come["scoring"]
+        parts["the method's own steps"] = (rehearsed.image - answer - drawing) * images
+        parts["the student's steps"] = (self._times["training"].mean or 0.0) * to_come["training"]
+        parts["scoring the student"] = rehearsed.score * to_come["scoring"]
         longest, part = max((seconds, part) for part, seconds in parts.items())
         return f"{duration(longest)} of it {part}"
 
     def foretold(self, evaluated: int) -> tuple[str, str]:
-        """``whole`` in words, and what would shorten it, if it is long."""
-        seconds = self.whole(evaluated)
-        if self.found is None or seconds is None:
+        """``seconds_to_end`` in words, and what would shorten it, if it is long."""
+        seconds = self.seconds_to_end(evaluated)
+        if self.rehearsed is None or seconds is None:
             return "the time is not known yet", ""
         text = f"about {duration(seconds)} on this machine"
-        if self.found.answer is None:
+        if self.rehearsed.answer is None:
             text += ", the teacher's own time apart"
         student = self._job.config.student
         fewer = "passes" if student.passes and not student.steps else "steps"

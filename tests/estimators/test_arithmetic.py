@@ -23,7 +23,6 @@ pytestmark = pytest.mark.full("generator")
 SPEC = ImageSpec((1, 8, 8), levels=256)
 KINDS: list[dict[str, Any]] = [
     {"form": "central", "directions": 3},
-    {"kind": "prior_guided", "directions": 2},
     {"kind": "synthetic", "every": 2},
 ]
 

@@ -21,7 +21,6 @@ EIGHT_BIT = ImageSpec((1, 8, 8), (-1.0, 1.0), levels=256)
 
 EVERY = [
     *({"direction": name} for name in DIRECTIONS),
-    {"kind": "prior_guided"},
     {"kind": "synthetic"},
 ]
 
@@ -65,9 +64,7 @@ def test_on_a_gpu_directions_are_drawn_there_and_nothing_waits(
     u_BCHW, generator = point(64, spec.shape).cuda(), torch.Generator("cuda").manual_seed(0)
     config = EstimatorConfig(space=space, step=1.0 if space == "lattice" else 1e-3, **settings)
     estimator = make_estimator(config, spec, torch.tanh, 100, 0)
-    objective = replace(
-        composed(toy), features_BFHW=torch.ones(64, 2, 8, 8, device="cuda"), remembered=()
-    )
+    objective = replace(composed(toy), features_BFHW=torch.ones(64, 2, 8, 8, device="cuda"))
     estimator.estimate(objective, u_BCHW, generator)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -106,13 +103,8 @@ FLOATS = ImageSpec((1, 8, 8))
             "at least 3 levels.*got 2",
         ),
         ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step 0.6: .*smaller step"),
-        ({"kind": "auto"}, FLOATS, "--estimator.kind: expected finite_difference"),
+        ({"kind": "auto"}, FLOATS, "--estimator.kind: expected another by now"),
         ({"step": "auto"}, FLOATS, "--estimator.step: expected a number"),
-        (
-            {"kind": "prior_guided", "prior": "neighbours"},
-            FLOATS,
-            "--estimator.prior neighbours: .*image",
-        ),
     ],
 )
 def test_impossible_settings_are_refused_by_their_flag(

@@ -18,10 +18,8 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import StudentConfig
 from dfme.estimators import synthetic
-from dfme.estimators.build import MAKERS
 from dfme.estimators.differences import FORMS
 from dfme.estimators.directions import DIRECTIONS
-from dfme.estimators.prior_guided import PRIORS
 from dfme.estimators.spaces import SPACES
 from dfme.methods import METHODS, disguide
 from dfme.queries import sampler
@@ -72,14 +70,12 @@ METHOD_CASES += [
 ]
 for how in choices(StudentConfig, "augment"):
     METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
-WAYS: list[dict[str, Any]] = [{"kind": kind} for kind in MAKERS if kind != "prior_guided"]
-WAYS += [{"kind": "prior_guided", "prior": prior} for prior in PRIORS]
+WAYS: list[dict[str, Any]] = [{"kind": "finite_difference"}, {"kind": "synthetic"}]
 # Every way in one space; the exhaustive tier has every space, and the other cases too.
 IN_SPACES = [
     [
         case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
         for space, form in zip(SPACES, itertools.cycle(FORMS))
-        if (way.get("prior"), space) != ("neighbours", "pre_squash")
     ]
     for way in WAYS
 ]

@@ -15,7 +15,6 @@ import pytest
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
-from dfme.estimators.build import MAKERS
 from dfme.estimators.differences import FORMS
 from dfme.estimators.directions import DIRECTIONS
 from dfme.estimators.spaces import SPACES
@@ -68,7 +67,7 @@ def test_every_loader_that_is_named_is_there(target):
 
 def test_every_choice_of_an_estimator_has_its_part():
     options = get_type_hints(EstimatorConfig)
-    parts = {"direction": DIRECTIONS, "form": FORMS, "kind": {*MAKERS, "auto"}, "space": SPACES}
+    parts = {"direction": DIRECTIONS, "form": FORMS, "space": SPACES}
     for option, each in parts.items():
         assert {*get_args(options[option])} == {*each}
     assert {*AUTO_LOSS} == {*LABEL_KINDS}

@@ -23,8 +23,6 @@ SETTINGS = {
     "range": ({"direction": "range"}, 1 + 1),
     "image": ({"space": "image"}, 1 + 1),
     "lattice": ({"space": "lattice", "step": 2.0, "direction": "dct"}, 1 + 1),
-    "student": ({"kind": "prior_guided", "directions": 2}, 2 + 1),
-    "neighbours": ({"kind": "prior_guided", "prior": "neighbours", "space": "image"}, 1 + 1),
 }
 
 
@@ -48,7 +46,7 @@ def test_a_step_spends_its_cost_and_the_teacher_counts_as_much(name):
 
 
 @pytest.mark.parametrize(
-    "options", [SETTINGS["neighbours"][0], {"kind": "auto"}, *exhaustive(SETTINGS["range"][0])]
+    "options", [{"kind": "synthetic"}, {"kind": "auto"}, *exhaustive(SETTINGS["range"][0])]
 )
 def test_k_steps_a_round_trip_and_the_rest_are_n_steps_bit_for_bit(options):
     goes_on_bit_for_bit(

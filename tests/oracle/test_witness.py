@@ -12,6 +12,7 @@ from dfme.errors import BudgetExhausted, Refused, Unanswered
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.run.owners_record import OwnersRecord
 from dfme.spec import Teacher
 from dfme.teachers.custom import wrap_callable
 
@@ -80,7 +81,7 @@ def test_scoring_asks_the_truth_and_is_counted() -> None:
     assert torch.equal(oracle(images(9), "evaluation"), teacher._scores(images(9)))
     assert (oracle.ledger.evaluation_queries, oracle.ledger.spent, teacher.answered) == (9, 0, 0)
     assert (
-        oracle.preview(images(9)).argmax(1).tolist()
+        OwnersRecord(taken(teacher)).preview(images(9)).argmax(1).tolist()
         == teacher._answers(images(9), 0).argmax(1).tolist()
     )  # type: ignore[union-attr]
     assert str(teacher.state_dict()) == before
@@ -98,4 +99,4 @@ def test_names_that_mean_something_else_to_a_teacher_without_info_are_left_alone
     teacher = taken(Own().eval())
     oracle = Oracle(teacher, Ledger(20))
     assert len(oracle(images(3), "evaluation")) == 3
-    assert ("teacher" in oracle.state_dict(), oracle.defences) == (False, {})
+    assert ("teacher" in oracle.state_dict(), OwnersRecord(teacher).facts()) == (False, {})

@@ -29,7 +29,6 @@ MADE = {
     "check": "dfme --estimator.kind auto --budget 1200",
     "synthetic": "dfme --estimator.kind synthetic --estimator.every 3 --method.reuse true "
     "--method.student-steps 2",
-    "prior": "dfme --estimator.kind prior_guided --method.batch-size 40",
     "seeds": "maze --method.partial-data procedural --method.seed-images 33 --method.store all",
     "central": "maze --estimator.form central --estimator.directions 3 --method.reuse false",
     "dfms": "dfms --method.gan-steps 1",

@@ -22,7 +22,7 @@ IDLE = [
     ("--estimator.frequencies .5", "--estimator.direction dct or --estimator.kind auto"),
     (
         "--estimator.kind auto --estimator.form central",
-        "--estimator.kind finite_difference,prior_guided",
+        "--estimator.kind finite_difference,synthetic",
     ),
     ("--student.average-every 5", "--student.average"),
     ("--student.optimizer adam --student.momentum .5", "--student.optimizer sgd"),

@@ -243,13 +243,13 @@ def test_a_rehearsal_changes_nothing(words: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_pace_is_foretold_and_then_measured() -> None:
     pace = UnitTime(0.5)
-    assert pace.each == 0.5
+    assert pace.mean == 0.5
     pace.add(TRUST, 1)  # as much as was foretold, four times as slow
-    assert pace.each == pytest.approx(2 * TRUST / (TRUST / 0.5 + 1))
+    assert pace.mean == pytest.approx(2 * TRUST / (TRUST / 0.5 + 1))
     for _ in range(1_000):
         pace.add(3.0, 1)
-    assert pace.each == pytest.approx(3.0, rel=0.01)
-    assert UnitTime(None).each is None
+    assert pace.mean == pytest.approx(3.0, rel=0.01)
+    assert UnitTime(None).mean is None
 
 
 def test_time_left_is_of_the_work_that_is_left() -> None:

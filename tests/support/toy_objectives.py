@@ -73,7 +73,6 @@ def composed(over_images: OverImages) -> Objective:
         toy.teacher,
         lambda x_NCHW, answers: -(toy.student(x_NCHW) - answers).square().mean(1),
         features_BFHW=torch.ones(3, 2, 4, 4),
-        remembered=[(torch.zeros(5, 1, 4, 4), torch.zeros(5, 10))],
         scores=toy.student,
     )
 

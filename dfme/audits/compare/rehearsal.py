@@ -219,8 +219,9 @@ def _fitting(
     here = plan.config.engine not in EXTRAS and choose_device(config.device) == cpu
     unscored = replace(config.evaluation, dataset="none")
     job = replace(cell.job, config=replace(config, device="cpu", evaluation=unscored))
-    job, _, pool, nets = build_parts(job, teacher, cpu)
-    method = method_of(job, teacher, nets, pool)
+    parts = build_parts(job, teacher, cpu)
+    job = parts.job
+    method = method_of(parts, teacher)
     if here:
         require_room(job, teacher, cpu)
 
@@ -229,10 +230,10 @@ def _fitting(
             return None
         threads = torch.get_num_threads()
         torch.set_num_threads(threads_each(plan.jobs))
-        timing = rehearse_run(job, teacher, nets, pool, scored, free=is_local(job))
+        timing = rehearse_run(parts, teacher, scored=scored, free=is_local(job))
         torch.set_num_threads(threads)
         of_others = max(0, sharing - 1) * (config.images + scored)
-        working = Work(job, method, timing).whole(scored + of_others)
+        working = Work(job, method, timing).seconds_to_end(scored + of_others)
         if timing is not None:
             step = timing.replayed / method.students.config.batch(config.images)
             into.of_image.append((step, timing.answer or 0.0))

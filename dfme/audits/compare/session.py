@@ -253,10 +253,10 @@ class Session:
                 # as foretold until its first record (heuristic)
                 shares[name] += min(seconds / units[name], 0.9 * (1 - begun.share))
             pace.add(seconds, (shares[name] - begun.share) * units[name])
-        if pace.each is None:
+        if pace.mean is None:
             return None
         rest = [units[cell.name] * (1 - shares[cell.name]) for cell in self.waiting]
-        return pace.each * max(math.fsum(rest) / min(self._plan.jobs, len(rest)), *rest)
+        return pace.mean * max(math.fsum(rest) / min(self._plan.jobs, len(rest)), *rest)
 
     def _before(self, cell: Cell, reason: str | None) -> Outcome:
         """Facts of a cell before anything runs: it may be finished by an earlier call."""

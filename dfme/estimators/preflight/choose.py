@@ -85,7 +85,9 @@ class Finding:
 
     def candidate(self, step: float) -> StepCandidate:
         """The candidate nearest to a step, in proportion."""
-        return min(self.candidates, key=lambda each: max(each.step / step, step / each.step))
+        return min(
+            self.candidates, key=lambda candidate: max(candidate.step / step, step / candidate.step)
+        )
 
 
 def needs_preflight(config: EstimatorConfig) -> bool:
@@ -191,12 +193,13 @@ def warning(finding: Finding, chosen: EstimatorConfig) -> str | None:
     remedy.
     """
     candidate = finding.candidate(float(chosen.step)) if finding.candidates else None
-    found = 0.0 if candidate is None else candidate.of(chosen.form)
-    if found >= DOUBTFUL:
+    correlation = 0.0 if candidate is None else candidate.of(chosen.form)
+    if correlation >= DOUBTFUL:
         return None
     cause, remedy = _diagnosis(finding, chosen, candidate)
     return (
-        f"warning: the predicted correlation of a difference with the true slope is {found:.2f}: "
+        f"warning: the predicted correlation of a difference with the true slope is "
+        f"{correlation:.2f}: "
         "the "
         f"generator will mostly follow noise; likely cause: {cause}; {remedy}"
     )

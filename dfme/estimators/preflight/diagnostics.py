@@ -48,10 +48,10 @@ class Resolution:
         all.
         """
         places = decimals(answers_NK)
-        known = answers_NK[torch.isfinite(answers_NK)]
+        finite = answers_NK[torch.isfinite(answers_NK)]
         if places is None:
             for dtype, relative in FORMATS.items():
-                if torch.equal(known.to(dtype).to(known.dtype), known):
+                if torch.equal(finite.to(dtype).to(finite.dtype), finite):
                     return cls(None, relative)
         return cls(places)
 

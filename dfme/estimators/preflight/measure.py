@@ -62,13 +62,14 @@ def preflight_calls(config: EstimatorConfig, spec: ImageSpec, scores: bool = Tru
     return [POINTS, POINTS, 2 * POINTS] + [2 * POINTS] * len(steps)
 
 
-def require_budget(left: int, images: int) -> None:
+def require_budget(remaining: int, images: int) -> None:
     """UserError where a check of so many images does not fit into what is left of the budget."""
-    if left < images:
+    if remaining < images:
         raise UserError(
             f"--budget: expected at least {images} images for the check that --estimator.kind auto "
             "and "
-            f"--estimator.step auto begin with, {left} are left; choose both by hand, or give more"
+            f"--estimator.step auto begin with, {remaining} are left; choose both by "
+            f"hand, or give more"
         )
 
 
@@ -171,8 +172,8 @@ class _Check:
         """
         if not self.free or answers.ndim != 2 or self.channel.label_mode.kind == "logits":
             return self.config.objective
-        whole = Resolution.seen(answers).decimals is None and not _hidden(answers).any()
-        return self.config.objective if whole else "kl"
+        exact = Resolution.seen(answers).decimals is None and not _hidden(answers).any()
+        return self.config.objective if exact else "kl"
 
     def _ask(self, x_NCHW: Tensor) -> Tensor:
         return self.channel.ask(self.channel.spec.quantise(x_NCHW))
@@ -228,7 +229,7 @@ class _Check:
 
 def _answered(*answers: Tensor) -> Tensor:
     """Which points (N,) got an answer each time that they were asked. Unserved for too few."""
-    known_N = ~torch.stack([unanswered(each) for each in answers]).any(dim=0)
+    known_N = ~torch.stack([unanswered(part) for part in answers]).any(dim=0)
     if known_N.sum() < MIN_POINTS:
         raise Unserved(
             f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images "
