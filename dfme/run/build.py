@@ -277,18 +277,12 @@ def open_run(
     )
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
+    resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     recorder = held.enter_context(
         Recorder(
             directory.path,
             int(job.config.budget),
-            document(job)
-            | {
-                "resolved": {
-                    "teacher": facts,
-                    "student_arch": nets.arch,
-                    "device": device_name(device),
-                }
-            },
+            document(job) | {"resolved": resolved},
             job.config.wandb,
             bounds=teacher.spec.bounds,
             resume_at=oracle.ledger.spent,
