@@ -155,8 +155,7 @@ def build_teacher(
     device: torch.device,
     meter: Callable[[Teacher], Teacher] | None = None,
 ) -> Teacher:
-    """The job's teacher, or the given one, wrapped by the common keys; ``meter``: see
-    ``make_teacher``.
+    """The job's teacher, or the given one, wrapped by the common keys; ``meter``: of a custom one.
 
     If its file does not say which images it takes, they are the evaluation's, where these have a
     shape.
@@ -195,9 +194,7 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
 
 
 def spared_images(runs: Path) -> int:
-    """Images that the runs of an audit, in a directory, had answers to since another run had
-    asked.
-    """
+    """Images that the runs of an audit, in a directory, had answers to without asking."""
     from dfme.teachers.asked_once import spared
 
     return spared((runs / SHARED).glob("*.sqlite"))
@@ -277,12 +274,18 @@ def open_run(
     )
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
-    resolved = {"teacher": facts, "student_arch": nets.arch, "device": device_name(device)}
     recorder = held.enter_context(
         Recorder(
             directory.path,
             int(job.config.budget),
-            document(job) | {"resolved": resolved},
+            document(job)
+            | {
+                "resolved": {
+                    "teacher": facts,
+                    "student_arch": nets.arch,
+                    "device": device_name(device),
+                }
+            },
             job.config.wandb,
             bounds=teacher.spec.bounds,
             resume_at=oracle.ledger.spent,
