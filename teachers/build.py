@@ -21,7 +21,6 @@ from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS, check_teacher
 from dfme.teachers.label_modes import Wrapper, restrict
-from dfme.teachers.local.pytorch import Normalise
 
 LOGGER = logging.getLogger("dfme")
 
@@ -140,6 +139,8 @@ class _Normalised(Wrapper):
     """A teacher of the user's that wants normalised images, behind an API that takes plain ones."""
 
     def __init__(self, teacher: Teacher, config: TeacherConfig) -> None:
+        from dfme.teachers.local.pytorch import Normalise
+
         super().__init__(teacher)
         self._normalise = Normalise(config.mean, config.std, self.spec.shape[0], self.info.device)
 

@@ -18,8 +18,8 @@ from dfme.report.summary_file import AGREEMENTS, NO_LABELS
 from dfme.report.verdict import warnings
 from dfme.run.build import build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, examination_of, under_defences
-from dfme.run.owners_record import OwnersRecord
 from dfme.run.evaluation_images import evaluation_images
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.student_file import load_student_of_run
 
 

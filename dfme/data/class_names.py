@@ -34,11 +34,11 @@ def shown(name: str) -> str:
     return plain if len(plain) <= 80 else f"{plain[:60]}...{plain[-15:]}"
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], most: int = LISTED) -> str:
     """Names for a message, of many the first."""
     every = [*names]
-    more = f" and {len(every) - LISTED:,} more" if len(every) > LISTED else ""
-    return ", ".join(map(shown, every[:LISTED])) + more
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return ", ".join(map(shown, every[:most])) + more
 
 
 def require_names(names: Sequence[str], where: str) -> None:
@@ -257,9 +257,8 @@ def _odd(what: str, names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The names for a message, of many the first."""
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(printable(name)[:40] for name in names[:SHOWN]) + more
+    """The names of classes for a message, of many the first, each shortened."""
+    return listed([name[:40] for name in names], SHOWN)
 
 
 def _plain(name: str) -> str:

@@ -57,24 +57,26 @@ def read_images(path: Path, shape: Shape) -> ImageSet:
     notes = [*layout.says(part), *_unread(files)]
     if not files.pictures:
         raise UserError(f"data set {part}: expected images ({_endings()}) in it, found none")
-    read = PictureReader(files.pictures, shape, notes)
-    notes += twin_notes(files.pictures, f"data set {part}")
-    notes += picture_notes(files.pictures, f"data set {part}")
-    images = read(slice(None))
-    return ImageSet(path.name, images, notes=notes)
+    read = _reader(files.pictures, shape, notes, part)
+    return ImageSet(path.name, read(slice(None)), notes=notes)
+
+
+def _reader(files: list[Path], shape: Shape, notes: list[str], part: Path) -> PictureReader:
+    """What reads the pictures of a part, after notes on masks among them and on dark pixels."""
+    read = PictureReader(files, shape, notes)
+    notes += twin_notes(files, f"data set {part}")
+    notes += picture_notes(files, f"data set {part}")
+    return read
 
 
 def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
     layout = layout_of(path)
-    if request.split == "train":
-        if layout.train is None:
-            raise UserError(
-                f"data set {path}: expected the folders train and test in it, each with a folder "
-                "per class"
-            )
-        part = layout.train
-    else:
-        part = layout.test
+    part = layout.train if request.split == "train" else layout.test
+    if part is None:
+        raise UserError(
+            f"data set {path}: expected the folders train and test in it, each with a folder per "
+            "class"
+        )
     notes = list(layout.says(part))
     files, labels, classes = _labelled(part, layout, notes)
     if request.split == "test" and not files:
@@ -92,9 +94,7 @@ def _from_folder(path: Path, request: DatasetRequest) -> ImageSet:
         wanted = f"expected images ({_endings()}), labelled ones in one folder per class"
         raise UserError(f"data set {part}: {wanted}, found none")
     shape = request.shape or shape_of(files[0])
-    read = PictureReader(files, shape, notes)
-    notes += twin_notes(files, f"data set {part}")
-    notes += picture_notes(files, f"data set {part}")
+    read = _reader(files, shape, notes, part)
     hollow = torch.empty(len(files), *shape, dtype=torch.uint8, device="meta")
     numbers: Tensor | None = torch.tensor(labels) if classes else None
     data = ImageSet(path.name, hollow, numbers, classes, read, notes)

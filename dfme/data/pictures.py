@@ -2,9 +2,9 @@
 it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dfme.config.imports import blaming
 from dfme.data.class_names import shown
 from dfme.errors import UserError
 from dfme.files import open_file
@@ -53,10 +54,8 @@ class PictureReader:
         """The pictures at an index (N, C, H, W), decoded side by side. UserError names an
         unreadable one.
         """
-        if isinstance(index, slice):
-            picked = list(self._files[index])
-        else:
-            picked = [self._files[number] for number in index.tolist()]
+        places = range(len(self._files))[index] if isinstance(index, slice) else index.tolist()
+        picked = [self._files[place] for place in places]
         images = np.empty((len(picked), *self._shape), dtype=np.uint8)
         with ThreadPoolExecutor() as threads:
             for start in range(0, len(picked), AT_ONCE):
@@ -118,9 +117,8 @@ def opened(file: Path) -> tuple[Any, list[str]]:
         image.load()
         if turned:
             remarks.append(TURNED)
-            image = (
-                image if form == "TIFF" else ImageOps.exif_transpose(image)
-            )  # Pillow turns a TIFF itself
+            # Pillow turns a TIFF itself
+            image = image if form == "TIFF" else ImageOps.exif_transpose(image)
         if image.mode in ("F", "I") or image.mode.startswith("I;16"):
             image = Image.fromarray(_in_eight_bits(image, form))
             remarks.append(DEEP)
@@ -179,14 +177,6 @@ def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
     return scaled.astype(np.uint8)
 
 
-@contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Errors inside become UserErrors that name the file: a damaged picture can raise anything at
-    all.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise UserError(
-            f"data set: {shown(str(file))} cannot be read as an image: {error}"
-        ) from error
+def _named(file: Path) -> AbstractContextManager[None]:
+    """Names the file in all that a damaged picture raises, which can be anything."""
+    return blaming(f"data set: {shown(str(file))} cannot be read as an image", UserError, str)

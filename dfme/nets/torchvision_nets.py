@@ -6,6 +6,8 @@ import functools
 import importlib
 import importlib.util
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -66,21 +68,13 @@ def timm_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
     built.
     """
     plain = name.removeprefix(TIMM)
-    try:
+    with _building(f"arch {name}: cannot be built for images of {_text(shape)}"):
         timm = importlib.import_module("timm")
         fixed = getattr(timm.get_pretrained_cfg(plain), "fixed_input_size", False)
         sized = {"img_size": shape[1:]} if fixed else {}
         net: nn.Module = timm.create_model(
             plain, False, num_classes=num_classes, in_chans=shape[0], **sized
         )
-    except (
-        NotImplementedError
-    ):  # of a net that cannot be built without memory, where that was tried
-        raise
-    except Exception as error:  # a size that does not fit can raise anything at all
-        raise UserError(
-            f"arch {name}: cannot be built for images of {_text(shape)}: {_line(error)}"
-        ) from error
     _check_size(name, shape, net)
     return net
 
@@ -90,18 +84,10 @@ def torchvision_net(name: str, shape: Shape, num_classes: int) -> nn.Module:
     take.
     """
     get_model = import_torchvision("models").get_model
-    try:
+    with _building(f"arch {name}: does not take images of {_text(shape)}"):
         net: nn.Module = get_model(
             name, weights=None, num_classes=num_classes, **_own_arguments(name, shape)
         )
-    except (
-        NotImplementedError
-    ):  # of a net that cannot be built without memory, where that was tried
-        raise
-    except (ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(
-            f"arch {name}: does not take images of {_text(shape)}: {_line(error)}"
-        ) from error
     if shape[0] != 3:
         _replace_stem(net, shape[0])
     _check_size(name, shape, net)
@@ -148,15 +134,20 @@ def _check_size(name: str, shape: Shape, net: nn.Module) -> None:
 
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     hollow = {key: torch.empty_like(tensor, device="meta") for key, tensor in tensors.items()}
+    with torch.no_grad(), _building(f"arch {name}: does not take images of {_text(shape)}"):
+        torch.func.functional_call(net.eval(), hollow, (torch.empty(2, *shape, device="meta"),))
+    net.train()
+
+
+@contextmanager
+def _building(problem: str) -> Iterator[None]:
+    """UserError for whatever a network of others raises, but that it needs real memory."""
     try:
-        with torch.no_grad():
-            torch.func.functional_call(net.eval(), hollow, (torch.empty(2, *shape, device="meta"),))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise UserError(
-            f"arch {name}: does not take images of {_text(shape)}: {_line(error)}"
-        ) from error
-    finally:
-        net.train()
+        yield
+    except (NotImplementedError, UserError):
+        raise
+    except Exception as error:  # a size that does not fit can raise anything
+        raise UserError(f"{problem}: {_line(error)}") from error
 
 
 def _text(shape: Shape) -> str:

@@ -22,18 +22,16 @@ EARLY = 0.1
 # greatest over least value of a panel: above it the axis is logarithmic, if all are positive
 WIDE = 50.0
 
-PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("student's loss", (("student_loss", "fresh answers"), ("replay_loss", "replayed answers"))),
-    ("generator's objective", (("generator_loss", "minimised by the generator"),)),
-    (
-        "gradient norm",
-        (
-            ("upstream_grad_norm", "upstream, at the generator's output"),
-            ("generator_grad_norm", "generator"),
-            ("student_grad_norm", "student"),
-        ),
-    ),
-)
+PANELS: dict[str, dict[str, str]] = {
+    "student's loss": {"student_loss": "fresh answers", "replay_loss": "replayed answers"},
+    "generator's objective": {"generator_loss": "minimised by the generator"},
+    "gradient norm": {
+        "upstream_grad_norm": "upstream, at the generator's output",
+        "generator_grad_norm": "generator",
+        "student_grad_norm": "student",
+    },
+}
+"""Of each panel of losses.png, the metrics and what the legend calls them."""
 
 
 def draw_curve(run: RunFiles, path: Path) -> bool:
@@ -97,13 +95,11 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
     """Draw losses and gradient norms against queries, one panel each; False where none were
     logged.
     """
-    lines_of = {
-        title: [(label, run.series(name)) for name, label in lines] for title, lines in PANELS
-    }
-    drawn = {
-        title: [line for line in lines if len(line[1]) > 1] for title, lines in lines_of.items()
-    }
-    panels = [(title, lines) for title, lines in drawn.items() if lines]
+    panels: dict[str, list[tuple[str, Series]]] = {}
+    for title, metrics in PANELS.items():
+        lines = [(label, run.series(name)) for name, label in metrics.items()]
+        if drawn := [(label, series) for label, series in lines if len(series) > 1]:
+            panels[title] = drawn
     if not panels:
         return without(path)
     height = 0.5 + 1.8 * len(panels)
@@ -112,7 +108,7 @@ def draw_losses(run: RunFiles, path: Path) -> bool:
         left=0.14, right=0.98, bottom=0.5 / height, top=1 - 0.35 / height, hspace=0.24
     )
     grid: Any = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
-    for axes, (title, lines) in zip(grid[:, 0], panels, strict=True):
+    for axes, (title, lines) in zip(grid[:, 0], panels.items(), strict=True):
         for (label, series), colour, dash in zip(
             lines, (BLUE, ORANGE, GREY), ("-", "--", ":"), strict=False
         ):

@@ -4,6 +4,7 @@ limits.
 
 import base64
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,18 @@ def _audited(run: RunFiles) -> list[tuple[str, str]]:
     return [(label, value) for label, value in rows if value]
 
 
-def _answers(run: RunFiles) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class AnswerShares:
+    """A table of the most frequent classes: their shares of each kind's answers, and how many
+    classes are left out.
+    """
+
+    heads: list[str]
+    rows: list[tuple[str, list[str]]]
+    others: int
+
+
+def _answers(run: RunFiles) -> AnswerShares | None:
     """The most frequent classes with their shares of each kind's answers, and the number of
     others.
     """
@@ -158,11 +170,7 @@ def _answers(run: RunFiles) -> dict[str, Any] | None:
         (names[row], [f"{counts[row] / total:.1%}" for _, counts, total in columns])
         for row in frequent
     ]
-    return {
-        "heads": [head for head, _, _ in columns],
-        "rows": rows,
-        "others": len(most) - len(rows),
-    }
+    return AnswerShares([head for head, _, _ in columns], rows, len(most) - len(rows))
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,9 +86,9 @@ class Recorder(AbstractContextManager["Recorder"]):
         pixels_NCHW = np.rint(np.clip((images_NCHW - low) / (high - low), 0.0, 1.0) * 255.0).astype(
             np.uint8
         )
-        arrays: dict[str, Any] = {"images": pixels_NCHW} | (
-            {} if answers is None else {"answers": answers}
-        )
+        arrays: dict[str, Any] = {"images": pixels_NCHW}
+        if answers is not None:
+            arrays["answers"] = answers
         with replacing(self._run_dir / "samples" / f"queries-{queries:09d}.npz") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         for tracker in self._trackers:
@@ -137,24 +138,31 @@ class Recorder(AbstractContextManager["Recorder"]):
 
 
 IN_A_ROW = 3  # logged generator steps that must show a symptom: a single one may by chance
-SYMPTOMS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "difference_zero_share": (
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A sign of gradients that are noise: when a metric's value is one, and the line to show."""
+
+    is_bad: Callable[[float], bool]
+    text: str
+
+
+SYMPTOMS: dict[str, Symptom] = {
+    "difference_zero_share": Symptom(
         lambda share: share > 0.5,
         "{:.0%} of the finite differences are exactly zero; likely cause: rounded answers or 8-bit "
-        "images "
-        "hide so small a step",
+        "images hide so small a step",
     ),
-    "probe_alignment": (
+    "probe_alignment": Symptom(
         lambda cosine: cosine < 0.5,
         "the steps that the API's images carry have a cosine of {:.2f} with those intended; likely "
-        "cause: "
-        "8-bit images round so small a step away",
+        "cause: 8-bit images round so small a step away",
     ),
-    "difference_snr": (
+    "difference_snr": Symptom(
         lambda ratio: ratio < 2.0,
         "finite differences are only {:.2g} times what the answers' rounding hides; likely cause: "
-        "the step "
-        "is too small for answers with so few decimals",
+        "the step is too small for answers with so few decimals",
     ),
 }
 REMEDY = "start a new run with --estimator.kind auto, or see what run.py check recommends"
@@ -170,17 +178,17 @@ class GradientWatch:
     def __init__(self, checked: bool = False) -> None:
         self._remedy = NO_REMEDY if checked else REMEDY
         self._times = dict.fromkeys(SYMPTOMS, 0)
-        self._said = False
+        self._warned = False
 
     def see(self, metrics: Mapping[str, float]) -> str | None:
         """The line to show after these metrics, or None. Records without a symptom's metric do not
         count.
         """
-        for name, (bad, symptom) in SYMPTOMS.items():
+        for name, symptom in SYMPTOMS.items():
             if name not in metrics:
                 continue
-            self._times[name] = self._times[name] + 1 if bad(metrics[name]) else 0
-            if self._times[name] >= IN_A_ROW and not self._said:
-                self._said = True
-                return f"warning: {symptom.format(metrics[name])}; {self._remedy}"
+            self._times[name] = self._times[name] + 1 if symptom.is_bad(metrics[name]) else 0
+            if self._times[name] >= IN_A_ROW and not self._warned:
+                self._warned = True
+                return f"warning: {symptom.text.format(metrics[name])}; {self._remedy}"
         return None

@@ -166,8 +166,7 @@ def build_teacher(
     device: torch.device,
     meter: Callable[[Teacher], Teacher] | None = None,
 ) -> Teacher:
-    """The job's teacher, or the given one, wrapped by the common keys; ``meter``: see
-    ``make_teacher``.
+    """The job's teacher, or the given one, wrapped by the common keys; ``meter``: of a custom one.
 
     If its file does not say which images it takes, they are the evaluation's, where these have a
     shape.
@@ -208,9 +207,7 @@ def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
 
 
 def spared_images(shared: Path) -> int:
-    """Images that runs which share answers in a folder had answers to since another run had
-    asked.
-    """
+    """Images that runs which share answers in a folder had answers to without asking."""
     from dfme.teachers.asked_once import spared
 
     return spared(shared.glob("*.sqlite"))

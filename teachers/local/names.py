@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dfme.data.class_names import listed
 from dfme.errors import UserError
 
 State = dict[str, Tensor]
@@ -43,7 +44,7 @@ AVERAGES = ("ema", "swa", "averag", "shadow", "polyak")
 
 MAX_CANDIDATES = 64  # parts of a file that are held against the network
 MAX_DEPTH = 8  # words before a name
-SHOWN = 5  # names in a message
+NAMED = 5  # names in a message
 
 
 @dataclass(frozen=True)
@@ -169,5 +170,4 @@ def first_words(state: State) -> list[str]:
 
 def some(names: list[str]) -> str:
     """The first of a list of names, and how many more there are."""
-    more = f" and {len(names) - SHOWN:,} more" if names[SHOWN:] else ""
-    return ", ".join(name[:80] for name in names[:SHOWN]) + more
+    return listed(names, NAMED)

@@ -144,19 +144,19 @@ def test_folders_that_are_numbers_are_numbered_by_the_teacher_or_asked_about(
 ) -> None:
     classes = len(announced) if announced else max(5, len(data))
     if wanted is not None:
-        found = numbered(data, classes, None, announced, folder=True)
-        assert found.required_labels.tolist() == wanted
+        result = numbered(data, classes, None, announced, folder=True)
+        assert result.required_labels.tolist() == wanted
         return
     with pytest.raises(
         UserError, match=r"class folders of x are numbers, .* give --evaluation\.classes"
     ):
         numbered(data, classes, None, None, folder=True)
-    found = (
+    result = (
         numbered(data, classes, ",".join(map(str, range(classes))), None, folder=True)
         if classes > 10 or len(data) == 2
         else None
     )
-    assert found is None or found.required_labels.tolist() == [
+    assert result is None or result.required_labels.tolist() == [
         int(name) for name in data.class_names
     ]
 

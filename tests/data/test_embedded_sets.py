@@ -80,8 +80,10 @@ def test_names_are_checked_without_torch() -> None:
         "check(wrong)\n    except Exception as error: print(type(error).__name__)\nprint({'torch', "
         "'torchvision', 'numpy'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["UserError", "UserError", "set()"]
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.split() == ["UserError", "UserError", "set()"]
 
 
 def test_another_size_than_the_sets_own_is_refused() -> None:
@@ -207,9 +209,9 @@ def parts(image_HW: torch.Tensor) -> int:
     """How many connected parts the pixels that are true make, counted by flooding one after the
     other.
     """
-    left, count = {(row, column) for row, column in image_HW.nonzero().tolist()}, 0
-    while left:
-        count, edge = count + 1, [left.pop()]
+    remaining, count = {(row, column) for row, column in image_HW.nonzero().tolist()}, 0
+    while remaining:
+        count, edge = count + 1, [remaining.pop()]
         while edge:
             row, column = edge.pop()
             near = {
@@ -217,8 +219,8 @@ def parts(image_HW: torch.Tensor) -> int:
                 (row - 1, column),
                 (row, column + 1),
                 (row, column - 1),
-            } & left
-            left -= near
+            } & remaining
+            remaining -= near
             edge += near
     return count
 

@@ -249,12 +249,12 @@ def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) 
 
     all_hold(holds, ((name,) for name in says))
     assert len(load_dataset(str(tmp_path / "plain.npz"), "test")) == 60
-    for images, own in (
+    for images, ours in (
         (torch.zeros(4, 1, 8, 8, device="meta"), None),
         (torch.zeros(4, 1, 8, 8), "meta"),
     ):
         with pytest.raises(UserError, match=r"evaluation: expected tensors or arrays .*meta"):
-            handed_over(images, None if own is None else torch.zeros(4, device=own))
+            handed_over(images, None if ours is None else torch.zeros(4, device=ours))
 
 
 LABELS = [0, 2, 1, 2]

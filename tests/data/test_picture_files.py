@@ -144,8 +144,8 @@ def test_modes_of_eight_bits_and_fewer(tmp_path: Path) -> None:
             pixels,
             np.broadcast_to(wanted[:, None, None] if wanted.ndim == 1 else wanted[None], (3, 2, 3)),
         ), name
-        told = any("transparent pixels" in note for note in read(tmp_path / name, 3).notes)
-        assert told == (name in ("LA", "clear", "RGBA")), name
+        noted = any("transparent pixels" in note for note in read(tmp_path / name, 3).notes)
+        assert noted == (name in ("LA", "clear", "RGBA")), name
 
 
 @pytest.mark.parametrize("kind", ["gif", "tif", "png", "webp"])

@@ -87,5 +87,5 @@ def test_at_224_it_is_a_fraction_of_a_students_work() -> None:
         generator = Generator(256, ImageSpec((3, 224, 224)))
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             generator.eval()(torch.zeros(1, 256))
-    assert sum(each.numel() for each in generator.parameters()) < 3_000_000
+    assert sum(item.numel() for item in generator.parameters()) < 3_000_000
     assert counter.get_total_flops() < 2e9

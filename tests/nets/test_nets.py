@@ -183,8 +183,8 @@ def test_a_resumed_run_keeps_the_net_that_auto_was(arch: str, count: int) -> Non
     job = Job(ExtractConfig(), TeacherConfig(), {}, "static", None)
     assert with_recorded_net(job, {"trainer": {"nets": members}}).config.student.arch == arch
     assert with_recorded_net(job, {}) == job
-    own = replace(job, config=ExtractConfig(student=StudentConfig(arch="lenet5")))
-    assert with_recorded_net(own, {"trainer": {"nets": members}}) == own
+    mine = replace(job, config=ExtractConfig(student=StudentConfig(arch="lenet5")))
+    assert with_recorded_net(mine, {"trainer": {"nets": members}}) == mine
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_it_learns_is_saved_and_loads_again(
     net = build_net(f"timm:{name}", shape, 7)
     assert net.training
     net(torch.rand(2, *shape)).sum().backward()
-    assert any(each.grad is not None for each in net.parameters())
+    assert any(item.grad is not None for item in net.parameters())
     save_student(tmp_path / "student.safetensors", net, f"timm:{name}", ImageSpec(shape), 7)
     again, x_BCHW = load_student_of_run(tmp_path / "student.safetensors"), torch.rand(3, *shape)
     assert torch.equal(again(x_BCHW), net.eval()(x_BCHW))

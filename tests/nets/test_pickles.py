@@ -163,7 +163,7 @@ def test_what_pytorch_writes_otherwise_is_not_called_code(tmp_path: Path) -> Non
     marked.note = "a word"  # type: ignore[attr-defined]
     strange = (torch.ones(2).to(torch.float8_e4m3fn), torch.ones(2, dtype=torch.uint16), marked)
     for value, protocol, said in (
-        *((each, 2, "no ordinary") for each in strange),
+        *((item, 2, "no ordinary") for item in strange),
         (VALUE, 4, "pickle_protocol"),
     ):
         torch.save({"fc.weight": value}, tmp_path / "x.pt", pickle_protocol=protocol)

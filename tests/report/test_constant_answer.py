@@ -23,9 +23,9 @@ LABEL = LabelMode("label")
 def by_hand(teacher: list[int], student: list[int]) -> float:
     """The mean over classes, one image after the other."""
     said = defaultdict(list)
-    for own, copied in zip(teacher, student, strict=True):
-        said[own].append(own == copied)
-    return sum(sum(of) / len(of) for of in said.values()) / len(said)
+    for ours, copied in zip(teacher, student, strict=True):
+        said[ours].append(ours == copied)
+    return sum(sum(hits) / len(hits) for hits in said.values()) / len(said)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 1_000])
@@ -39,12 +39,12 @@ def test_balanced_agreement_is_the_mean_over_the_classes_that_the_teacher_answer
     drawn_N = torch.randint(classes, (images,), generator=rng)
     student_N = torch.where(torch.rand(images, generator=rng) < 0.5, teacher_N, drawn_N)
     scores_NK = torch.nn.functional.one_hot(student_N, classes).float()
-    found = compare(scores_NK, teacher_N, LABEL)
-    assert found["agreement_balanced"] == pytest.approx(
+    result = compare(scores_NK, teacher_N, LABEL)
+    assert result["agreement_balanced"] == pytest.approx(
         by_hand(teacher_N.tolist(), student_N.tolist())
     )
     most = max(teacher_N.tolist().count(number) for number in set(teacher_N.tolist()))
-    assert found["constant_agreement"] == pytest.approx(most / images)
+    assert result["constant_agreement"] == pytest.approx(most / images)
 
 
 @pytest.mark.parametrize("counts", [(50, 50), (92, 8), (700, 200, 100), (1,), (3, 0, 1, 0)])

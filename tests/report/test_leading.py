@@ -43,7 +43,7 @@ def test_whom_the_copy_agrees_with_is_said_where_it_matters(tmp_path: Path) -> N
         (run / "summary.json").write_text(json.dumps(SUMMARY | LEADING | more))
         page = page_of(run)
         text = " ".join(page.text)
-        assert [each for each in said if each in text] == list(expected)
+        assert [item for item in said if item in text] == list(expected)
     assert page.after("Defences") == "counting:<b>n</b>=3"
     assert page.after("Defences report") == "counting.<i>asked</i> 400"
     assert page.after("Agreement served") == "70.00%"

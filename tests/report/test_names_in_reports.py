@@ -111,8 +111,8 @@ def test_an_audits_page_and_card_show_names_as_text(tmp_path: Path) -> None:
 
 def test_a_runs_report_shows_names_as_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    told = SUMMARY | {"teacher": {"target": HOSTILE, "num_classes": 10}, "warnings": [HOSTILE]}
-    (run / "summary.json").write_text(json.dumps(told))
+    summary = SUMMARY | {"teacher": {"target": HOSTILE, "num_classes": 10}, "warnings": [HOSTILE]}
+    (run / "summary.json").write_text(json.dumps(summary))
     page_of(run)
     assert steers((run / "report.html").read_text()) == set()
 
@@ -131,8 +131,8 @@ def test_a_shown_command_is_taken_by_a_shell_and_steers_nothing(word: str) -> No
 @pytest.mark.parametrize("word", [HOSTILE, "'\x1b\\'", "\u202e\U000e0041"])
 def test_bash_gives_a_program_the_word_that_was_typed(word: str) -> None:
     shown = shown_command([sys.executable, "-c", "import sys; print(ascii(sys.argv[1]))", word])
-    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ascii(word)
+    process = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == ascii(word)
 
 
 def test_a_long_message_keeps_its_beginning_and_its_end() -> None:

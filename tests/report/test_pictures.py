@@ -82,7 +82,7 @@ def test_every_row_has_a_look_of_its_own_below_the_teachers_name(
     lines = {line.get_label(): line for line in axes.lines}
     assert len({str(lines[f"row{place}"].get_color()) for place in range(10)}) == 10
     looks = {
-        (str(each.get_color()), each.get_linestyle(), each.get_marker()) for each in lines.values()
+        (str(item.get_color()), item.get_linestyle(), item.get_marker()) for item in lines.values()
     }
     assert len(looks) == 14
     assert set(lines["a constant answer"].get_ydata()) == {0.6}, "it has over half"

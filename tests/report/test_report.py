@@ -84,8 +84,8 @@ def test_unfinished_runs_are_reported_and_held_back_queries_named_as_such(tmp_pa
     assert any(text.startswith("So far, 1,000 queries gave a copy") for text in page.text)
     assert page.after("Spent") == "1,000 queries in 4 requests"
     held = {"name": "held-back queries", "images": 2_000, "held_back": True}
-    told = SUMMARY | {"evaluation": held, "accuracy": None, "teacher_accuracy": None}
-    (run / "summary.json").write_text(json.dumps(told))
+    summary = SUMMARY | {"evaluation": held, "accuracy": None, "teacher_accuracy": None}
+    (run / "summary.json").write_text(json.dumps(summary))
     page = page_of(run)
     assert any("97.5% of 2,000 held-back generated queries" in text for text in page.text)
     assert any("no evaluation set" in text for text in page.text)

@@ -180,11 +180,11 @@ def test_the_first_line_comes_before_anything_heavy_is_loaded() -> None:
         "dfme.cli.main "
         "import main\ntry: main(['--budget', '1k'])\nexcept ImportError: print('torch')"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "torch\n"
-    assert done.stderr.startswith("teacher digits.safetensors (embedded digits), method")
+    assert process.stdout == "torch\n"
+    assert process.stderr.startswith("teacher digits.safetensors (embedded digits), method")
 
 
 def test_a_directory_steers_no_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

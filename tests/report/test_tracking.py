@@ -64,19 +64,19 @@ def test_of_a_long_file_a_sample_every_score_and_the_last_of_each_are_read(tmp_p
     records[7]["kl"] = 0.5
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     tracemalloc.start()
-    found = read_metrics(path)
+    result = read_metrics(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3e6  # 0.5.0: 4.2e6, and twice that of twice as many
-    assert len(found) < MAX_STEPS + 60
-    assert [r["queries"] for r in found if "agreement" in r] == list(range(0, count, 250))
-    queries = [r["queries"] or 0 for r in found]
+    assert len(result) < MAX_STEPS + 60
+    assert [r["queries"] for r in result if "agreement" in r] == list(range(0, count, 250))
+    queries = [r["queries"] or 0 for r in result]
     assert queries == sorted(set(queries))
     assert {7, count - 2, count - 1} <= set(queries)
-    assert all(r == {name: records[int(r["queries"] or 0)][name] for name in r} for r in found)
+    assert all(r == {name: records[int(r["queries"] or 0)][name] for name in r} for r in result)
     # what alternates is there in equal parts, from end to end
     for name in names:
-        places = [r["queries"] or 0 for r in found if name in r]
+        places = [r["queries"] or 0 for r in result if name in r]
         assert 800 < len(places) < 1_200
         assert max(after - before for before, after in pairwise([0, *places, count])) < count / 50
 
@@ -165,11 +165,11 @@ def test_samples_are_kept_as_pixels_with_their_answers(
     pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 6, 4), dtype=np.uint8)
     answers = np.random.default_rng(1).random((5, 10)).astype(np.float32)
     images = bounds[0] + pixels.astype(np.float32) / 255 * (bounds[1] - bounds[0])
-    with recorder(tmp_path, bounds=bounds) as kept:
-        kept.samples(300_000, images, answers)
-    with np.load(tmp_path / "samples" / "queries-000300000.npz", allow_pickle=False) as found:
-        np.testing.assert_array_equal(found["images"], pixels)
-        np.testing.assert_array_equal(found["answers"], answers)
+    with recorder(tmp_path, bounds=bounds) as recorded:
+        recorded.samples(300_000, images, answers)
+    with np.load(tmp_path / "samples" / "queries-000300000.npz", allow_pickle=False) as result:
+        np.testing.assert_array_equal(result["images"], pixels)
+        np.testing.assert_array_equal(result["answers"], answers)
 
 
 def test_wandb_that_cannot_be_imported_is_one_line(

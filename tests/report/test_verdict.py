@@ -19,8 +19,8 @@ def seen(
     teacher: Any, labels: Any = None, student: Any = None, classes: int = 10, **more: Any
 ) -> Classified:
     read = [
-        None if each is None else np.asarray(each, dtype=np.int64)
-        for each in (teacher, labels, student)
+        None if item is None else np.asarray(item, dtype=np.int64)
+        for item in (teacher, labels, student)
     ]
     assert read[0] is not None
     return Classified(
@@ -40,9 +40,9 @@ def blurred(labels: Any, right: float, classes: int = 10, seed: int = 1) -> np.n
 
 
 def test_baselines_by_hand() -> None:
-    found = baselines(seen([0, 0, 0, 1], [0, 1, 2, 2], classes=4))
+    result = baselines(seen([0, 0, 0, 1], [0, 1, 2, 2], classes=4))
     balanced = 1 / 2  # of the two classes that the teacher answers
-    assert found == {
+    assert result == {
         "constant_agreement": 0.75,
         "constant_accuracy": 0.5,
         "constant_balanced": balanced,
@@ -55,8 +55,8 @@ def test_baselines_by_hand() -> None:
 def test_answers_are_counted_by_class_and_named() -> None:
     queries = np.array([5, 0, 7])
     names = ("a", "b\x1b[2J", "c")
-    found = histogram(seen([0, 0, 2], student=[1, 0, 2], classes=3, queries=queries, names=names))
-    assert found == {
+    result = histogram(seen([0, 0, 2], student=[1, 0, 2], classes=3, queries=queries, names=names))
+    assert result == {
         **{"classes": [0, 1, 2], "names": ["a", "b?[2J", "c"]},
         **{"teacher": [2, 0, 1], "student": [1, 1, 1], "queries": [5, 0, 7]},
     }
@@ -82,15 +82,15 @@ def test_no_order_is_better_and_of_equals_none_keeps_more_names(classes: int) ->
     for most in (2, 3, 30) * 20:
         table_KK = rng.integers(0, most, (classes, classes))
         labels, teacher = (
-            each.repeat(table_KK.ravel()) for each in np.indices(table_KK.shape).reshape(2, -1)
+            item.repeat(table_KK.ravel()) for item in np.indices(table_KK.shape).reshape(2, -1)
         )
-        found, gained = (
+        result, gained = (
             best_order(labels, teacher, classes),
             table_KK[range(classes), orders].sum(1),
         )
-        assert table_KK[range(classes), found].sum() == gained.max()
-        kept = (orders[gained == gained.max()] == range(classes)).sum(1)
-        assert (found == range(classes)).sum() == kept.max()
+        assert table_KK[range(classes), result].sum() == gained.max()
+        recorded = (orders[gained == gained.max()] == range(classes)).sum(1)
+        assert (result == range(classes)).sum() == recorded.max()
 
 
 def test_a_clone_is_scored_under_the_best_renaming_on_images_that_it_was_not_found_on() -> None:
@@ -120,16 +120,16 @@ def test_another_order_is_told_with_the_accuracy_it_gives(
     labels, order = truth(images, classes), np.roll(np.arange(classes), 1)
     teacher = blurred(order[labels], right, classes)
     names = tuple(f"kind {number}" for number in range(classes))
-    (told,) = warnings(seen(teacher, labels, classes=classes, names=names, label_names=names))
+    (line,) = warnings(seen(teacher, labels, classes=classes, names=names, label_names=names))
     assert (
         f"on {(order[labels] == teacher).mean():.1%} with the labels' classes in another order"
-        in told
+        in line
     )
     if classes > verdict.MAX_NAMED:
-        assert "--evaluation.classes and a file" in told
+        assert "--evaluation.classes and a file" in line
         return
     # What it says to give: the folder's names in the teacher's order. With it the teacher is right.
-    given = shlex.split(told.split("--evaluation.classes ")[1])[0].rstrip(";").split(",")
+    given = shlex.split(line.split("--evaluation.classes ")[1])[0].rstrip(";").split(",")
     assert (np.array([given.index(names[label]) for label in labels]) == teacher).mean() == (
         order[labels] == teacher
     ).mean()
@@ -137,13 +137,13 @@ def test_another_order_is_told_with_the_accuracy_it_gives(
 
 def test_a_teacher_of_one_answer_says_nothing() -> None:
     labels, threes = truth(359), np.full(359, 3)
-    (told,) = warnings(
+    (line,) = warnings(
         seen(threes, labels, student=threes, queries=np.eye(10, dtype=int)[3] * 10_000)
     )
-    assert told.startswith("the teacher answers class 3 to all 359 evaluation images")
+    assert line.startswith("the teacher answers class 3 to all 359 evaluation images")
     assert len(warnings(seen([1, 1, 1]))) == 1  # nor without labels
-    for each in (seen([]), seen([4]), seen([0, 1, 0], labels=[0, 0, 0])):
-        assert warnings(each) == [], (
+    for item in (seen([]), seen([4]), seen([0, 1, 0], labels=[0, 0, 0])):
+        assert warnings(item) == [], (
             "of no image, of one, of labels of one class nothing can be told"
         )
 
@@ -153,9 +153,9 @@ def test_a_teacher_of_one_answer_says_nothing() -> None:
 )
 def test_a_teacher_near_luck_is_told_on_any_number_of_images(images: int, right: float) -> None:
     labels = truth(images)
-    (told,) = warnings(seen(blurred(labels, right), labels))
-    assert "luck would be on 10" in told
-    assert "--teacher.mean and --teacher.std forgotten" in told
+    (line,) = warnings(seen(blurred(labels, right), labels))
+    assert "luck would be on 10" in line
+    assert "--teacher.mean and --teacher.std forgotten" in line
 
 
 @pytest.mark.parametrize(
@@ -164,14 +164,14 @@ def test_a_teacher_near_luck_is_told_on_any_number_of_images(images: int, right:
 )
 def test_who_knows_the_images_is_not_warned_of(classes: int, images: int, right: float) -> None:
     labels = truth(images, classes)
-    known = blurred(labels, right, classes)
-    assert warnings(seen(known, labels, classes=classes)) == []
-    assert warnings(seen(labels, student=known, classes=classes)) == []
+    answers = blurred(labels, right, classes)
+    assert warnings(seen(answers, labels, classes=classes)) == []
+    assert warnings(seen(labels, student=answers, classes=classes)) == []
     for seed in range(
         5
     ):  # of one that guesses no order is told: among so many one always fits a few images
-        told = warnings(seen(blurred(labels, 0.0, classes, seed + 50), labels, classes=classes))
-        assert not any("another order;" in line for line in told)
+        lines = warnings(seen(blurred(labels, 0.0, classes, seed + 50), labels, classes=classes))
+        assert not any("another order;" in line for line in lines)
         # and a good teacher whose accuracy lies within the interval of a constant one's is not
         # called broken
         rng = np.random.default_rng(seed)
@@ -188,11 +188,11 @@ def test_paid_answers_of_one_class_are_told(others: int, total: int, warned: boo
     """Twenty alike may be luck where one class is frequent, and one in ten of another is no
     failure.
     """
-    told = warnings(
+    lines = warnings(
         seen([0, 1], classes=2, queries=np.array([others, total - others]), names=("cat", "dog"))
     )
-    assert bool(told) == warned
-    assert not told or told[0].startswith(
+    assert bool(lines) == warned
+    assert not lines or lines[0].startswith(
         f"the teacher answered class 1 (dog) to {1 - others / total:.1%} of the "
     )
 
@@ -236,20 +236,20 @@ def test_causes_are_told_apart_by_what_is_on_record(
 ) -> None:
     counts = None if queries is None else np.array(queries)
     teacher, student = truth(359), np.where(np.arange(359) < 3, truth(359), 1)
-    (told,) = warnings(seen(teacher, student=student, queries=counts, method=method, **training))
-    assert told.startswith("the student has collapsed: it answers class 1 to ")
-    assert "--recipe" not in told, "the run may be of that recipe"
-    assert cause in told.split("likely cause: ")[1]
-    assert remedy in told.split("; try ")[1]
+    (line,) = warnings(seen(teacher, student=student, queries=counts, method=method, **training))
+    assert line.startswith("the student has collapsed: it answers class 1 to ")
+    assert "--recipe" not in line, "the run may be of that recipe"
+    assert cause in line.split("likely cause: ")[1]
+    assert remedy in line.split("; try ")[1]
 
 
 def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None:
     teacher = np.repeat([0, 1], [270, 90])
-    (told,) = warnings(
+    (line,) = warnings(
         seen(teacher, student=np.where(np.arange(360) % 4 < 3, teacher, 1 - teacher), classes=2)
     )
     assert (
-        "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always" in told
+        "agreement of 75.0% (95% interval 70.3% to 79.2%) is not above the 75.0% of always" in line
     )
     few = seen(np.repeat([0, 1], [20, 10]), student=np.repeat([0, 1, 0], [20, 3, 7]), classes=2)
     assert warnings(few)[0].endswith("likely cause: too few images to tell")
@@ -283,22 +283,22 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
     shares: tuple[float, ...], queries: tuple[int, ...], one_sided: bool
 ) -> None:
     teacher = np.repeat(np.arange(len(shares)), [round(1_000 * share) for share in shares])
-    of = seen(
+    answered = seen(
         teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries)
     )
-    paid = paid_answers(of)
+    paid = paid_answers(answered)
     assert paid is not None
     assert paid["one_sided"] == one_sided
     assert paid["classes_reached"] == sum(map(bool, queries))
     assert paid["share"] == max(queries) / sum(queries)
-    told = " ".join(warnings(of))
-    assert "are of many classes" not in told
-    assert ("one-sided answers" in told) == one_sided or "images unlike" not in told
+    lines = " ".join(warnings(answered))
+    assert "are of many classes" not in lines
+    assert ("one-sided answers" in lines) == one_sided or "images unlike" not in lines
 
 
 def test_a_binary_teacher_that_saw_one_side_alone_is_told_so() -> None:
-    of = seen(halves(), student=np.zeros(200), classes=2, queries=np.array([400, 0]))
-    first, second = warnings(of)
+    answered = seen(halves(), student=np.zeros(200), classes=2, queries=np.array([400, 0]))
+    first, second = warnings(answered)
     assert first.startswith("the teacher answered class 0 to 100.0% of the 400 images paid for")
     assert "one-sided answers: class 0 to 100% of the 400 images paid for, 1 of 2 classes" in second
 
@@ -335,10 +335,10 @@ def test_a_learning_rate_of_zero_is_said_first_and_no_image_is_blamed(
     counts = None if queries is None else np.array(queries)
     student = np.where(np.arange(359) < 3, truth(359), 1)
     training = Training.of_records(log)
-    told = warnings(seen(truth(359), student=student, queries=counts, training=training))
-    assert told[0].startswith(f"the student trained at a learning rate of 0 for {steps} steps")
-    assert "images unlike" not in " ".join(told)
-    assert "unlike its own images" not in " ".join(told)
+    lines = warnings(seen(truth(359), student=student, queries=counts, training=training))
+    assert lines[0].startswith(f"the student trained at a learning rate of 0 for {steps} steps")
+    assert "images unlike" not in " ".join(lines)
+    assert "unlike its own images" not in " ".join(lines)
     few = seen(truth(60), student=np.where(np.arange(60) < 10, truth(60), 1), training=training)
     assert "too few images" not in " ".join(warnings(few))
 
@@ -346,56 +346,56 @@ def test_a_learning_rate_of_zero_is_said_first_and_no_image_is_blamed(
 def test_a_rate_too_small_to_change_a_weight_is_said_as_it_is() -> None:
     log = records(*((50.0 * step, 1e-12, 4.0) for step in range(1, 17)))
     training = Training.of_records(log)
-    told = warnings(seen(truth(359), student=np.ones(359), training=training))
-    assert told[0].startswith("the student trained at a learning rate of 1e-12 for 800 of its 800")
-    assert "schedule" not in told[0]
-    assert "--student.lr" in told[0]
-    assert "it trained at a learning rate of 1e-12, see above" in told[1]
+    lines = warnings(seen(truth(359), student=np.ones(359), training=training))
+    assert lines[0].startswith("the student trained at a learning rate of 1e-12 for 800 of its 800")
+    assert "schedule" not in lines[0]
+    assert "--student.lr" in lines[0]
+    assert "it trained at a learning rate of 1e-12, see above" in lines[1]
 
 
 @pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, []])
 def test_a_rate_that_ends_at_zero_is_none_that_was_zero(log: Any) -> None:
-    known = blurred(truth(359), 0.9)
-    assert warnings(seen(truth(359), student=known, training=Training.of_records(log))) == []
+    answers = blurred(truth(359), 0.9)
+    assert warnings(seen(truth(359), student=answers, training=Training.of_records(log))) == []
 
 
 def test_a_student_that_learnt_is_not_called_still_by_its_last_record_alone() -> None:
-    known = blurred(truth(359), 0.9)
-    assert warnings(seen(truth(359), student=known, training=Training.of_records(ONCE))) == []
+    answers = blurred(truth(359), 0.9)
+    assert warnings(seen(truth(359), student=answers, training=Training.of_records(ONCE))) == []
 
 
 def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
     student = np.where(np.arange(359) < 3, truth(359), 1)
-    of = seen(
+    answered = seen(
         truth(359),
         student=student,
         queries=np.array(SPREAD),
         training=Training.of_records(FLAT_LOSS),
     )
-    assert "did not fall (4 at first, 4 at last)" in warnings(of)[0]
+    assert "did not fall (4 at first, 4 at last)" in warnings(answered)[0]
     late = Training.of_records(FLAT_LOSS[8:])  # when it may have fallen already
-    of = replace(of, training=late)
-    assert "images unlike" in warnings(of)[0]
+    answered = replace(answered, training=late)
+    assert "images unlike" in warnings(answered)[0]
     in_rounds = Training.of_records(FLAT_LOSS, in_rounds=True)
-    assert "images unlike" in warnings(replace(of, training=in_rounds))[0]
-    unlearnt = replace(of, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
+    assert "images unlike" in warnings(replace(answered, training=in_rounds))[0]
+    unlearnt = replace(answered, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
     assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
-    of_one = replace(of, queries=np.array(ONE_SIDED))
+    of_one = replace(answered, queries=np.array(ONE_SIDED))
     worse = replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500)))
     assert "its training: on 500 images" in warnings(worse)[0], (
         "it did not even learn the one answer"
     )
     constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
     assert "one-sided answers" in warnings(constant)[0]
-    learnt = replace(of, training=replace(in_rounds, fit=(0.9, 0.1, 500)))
+    learnt = replace(answered, training=replace(in_rounds, fit=(0.9, 0.1, 500)))
     assert "images unlike" in warnings(learnt)[0]
 
 
 def test_every_warning_fits_five_hundred_letters() -> None:
     long = tuple(f"{number:02}" + "x" * 58 for number in range(20))
     labels = truth(400, 20)
-    (told,) = warnings(
+    (line,) = warnings(
         seen(np.roll(np.arange(20), 1)[labels], labels, classes=20, names=long, label_names=long)
     )
-    assert len(told) <= 500
-    assert "--evaluation.classes and a file of their names" in told
+    assert len(line) <= 500
+    assert "--evaluation.classes and a file of their names" in line

@@ -55,9 +55,9 @@ def records(path: Path) -> list[Any]:
     """
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        found = list(read(path)) if path.stat().st_size > HEADER else []
-        if any(record.HasField("exit") for record in found):
-            return found
+        result = list(read(path)) if path.stat().st_size > HEADER else []
+        if any(record.HasField("exit") for record in result):
+            return result
         time.sleep(0.05)
     raise AssertionError(f"{path} has no end")
 
@@ -110,14 +110,14 @@ def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None
     assert [row["queries"] for row in rows] == [256, 512, 1_024]
     assert [row["agreement"] for row in rows] == [0.125, 0.25, 0.5]
     (log,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
-    found = records(log)
+    result = records(log)
     axis = {
         r.metric.glob_name or r.metric.name: r.metric.step_metric
-        for r in found
+        for r in result
         if r.HasField("metric")
     }
     assert axis["*"] == "queries"
-    (begun,) = [r.run for r in found if r.HasField("run")]
+    (begun,) = [r.run for r in result if r.HasField("run")]
     assert (begun.project, begun.display_name, begun.run_group, [*begun.tags]) == (
         "p",
         "n",
@@ -127,25 +127,27 @@ def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None
     settings = {item.key: json.loads(item.value_json) for item in begun.config.update}
     assert settings["seed"] == 3
     assert settings["method"] == {"name": "dfme"}
-    items = [item for r in found if r.HasField("summary") for item in r.summary.update]
+    items = [item for r in result if r.HasField("summary") for item in r.summary.update]
     summaries = {
         ".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items
     }
     assert summaries["accuracy"] == 0.75
     assert summaries["spent_by_purpose"] == {"student": 1_024}
-    for artifact in (r.artifact for r in found if r.HasField("artifact")):
+    for artifact in (r.artifact for r in result if r.HasField("artifact")):
         (entry,) = artifact.manifest.contents
-        kept = (
+        recorded = (
             tmp_path
             / "run"
             / {"model": "student.safetensors", "report": "report.html"}[artifact.type]
         )
-        assert (entry.path, entry.local_path) == (kept.name, str(kept)), "no second copy elsewhere"
-        assert base64.b64decode(entry.digest) == hashlib.md5(kept.read_bytes()).digest()
-    assert sum(r.HasField("artifact") for r in found) == 2
+        assert (entry.path, entry.local_path) == (recorded.name, str(recorded)), (
+            "no second copy elsewhere"
+        )
+        assert base64.b64decode(entry.digest) == hashlib.md5(recorded.read_bytes()).digest()
+    assert sum(r.HasField("artifact") for r in result) == 2
     assert len(list((tmp_path / "run").glob("wandb/**/*.png"))) == 2
-    left = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    assert all("wandb/logs" in str(path) for path in left), (
+    remaining = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert all("wandb/logs" in str(path) for path in remaining), (
         "nothing outside the run's directory but a log"
     )
     assert not (Path.cwd() / "wandb").exists()
@@ -207,10 +209,10 @@ def in_a_process_of_its_own(tmp_path: Path, **variables: str) -> tuple[float, st
     environment.pop("WANDB_ERROR_REPORTING")
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     before = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, timeout=120, check=True, **pipes
     )
-    return time.monotonic() - before, done.stdout
+    return time.monotonic() - before, process.stdout
 
 
 class Server(http.server.BaseHTTPRequestHandler):

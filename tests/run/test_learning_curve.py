@@ -30,7 +30,10 @@ def curve(level: float, slope: float, *queries: int) -> list[tuple[int, float]]:
     """Agreements whose logit is ``level`` at 1,000 queries and rises by ``slope`` as they grow
     e-fold.
     """
-    return [(each, 1 / (1 + math.exp(-level - slope * math.log(each / 1000)))) for each in queries]
+    return [
+        (queries_so_far, 1 / (1 + math.exp(-level - slope * math.log(queries_so_far / 1000))))
+        for queries_so_far in queries
+    ]
 
 
 def test_the_level_is_that_of_a_straight_line_of_logits_and_is_drawn_on_by_the_rise():
@@ -53,7 +56,7 @@ def test_the_level_follows_the_later_scores_more():
         (q, 1 / (1 + math.exp(-y))) for q, y in ((250, 0.0), (500, 1.0), (1000, 2.0), (2000, 2.0))
     ]
     x, y, w = [-3, -2, -1, 0], [0, 1, 2, 2], [0.125, 0.25, 0.5, 1]  # x in doublings
-    mean_x, mean_y = (sum(map(math.prod, zip(w, of, strict=True))) / sum(w) for of in (x, y))
+    mean_x, mean_y = (sum(map(math.prod, zip(w, scene, strict=True))) / sum(w) for scene in (x, y))
     both = sum(c * (a - mean_x) * (b - mean_y) for a, b, c in zip(x, y, w, strict=True))
     slope = both / sum(c * (a - mean_x) ** 2 for a, c in zip(x, w, strict=True))
     assert start_of(points, IMAGES).level == pytest.approx(mean_y - slope * mean_x)
@@ -99,7 +102,7 @@ def test_without_a_rise_nothing_is_drawn_on(points: list[tuple[int, float]]):
 
 
 def test_a_score_counts_once_for_each_time_that_the_student_learnt():
-    told = [
+    lines = [
         (50, 0.1, 0),
         (100, 0.1, None),
         (100, 0.4, 30),
@@ -108,7 +111,7 @@ def test_a_score_counts_once_for_each_time_that_the_student_learnt():
         (200, 0.6, 60),
     ]
     records = [
-        dict(zip(("queries", "agreement", "student_steps"), each, strict=True)) for each in told
+        dict(zip(("queries", "agreement", "student_steps"), item, strict=True)) for item in lines
     ]
     assert scores_after_training(records) == [(100, 0.4), (200, 0.6)]
 
@@ -128,13 +131,15 @@ def test_the_constants_are_those_of_the_recorded_curves():
     curves = read_curves(CURVES)
     assert law_of(curves) == LAW
     assert CURVES.stat().st_size < 100_000
-    assert all(each.points[-1][0] >= 0.99 * REACH * each.pilot for each in curves)
+    assert all(
+        curve_of_run.points[-1][0] >= 0.99 * REACH * curve_of_run.pilot for curve_of_run in curves
+    )
 
 
 def test_the_truth_lies_in_the_interval_made_from_other_curves_in_four_of_five():
-    told = [*coverage(read_curves(CURVES))]
-    assert {goal for _, goal, _, _ in told} == set(GOALS)
+    covered = [*coverage(read_curves(CURVES))]
+    assert {goal for _, goal, _, _ in covered} == set(GOALS)
     for reached in (True, False):
-        held = [each[3] for each in told if each[2] == reached]
+        held = [item[3] for item in covered if item[2] == reached]
         assert len(held) >= 8
         assert sum(held) / len(held) >= 0.8

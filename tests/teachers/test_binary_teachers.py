@@ -78,15 +78,15 @@ def test_a_function_with_one_score_an_image(of: str, mode: str | None, form: str
 def test_a_function_that_says_its_scores_are_logits_is_cut_at_0(mode: str, form: str) -> None:
     answer: Any = own("logits", form)
     answer.label_mode = "logits"
-    found = wrap_callable(answer, shape=SHAPE, num_classes=2, label_mode=mode)(IMAGES)
+    results = wrap_callable(answer, shape=SHAPE, num_classes=2, label_mode=mode)(IMAGES)
     if mode == "top_k:1":
         top_B = TRUTH["label"]
-        assert torch.equal(found.isnan().int().argmin(dim=1), top_B)
+        assert torch.equal(results.isnan().int().argmin(dim=1), top_B)
         torch.testing.assert_close(
-            found.nansum(dim=1).double(), TRUTH["probabilities"].max(dim=1).values
+            results.nansum(dim=1).double(), TRUTH["probabilities"].max(dim=1).values
         )
     else:
-        torch.testing.assert_close(found.to(TRUTH[mode].dtype), TRUTH[mode], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(results.to(TRUTH[mode].dtype), TRUTH[mode], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["label", None])

@@ -221,8 +221,8 @@ def test_info_stands_for_single_attributes() -> None:
         def __call__(self, images: Tensor) -> Tensor:
             return uniform(images)
 
-    found = wrap_callable(Whole(), max_batch=8).info
-    assert (found.max_batch, found.class_names, found.remote) == (7, ("a", "b", "c", "d"), None)
+    result = wrap_callable(Whole(), max_batch=8).info
+    assert (result.max_batch, result.class_names, result.remote) == (7, ("a", "b", "c", "d"), None)
 
 
 @pytest.mark.parametrize(

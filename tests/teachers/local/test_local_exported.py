@@ -366,7 +366,7 @@ def test_torchscript_is_said_to_be_deprecated_in_one_line(
     assert ["deprecated TorchScript; save net.pt" in message for message in caplog.messages] == [
         True
     ]
-    assert [str(each.message) for each in recwarn] == []
+    assert [str(item.message) for item in recwarn] == []
 
 
 def test_torchscript_needs_its_shape(tmp_path: Path) -> None:

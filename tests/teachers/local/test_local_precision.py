@@ -40,11 +40,11 @@ def images() -> Tensor:
 
 def answers(teacher: Any, images: Tensor) -> list[Tensor]:
     """Under each asker's own settings."""
-    found = []
+    result = []
     for asker in ASKERS:
         with asker():
-            found.append(teacher(images))
-    return found
+            result.append(teacher(images))
+    return result
 
 
 def made(options: dict[str, Any], kind: str = "torch", **common: Any) -> Any:
@@ -61,9 +61,9 @@ def held_to_be_the_owners(
         answers(made(options | {"precision": name}, kind, **common), images)
         for name in ("auto", "ieee", "tf32", "bf16")
     )
-    for found in (exact, ieee, tf32, bf16):
+    for result in (exact, ieee, tf32, bf16):
         assert all(
-            answer.dtype == torch.float32 and torch.equal(answer, found[0]) for answer in found
+            answer.dtype == torch.float32 and torch.equal(answer, result[0]) for answer in result
         )
     assert torch.equal(exact[0], ieee[0])
     assert torch.equal(exact[0], tf32[0])  # of a CPU, which has none
@@ -131,7 +131,7 @@ def test_tf32_holds_inside_a_difference_of_ieee(
 def test_the_white_box_is_seen_in_the_owners_precision(images: Tensor) -> None:
     """And its own logits, of which the truth is made, are what they were."""
     options = (TorchOptions(**SHAPES | {"precision": name}) for name in ("auto", "bf16"))
-    plain, coarse = (load_torch(each, TeacherConfig(), CPU) for each in options)
+    plain, coarse = (load_torch(item, TeacherConfig(), CPU) for item in options)
     mode = LabelMode("logits")
     seen = as_seen(coarse, None, mode, ieee_fp32)(images)
     assert torch.equal(seen, made(SHAPES | {"precision": "bf16"})(images))
@@ -140,8 +140,8 @@ def test_the_white_box_is_seen_in_the_owners_precision(images: Tensor) -> None:
 
 
 def test_it_is_on_record() -> None:
-    for options, found in ((SHAPES, None), (SHAPES | {"precision": "bf16"}, "bf16")):
-        assert teacher_facts(made(options), "torch", options).get("precision") == found
+    for options, result in ((SHAPES, None), (SHAPES | {"precision": "bf16"}, "bf16")):
+        assert teacher_facts(made(options), "torch", options).get("precision") == result
 
 
 def test_tf32_on_a_cpu_is_said_to_be_idle(caplog: pytest.LogCaptureFixture) -> None:
@@ -175,13 +175,13 @@ def test_a_gpus_answers_are_the_owners_whoever_asks() -> None:
     layers = (nn.Conv2d(64, 64, 3, padding=1) for _ in range(4))
     net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 256, 10))
     x_BCHW = torch.randn(32, 64, 16, 16, device="cuda")
-    found = {}
+    result = {}
     for name in ("ieee", "tf32", "bf16"):
         teacher = TorchTeacher(net, ImageSpec((64, 16, 16)), 10, device="cuda", precision=name)
         with ieee_fp32():
-            found[name] = teacher(x_BCHW)
+            result[name] = teacher(x_BCHW)
         with precision.tf32():
-            torch.testing.assert_close(teacher(x_BCHW), found[name], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(teacher(x_BCHW), result[name], rtol=1e-5, atol=1e-6)
     truth = net.double()(x_BCHW.double())
-    off = {name: float((each - truth).abs().max()) for name, each in found.items()}
+    off = {name: float((item - truth).abs().max()) for name, item in result.items()}
     assert 10 * off["ieee"] < off["tf32"] < off["bf16"]

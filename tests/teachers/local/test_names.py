@@ -107,14 +107,14 @@ def test_a_network_beside_its_average_is_said_and_the_other_can_be_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def holds(form: str) -> None:
-        value, taken, other = SEVERAL[form]
+        value, chosen, other = SEVERAL[form]
         caplog.clear()
         is_net(load(tmp_path, value), NET)
-        said = f"takes the weights under {taken}, not those under {other} (--teacher.entry)"
+        said = f"takes the weights under {chosen}, not those under {other} (--teacher.entry)"
         assert [record.getMessage() for record in caplog.records] == [f"teacher: {said}"]
         caplog.clear()
         is_net(load(tmp_path, value, entry=other), OTHER)
-        is_net(load(tmp_path, value, "cnn_small", entry=taken), NET)
+        is_net(load(tmp_path, value, "cnn_small", entry=chosen), NET)
         assert not caplog.records
 
     all_hold(holds, ((form,) for form in SEVERAL))

@@ -67,8 +67,8 @@ def test_published_forms_give_the_plain_state_dict(tmp_path: Path) -> None:
 
     def holds(form: str, zipped: bool) -> None:
         torch.save(PUBLISHED[form](state), path, _use_new_zipfile_serialization=zipped)
-        found, card = read_weights(path)
-        assert_same(found, state)
+        result, card = read_weights(path)
+        assert_same(result, state)
         assert card == Card()
 
     all_hold(holds, itertools.product(PUBLISHED, (True, False)))
@@ -87,23 +87,23 @@ def test_saved_weights_come_back_with_their_card_and_saving_again_gives_the_same
     path, module = tmp_path / "deep" / "teacher.safetensors", net()
     path.parent.mkdir()
     path.write_text("old")
-    known = {
+    scaling = {
         "mean": (0.5,),
         "std": (0.25,),
         "bounds": (-1.0, 1.0),
         "class_names": ("a", "b", "\u00fc"),
     }
     card = Card(
-        arch="lenet5", shape=(1, 8, 8), num_classes=3, accuracy=0.98, recipe={"lr": 0.1}, **known
+        arch="lenet5", shape=(1, 8, 8), num_classes=3, accuracy=0.98, recipe={"lr": 0.1}, **scaling
     )
     contents = set()
     for _ in range(8):
         save_weights(path, module, card)
         contents.add(path.read_bytes())
     assert len(contents) == 1
-    state, found = read_weights(path)
+    state, result = read_weights(path)
     assert_same(state, module.state_dict())
-    assert found == card
+    assert result == card
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     assert (metadata["arch"], metadata["shape"]) == ("lenet5", "[1, 8, 8]")
@@ -277,14 +277,14 @@ def test_every_dtype_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     tensors["empty"] = torch.empty(0, 5)
     tensors["number"] = torch.tensor(2.5)
     save_file(tensors, path, metadata={"format": "pt"})
-    found, metadata = read_safetensors(path)
+    result, metadata = read_safetensors(path)
     expected = load_file(path)
     assert metadata == {"format": "pt"}
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype, name
-        assert found[name].shape == value.shape, name
-        ours, theirs = (each.reshape(-1).view(torch.uint8) for each in (found[name], value))
+        assert result[name].dtype == value.dtype, name
+        assert result[name].shape == value.shape, name
+        ours, theirs = (item.reshape(-1).view(torch.uint8) for item in (result[name], value))
         assert torch.equal(ours, theirs), name
 
 

@@ -80,8 +80,8 @@ def test_answers_equal_those_of_the_teacher_in_this_process(
     answered, truth = result.as_numpy(name), teacher(torch.from_numpy(batch)).numpy()
     if not raw[1] and label_mode.startswith("top_k"):  # in JSON, unrevealed classes are null
         answered = answered.astype(np.float32)
-    for each in (answered, unnamed):
-        assert np.array_equal(each, truth, equal_nan=name == "scores")
+    for item in (answered, unnamed):
+        assert np.array_equal(item, truth, equal_nan=name == "scores")
     assert result.get_response()["id"] == "audit-7"
     assert serving.meter.images == 14
 

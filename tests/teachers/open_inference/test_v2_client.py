@@ -221,9 +221,9 @@ def test_labels_that_are_no_whole_numbers_are_unusable() -> None:
     ],
 )
 def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bool | None) -> None:
-    found = V2Adapter.batch_limit(text)
-    assert found == limit
-    assert type(found) is type(limit)
+    result = V2Adapter.batch_limit(text)
+    assert result == limit
+    assert type(result) is type(limit)
 
 
 def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:

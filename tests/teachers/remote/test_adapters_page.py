@@ -54,7 +54,7 @@ def test_the_example_as_printed(tmp_path: Path) -> None:
             if file:
                 (tmp_path / file).write_text(text)
                 continue
-            done = subprocess.run(
+            process = subprocess.run(
                 ["bash", "-e", "-c", text],
                 cwd=tmp_path,
                 env=environment,
@@ -62,8 +62,8 @@ def test_the_example_as_printed(tmp_path: Path) -> None:
                 text=True,
                 timeout=110,
             )
-            assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-            printed += done.stdout
+            assert process.returncode == 0, f"{text}\n{process.stdout}\n{process.stderr}"
+            printed += process.stdout
     for line in re.findall(
         r"^    ((?:first.yaml|then look|images  |classes  |answers  ).*)$", PAGE, re.M
     ):

@@ -89,9 +89,9 @@ WRONG = {
 def test_any_other_certificate_is_refused_before_anything_is_sent(
     authority, ca_file, whose, tmp_path
 ):
-    own = None if whose == "unknown" else ca_file
+    ours = None if whose == "unknown" else ca_file
     refusal, server = failed(
-        http(b"unsafe"), "certificate (", tls=WRONG[whose](authority, tmp_path), ca_file=own
+        http(b"unsafe"), "certificate (", tls=WRONG[whose](authority, tmp_path), ca_file=ours
     )
     assert (refusal.reason, refusal.retry, server.requests) == ("certificate", False, [])
 
@@ -154,12 +154,12 @@ def test_a_connection_that_is_not_accepted_in_time_was_not_made():
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         address = listener.getsockname()
         waiting = [socket.socket() for _ in range(8)]
-        for each in waiting:  # more than the queue holds: the next one is kept waiting
-            each.setblocking(False)
-            each.connect_ex(address)
+        for item in waiting:  # more than the queue holds: the next one is kept waiting
+            item.setblocking(False)
+            item.connect_ex(address)
         not_connected(f"http://127.0.0.1:{address[1]}", timeout=0.3)
-        for each in waiting:
-            each.close()
+        for item in waiting:
+            item.close()
 
 
 def test_a_service_without_tls_is_no_https_service():

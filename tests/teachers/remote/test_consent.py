@@ -101,7 +101,7 @@ def test_the_machines_own_name_and_addresses_count(monkeypatch):
 
 @pytest.mark.integration
 def test_an_address_is_the_machines_own_if_it_can_be_listened_on():
-    addresses = {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    addresses = {str(result[4][0]) for result in socket.getaddrinfo(socket.gethostname(), None)}
     for address in addresses - {"127.0.0.1", "::1"}:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as listener:

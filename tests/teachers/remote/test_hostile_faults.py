@@ -208,7 +208,7 @@ def test_nothing_that_a_service_says_reaches_a_terminal_raw(status: int, way: st
         {"predictions": [[RAW] * CLASSES]},
     ]
     said += [[{"label": RAW, "score": 0.5}], [{"label": "class 0", "score": RAW}], [{RAW: 1}]]
-    bodies = [RAW.encode("utf-8", "surrogatepass"), *(json.dumps(each).encode() for each in said)]
+    bodies = [RAW.encode("utf-8", "surrogatepass"), *(json.dumps(item).encode() for item in said)]
     given: list[bytes] = []
     lines: list[str] = []
     with hostile({}, way) as server, oracle_on(server, way, patience=0.001) as oracle:

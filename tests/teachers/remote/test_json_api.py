@@ -112,7 +112,7 @@ def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_the_example_with_lists(tmp_path: Path) -> None:
     def answer(asked: Request) -> Any:
         sums = [np.sum(instance["pixels"]) for instance in asked.json["instances"]]
-        return {"predictions": [{"logits": [float(each), *range(9)]} for each in sums]}
+        return {"predictions": [{"logits": [float(entry), *range(9)]} for entry in sums]}
 
     x = levels(5, (1, 8, 8))
     answers, teacher, posted = ask(

@@ -114,7 +114,7 @@ def served_twice_is_lost(served: list[Served], lost: int) -> None:
         keys.setdefault(tuple(entry.queries), set()).add(entry.key)
     repeated = sum(entry.images for entry in served) - sum(len(queries) for queries in keys)
     assert repeated <= lost
-    assert all(len(each) == 1 for each in keys.values())
+    assert all(len(item) == 1 for item in keys.values())
 
 
 def test_a_run_that_is_stopped_in_the_middle_of_requests_goes_on(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def test_the_other_kinds() -> None:
 
 def passing(*first: Any) -> Callable[[Request], Any]:
     """A service that answers so at first, then as it should."""
-    left = list(first)
-    return lambda request: left.pop(0) if left else {"scores": [0.2, 0.3, 0.5]}
+    remaining = list(first)
+    return lambda request: remaining.pop(0) if remaining else {"scores": [0.2, 0.3, 0.5]}
 
 
 @pytest.mark.integration
@@ -198,16 +198,16 @@ def asked(
     """Two batches of answers through an oracle, and what it told."""
     reply, options = made(kind, announced, scores, folder)
     stated = {"shape": SMALL, "num_classes": FOUR} if kind in ("tf-serving", "hf-api") else {}
-    told: list[str] = []
+    lines: list[str] = []
     with Service(reply) as service:
         config = TeacherConfig(kind=kind, label_mode=flag, **stated)  # type: ignore[arg-type]
         teacher: Teacher = make_teacher(
             config, {**options, "url": service.url}, torch.device("cpu")
         )
-        oracle = Oracle(teacher, Ledger(100), tell=told.append)
+        oracle = Oracle(teacher, Ledger(100), tell=lines.append)
         answers = torch.cat([oracle(torch.rand(2, *SMALL)) for _ in range(2)])
         getattr(teacher, "close", lambda: None)()
-    return answers.numpy(), told
+    return answers.numpy(), lines
 
 
 @pytest.mark.integration
@@ -224,7 +224,7 @@ def asked(
 def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(
     kind: str, by: str, mode: str, tmp_path: Path
 ) -> None:
-    answers, told = asked(
+    answers, lines = asked(
         kind,
         mode if by in ("announced", "both") else None,
         mode if by in ("flag", "both") else None,
@@ -233,7 +233,7 @@ def test_what_is_told_beyond_the_label_mode_is_cut_and_said_once(
     )
     expected = np.array([ROUNDED[mode]] * 4, dtype=float).astype(np.float32)
     assert np.array_equal(answers, expected, equal_nan=True)
-    assert told == [f"the service tells more than {mode}; its answers are cut to that"]
+    assert lines == [f"the service tells more than {mode}; its answers are cut to that"]
 
 
 @pytest.mark.integration
@@ -243,9 +243,9 @@ def test_what_is_told_within_it_stays_as_it_is_in_silence(
     kind: str, mode: str | None, tmp_path: Path
 ) -> None:
     scores = ROUNDED[mode or "probabilities"]
-    answers, told = asked(kind, mode, mode, scores, tmp_path)
+    answers, lines = asked(kind, mode, mode, scores, tmp_path)
     assert np.array_equal(answers, np.array([scores] * 4).astype(np.float32))
-    assert told == []
+    assert lines == []
     labels, _ = asked(kind, None, "label", SCORES, tmp_path)
     assert labels.tolist() == [2] * 4
 
