@@ -17,6 +17,10 @@ from dfme.teachers.watch import detection
 from dfme.teachers.watch.detector import Observation
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "teachers/checkpoints/digits.safetensors"
+DIGITS = f"--teacher.checkpoint {WEIGHTS}"
+SERVICE = (
+    "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
+)
 QUIET = ("random order", "pairs")
 NAMES = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
 
@@ -37,7 +41,7 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
 ) -> None:
     monkeypatch.setattr(detection, "SESSIONS", 2)
     write_log(here / "log")
-    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS} --out found") == 0
+    assert run(f"detect log --benign digits {DIGITS} --out found") == 0
     shown, told = capsys.readouterr().out, json.loads(Path("found/detection.json").read_text())
     assert shown.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
     assert [each["name"] for each in told["detectors"]] == NAMES
@@ -59,26 +63,18 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("detect nowhere --benign digits", "expected a folder that run.py serve --record wrote"),
-        ("detect log --benign digits --teacher.watch sprt", "expected a log that can feed sprt"),
+        (f"nowhere {DIGITS}", "expected a folder that run.py serve --record wrote"),
+        (f"log {DIGITS} --teacher.watch sprt", "expected a log that can feed sprt"),
+        (f"log {SERVICE}", "a service is watched where it runs"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_in_one_line(
     here: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_log(here / "log")
-    assert run(f"{words} --teacher.checkpoint {WEIGHTS}") == 2
+    assert run(f"detect {words} --benign digits") == 2
     assert said in one_line(capsys)
     assert not Path("runs").exists()
-
-
-def test_a_service_is_not_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_log(here / "log")
-    words = (
-        "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
-    )
-    assert run(f"detect log --benign digits {words}") == 2
-    assert "a service is watched where it runs" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +102,10 @@ def test_a_damaged_log_is_one_line(
     else:
         lines.insert(3, damage)
     log.write_bytes(b"".join(lines))
-    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
-    said = one_line(capsys)
-    assert re.search("expected lines|expected a line|another one", said)
-    assert len(said) < 500
+    assert run(f"detect log --benign digits {DIGITS}") == 2
+    line = one_line(capsys)
+    assert re.search("expected lines|expected a line|another one", line)
+    assert len(line) < 500
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(
@@ -118,7 +114,7 @@ def test_a_pipe_in_place_of_a_log_is_not_waited_for(
     log = write_log(here / "log")
     log.unlink()
     os.mkfifo(log)
-    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
+    assert run(f"detect log --benign digits {DIGITS}") == 2
     assert "expected a log that can be read" in one_line(capsys)
 
 
