@@ -42,22 +42,28 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
     monkeypatch.setattr(detection, "SESSIONS", 2)
     write_log(here / "log")
     assert run(f"detect log --benign digits {DIGITS} --out found") == 0
-    shown, told = capsys.readouterr().out, json.loads(Path("found/detection.json").read_text())
-    assert shown.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
-    assert [each["name"] for each in told["detectors"]] == NAMES
-    assert [*told["left_out"]] == ["mahalanobis", "sequential", "sprt"]
-    assert shown.count("since the log has not all distances of features.") == 3
-    assert (told["accounts"][0]["account"], told["accounts"][0]["images"]) == (account_tag("a"), 40)
-    assert all(
-        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in NAMES
+    printed = capsys.readouterr().out
+    detection_json = json.loads(Path("found/detection.json").read_text())
+    assert printed.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
+    assert [entry["name"] for entry in detection_json["detectors"]] == NAMES
+    assert [*detection_json["left_out"]] == ["mahalanobis", "sequential", "sprt"]
+    assert printed.count("since the log has not all distances of features.") == 3
+    assert (detection_json["accounts"][0]["account"], detection_json["accounts"][0]["images"]) == (
+        account_tag("a"),
+        40,
     )
-    for each in told["benign"]:
-        assert each["per_10000"] == 10_000 * each["alarms"] / 1_200
-        assert each["per_10000_upper"] > each["per_10000"]
-    (quiet,) = [each for each in told["benign"] if (each["stream"], each["detector"]) == QUIET]
+    assert all(
+        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in printed for name in NAMES
+    )
+    for entry in detection_json["benign"]:
+        assert entry["per_10000"] == 10_000 * entry["alarms"] / 1_200
+        assert entry["per_10000_upper"] > entry["per_10000"]
+    (quiet,) = [
+        entry for entry in detection_json["benign"] if (entry["stream"], entry["detector"]) == QUIET
+    ]
     assert (quiet["alarms"], quiet["per_10000_upper"]) == (0, pytest.approx(30_000 / 179))
-    assert "0 of 2 (< 168)" in shown
-    assert "0 %" not in shown.replace("95 %", "")
+    assert "0 of 2 (< 168)" in printed
+    assert "0 %" not in printed.replace("95 %", "")
 
 
 @pytest.mark.parametrize(

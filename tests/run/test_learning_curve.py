@@ -100,7 +100,7 @@ def test_without_a_rise_nothing_is_drawn_on(points: list[tuple[int, float]]):
 
 
 def test_a_score_counts_once_for_each_time_that_the_student_learnt():
-    told = [
+    rows = [
         (50, 0.1, 0),
         (100, 0.1, None),
         (100, 0.4, 30),
@@ -109,7 +109,7 @@ def test_a_score_counts_once_for_each_time_that_the_student_learnt():
         (200, 0.6, 60),
     ]
     records = [
-        dict(zip(("queries", "agreement", "student_steps"), each, strict=True)) for each in told
+        dict(zip(("queries", "agreement", "student_steps"), each, strict=True)) for each in rows
     ]
     assert scores_after_training(records) == [(100, 0.4), (200, 0.6)]
 
@@ -133,9 +133,9 @@ def test_the_constants_are_those_of_the_recorded_curves():
 
 
 def test_the_truth_lies_in_the_interval_made_from_other_curves_in_four_of_five():
-    told = [*coverage(read_curves(CURVES))]
-    assert {goal for _, goal, _, _ in told} == set(GOALS)
+    rows = [*coverage(read_curves(CURVES))]
+    assert {goal for _, goal, _, _ in rows} == set(GOALS)
     for reached in (True, False):
-        held = [each[3] for each in told if each[2] == reached]
+        held = [each[3] for each in rows if each[2] == reached]
         assert len(held) >= 8
         assert sum(held) / len(held) >= 0.8
