@@ -41,7 +41,7 @@ class DetectConfig:
     other: str | None = None
     """other images that honest users may send, a fifth stream: a data set's name, or FOLDER"""
     own_teacher: Basic[OwnTeacher] = "api"
-    """of a class or function of your own: local, where it answers on this machine for nothing"""
+    """of a custom teacher: local, if it runs on this machine and costs nothing to ask"""
     out: Basic[str | None] = None
     """directory of the tables; by default a free name under runs/"""
 

@@ -40,7 +40,7 @@ class UtilityConfig:
     device: Basic[Device] = "auto"
     """auto, cpu, cuda or cuda:N"""
     own_teacher: Basic[OwnTeacher] = "api"
-    """of a class or function of your own: local, where it answers on this machine for nothing"""
+    """of a custom teacher: local, if it runs on this machine and costs nothing to ask"""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """what honest users send"""
 

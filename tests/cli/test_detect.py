@@ -17,6 +17,10 @@ from dfme.teachers.watch import detection
 from dfme.teachers.watch.detector import Observation
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "teachers/checkpoints/digits.safetensors"
+DIGITS = f"--teacher.checkpoint {WEIGHTS}"
+SERVICE = (
+    "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
+)
 QUIET = ("random order", "pairs")
 NAMES = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
 
@@ -37,48 +41,46 @@ def test_the_tables_are_printed_and_kept_beside_the_figures(
 ) -> None:
     monkeypatch.setattr(detection, "SESSIONS", 2)
     write_log(here / "log")
-    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS} --out found") == 0
-    shown, told = capsys.readouterr().out, json.loads(Path("found/detection.json").read_text())
-    assert shown.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
-    assert [each["name"] for each in told["detectors"]] == NAMES
-    assert [*told["left_out"]] == ["mahalanobis", "sequential", "sprt"]
-    assert shown.count("since the log has not all distances of features.") == 3
-    assert (told["accounts"][0]["account"], told["accounts"][0]["images"]) == (account_tag("a"), 40)
-    assert all(
-        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in shown for name in NAMES
+    assert run(f"detect log --benign digits {DIGITS} --out found") == 0
+    printed = capsys.readouterr().out
+    detection_json = json.loads(Path("found/detection.json").read_text())
+    assert printed.rpartition("\n\n")[0] in Path("found/detection.md").read_text()
+    assert [entry["name"] for entry in detection_json["detectors"]] == NAMES
+    assert [*detection_json["left_out"]] == ["mahalanobis", "sequential", "sprt"]
+    assert printed.count("since the log has not all distances of features.") == 3
+    assert (detection_json["accounts"][0]["account"], detection_json["accounts"][0]["images"]) == (
+        account_tag("a"),
+        40,
     )
-    for each in told["benign"]:
-        assert each["per_10000"] == 10_000 * each["alarms"] / 1_200
-        assert each["per_10000_upper"] > each["per_10000"]
-    (quiet,) = [each for each in told["benign"] if (each["stream"], each["detector"]) == QUIET]
+    assert all(
+        f"| {account_tag('a')} |     40 |           0 | {name:>10} |" in printed for name in NAMES
+    )
+    for entry in detection_json["benign"]:
+        assert entry["per_10000"] == 10_000 * entry["alarms"] / 1_200
+        assert entry["per_10000_upper"] > entry["per_10000"]
+    (quiet,) = [
+        entry for entry in detection_json["benign"] if (entry["stream"], entry["detector"]) == QUIET
+    ]
     assert (quiet["alarms"], quiet["per_10000_upper"]) == (0, pytest.approx(30_000 / 179))
-    assert "0 of 2 (< 168)" in shown
-    assert "0 %" not in shown.replace("95 %", "")
+    assert "0 of 2 (< 168)" in printed
+    assert "0 %" not in printed.replace("95 %", "")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("detect nowhere --benign digits", "expected a folder that run.py serve --record wrote"),
-        ("detect log --benign digits --teacher.watch sprt", "expected a log that can feed sprt"),
+        (f"nowhere {DIGITS}", "expected a folder that run.py serve --record wrote"),
+        (f"log {DIGITS} --teacher.watch sprt", "expected a log that can feed sprt"),
+        (f"log {SERVICE}", "a service is watched where it runs"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused_in_one_line(
     here: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_log(here / "log")
-    assert run(f"{words} --teacher.checkpoint {WEIGHTS}") == 2
+    assert run(f"detect {words} --benign digits") == 2
     assert said in one_line(capsys)
     assert not Path("runs").exists()
-
-
-def test_a_service_is_not_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_log(here / "log")
-    words = (
-        "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
-    )
-    assert run(f"detect log --benign digits {words}") == 2
-    assert "a service is watched where it runs" in one_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +108,10 @@ def test_a_damaged_log_is_one_line(
     else:
         lines.insert(3, damage)
     log.write_bytes(b"".join(lines))
-    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
-    said = one_line(capsys)
-    assert re.search("expected lines|expected a line|another one", said)
-    assert len(said) < 500
+    assert run(f"detect log --benign digits {DIGITS}") == 2
+    line = one_line(capsys)
+    assert re.search("expected lines|expected a line|another one", line)
+    assert len(line) < 500
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(
@@ -118,7 +120,7 @@ def test_a_pipe_in_place_of_a_log_is_not_waited_for(
     log = write_log(here / "log")
     log.unlink()
     os.mkfifo(log)
-    assert run(f"detect log --benign digits --teacher.checkpoint {WEIGHTS}") == 2
+    assert run(f"detect log --benign digits {DIGITS}") == 2
     assert "expected a log that can be read" in one_line(capsys)
 
 

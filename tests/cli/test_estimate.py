@@ -26,7 +26,7 @@ SMALL = (
 )
 
 
-def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def printed(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     code = main(["estimate", *shlex.split(words)])
     return code, *capsys.readouterr()
 
@@ -35,7 +35,7 @@ def said(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, _ = said(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
+    code, out, _ = printed(f"{DIGITS} {SMALL} --budget 500 --out run", capsys)
     assert code == 0
     assert "no estimate: its learning curve has 1 scores" in out
     assert out.endswith("  python run.py estimate --resume --out run --pilot 0.1 --budget 1500\n")
@@ -46,7 +46,7 @@ def test_a_pilot_too_small_for_a_curve_says_so_and_what_to_do(
 def test_before_the_first_query_the_pilot_is_said_with_its_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, _ = said(f"{DIGITS} --dry-run --price-per-1000 2", capsys)
+    code, out, _ = printed(f"{DIGITS} --dry-run --price-per-1000 2", capsys)
     assert code == 0
     assert "pilot: 1,200 of a budget of 12,000 images would be asked for and charged" in out
     assert "images      1,200 would be charged: student 1,200" in out
@@ -58,7 +58,7 @@ def test_before_the_first_query_the_pilot_is_said_with_its_price(
 
 
 def test_the_help_names_the_pilot_and_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said("--help", capsys)[1]
+    out = printed("--help", capsys)[1]
     assert "--pilot" in out
     assert "default: frugal" in out
 
@@ -78,7 +78,7 @@ SUMMARY: dict[str, Any] = {
 SCORES = {100: 0.4, 200: 0.5, 300: 0.6, 500: 0.7, 1_200: 0.82}
 
 
-def found(
+def estimated(
     budget: int = 12_000, scores: dict[int, float] = SCORES, rate: float | None = None
 ) -> CloneEstimate:
     """The estimate of a pilot in five rounds of fifty steps in all, a hundredth of a second
@@ -99,9 +99,9 @@ def found(
 
 
 def test_queries_time_and_money_belong_together() -> None:
-    told = found()
+    forecast = estimated()
     start = start_of([*SCORES.items()], 359)
-    first, second, _ = told.levels
+    first, second, _ = forecast.levels
     assert (first.reached, first.queries) == (1_200, [None] * 3)
     assert second.reached is None
     for asked, queries, seconds, cost in zip(
@@ -117,26 +117,26 @@ def test_queries_time_and_money_belong_together() -> None:
             assert seconds == pytest.approx(20 + 0.001 * (queries - 1_200) + 0.01 * steps, abs=0.06)
             assert cost == pytest.approx((queries + 360) / 100)
     # Of 12,000 queries: 10,800 to go, and the rounds at 1,680, 3,000, 4,800 and 12,000.
-    assert told.training_share == pytest.approx(0.45 / (10.8 + 0.45), abs=1e-3)
+    assert forecast.training_share == pytest.approx(0.45 / (10.8 + 0.45), abs=1e-3)
 
 
 def test_a_stated_rate_is_not_exceeded() -> None:
-    slow, fast = found(rate=100), found()
-    expected = [told.levels[1].queries[1] for told in (slow, fast)]
+    slow, fast = estimated(rate=100), estimated()
+    expected = [forecast.levels[1].queries[1] for forecast in (slow, fast)]
     assert expected[0] == expected[1]
     gone = slow.levels[1].seconds[1] - fast.levels[1].seconds[1]
     assert gone == pytest.approx((expected[0] - 1_200) * (0.01 - 0.001), abs=0.1)
 
 
 def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() -> None:
-    told = found()
-    _, expected, high = told.levels[1].queries
+    forecast = estimated()
+    _, expected, high = forecast.levels[1].queries
     less = expected - 1
-    assert found(less).recommended_budget == less, "no goal is expected within it: all of it"
-    within = [level.queries for level in told.levels if (level.queries[1] or 12_001) <= 12_000]
-    assert told.recommended_budget == min(within[-1][2] or 12_000, 12_000)
-    assert found(expected + 1).recommended_budget == min(high or expected + 1, expected + 1)
-    assert found(scores={100: 0.5, 500: 0.9, 1_200: 0.96}).recommended_budget is None, (
+    assert estimated(less).recommended_budget == less, "no goal is expected within it: all of it"
+    within = [level.queries for level in forecast.levels if (level.queries[1] or 12_001) <= 12_000]
+    assert forecast.recommended_budget == min(within[-1][2] or 12_000, 12_000)
+    assert estimated(expected + 1).recommended_budget == min(high or expected + 1, expected + 1)
+    assert estimated(scores={100: 0.5, 500: 0.9, 1_200: 0.96}).recommended_budget is None, (
         "all is reached"
     )
 
@@ -145,9 +145,9 @@ def test_what_is_recommended_is_enough_for_the_highest_goal_within_the_budget() 
     "scores", [{1_200: 0.8}, {100: 0.5, 500: 0.4, 1_200: 0.3}, {9: 0.01, 99: 0.05, 999: 0.1}]
 )
 def test_a_curve_without_a_rise_gives_no_estimate(scores: dict[int, float]) -> None:
-    told = found(scores=scores)
-    assert told.agreement_there is told.recommended_budget is None
-    assert all(level.queries == [None] * 3 for level in told.levels if level.reached is None)
+    forecast = estimated(scores=scores)
+    assert forecast.agreement_there is forecast.recommended_budget is None
+    assert all(level.queries == [None] * 3 for level in forecast.levels if level.reached is None)
 
 
 @pytest.fixture
@@ -169,17 +169,17 @@ def stop_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recommended(
     capsys: pytest.CaptureFixture[str], stop_once: list[int]
 ) -> None:
-    code, out, _ = said(f"{DIGITS} {SMALL} --budget 4k --price-per-1000 2 --out run", capsys)
+    code, out, _ = printed(f"{DIGITS} {SMALL} --budget 4k --price-per-1000 2 --out run", capsys)
     assert (code, len(stop_once)) == (130, 4)
     assert not Path("run", "estimate.json").exists()
     again = out.rstrip().splitlines()[-1]
     assert again == "  python run.py estimate --resume --out run --pilot 0.1 --budget 4000"
-    code, out, _ = said(again.partition("estimate ")[2], capsys)
+    code, out, _ = printed(again.partition("estimate ")[2], capsys)
     assert (code, audit(Path("run/ledger.jsonl")).spent) == (0, 400)
-    told = json.loads(Path("run", "estimate.json").read_text())
+    forecast = json.loads(Path("run", "estimate.json").read_text())
     table = out[out.index("the pilot's agreement") :]
-    assert (told["pilot"], told["budget"], told["scores"][-1][0]) == (400, 4_000, 400)
-    assert said("--resume --out run", capsys)[1].endswith(table), (
+    assert (forecast["pilot"], forecast["budget"], forecast["scores"][-1][0]) == (400, 4_000, 400)
+    assert printed("--resume --out run", capsys)[1].endswith(table), (
         "of a finished pilot, without asking"
     )
     command = table.rstrip().splitlines()[-1].split()
@@ -187,7 +187,7 @@ def test_a_user_whose_pilot_is_stopped_goes_on_and_takes_the_run_that_is_recomme
     assert main(command[2:]) == 0
     summary = json.loads(Path("run", "summary.json").read_text())
     assert summary["spent"] == audit(Path("run/ledger.jsonl")).spent == int(command[-1]) > 400
-    assert (summary["lost"], json.loads(Path("run", "estimate.json").read_text())) == (0, told)
+    assert (summary["lost"], json.loads(Path("run", "estimate.json").read_text())) == (0, forecast)
 
 
 @pytest.mark.integration
@@ -195,9 +195,9 @@ def test_without_an_evaluation_set_it_says_that_queries_are_no_images_of_the_own
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = f"{DIGITS} {SMALL} --evaluation.dataset none --budget 8k --pilot .5 --out run"
-    code, out, _ = said(words, capsys)
+    code, out, _ = printed(words, capsys)
     assert code == 0
     assert "paid queries that were held back, not of images of yours" in out
-    told = json.loads(Path("run", "estimate.json").read_text())
-    assert told["evaluation"]["held_back"]
-    assert len(told["scores"]) >= 3
+    forecast = json.loads(Path("run", "estimate.json").read_text())
+    assert forecast["evaluation"]["held_back"]
+    assert len(forecast["scores"]) >= 3

@@ -37,10 +37,11 @@ def metadata(path: Path) -> dict[str, str]:
     if path.suffix == ".onnx":
         session = importlib.import_module("onnxruntime").InferenceSession(str(path))
         return dict(session.get_modelmeta().custom_metadata_map)
-    found = dict.fromkeys(("input", "output", "bounds", "shape", "num_classes"), "")
-    torch.export.load(path, extra_files=found)
+    facts_in_file = dict.fromkeys(("input", "output", "bounds", "shape", "num_classes"), "")
+    torch.export.load(path, extra_files=facts_in_file)
     return {
-        name: text.decode() if isinstance(text, bytes) else text for name, text in found.items()
+        name: text.decode() if isinstance(text, bytes) else text
+        for name, text in facts_in_file.items()
     }
 
 
@@ -52,12 +53,12 @@ def test_a_student_comes_back_as_a_teacher(
     for package in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
         pytest.importorskip(package)
     assert run(f"export --student {weights.parent} --format {form}") == 0
-    said, path = capsys.readouterr().out, weights.with_suffix(f".{form}")
-    assert str(path) in said
-    assert "64 random images: scores differ by" in said
-    found = metadata(path)
-    assert found["input"] == "images: float32 (any number, 1, 8, 8) within -1 and 1"
-    facts = [json.loads(found[name]) for name in ("bounds", "shape", "num_classes")]
+    printed, path = capsys.readouterr().out, weights.with_suffix(f".{form}")
+    assert str(path) in printed
+    assert "64 random images: scores differ by" in printed
+    facts_in_file = metadata(path)
+    assert facts_in_file["input"] == "images: float32 (any number, 1, 8, 8) within -1 and 1"
+    facts = [json.loads(facts_in_file[name]) for name in ("bounds", "shape", "num_classes")]
     assert facts == [[-1, 1], [1, 8, 8], 7]
     option, more = LOADED[form]
     config = TeacherConfig(kind=form, bounds=BOUNDS, label_mode="logits")

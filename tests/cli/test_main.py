@@ -44,21 +44,21 @@ def test_what_a_file_says_does_not_steer_the_terminal(
 ) -> None:
     torch.save({"\x1b[31m\u202e" + "a" * 100_000: torch.ones(1)}, tmp_path / "x.pt")
     assert run(f"check --teacher.checkpoint {tmp_path / 'x.pt'}") == 2
-    said = capsys.readouterr().err
-    assert said.removesuffix("\n").isprintable()
-    assert "its architecture cannot be told" in said
-    assert len(said) < 11_000
+    line = capsys.readouterr().err
+    assert line.removesuffix("\n").isprintable()
+    assert "its architecture cannot be told" in line
+    assert len(line) < 11_000
 
 
 def test_help_shows_what_matters_first_and_help_all_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shown: list[set[str]] = []
+    sections: list[set[str]] = []
     for word in ("--help", "--help-all"):
         assert run(f"extract {word}") == 0
         lines = capsys.readouterr().out.splitlines()
-        shown.append({line.strip() for line in lines if line.startswith("  --")})
-    first, everything = shown
+        sections.append({line.strip() for line in lines if line.startswith("  --")})
+    first, everything = sections
     assert len(first) <= 22
     assert len(everything) > 80
     assert {"--config", "--budget", "--teacher.checkpoint", "--method.name"} < first < everything
@@ -74,10 +74,10 @@ def test_the_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> 
 
 def _cpu_seconds(command: list[str], code: int = 0) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
+    assert process.returncode == code
+    assert "Traceback" not in process.stderr
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
@@ -144,11 +144,11 @@ def test_one_of_several_processes_of_torchrun_is_refused(
 @pytest.mark.integration
 def test_a_closed_pipe_is_quiet() -> None:
     words = f"{sys.executable} {PROJECT / 'run.py'} extract --help | head -n 1"
-    done = subprocess.run(
+    process = subprocess.run(
         words, shell=True, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout == "usage: run.py extract [FLAGS]\n"
-    assert done.stderr == ""
+    assert process.stdout == "usage: run.py extract [FLAGS]\n"
+    assert process.stderr == ""
 
 
 @pytest.mark.integration
@@ -158,9 +158,9 @@ def test_an_output_without_room_is_one_line(unbuffered: str) -> None:
         words = [sys.executable, "-m", "dfme", "--version"]
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         to: dict[str, Any] = {"stdout": full, "stderr": subprocess.PIPE, "text": True}
-        done = subprocess.run(words, cwd=PROJECT, env=environment, **to)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "cannot write the output: No space left on device" in done.stderr
+        process = subprocess.run(words, cwd=PROJECT, env=environment, **to)
+    assert (process.returncode, process.stderr.count("\n")) == (1, 1)
+    assert "cannot write the output: No space left on device" in process.stderr
 
 
 @pytest.mark.integration
@@ -180,5 +180,5 @@ def test_folders_of_the_same_names_where_one_works_are_not_imported(
         "cwd": tmp_path,
         "text": True,
     }
-    done = subprocess.run([sys.executable, *words], **how, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run([sys.executable, *words], **how, capture_output=True)
+    assert (process.returncode, process.stderr) == (0, "")

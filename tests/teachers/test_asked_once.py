@@ -1,12 +1,13 @@
-"""A teacher of one's own is asked each image once, and what it is asked outside a charge is in the
+"""A teacher of one's counted is asked each image once, and what it is asked outside a charge is in the
 ledger.
 """
 
 import hashlib
 import logging
 import sqlite3
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,53 +38,52 @@ class Counted:
         return torch.stack([1 - images.mean((1, 2, 3)), images.mean((1, 2, 3))], 1)
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "shared.sqlite"
+
+
 def test_each_image_is_asked_once_within_a_batch_and_over_batches(tmp_path: Path) -> None:
-    own, x_BCHW = Counted(), torch.rand(6, *SPEC.shape)
-    teacher = wrap_callable(own)
+    counted, x_BCHW = Counted(), torch.rand(6, *SPEC.shape)
+    teacher = wrap_callable(counted)
     once = AskedOnce(teacher, tmp_path / "asked")
     twice_BCHW = torch.cat([x_BCHW, x_BCHW.flip(0)])
     assert torch.equal(once(twice_BCHW), Counted()(twice_BCHW))
-    assert own.asked == 6
+    assert counted.asked == 6
     assert torch.equal(once(x_BCHW[2:]), Counted()(x_BCHW[2:]))
-    assert own.asked == 6
+    assert counted.asked == 6
     once(x_BCHW + 1)
-    assert own.asked == 12
+    assert counted.asked == 12
 
 
-def test_runs_that_share_a_file_ask_an_image_once_also_at_the_same_time(tmp_path: Path) -> None:
+def test_runs_that_share_a_file_ask_an_image_once_also_at_the_same_time(file: Path) -> None:
     x_BCHW = torch.rand(8, *SPEC.shape)
-    file = tmp_path / "shared.sqlite"
-    own = [Counted(), Counted()]
+    counted = [Counted(), Counted()]
     ledgers = [Ledger(100), Ledger(100)]
-    found: dict[int, Tensor] = {}
 
-    def attack(run: int) -> None:
-        oracle = Oracle(AskedOnce(wrap_callable(own[run]), file), ledgers[run])
-        found[run] = torch.cat([oracle(part) for part in x_BCHW.split(1)])
+    def attack(run: int) -> Tensor:
+        oracle = Oracle(AskedOnce(wrap_callable(counted[run]), file), ledgers[run])
+        return torch.cat([oracle(part) for part in x_BCHW.split(1)])
 
-    threads = [threading.Thread(target=attack, args=(run,)) for run in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert own[0].asked + own[1].asked == 8
-    assert torch.equal(found[0], found[1])
-    assert [each.spent for each in ledgers] == [8, 8]  # each attacker's budget counts them
+    with ThreadPoolExecutor(2) as pool:
+        answers = [*pool.map(attack, range(2))]
+    assert counted[0].asked + counted[1].asked == 8
+    assert torch.equal(*answers)
+    assert [ledger.spent for ledger in ledgers] == [8, 8]  # each attacker's budget counts them
     assert spared([file]) == 8
 
 
-def test_what_is_no_answer_is_not_kept_and_a_failure_keeps_nothing(tmp_path: Path) -> None:
+def test_what_is_no_answer_is_not_kept_and_a_failure_keeps_nothing(file: Path) -> None:
     broken = iter([torch.full((2, 2), float("nan")), ConnectionError("gone")])
-    own = Counted()
+    counted = Counted()
 
     def answer(images: Tensor) -> Tensor:
-        said = next(broken, None)
-        if isinstance(said, Exception):
-            raise said
-        return own(images) if said is None else said
+        answer_or_error = next(broken, None)
+        if isinstance(answer_or_error, Exception):
+            raise answer_or_error
+        return counted(images) if answer_or_error is None else answer_or_error
 
     teacher = wrap_callable(answer, shape=SPEC.shape, num_classes=2)
-    file = tmp_path / "shared.sqlite"
     ledger = Ledger(100)
     oracle = Oracle(AskedOnce(teacher, file), ledger)
     x_BCHW = torch.rand(2, *SPEC.shape)
@@ -91,11 +91,10 @@ def test_what_is_no_answer_is_not_kept_and_a_failure_keeps_nothing(tmp_path: Pat
         with pytest.raises(TeacherError, match=problem):
             oracle(x_BCHW)
     assert torch.equal(oracle(x_BCHW), Counted()(x_BCHW))
-    assert (own.asked, ledger.spent, spared([file])) == (2, 6, 0)
+    assert (counted.asked, ledger.spent, spared([file])) == (2, 6, 0)
 
 
-def test_a_damaged_file_of_answers_is_refused_by_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "shared.sqlite"
+def test_a_damaged_file_of_answers_is_refused_by_its_name(file: Path) -> None:
     file.write_bytes(b"no database, though as long as one would be " * 50)
     with pytest.raises(
         RunError, match=r"shared\.sqlite: cannot keep the answers .* remove it to ask again"
@@ -134,38 +133,34 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_a_file_with_more_than_our_tables_is_refused(tmp_path: Path, what: str) -> None:
-    file = tmp_path / "shared.sqlite"
-    own = Counted()
-    once = AskedOnce(wrap_callable(own), file)
-    with sqlite3.connect(file) as kept:
-        kept.executescript(STRANGE[what])
-    kept.close()
+def test_a_file_with_more_than_our_tables_is_refused(file: Path, what: str) -> None:
+    counted = Counted()
+    once = AskedOnce(wrap_callable(counted), file)
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript(STRANGE[what])
     with pytest.raises(RunError, match="expected the answers that runs of this version share, got"):
         once(torch.rand(2, *SPEC.shape))
     with pytest.raises(RunError, match="remove it to ask again"):
         spared([file])
-    assert own.asked == 0
+    assert counted.asked == 0
 
 
-def test_an_answer_of_another_image_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "shared.sqlite"
+def test_an_answer_of_another_image_is_refused(file: Path) -> None:
     once = AskedOnce(wrap_callable(Counted()), file)
     x_BCHW = torch.rand(2, *SPEC.shape)
     expected = once(x_BCHW)
     codes = [hashlib.sha256(image.tobytes()).digest() for image in x_BCHW.numpy()]
-    with sqlite3.connect(file) as kept:
-        rows = dict(kept.execute("SELECT image, answer FROM answers"))
+    with closing(sqlite3.connect(file)) as database, database:
+        rows = dict(database.execute("SELECT image, answer FROM answers"))
         assert rows[codes[0]] == expected[0].numpy().tobytes()
-        kept.execute("UPDATE answers SET answer = ? WHERE image = ?", (rows[codes[1]], codes[0]))
-    kept.close()
+        wrong = (rows[codes[1]], codes[0])
+        database.execute("UPDATE answers SET answer = ? WHERE image = ?", wrong)
     assert torch.equal(once(x_BCHW[1:]), expected[1:])
     with pytest.raises(RunError, match="not the one that was kept for its image"):
         once(x_BCHW[:1])
 
 
-def test_answers_of_another_form_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "shared.sqlite"
+def test_answers_of_another_form_are_refused(file: Path) -> None:
     x_BCHW = torch.rand(2, *SPEC.shape)
     AskedOnce(wrap_callable(Counted()), file)(x_BCHW)
     three = wrap_callable(lambda images: torch.eye(3)[:2], shape=SPEC.shape, num_classes=3)
@@ -174,13 +169,12 @@ def test_answers_of_another_form_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_held_file_is_said_and_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (asked_once.SAID_AFTER, asked_once.GIVEN_UP_AFTER) == (2.0, 60.0)
     monkeypatch.setattr(asked_once, "SAID_AFTER", 0.05)
     monkeypatch.setattr(asked_once, "GIVEN_UP_AFTER", 0.2)
     monkeypatch.setattr(logging.getLogger("dfme"), "propagate", True)
-    file = tmp_path / "shared.sqlite"
     once = AskedOnce(wrap_callable(Counted()), file)
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
@@ -197,18 +191,18 @@ def test_a_held_file_is_said_and_given_up(
 
 
 def test_a_slow_teacher_is_asked_in_parts_so_that_others_are_let_in(tmp_path: Path) -> None:
-    own = Counted()
-    once = AskedOnce(wrap_callable(own), tmp_path / "shared.sqlite")
+    counted = Counted()
+    once = AskedOnce(wrap_callable(counted), tmp_path / "shared.sqlite")
     x_BCHW = torch.rand(7, *SPEC.shape)
     once(x_BCHW[:1])
     once._seconds_per_image = asked_once.HELD / 2
     assert torch.equal(once(x_BCHW), Counted()(x_BCHW))
-    assert own.asked == 7
+    assert counted.asked == 7
 
 
 def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_path: Path) -> None:
-    own = Counted()
-    teacher = wrap_callable(own)
+    counted = Counted()
+    teacher = wrap_callable(counted)
     teacher(
         torch.rand(3, *SPEC.shape)
     )  # before there is a ledger, as the calibration of a watch is
@@ -221,7 +215,7 @@ def test_what_is_asked_outside_a_charge_is_in_the_ledger_before_it_is_asked(tmp_
     ledger.close()
     for totals in (ledger.totals(), audit(tmp_path / "ledger.jsonl")):
         assert (totals.spent, totals.evaluation_queries, totals.benign_queries) == (4, 2, 8)
-        assert totals.served == own.asked == 14
+        assert totals.served == counted.asked == 14
     again = Ledger(10, tmp_path / "ledger.jsonl", ledger.state_dict())
     again.record_beside(1)
     assert again.totals().benign_queries == 9  # it goes on from the file

@@ -90,7 +90,7 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
     y[3] = y[4] = torch.tensor([0.5, 0.5, 0.0, 0.0])  # equal scores, a tie, and zeros
     labels = torch.randint(4, (20,), generator=rng)
     labels[3], labels[4] = 2, 0
-    found = figures(p, y, labels)
+    paid = figures(p, y, labels)
     rows = [(a, b, int(label)) for a, b, label in zip(p.tolist(), y.tolist(), labels, strict=True)]
     tops = [(a.index(max(a)), b.index(max(b)), label) for a, b, label in rows]
     l1 = sorted(sum(abs(u - v) for u, v in zip(a, b, strict=True)) for a, b, _ in rows)
@@ -102,9 +102,9 @@ def test_figures_of_twenty_answers_are_those_of_brute_force() -> None:
         both = (
             (max(b), top == label) for (_, b, _), (_, top, label) in zip(rows, tops, strict=True)
         )
-        here = [each for each in both if place / 15 < each[0] <= (place + 1) / 15]
+        here = [score for score in both if place / 15 < score[0] <= (place + 1) / 15]
         gap += abs(sum(score for score, _ in here) - sum(hit for _, hit in here)) / 20
-    assert found.to_json() == {
+    assert paid.to_json() == {
         "answered": 20,
         "top1_changed": pytest.approx(sum(was != now for was, now, _ in tops) / 20),
         "l1_mean": pytest.approx(sum(l1) / 20),
@@ -141,8 +141,8 @@ def test_figures_by_hand() -> None:
 
 
 def test_answers_of_every_form_are_probabilities() -> None:
-    shown = torch.tensor([[0.7, torch.nan, 0.1, torch.nan]])
-    top = as_probabilities(shown, LabelMode.parse("top_k:2"), 4)
+    answers = torch.tensor([[0.7, torch.nan, 0.1, torch.nan]])
+    top = as_probabilities(answers, LabelMode.parse("top_k:2"), 4)
     assert top.tolist() == [pytest.approx([0.7, 0.1, 0.1, 0.1])]
     assert as_probabilities(torch.tensor([2]), LabelMode("label"), 4).tolist() == [[0, 0, 1, 0]]
     logits = as_probabilities(torch.tensor([[0.0, math.log(3)]]), LabelMode("logits"), 2)
@@ -153,9 +153,9 @@ def test_images_are_corrupted_in_four_equal_parts() -> None:
     x = torch.zeros(4_000, 1, 5, 5)
     x[:, :, 2, 2] = 0.5
     spec = ImageSpec((1, 5, 5), (-1.0, 1.0))
-    found = corrupted(x * 2 - 1, spec, torch.Generator().manual_seed(0)) / 2 + 0.5
-    moved, bright, noisy, blurred = (found[kind::4, 0] for kind in range(4))
-    places = {tuple(divmod(int(each.flatten().argmax()), 5)) for each in moved}
+    images = corrupted(x * 2 - 1, spec, torch.Generator().manual_seed(0)) / 2 + 0.5
+    moved, bright, noisy, blurred = (images[kind::4, 0] for kind in range(4))
+    places = {tuple(divmod(int(image.flatten().argmax()), 5)) for image in moved}
     assert places == {(1, 2), (3, 2), (2, 1), (2, 3)}
     assert moved.amax((1, 2)).tolist() == [0.5] * 1000
     factors = bright[:, 2, 2] / 0.5
@@ -221,20 +221,20 @@ def test_the_command_writes_table_json_and_picture(
     rows = json.loads((out / "utility.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["none", "label", "probabilities:1", "lattice:n=20"]
     none, label, rounded, lattice = (row["held_out"] for row in rows)
-    told = rows[3]["states"]
-    assert (told["top_kept"], told["l1_at_most"], told["needs"]) == ("yes", "0.35", "nothing")
+    states = rows[3]["states"]
+    assert (states["top_kept"], states["l1_at_most"], states["needs"]) == ("yes", "0.35", "nothing")
     assert rows[1]["states"] == {}
     assert lattice["top1_changed"] == 0
-    assert lattice["l1_max"] <= float(told["l1_at_most"])
+    assert lattice["l1_max"] <= float(states["l1_at_most"])
     assert none["l1_max"] == 0
     assert none["accuracy_interval"] == [*wilson_interval(none["accuracy"], 359)]
     assert label["l1_mean"] == pytest.approx(
         0.041, abs=5e-4
     )  # as measured elsewhere, by another program
     assert rounded["l1_mean"] == pytest.approx(0.013, abs=5e-4)
-    shown = capsys.readouterr().out
-    assert shown.startswith("### what each states\n")
-    assert shown.rpartition("\n\n")[0] in (out / "utility.md").read_text()
+    printed = capsys.readouterr().out
+    assert printed.startswith("### what each states\n")
+    assert printed.rpartition("\n\n")[0] in (out / "utility.md").read_text()
     assert (out / "utility.png").stat().st_size > 10_000
 
 
