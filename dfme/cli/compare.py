@@ -25,7 +25,7 @@ from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
 from dfme.cli.main import main
 from dfme.cli.teacher_side import check_teacher, price_problems
-from dfme.config.layers import Layer, Source, value_of
+from dfme.config.layers import Author, Layer, value_of
 from dfme.config.values import Option, options_of
 from dfme.errors import UserError
 from dfme.methods import SECTIONS, find_method
@@ -50,12 +50,14 @@ def with_shared(words: Sequence[str], own: Mapping[str, Option], file: Layer) ->
     shared = comparison_file(file, own).shared
     every = Arguments(of_runs, extract.INPUTS, [shared]).options
     elsewhere = {*own, *ELSEWHERE, "wandb.name"}
-    of_cells = [
-        option
-        for key, option in every.items()
-        if key not in elsewhere and key.partition(".")[0] not in ("method", "answers")
+    return [
+        *own.values(),
+        *(
+            option
+            for key, option in every.items()
+            if key not in elsewhere and key.partition(".")[0] not in ("method", "answers")
+        ),
     ]
-    return [*own.values(), *of_cells]
 
 
 def run(words: Sequence[str]) -> int:
@@ -97,7 +99,7 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     config: CompareConfig = own.config
     own.finish(own_problems(config, tuple(file.rows)))
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
-    if file.own.source is Source.SHIPPED and not any(flag.key == "budgets" for flag in flags):
+    if file.own.author is Author.SHIPPED and not any(flag.key == "budgets" for flag in flags):
         kind = str(value_of([*file.of_cells, typed(of_cells)], "teacher.kind") or "")
         for problem in price_problems(kind, "budgets"):
             raise UserError(f"--budgets: {problem.text}")
@@ -127,8 +129,8 @@ def base_of(
     for name, content in row_contents(names, file.rows, shared, arch, file.name).items():
         unheeded = {*SECTIONS} - {*find_method(content["method"]["name"]).sections}
         layers = [
-            Layer(Source.DEFAULT, {"teacher": teacher}),
-            Layer(Source.RECORD, {**content, "recipe": name}, file.name),
+            Layer(Author.DEFAULT, {"teacher": teacher}),
+            Layer(Author.RECORD, {**content, "recipe": name}, file.name),
             file.flags.without(*unheeded),
         ]
         heeded = [flag for flag in flags if flag.key.partition(".")[0] not in unheeded]

@@ -103,7 +103,7 @@ def _require_same_images(plan: ComparisonPlan) -> None:
             checked.add(code)
 
 
-class Progress(NamedTuple):
+class CellProgress(NamedTuple):
     """Images that a cell has paid for, and the share of its work that is done."""
 
     images: int = 0
@@ -139,7 +139,7 @@ class Session:
             cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs
         }
         self.rehearsal: Rehearsal | None = None
-        self._progress = dict.fromkeys(self._outcomes, Progress())
+        self._progress = dict.fromkeys(self._outcomes, CellProgress())
         self._begun: dict[str, Begun] = {}
         self._shown_at = 0.0
 
@@ -214,14 +214,14 @@ class Session:
         (heuristic).
         """
         if figures := self._outcomes[cell.name].figures:
-            self._progress[cell.name] = Progress(figures.spent, 1.0)
+            self._progress[cell.name] = CellProgress(figures.spent, 1.0)
             return
         with suppress(ValueError, LookupError, TypeError):  # no record yet, or half of one
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
             steps = int(record.get("student_steps", 0)) / max(1, cell.job.config.student.steps)
             share = (images / cell.budget + min(1.0, steps)) / 2
-            self._progress[cell.name] = Progress(images, share)
+            self._progress[cell.name] = CellProgress(images, share)
 
     def _seconds_left(self, now: float) -> float | None:
         """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
@@ -309,8 +309,9 @@ class Session:
         if stopping or code == STOPPED:
             return Outcome(cell, "waiting")
         log = directory.with_name(f"{cell.name}.log")
-        death = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
-        reason = "; ".join(filter(None, [death, last_line(log)]))
+        reason = last_line(log)
+        if code < 0:
+            reason = f"{_killed(code)}; what was paid is kept; {reason}".removesuffix("; ")
         return Outcome(cell, "failed", f"{reason or f'exit code {code}, and nothing said'} ({log})")
 
     def findings(self) -> ComparisonResult:
