@@ -118,7 +118,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     command = "python", "run.py", "audit", *words
     teacher = {"label_mode": config.label_modes[0], **watch}
     try:  # before any image is read; not in out, whose cells may be on record with a half
-        base = compare.base_of(settled.attackers, file, of_cells, command, teacher)
+        base = compare.base_of(settled.attackers, file, of_cells, command, teacher, OWN)
         base = base.changed(partial(_with_pool, pool=config.pool))
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods

@@ -3,7 +3,7 @@ a job.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     out = directory_of(config.out, config.resume, Path(file.name).stem or "compare")
     command = ("python", "run.py", "compare", *words)
     teacher = {"label_mode": config.label_modes[0]}
-    return base_of(config.methods, file, of_cells, command, teacher).plan(config, out)
+    return base_of(config.methods, file, of_cells, command, teacher, OWN).plan(config, out)
 
 
 def base_of(
@@ -115,13 +115,15 @@ def base_of(
     flags: Sequence[Flag],
     command: tuple[str, ...],
     teacher: Content,
+    own: Collection[str],
 ) -> ComparisonBase:
     """The rows of a file, or those that ``methods`` names, with these flags of all cells.
 
-    ``teacher``: options of the teacher where the user says nothing. What is wrong with the options
-    of a row is said once its cells are planned; UserError for what is no row.
+    ``teacher``: options of the teacher where the user says nothing. ``own``: options of the command
+    itself. What is wrong with a row's options is said once its cells are planned; UserError for
+    what is no row.
     """
-    require_shared([*file.of_cells, typed(flags)], OWN)
+    require_shared([*file.of_cells, typed(flags)], own)
     arch = value_of([file.flags, typed(flags)], "student.arch")
     shared = dict(file.shared.content)
     names = methods or tuple(file.rows)
