@@ -95,9 +95,9 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     """Build the comparison described after ``compare``, and check every cell without torch."""
     flags = split_flags(words)
     file = comparison_file(read_file(flags, _recipe), OWN)
-    own = own_arguments(CompareConfig, file, flags)
-    config: CompareConfig = own.config
-    own.finish(own_problems(config, tuple(file.rows)))
+    arguments = own_arguments(CompareConfig, file, flags)
+    config: CompareConfig = arguments.config
+    arguments.finish(own_problems(config, tuple(file.rows)))
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
     if file.own.author is Author.SHIPPED and not any(flag.key == "budgets" for flag in flags):
         kind = str(value_of([*file.of_cells, typed(of_cells)], "teacher.kind") or "")
@@ -136,8 +136,9 @@ def base_of(
             file.flags.without(*unheeded),
         ]
         heeded = [flag for flag in flags if flag.key.partition(".")[0] not in unheeded]
-        asked = Arguments(heeded, extract.INPUTS, layers)
-        rows[name] = Row(asked.job(extract.settled(asked)), asked.settings)
+        arguments = Arguments(heeded, extract.INPUTS, layers)
+        job = arguments.job(extract.settled(arguments))
+        rows[name] = Row(job, arguments.settings)
     typed_texts = {flag.key: "true" if flag.text is None else flag.text for flag in flags}
     overrides = {**file.flags.content, **typed_texts}
     record = {"rows": file.rows, "overrides": overrides, **file.shared.content}

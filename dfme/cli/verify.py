@@ -70,10 +70,10 @@ INPUTS = CommandInputs(
 def run(words: Sequence[str]) -> int:
     """Ask the suspect, and print the page; 5 for one that is more alike than every reference."""
     first = [Flag("teacher.checkpoint", word) for word in words[:1] if not word.startswith("-")]
-    asked = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
-    config = asked.config
-    (teacher, options) = asked.teacher()
-    asked.finish(_problems(config))
+    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    config = arguments.config
+    (teacher, options) = arguments.teacher()
+    arguments.finish(_problems(config))
     check_teacher(teacher, options)
     job = Job(
         narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config()
