@@ -46,9 +46,8 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 
 def with_shared(words: Sequence[str], own: Mapping[str, Option], file: Layer) -> list[Option]:
     """Options of a command's ``own``, then those that all of the cells of its ``file`` share."""
-    of_runs = [flag for flag in split_flags(words) if flag.key not in own]
-    shared = comparison_file(file, own).shared
-    every = Arguments(of_runs, extract.INPUTS, [shared]).options
+    flags = [flag for flag in split_flags(words) if flag.key not in own]
+    every = Arguments(flags, extract.INPUTS, [comparison_file(file, own).shared]).options
     elsewhere = {*own, *ELSEWHERE, "wandb.name"}
     return [
         *own.values(),
@@ -139,8 +138,9 @@ def base_of(
         arguments = Arguments(heeded, extract.INPUTS, layers)
         job = arguments.job(extract.settled(arguments))
         rows[name] = Row(job, arguments.settings)
-    typed_texts = {flag.key: "true" if flag.text is None else flag.text for flag in flags}
-    overrides = {**file.flags.content, **typed_texts}
+    overrides = dict(file.flags.content)
+    for flag in flags:
+        overrides[flag.key] = "true" if flag.text is None else flag.text
     record = {"rows": file.rows, "overrides": overrides, **file.shared.content}
     return ComparisonBase(rows, record, command, main)
 
@@ -161,5 +161,8 @@ def own_arguments(model: type[Any], file: ComparisonFile, flags: Sequence[Flag])
         name: [value] if lists[name] and isinstance(value, int | float) else value
         for name, value in file.own.content.items()
     }
-    own_flags = [flag for flag in flags if flag.key in lists]
-    return Arguments(own_flags, CommandInputs(model), [replace(file.own, content=content)])
+    return Arguments(
+        [flag for flag in flags if flag.key in lists],
+        CommandInputs(model),
+        [replace(file.own, content=content)],
+    )

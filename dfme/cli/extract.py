@@ -67,7 +67,9 @@ def settled(arguments: Arguments) -> ExtractConfig:
 
 
 def checked(
-    arguments: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]
+    arguments: Arguments,
+    config: ExtractConfig,
+    own: Callable[[Job], Iterable[Problem]] = lambda job: (),
 ) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
     settings = arguments.settings
@@ -80,8 +82,7 @@ def checked(
 
 def _job(arguments: Arguments) -> Job:
     config = settled(arguments)
-    problems = list[Problem]()
     if config.resume and arguments.config.dry_run:
         text = "expected no --resume with it, which goes on with what is planned"
-        problems.append(Problem("dry_run", text))
-    return checked(arguments, config, lambda job: problems)
+        arguments.report([Problem("dry_run", text)])
+    return checked(arguments, config)

@@ -84,8 +84,8 @@ def run(words: Sequence[str]) -> int:
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
     result = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
-    last = f"{result['directory']}: verify.md, verify.json"
-    print("\n\n".join(map(printable, [*sentences(result), last])))
+    files = f"{result['directory']}: verify.md, verify.json"
+    print("\n\n".join(map(printable, [*sentences(result), files])))
     return 5 if result["sure"] else 0
 
 

@@ -155,13 +155,14 @@ class Session:
 
     def forecast(self) -> str:
         """What the waiting cells will ask and take."""
-        images = sum(cell.budget for cell in self.waiting)
-        text = f"{len(self.waiting)} cells of {images:,} images"
-        seconds = self.rehearsal.total(self.waiting, self._plan.jobs) if self.rehearsal else 0.0
+        cells = self.waiting
+        text = f"{len(cells)} cells of {sum(cell.budget for cell in cells):,} images"
+        seconds = self.rehearsal.total(cells, self._plan.jobs) if self.rehearsal else 0.0
         if seconds:
             text = f"about {duration(seconds)} on this machine for {text}"
-        less = "smaller --budgets, fewer --student-steps, --methods or --seeds"
-        return text + shorter(seconds, less)
+        return text + shorter(
+            seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds"
+        )
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run every waiting cell; True if stopped before the last had finished."""
@@ -287,8 +288,10 @@ class Session:
         """
         if code < 0 and not stopping and self._retries[cell.name] < self._plan.config.retries:
             self._retries[cell.name] += 1
-            retry = f"and is gone on with (retry {self._retries[cell.name]})"
-            self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
+            self._line.note(
+                f"{cell.name}: {_killed(code)}, and is gone on with (retry "
+                f"{self._retries[cell.name]})"
+            )
             return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
         self._look(cell)
@@ -331,8 +334,9 @@ class Session:
             "made with": "; ".join(made_with) or "nothing yet",
         }
         outcomes = tuple(self._within_quota(cell) for cell in plan.cells)
-        title = f"Comparison {plan.out.resolve().name}"
-        return ComparisonResult(title, facts, outcomes, self._unequal, plan.bills)
+        return ComparisonResult(
+            f"Comparison {plan.out.resolve().name}", facts, outcomes, self._unequal, plan.bills
+        )
 
     def _within_quota(self, cell: Cell) -> Outcome:
         """State of the cell's run, cut off where a quota of the cell ends it."""
@@ -365,8 +369,9 @@ def _in_a_line(outcome: Outcome) -> str:
         return "stopped and kept" if outcome.state == "waiting" else f"FAILED: {outcome.reason}"
     parts = []
     if figures.agreement is not None:
-        text = figures.beside.text(figures.agreement, figures.agreement_balanced)
-        parts.append(f"agreement {text}")
+        parts.append(
+            f"agreement {figures.beside.text(figures.agreement, figures.agreement_balanced)}"
+        )
     if figures.accuracy is not None:
         parts.append(f"accuracy {figures.accuracy:.2%}")
     return ", ".join([*parts, f"{figures.seconds:,.1f} s"])
