@@ -14,7 +14,7 @@ from typing import Any
 
 from dfme.cli.flags import FileFinder, Flag, read_file, split_flags, typed
 from dfme.config.imports import find_target, own_options
-from dfme.config.layers import BARE, Layer, Source, choose, merge, value_of
+from dfme.config.layers import BARE, Author, Layer, choose, merge, value_of
 from dfme.config.messages import Problem, did_you_mean
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, options_of, read_value
@@ -79,7 +79,7 @@ class Arguments:
         variables = {"wandb": wandb_environment(value_of(layers[:-1], "wandb.mode"))}
         self._files = layers[:-1]
         self.settings = merge(
-            [*self._files, Layer(Source.ENVIRONMENT, variables), layers[-1]],
+            [*self._files, Layer(Author.ENVIRONMENT, variables), layers[-1]],
             self._all_options(inputs),
             self._kinds(),
         )
@@ -102,7 +102,7 @@ class Arguments:
         started.
         """
         return self.settings.gives("budget") and (
-            self.settings.source("budget") is not Source.SHIPPED
+            self.settings.author("budget") is not Author.SHIPPED
         )
 
     @property
@@ -143,13 +143,13 @@ class Arguments:
         """
         path = locate(path)
         origin = self.settings.origins.get(f"teacher.{name}")
-        if origin is None or origin.source is Source.FLAG or os.path.exists(path):
+        if origin is None or origin.author is Author.FLAG or os.path.exists(path):
             return path
         return resolve_from_run_start(origin.file, path)
 
     def _is_flag(self, name: str) -> bool:
         """True if a flag sets this option of the teacher."""
-        return self.settings.source(f"teacher.{name}") is Source.FLAG
+        return self.settings.author(f"teacher.{name}") is Author.FLAG
 
     def _own_values(self, values: dict[str, Any]) -> dict[str, Any]:
         """Parameters of a custom teacher; ``values`` keeps what fits the common key of its name."""
@@ -207,7 +207,7 @@ class Arguments:
         typed_name = flags.value("recipe")
         asked = "" if typed_name in (None, BARE) else str(typed_name)
         named = recipes.plain_name(asked or written)
-        if any(layer.source is Source.RECORD for layer in files):
+        if any(layer.author is Author.RECORD for layer in files):
             if named != recipes.plain_name(written):
                 raise UserError(f"--recipe: a run's own file says every option (recipe {written})")
             self._recipe = written
@@ -215,7 +215,7 @@ class Arguments:
             return fit
         (file,) = files
         shown = file.file
-        is_shipped = file.source is Source.SHIPPED
+        is_shipped = file.author is Author.SHIPPED
         if asked and not self._has_typed_file:  # the file was found for its teacher alone
             teacher = {
                 key: value for key, value in file.content.items() if key in recipes.OF_ITS_TEACHER
@@ -228,7 +228,7 @@ class Arguments:
         self._recipe = f"{shown} over {name}" if shown else name
         if is_shipped and not asked:
             self._recipe = Path(shown).stem
-        return [Layer(Source.RECIPE, content), *fit]
+        return [Layer(Author.RECIPE, content), *fit]
 
     def _own_options(self) -> list[Option]:
         if self.kind in KINDS:

@@ -61,6 +61,13 @@ STEPS_OF_IMAGE = 6
 """Steps that an attacker with few images of the owner's kind takes in ``quick``, at least
 (measured).
 """
+FOREIGN = {
+    "methods": "--attackers",
+    "budgets": "--budget",
+    "answers": "nothing: an audit tries several",
+    "format": "nothing: an audit's pictures are in its page",
+}
+"""Options of a comparison, and what an audit says in their place."""
 ANSWERS = ("auto", "kl", "table", "label")
 """Attackers of each defence, as of run.py compare; those that cannot be are left out with their
 reason.
@@ -98,15 +105,12 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     layers = [*file.of_cells, typed(of_cells)]
     kind = str(value_of(layers, "teacher.kind") or "torch")
     away = _away(kind, config)
-    has_budget = asked.settings.gives("budget")
-    unpriced = () if has_budget else owner_side.price_problems(kind, "budget")
-    asked.finish(
-        [*unpriced, *own_problems(config, away), *_innocent(config, kind), *_foreign(flags)]
-    )
+    if not asked.settings.gives("budget"):
+        asked.report(owner_side.price_problems(kind, "budget"))
+    asked.finish([*own_problems(config, away), *_innocent(config, kind), *_foreign(flags)])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
-    config = replace(
-        config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
-    )
+    modes = modes_of(config, value_of(layers, "teacher.label_mode"))
+    config = replace(config, label_modes=tuple(modes))
     settled, not_run = usual(config, away)
     asked.finish(_compared_problems(settled, file.shared))
     dataset = whole_name(str(value_of(layers, "evaluation.dataset") or "none"))
@@ -116,7 +120,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     command = "python", "run.py", "audit", *words
     teacher = {"label_mode": config.label_modes[0], **watch}
     try:  # before any image is read; not in out, whose cells may be on record with a half
-        base = compare.base_of(settled.attackers, file, of_cells, command, teacher)
+        base = compare.base_of(settled.attackers, file, of_cells, command, teacher, OWN)
         base = base.changed(partial(_with_pool, pool=config.pool))
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods
@@ -252,15 +256,12 @@ def _sharing(second: ComparisonPlan, first: ComparisonPlan) -> ComparisonPlan:
     }
     cells = []
     for cell in second.cells:
-        alike = places.get((cell.row, cell.seed, cell.budget))
-        labels = cell.attempt.runs == NO_DEFENCE and cell.attempt.answers == "label"
-        if (
-            alike
-            and labels
-            and not cell.attempt.reason
-            and LabelMode.parse(cell.mode).decimals is None
-        ):
-            cell = replace(cell, job=alike.job, run=alike.name)
+        first_cell = places.get((cell.row, cell.seed, cell.budget))
+        attempt = cell.attempt
+        on_labels = attempt.runs == NO_DEFENCE and attempt.answers == "label"
+        is_rounded = LabelMode.parse(cell.mode).decimals is not None
+        if first_cell and on_labels and not attempt.reason and not is_rounded:
+            cell = replace(cell, job=first_cell.job, run=first_cell.name)
         cells.append(cell)
     return replace(second, cells=tuple(cells))
 
@@ -331,16 +332,10 @@ def _file(flags: Sequence[Flag]) -> Layer:
 
 def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
     """Options of a comparison that an audit says otherwise."""
-    other = {
-        "methods": "--attackers",
-        "budgets": "--budget",
-        "answers": "nothing: an audit tries several",
-    }
-    other["format"] = "nothing: an audit's pictures are in its page"
     return (
-        Problem(flag.key, f"unknown flag; say {other[flag.key]}")
+        Problem(flag.key, f"unknown flag; say {FOREIGN[flag.key]}")
         for flag in flags
-        if flag.key in other
+        if flag.key in FOREIGN
     )
 
 
@@ -381,12 +376,8 @@ def _tried(
     if away:
         return (), []
     if LabelMode.parse(config.label_modes[0]).kind == "label":
-        return (), [
-            {
-                "what": "defences",
-                "why": "the teacher answers labels alone: there are no scores to defend",
-            }
-        ]
+        why = "the teacher answers labels alone: there are no scores to defend"
+        return (), [{"what": "defences", "why": why}]
     fits = []
     not_run = []
     asked = [text for text in config.defences if text != NO_DEFENCE]

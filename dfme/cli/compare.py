@@ -3,7 +3,7 @@ a job.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from dfme.cli import extract
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
 from dfme.cli.main import main
-from dfme.config.layers import Layer, Source, value_of
+from dfme.config.layers import Author, Layer, value_of
 from dfme.config.values import Option, options_of
 from dfme.errors import UserError
 from dfme.methods import SECTIONS, find_method
@@ -47,16 +47,17 @@ def options(words: Sequence[str]) -> Iterable[Option]:
 
 def with_shared(words: Sequence[str], own: Mapping[str, Option], file: Layer) -> list[Option]:
     """Options of a command's ``own``, then those that all of the cells of its ``file`` share."""
-    of_runs = [flag for flag in split_flags(words) if flag.key not in own]
-    shared = comparison_file(file, own).shared
-    every = Arguments(of_runs, extract.INPUTS, [shared]).options
+    flags = [flag for flag in split_flags(words) if flag.key not in own]
+    every = Arguments(flags, extract.INPUTS, [comparison_file(file, own).shared]).options
     elsewhere = {*own, *ELSEWHERE, "wandb.name"}
-    of_cells = [
-        option
-        for key, option in every.items()
-        if key not in elsewhere and key.partition(".")[0] not in ("method", "answers")
+    return [
+        *own.values(),
+        *(
+            option
+            for key, option in every.items()
+            if key not in elsewhere and key.partition(".")[0] not in ("method", "answers")
+        ),
     ]
-    return [*own.values(), *of_cells]
 
 
 def run(words: Sequence[str]) -> int:
@@ -93,18 +94,18 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     """Build the comparison described after ``compare``, and check every cell without torch."""
     flags = split_flags(words)
     file = comparison_file(read_file(flags, _recipe), OWN)
-    own = own_arguments(CompareConfig, file, flags)
-    config: CompareConfig = own.config
-    own.finish(own_problems(config, tuple(file.rows)))
+    arguments = own_arguments(CompareConfig, file, flags)
+    config: CompareConfig = arguments.config
+    arguments.finish(own_problems(config, tuple(file.rows)))
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
-    if file.own.source is Source.SHIPPED and not any(flag.key == "budgets" for flag in flags):
+    if file.own.author is Author.SHIPPED and not any(flag.key == "budgets" for flag in flags):
         kind = str(value_of([*file.of_cells, typed(of_cells)], "teacher.kind") or "")
         for problem in price_problems(kind, "budgets"):
             raise UserError(f"--budgets: {problem.text}")
     out = directory_of(config.out, config.resume, Path(file.name).stem or "compare")
     command = ("python", "run.py", "compare", *words)
     teacher = {"label_mode": config.label_modes[0]}
-    return base_of(config.methods, file, of_cells, command, teacher).plan(config, out)
+    return base_of(config.methods, file, of_cells, command, teacher, OWN).plan(config, out)
 
 
 def base_of(
@@ -113,13 +114,15 @@ def base_of(
     flags: Sequence[Flag],
     command: tuple[str, ...],
     teacher: Content,
+    own: Collection[str],
 ) -> ComparisonBase:
     """The rows of a file, or those that ``methods`` names, with these flags of all cells.
 
-    ``teacher``: options of the teacher where the user says nothing. What is wrong with the options
-    of a row is said once its cells are planned; UserError for what is no row.
+    ``teacher``: options of the teacher where the user says nothing. ``own``: options of the command
+    itself. What is wrong with a row's options is said once its cells are planned; UserError for
+    what is no row.
     """
-    require_shared([*file.of_cells, typed(flags)], OWN)
+    require_shared([*file.of_cells, typed(flags)], own)
     arch = value_of([file.flags, typed(flags)], "student.arch")
     shared = dict(file.shared.content)
     names = methods or tuple(file.rows)
@@ -127,15 +130,17 @@ def base_of(
     for name, content in row_contents(names, file.rows, shared, arch, file.name).items():
         unheeded = {*SECTIONS} - {*find_method(content["method"]["name"]).sections}
         layers = [
-            Layer(Source.DEFAULT, {"teacher": teacher}),
-            Layer(Source.RECORD, {**content, "recipe": name}, file.name),
+            Layer(Author.DEFAULT, {"teacher": teacher}),
+            Layer(Author.RECORD, {**content, "recipe": name}, file.name),
             file.flags.without(*unheeded),
         ]
         heeded = [flag for flag in flags if flag.key.partition(".")[0] not in unheeded]
-        asked = Arguments(heeded, extract.INPUTS, layers)
-        rows[name] = Row(asked.job(extract.settled(asked)), asked.settings)
-    typed_texts = {flag.key: "true" if flag.text is None else flag.text for flag in flags}
-    overrides = {**file.flags.content, **typed_texts}
+        arguments = Arguments(heeded, extract.INPUTS, layers)
+        job = arguments.job(extract.settled(arguments))
+        rows[name] = Row(job, arguments.settings)
+    overrides = dict(file.flags.content)
+    for flag in flags:
+        overrides[flag.key] = "true" if flag.text is None else flag.text
     record = {"rows": file.rows, "overrides": overrides, **file.shared.content}
     return ComparisonBase(rows, record, command, main)
 
@@ -156,5 +161,8 @@ def own_arguments(model: type[Any], file: ComparisonFile, flags: Sequence[Flag])
         name: [value] if lists[name] and isinstance(value, int | float) else value
         for name, value in file.own.content.items()
     }
-    own_flags = [flag for flag in flags if flag.key in lists]
-    return Arguments(own_flags, CommandInputs(model), [replace(file.own, content=content)])
+    return Arguments(
+        [flag for flag in flags if flag.key in lists],
+        CommandInputs(model),
+        [replace(file.own, content=content)],
+    )

@@ -34,10 +34,10 @@ INPUTS = CommandInputs(ExtractOptions, teacher=True, method=True, recipe=default
 
 def run(words: Sequence[str]) -> int:
     """Extract, to the end of the budget or to the first interruption."""
-    asked = arguments_of(words, INPUTS)
-    job = _job(asked)
+    arguments = arguments_of(words, INPUTS)
+    job = _job(arguments)
     check_teacher(job.teacher, job.teacher_options)
-    if asked.config.dry_run:
+    if arguments.config.dry_run:
         from dfme.run.plan import plan
 
         print(plan(job))
@@ -56,9 +56,9 @@ def run(words: Sequence[str]) -> int:
     return 130
 
 
-def settled(asked: Arguments) -> ExtractConfig:
+def settled(arguments: Arguments) -> ExtractConfig:
     """Settings of a run, with ``resume`` resolved: auto means True where there is a run."""
-    config = narrowed(ExtractConfig, asked.config)
+    config = narrowed(ExtractConfig, arguments.config)
     return (
         replace(config, resume=is_run(config.out))
         if config.resume == "auto" and config.out
@@ -67,21 +67,22 @@ def settled(asked: Arguments) -> ExtractConfig:
 
 
 def checked(
-    asked: Arguments, config: ExtractConfig, own: Callable[[Job], Iterable[Problem]]
+    arguments: Arguments,
+    config: ExtractConfig,
+    own: Callable[[Job], Iterable[Problem]] = lambda job: (),
 ) -> Job:
     """The job of these settings, fitted to its budget. UserError with all problems, ``own`` too."""
-    settings = asked.settings
-    given = frozenset(filter(settings.says, asked.options))
-    job = replace(fitted(asked.job(config), settings.says), given=given)
-    priced = [] if asked.has_budget else price_problems(asked.kind, "budget")
-    asked.finish([*priced, *find_problems(job, settings.says), *own(job)])
+    settings = arguments.settings
+    given = frozenset(filter(settings.says, arguments.options))
+    job = replace(fitted(arguments.job(config), settings.says), given=given)
+    priced = [] if arguments.has_budget else price_problems(arguments.kind, "budget")
+    arguments.finish([*priced, *find_problems(job, settings.says), *own(job)])
     return job
 
 
-def _job(asked: Arguments) -> Job:
-    config = settled(asked)
-    problems = list[Problem]()
-    if config.resume and asked.config.dry_run:
+def _job(arguments: Arguments) -> Job:
+    config = settled(arguments)
+    if config.resume and arguments.config.dry_run:
         text = "expected no --resume with it, which goes on with what is planned"
-        problems.append(Problem("dry_run", text))
-    return checked(asked, config, lambda job: problems)
+        arguments.report([Problem("dry_run", text)])
+    return checked(arguments, config)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dfme.config.layers import BARE, Layer, Source
+from dfme.config.layers import BARE, Author, Layer
 from dfme.config.yaml_files import is_record, load_yaml
 from dfme.errors import UserError
 from dfme.run.directory import images_from_run_start, is_run
@@ -70,7 +70,7 @@ def typed(flags: Iterable[Flag]) -> Layer:
         if flag.key != "config":
             content[flag.key] = BARE if flag.text is None else flag.text
             names[flag.key] = f"--{flag.name}"
-    return Layer(Source.FLAG, content, names=names)
+    return Layer(Author.FLAG, content, names=names)
 
 
 FileFinder = Callable[[Sequence[Flag]], Path | None]
@@ -117,12 +117,12 @@ def read_file(flags: Sequence[Flag], find: FileFinder) -> Layer:
         return _named_file(named[0], flags, find)
     path = find(flags)
     if path is None:
-        return Layer(Source.FILE, {})
+        return Layer(Author.FILE, {})
     shown = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     if comes_with_dfme(path) is not None:
-        return Layer(Source.SHIPPED, tidy(load_yaml(path)), shown)
+        return Layer(Author.SHIPPED, tidy(load_yaml(path)), shown)
     content = images_from_run_start(path, load_yaml(path, own=True))
-    return Layer(Source.RECORD, tidy(content), shown)
+    return Layer(Author.RECORD, tidy(content), shown)
 
 
 def _named_file(name: str, flags: Sequence[Flag], find: FileFinder) -> Layer:
@@ -136,5 +136,5 @@ def _named_file(name: str, flags: Sequence[Flag], find: FileFinder) -> Layer:
             of_teacher = {key: ours[key] for key in OF_ITS_TEACHER if key in ours}
             content = merged(of_teacher, content)
     if comes_with_dfme(Path(path)) is not None:
-        return Layer(Source.SHIPPED, content, name)
-    return Layer(Source.RECORD if is_record(path) else Source.FILE, content, name)
+        return Layer(Author.SHIPPED, content, name)
+    return Layer(Author.RECORD if is_record(path) else Author.FILE, content, name)

@@ -66,15 +66,15 @@ def _recipe(flags: Sequence[Flag]) -> Path | None:
 
 
 SUMMARY = "train a fresh student on the answers that a run paid for, asking nothing"
-OWN = {each.name for each in fields(RetrainConfig)} - {"run", "out"}
+OWN = {option.name for option in fields(RetrainConfig)} - {"run", "out"}
 INPUTS = CommandInputs(RetrainConfig, recipe=_recipe, ignored=(RECIPE_ONLY | {"teacher"}) - OWN)
 
 
 def run(words: Sequence[str]) -> int:
     """Train, and print what came of it."""
-    asked = arguments_of(words, INPUTS)
-    config = asked.config
-    asked.finish(_problems(config))
+    arguments = arguments_of(words, INPUTS)
+    config = arguments.config
+    arguments.finish(_problems(config))
     from dfme.run.retrain import retrain
 
     out = Path(config.out or RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained")))

@@ -70,10 +70,10 @@ INPUTS = CommandInputs(
 def run(words: Sequence[str]) -> int:
     """Ask the suspect, and print the page; 5 for one that is more alike than every reference."""
     first = [Flag("teacher.checkpoint", word) for word in words[:1] if not word.startswith("-")]
-    asked = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
-    config = asked.config
-    (teacher, options) = asked.teacher()
-    asked.finish(_problems(config))
+    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    config = arguments.config
+    (teacher, options) = arguments.teacher()
+    arguments.finish(_problems(config))
     check_teacher(teacher, options)
     job = Job(
         narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config()
@@ -84,8 +84,8 @@ def run(words: Sequence[str]) -> int:
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
     result = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
-    last = f"{result['directory']}: verify.md, verify.json"
-    print("\n\n".join(map(printable, [*sentences(result), last])))
+    files = f"{result['directory']}: verify.md, verify.json"
+    print("\n\n".join(map(printable, [*sentences(result), files])))
     return 5 if result["sure"] else 0
 
 

@@ -20,7 +20,7 @@ BARE = True
 """The value of a flag without one: true, where the option is a switch."""
 
 
-class Source(Enum):
+class Author(Enum):
     """Whose words the values of a layer are."""
 
     DEFAULT = auto()  # the command's own, in place of a field's default
@@ -33,15 +33,15 @@ class Source(Enum):
     FLAG = auto()  # the command line
 
 
-UNASKED = (Source.DEFAULT, Source.RECIPE, Source.ENVIRONMENT)
-"""Sources that may set options that a command does not have."""
+UNASKED = (Author.DEFAULT, Author.RECIPE, Author.ENVIRONMENT)
+"""Authors who may set options that a command does not have."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """Options by section or by dotted key; ``file`` and ``names`` say how messages name them."""
 
-    source: Source
+    author: Author
     content: Mapping[str, Any]
     file: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def choose(
             choice = str(named)
             set_aside = (section, *(chosen_with(choice) if fit else ()))
             fit = [
-                below if below.source is Source.DEFAULT else below.without(*set_aside)
+                below if below.author is Author.DEFAULT else below.without(*set_aside)
                 for below in fit
             ]
         fit.append(layer)
@@ -135,13 +135,13 @@ class Settings:
         self.report(problems)
         return built
 
-    def source(self, key: str) -> Source:
+    def author(self, key: str) -> Author:
         """Who sets this option; DEFAULT if nobody does."""
-        return self.origins[key].source if key in self.origins else Source.DEFAULT
+        return self.origins[key].author if key in self.origins else Author.DEFAULT
 
     def gives(self, key: str) -> bool:
         """True if a flag, a keyword or any file sets this option, and not just what lies below."""
-        return self.source(key) not in UNASKED
+        return self.author(key) not in UNASKED
 
     def says(self, key: str) -> bool:
         """True if the user asks for this option, so that one without effect is a mistake.
@@ -150,14 +150,14 @@ class Settings:
         off.
         """
         section = key.partition(".")[0]
-        source = self.source(key)
-        if source is Source.FILE:
+        author = self.author(key)
+        if author is Author.FILE:
             changed = any(
-                within(other, section) and layer.source is Source.FLAG
+                within(other, section) and layer.author is Author.FLAG
                 for other, layer in self.origins.items()
             )
             return section != "wandb" and not changed
-        return source is Source.FLAG or (source is Source.KEYWORD and section != "wandb")
+        return author is Author.FLAG or (author is Author.KEYWORD and section != "wandb")
 
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
@@ -187,7 +187,7 @@ class Settings:
     def _require_value(self, option: Option) -> None:
         """Report a flag without a value, unless it is a switch."""
         key = option.key
-        if self.source(key) is Source.FLAG and self.values[key] is BARE:
+        if self.author(key) is Author.FLAG and self.values[key] is BARE:
             if bool in members(option.type):
                 return
             del self.values[key]
@@ -196,13 +196,13 @@ class Settings:
     def _unknown(self, key: str) -> str:
         if key in GONE:
             return GONE[key]
-        source = self.origins[key].source
-        spelled = spelled_flag if source is Source.FLAG else str
+        author = self.origins[key].author
+        spelled = spelled_flag if author is Author.FLAG else str
         group = [option for option in self.options if option.startswith(f"{key}.")]
         if group:
             examples = ", ".join(map(spelled, group[:3]))
             return f"a group of options; expected one of its own such as {examples}"
-        what = {Source.FLAG: "flag", Source.KEYWORD: "option"}.get(source, "key")
+        what = {Author.FLAG: "flag", Author.KEYWORD: "option"}.get(author, "key")
         kind = self._kinds.get(key.partition(".")[0], "")
         close = nearest(key, self.options)
         hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
@@ -218,7 +218,7 @@ def merge(
     origins: dict[str, Layer] = {}
     for layer in layers:
         for key, value in flatten(layer.content, by_key):
-            if key in by_key or layer.source not in UNASKED:
+            if key in by_key or layer.author not in UNASKED:
                 values[key] = value
                 origins[key] = layer
     return Settings(by_key, values, origins, kinds or {})

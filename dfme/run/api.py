@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import name_of
-from dfme.config.layers import Layer, Source, choose, merge
+from dfme.config.layers import Author, Layer, choose, merge
 from dfme.config.messages import members, printable, shortened
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import (
@@ -255,7 +255,7 @@ def _job(
     """The job of the options that are ``given`` and of those below them, checked."""
     keywords = {name: value for name, value in given.items() if value != {}}
     keywords["teacher"] = teacher
-    layers = [Layer(Source.RECIPE, below), Layer(Source.KEYWORD, keywords)]
+    layers = [Layer(Author.RECIPE, below), Layer(Author.KEYWORD, keywords)]
     method, layers = choose(layers, "method.name", "dfme")
     when = recipes.layered_variants(layer.content for layer in layers)
     layers = [layer.without("when") for layer in layers]

@@ -2,6 +2,7 @@
 behind.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.processes import last_line, threads_each
+from dfme.run.job import PROJECT
 
 pytestmark = pytest.mark.integration
 
@@ -77,3 +79,32 @@ def test_the_last_word_of_a_log(tmp_path: Path) -> None:
     assert last_line(log) == ""
     log.write_text("x" * 20_000 + "\ndfme: no such teacher\n\n")
     assert last_line(log) == "no such teacher"
+
+
+ENTRY = """
+def main(words):
+    print("ran", *words)
+    return 7
+"""
+SHIPPED = """
+import pickle, pathlib
+from entry_here import main
+from dfme.audits.compare.engines import Task
+from dfme.audits.compare.processes import Call
+
+task = Task(("extract", "--out", "a"), pathlib.Path("a.log"), pathlib.Path("a"), "cpu")
+pickle.loads(pickle.dumps(Call(main, task)))()
+"""
+
+
+def test_a_shipped_cell_runs_the_entry_that_it_was_given_and_leaves_its_exit_code(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "entry_here.py").write_text(ENTRY)
+    environment = {**os.environ, "PYTHONPATH": f"{PROJECT}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHIPPED], cwd=tmp_path, env=environment, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "a.log").read_text() == "ran extract --out a\n"
+    assert (tmp_path / "a.exit").read_text() == "7\n"

@@ -305,7 +305,7 @@ def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_en
     assert waiting._seconds_left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), (
         "nor where it should have ended"
     )
-    waiting._progress[first] = session.Progress(
+    waiting._progress[first] = session.CellProgress(
         1_000, 0.5
     )  # after three times as long as the whole of it was to take
     assert waiting._seconds_left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))

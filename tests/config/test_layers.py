@@ -4,23 +4,23 @@ from typing import Any
 
 import pytest
 
-from dfme.config.layers import BARE, Layer, Settings, Source, choose, merge, value_of
+from dfme.config.layers import BARE, Author, Layer, Settings, choose, merge, value_of
 from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError
 
 OPTIONS = options_of(ExtractConfig)
-RECIPE = Layer(Source.RECIPE, {"student": {"lr": 0.2, "momentum": 0.5}, "elsewhere": 1})
-FILE = Layer(Source.FILE, {"student": {"lr": 0.3}, "seed": 4, "wandb": {"project": "p"}}, "a.yaml")
-ENVIRONMENT = Layer(Source.ENVIRONMENT, {"wandb": {"entity": "e"}})
+RECIPE = Layer(Author.RECIPE, {"student": {"lr": 0.2, "momentum": 0.5}, "elsewhere": 1})
+FILE = Layer(Author.FILE, {"student": {"lr": 0.3}, "seed": 4, "wandb": {"project": "p"}}, "a.yaml")
+ENVIRONMENT = Layer(Author.ENVIRONMENT, {"wandb": {"entity": "e"}})
 
 
 def flags(**names: Any) -> Layer:
     """Flags as they were typed, with dashes; a dot is written as two underscores."""
     content = {name.replace("__", "."): value for name, value in names.items()}
     typed = {key: f"--{key.replace('_', '-')}" for key in content}
-    return Layer(Source.FLAG, content, names=typed)
+    return Layer(Author.FLAG, content, names=typed)
 
 
 def refusal(settings: Settings, *problems: Problem) -> str:
@@ -34,14 +34,14 @@ def test_the_last_layer_that_sets_an_option_wins_and_is_its_origin() -> None:
     config = settings.build(ExtractConfig)
     assert config.student == StudentConfig(lr=0.4, momentum=0.5)
     assert (config.budget, config.seed, config.wandb.entity) == (2000, 4, "e")
-    sources = {key: origin.source for key, origin in settings.origins.items()}
+    sources = {key: origin.author for key, origin in settings.origins.items()}
     assert sources == {
-        "student.lr": Source.FLAG,
-        "student.momentum": Source.RECIPE,
-        "seed": Source.FILE,
-        "wandb.project": Source.FILE,
-        "wandb.entity": Source.ENVIRONMENT,
-        "budget": Source.FLAG,
+        "student.lr": Author.FLAG,
+        "student.momentum": Author.RECIPE,
+        "seed": Author.FILE,
+        "wandb.project": Author.FILE,
+        "wandb.entity": Author.ENVIRONMENT,
+        "budget": Author.FLAG,
     }
     settings.finish()
 
@@ -59,21 +59,21 @@ def test_the_last_layer_that_sets_an_option_wins_and_is_its_origin() -> None:
     ],
 )
 def test_what_the_user_asks_for(key: str, says: bool, gives: bool) -> None:
-    file = Layer(Source.FILE, {**FILE.content, "student": {"lr": 0.3, "loss": "kl"}}, "a.yaml")
+    file = Layer(Author.FILE, {**FILE.content, "student": {"lr": 0.3, "loss": "kl"}}, "a.yaml")
     settings = merge([RECIPE, file, ENVIRONMENT, flags(student__lr="0.4")], OPTIONS)
     assert (settings.says(key), settings.gives(key)) == (says, gives)
 
 
-@pytest.mark.parametrize("source", [Source.RECORD, Source.SHIPPED])
-def test_what_a_run_or_dfme_wrote_is_no_wish(source: Source) -> None:
+@pytest.mark.parametrize("source", [Author.RECORD, Author.SHIPPED])
+def test_what_a_run_or_dfme_wrote_is_no_wish(source: Author) -> None:
     settings = merge([Layer(source, {"seed": 3}, "config.yaml")], OPTIONS)
     assert (settings.says("seed"), settings.gives("seed")) == (False, True)
 
 
 def test_a_choice_sets_the_sections_of_another_one_below_it_aside() -> None:
-    default = Layer(Source.DEFAULT, {"teacher": {"watch": ["pairs"]}})
-    file = Layer(Source.FILE, {"teacher": {"kind": "v2", "url": "u"}, "seed": 1}, "a.yaml")
-    record = Layer(Source.RECORD, {"teacher.url": "there"}, "a.yaml")
+    default = Layer(Author.DEFAULT, {"teacher": {"watch": ["pairs"]}})
+    file = Layer(Author.FILE, {"teacher": {"kind": "v2", "url": "u"}, "seed": 1}, "a.yaml")
+    record = Layer(Author.RECORD, {"teacher.url": "there"}, "a.yaml")
     typed = flags(teacher__kind="torch", teacher__checkpoint="w")
     layers = [default, file, record]
     assert choose(layers, "teacher.kind", "torch") == ("v2", layers)
@@ -89,7 +89,7 @@ def test_a_choice_sets_the_sections_of_another_one_below_it_aside() -> None:
     assert value_of(fit, "teacher.url") is None
     method, fit = choose(
         [
-            Layer(Source.FILE, {"method": "dfme", "estimator": {"step": 1}}, "a"),
+            Layer(Author.FILE, {"method": "dfme", "estimator": {"step": 1}}, "a"),
             flags(method="maze"),
         ],
         "method.name",
@@ -100,8 +100,8 @@ def test_a_choice_sets_the_sections_of_another_one_below_it_aside() -> None:
 
 
 def test_each_problem_is_named_as_the_author_of_the_value_wrote_the_option() -> None:
-    file = Layer(Source.FILE, {"student": {"lr": -1}, "sed": 1, "schedule": 3}, "a.yaml")
-    keywords = Layer(Source.KEYWORD, {"evaluation": {"pionts": 3}})
+    file = Layer(Author.FILE, {"student": {"lr": -1}, "sed": 1, "schedule": 3}, "a.yaml")
+    keywords = Layer(Author.KEYWORD, {"evaluation": {"pionts": 3}})
     settings = merge([file, keywords, flags(budgett="2k", minutes=BARE)], OPTIONS)
     settings.build(ExtractConfig)
     said = refusal(settings, Problem("device", "expected another"), Problem("sed", "unheard"))

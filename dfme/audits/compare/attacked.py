@@ -89,9 +89,9 @@ def defended(findings: ComparisonResult, mode: str, budget: int) -> list[Defence
     """One for each row and defence, in order."""
     places: dict[tuple[str, str, str], list[Attacked]] = {}
     for label, outcomes in findings.rows(mode, budget).items():
-        cell = outcomes[0].cell
-        place = (cell.row, cell.attempt.defence, cell.attempt.stack)
-        places.setdefault(place, []).append(_attacked(label, cell.attempt.answers, outcomes))
+        row, attempt = outcomes[0].cell.row, outcomes[0].cell.attempt
+        attackers = places.setdefault((row, attempt.defence, attempt.stack), [])
+        attackers.append(_attacked(label, attempt.answers, outcomes))
     lines = []
     for (row, defence, stack), attackers in places.items():
         undefended = places.get((row, NO_DEFENCE, NO_DEFENCE), [])
@@ -143,8 +143,8 @@ def best_rows(findings: ComparisonResult, mode: str, budget: int) -> dict[str, l
     best = set[str]()
     for line in defended(findings, mode, budget):
         best |= {attacker.label for attacker in line.attackers if attacker.answers == line.best}
-    rows = findings.rows(mode, budget).items()
-    return {label: outcomes for label, outcomes in rows if label in best}
+    rows = findings.rows(mode, budget)
+    return {label: rows[label] for label in rows if label in best}
 
 
 def _attacked(label: str, answers: str, outcomes: Sequence[Outcome]) -> Attacked:
@@ -176,8 +176,9 @@ def _beside(learner: Attacked | None, attacker: Attacked) -> Attacked:
         return attacker
     if gains(attacker.score, learner.score):
         return attacker
-    is_higher = attacker.score.mean > learner.score.mean
-    remark = "within the spread" if is_higher else "gains nothing"
+    remark = "gains nothing"
+    if attacker.score.mean > learner.score.mean:
+        remark = "within the spread"
     return replace(attacker, remarks=(remark, *attacker.remarks))
 
 

@@ -10,9 +10,9 @@ from dfme.audits.compare.engines import EXTRAS
 from dfme.audits.compare.plan import (
     Attempt,
     Cell,
+    CommandLine,
     CompareConfig,
     ComparisonPlan,
-    Entry,
     own_options,
 )
 from dfme.audits.compare.plan import attempt as attempt_of
@@ -47,7 +47,7 @@ class ComparisonBase:
     rows: Mapping[str, Row]
     record: Mapping[str, Any]
     command: tuple[str, ...]
-    entry: Entry
+    entry: CommandLine
 
     @property
     def job(self) -> Job:

@@ -28,7 +28,7 @@ from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 
-Entry = Callable[[Sequence[str]], int]
+CommandLine = Callable[[Sequence[str]], int]
 """The command line: it runs a command's words, and returns their exit code."""
 
 NO_DEFENCE = "none"
@@ -246,7 +246,7 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
-    entry: Entry
+    entry: CommandLine
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
 
@@ -272,10 +272,13 @@ class ComparisonPlan:
         return self.out / "cells" / cell.name
 
 
+RATES = ("images_per_second", "requests_per_second")
+
+
 def rates_of(job: Job) -> dict[str, float]:
-    """The rates at which the job's service may be asked, as far as anybody says."""
-    rates = ("images_per_second", "requests_per_second")
-    return {name: job.teacher_options[name] for name in rates if job.teacher_options.get(name)}
+    """The rates at which the job's service may be asked, if anybody says."""
+    options = job.teacher_options
+    return {name: options[name] for name in RATES if options.get(name)}
 
 
 def as_asked(job: Job, sharing: int, away: bool) -> Job:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dfme.audits.compare.engines import LOST, STOPPED, Task
-from dfme.audits.compare.plan import Entry
+from dfme.audits.compare.plan import CommandLine
 from dfme.errors import UserError
 from dfme.files import disk_error, remove, write_text
 from dfme.run.job import PROJECT
@@ -111,7 +111,7 @@ lock.
 """
 
 
-def run_cell(entry: Entry, words: list[str], log: str) -> int:
+def run_cell(entry: CommandLine, words: list[str], log: str) -> int:
     """``entry(words)`` in this process, all that it says at the end of ``log``; its exit code.
 
     Not in a child of it: with a worker that is killed its run must end too, so that the system
@@ -149,7 +149,7 @@ def outcome_file(log: str | Path) -> Path:
 class Call:
     """A cell as a worker calls it; ``checkpoint`` and ``number`` (of its signal) are submitit's."""
 
-    def __init__(self, entry: Entry, task: Task, number: int = 0) -> None:
+    def __init__(self, entry: CommandLine, task: Task, number: int = 0) -> None:
         self.entry = entry
         self.words = [*task.words]
         self.log = str(task.log)

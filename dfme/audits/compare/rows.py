@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, parse_attacker
 from dfme.config.defences import parse_defences
-from dfme.config.layers import Layer, Source
+from dfme.config.layers import Author, Layer
 from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag, unknown_choice
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import flatten, options_of
@@ -60,6 +60,7 @@ def comparison_file(file: Layer, own: Iterable[str]) -> ComparisonFile:
         if not isinstance(section, Mapping):
             raise UserError(f"{file.file}: {name}: expected a mapping, got {section!r}")
         sections[name] = {str(key): value for key, value in section.items()}
+    flags = {key.replace("-", "_"): value for key, value in sections["overrides"].items()}
     written = {name: content.pop(name) for name in [*content] if name in own}
     if "engine_options" in written:  # hosts to connect to, and what runs there
         raise UserError(
@@ -68,8 +69,8 @@ def comparison_file(file: Layer, own: Iterable[str]) -> ComparisonFile:
     return ComparisonFile(
         replace(file, content=written),
         sections["rows"],
-        Layer(Source.RECORD, content, file.file),
-        Layer(Source.RECORD, sections["overrides"], file.file),
+        Layer(Author.RECORD, content, file.file),
+        Layer(Author.RECORD, flags, file.file),
     )
 
 
@@ -109,17 +110,17 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
         if row not in shipped():
             choices = dict.fromkeys([*rows, *METHODS, *names()])
             raise UserError(f"methods: {unknown_choice('row, method or recipe', row, choices)}")
-        content = load_yaml(shipped()[row])
-        return _of_recipe(row, content, shared)
+        return _of_recipe(row, load_yaml(shipped()[row]), shared)
     elif isinstance(content, str):
         if content not in shipped() and not os.path.isfile(locate(content)):
-            unknown = unknown_choice("recipe, or its file", content, names())
-            raise UserError(f"rows.{row}: {unknown}")
-        content = load_yaml(shipped().get(content, locate(content)))
-        return _of_recipe(row, content, shared)
+            raise UserError(
+                f"rows.{row}: {unknown_choice('recipe, or its file', content, names())}"
+            )
+        return _of_recipe(row, load_yaml(shipped().get(content, locate(content))), shared)
     if not isinstance(content, Mapping):
-        expected = "expected sections such as method, or a recipe"
-        raise UserError(f"rows.{row}: {expected}, got {content!r}")
+        raise UserError(
+            f"rows.{row}: expected sections such as method, or a recipe, got {content!r}"
+        )
     if "recipe" in content:
         return _of_recipe(row, content, shared)
     departures = tidy(content)
@@ -253,7 +254,7 @@ def require_shared(layers: Iterable[Layer], own: Collection[str]) -> None:
             instead = ELSEWHERE.get(section) or ELSEWHERE.get(key)
             if instead:
                 problems.append(f"{layer.name_of(key)}: say {instead} in a comparison")
-            elif layer.source is Source.FLAG and section == key:
+            elif layer.author is Author.FLAG and section == key:
                 close = nearest(key, [*own, *of_a_run])
                 if close and close in own:
                     hint = f"did you mean {spelled_flag(close)}?"

@@ -104,7 +104,7 @@ def _require_same_images(plan: ComparisonPlan) -> None:
             checked.add(code)
 
 
-class Progress(NamedTuple):
+class CellProgress(NamedTuple):
     """Images that a cell has paid for, and the share of its work that is done."""
 
     images: int = 0
@@ -148,7 +148,7 @@ class Session:
             cell.name: self._before(cell, reasons.get(cell.name)) for cell in plan.runs
         }
         self.rehearsal: Rehearsal | None = None
-        self._progress = dict.fromkeys(self._outcomes, Progress())
+        self._progress = dict.fromkeys(self._outcomes, CellProgress())
         self._begun: dict[str, Begun] = {}
         self._shown_at = 0.0
 
@@ -164,13 +164,14 @@ class Session:
 
     def forecast(self) -> str:
         """What the waiting cells will ask and take."""
-        images = sum(cell.budget for cell in self.waiting)
-        text = f"{len(self.waiting)} cells of {images:,} images"
-        seconds = self.rehearsal.total(self.waiting, self._plan.jobs) if self.rehearsal else 0.0
+        cells = self.waiting
+        text = f"{len(cells)} cells of {sum(cell.budget for cell in cells):,} images"
+        seconds = self.rehearsal.total(cells, self._plan.jobs) if self.rehearsal else 0.0
         if seconds:
             text = f"about {duration(seconds)} on this machine for {text}"
-        less = "smaller --budgets, fewer --student-steps, --methods or --seeds"
-        return text + shorter(seconds, less)
+        return text + shorter(
+            seconds, "smaller --budgets, fewer --student-steps, --methods or --seeds"
+        )
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Run every waiting cell; True if stopped before the last had finished."""
@@ -223,14 +224,14 @@ class Session:
         (heuristic).
         """
         if figures := self._outcomes[cell.name].figures:
-            self._progress[cell.name] = Progress(figures.spent, 1.0)
+            self._progress[cell.name] = CellProgress(figures.spent, 1.0)
             return
         with suppress(ValueError, LookupError, TypeError):  # no record yet, or half of one
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
             steps = int(record.get("student_steps", 0)) / max(1, cell.job.config.student.steps)
             share = (images / cell.budget + min(1.0, steps)) / 2
-            self._progress[cell.name] = Progress(images, share)
+            self._progress[cell.name] = CellProgress(images, share)
 
     def _seconds_left(self, now: float) -> float | None:
         """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
@@ -299,8 +300,10 @@ class Session:
         """
         if code < 0 and not stopping and self._retries[cell.name] < self._plan.config.retries:
             self._retries[cell.name] += 1
-            retry = f"and is gone on with (retry {self._retries[cell.name]})"
-            self._line.note(f"{cell.name}: {_killed(code)}, {retry}")
+            self._line.note(
+                f"{cell.name}: {_killed(code)}, and is gone on with (retry "
+                f"{self._retries[cell.name]})"
+            )
             return True
         outcome = self._outcomes[cell.name] = self._after(cell, code, stopping)
         self._look(cell)
@@ -321,8 +324,9 @@ class Session:
         if stopping or code == STOPPED:
             return Outcome(cell, "waiting")
         log = directory.with_name(f"{cell.name}.log")
-        death = f"{_killed(code)}; what was paid is kept" if code < 0 else ""
-        reason = "; ".join(filter(None, [death, last_line(log)]))
+        reason = last_line(log)
+        if code < 0:
+            reason = f"{_killed(code)}; what was paid is kept; {reason}".removesuffix("; ")
         return Outcome(cell, "failed", f"{reason or f'exit code {code}, and nothing said'} ({log})")
 
     def findings(self) -> ComparisonResult:
@@ -342,8 +346,9 @@ class Session:
             "made with": "; ".join(made_with) or "nothing yet",
         }
         outcomes = tuple(self._within_quota(cell) for cell in plan.cells)
-        title = f"Comparison {plan.out.resolve().name}"
-        return ComparisonResult(title, facts, outcomes, self._unequal, plan.bills)
+        return ComparisonResult(
+            f"Comparison {plan.out.resolve().name}", facts, outcomes, self._unequal, plan.bills
+        )
 
     def _within_quota(self, cell: Cell) -> Outcome:
         """State of the cell's run, cut off where a quota of the cell ends it."""
@@ -376,8 +381,9 @@ def _in_a_line(outcome: Outcome) -> str:
         return "stopped and kept" if outcome.state == "waiting" else f"FAILED: {outcome.reason}"
     parts = []
     if figures.agreement is not None:
-        text = figures.beside.text(figures.agreement, figures.agreement_balanced)
-        parts.append(f"agreement {text}")
+        parts.append(
+            f"agreement {figures.beside.text(figures.agreement, figures.agreement_balanced)}"
+        )
     if figures.accuracy is not None:
         parts.append(f"accuracy {figures.accuracy:.2%}")
     return ", ".join([*parts, f"{figures.seconds:,.1f} s"])

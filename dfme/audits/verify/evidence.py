@@ -67,29 +67,27 @@ def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:
     return seen
 
 
-def sentences(told: Mapping[str, Any]) -> list[str]:
+def sentences(result: Mapping[str, Any]) -> list[str]:
     """Four for people: matches, how likely these are, what else explains them, what references came
     to.
     """
-    verdict = "More alike than every reference" if told["sure"] else "It cannot be told"
-    wrong, why = MARKED if told["marked"] else MISTAKEN
-    rows = told["references"]
-    own = ", ".join(f"{row['file']} {row['e_value']:.2g}" for row in rows)
+    verdict = "More alike than every reference" if result["sure"] else "It cannot be told"
+    wrong, why = MARKED if result["marked"] else MISTAKEN
+    rows = result["references"]
+    figures = ", ".join(f"{row['file']} {row['e_value']:.2g}" for row in rows)
     copies = " and ".join(row["file"] for row in rows if row["sure"])
     spoilt = (
         f"; but {copies} looks like a copy itself, so that little can be told" if copies else ""
     )
     return [
-        f"{verdict}: of {told['asked']} images that your model ({told['model']}) {wrong}, the "
-        "suspect "
-        f"({told['suspect']}) gave your model's answer to {told['matches']}, and no reference to "
-        "more than "
-        f"{told['p_reference']:.0%}.",
-        f"This is {told['e_value']:.3g} times as likely of a copy, held to match on "
-        f"{told['p_copy']:.0%}, as "
-        f"of a model like the references; from {SURE:.0f} times on, it is called more alike.",
+        f"{verdict}: of {result['asked']} images that your model ({result['model']}) {wrong}, "
+        f"the suspect ({result['suspect']}) gave your model's answer to {result['matches']}, and "
+        f"no reference to more than {result['p_reference']:.0%}.",
+        f"This is {result['e_value']:.3g} times as likely of a copy, held to match on "
+        f"{result['p_copy']:.0%}, as of a model like the references; from {SURE:.0f} times on, it "
+        "is called more alike.",
         f"What else explains likeness: {why}; the figure is a likelihood, and no proof of copying.",
-        f"Held to the same test, each left out, the references came to {own}; with {len(rows)} of "
-        "them no "
-        f"rate of false alarms below {min(1.0, 3 / len(rows)):.0%} is claimed{spoilt}.",
+        f"Held to the same test, each left out, the references came to {figures}; with "
+        f"{len(rows)} of them no rate of false alarms below {min(1.0, 3 / len(rows)):.0%} is "
+        f"claimed{spoilt}.",
     ]

@@ -51,7 +51,7 @@ class Mistakes(NamedTuple):
 def find_mistakes(
     data: ImageSet,
     spec: ImageSpec,
-    own: Answer,
+    model: Answer,
     others: Sequence[Answer],
     rng: torch.Generator | None,
 ) -> Mistakes:
@@ -68,7 +68,7 @@ def find_mistakes(
             if again and rng is not None:
                 images = [corrupted(x_1CHW, rng) for x_1CHW in plain_BCHW.split(1)]
             x_BCHW = spec.quantise(torch.cat(images))
-            class_B = own(x_BCHW)
+            class_B = model(x_BCHW)
             wrong.append((x_BCHW[class_B != label_B], class_B[class_B != label_B]))
     (x_NCHW, class_N) = (torch.cat(parts) for parts in zip(*wrong, strict=True))
     rows = [torch.cat([other(part) for part in batches(x_NCHW)]) for other in others]

@@ -73,8 +73,8 @@ def verify(
     with ExitStack() as held:
         suspect = build_teacher(job, None, choose_device(job.config.device))
         held.callback(suspect.info.close)
-        own = open_twin(paths[0], job, suspect.spec, suspect.num_classes, "--model")
-        case = Case(job, own, paths[1:], tell, log)
+        model = open_twin(paths[0], job, suspect.spec, suspect.num_classes, "--model")
+        case = Case(job, model, paths[1:], tell, log)
         directory = held.enter_context(_open_directory(case, job, paths, suspect.spec.levels))
         probes, references = case.kept(directory)
         sha256 = _digest(probes)
@@ -115,7 +115,7 @@ class Case:
     def __init__(
         self,
         job: Job,
-        own: Any,
+        model: Any,
         references: Sequence[Path],
         tell: Tell,
         log: ServedLog | None = None,
@@ -124,10 +124,10 @@ class Case:
         self.log = log
         self._references = references
         self._tell = tell
-        (spec, num_classes) = (own.spec, own.num_classes)
+        (spec, num_classes) = (model.spec, model.num_classes)
         others = [open_twin(path, job, spec, num_classes, "--references") for path in references]
-        self._boxes = [own, *others]
-        names = self.names = own.info.class_names or ()
+        self._boxes = [model, *others]
+        names = self.names = model.info.class_names or ()
         evaluation = replace(job.config.evaluation, limit=job.config.evaluation.limit or IMAGES)
         self._asked = list[Any](self._boxes)
         if log is None:
@@ -135,7 +135,7 @@ class Case:
                 evaluation, ImageSpec(spec.shape), num_classes, names, tell=tell
             )
         else:
-            data, self._asked[0] = served(own, *log)
+            data, self._asked[0] = served(model, *log)
         if data is None or evaluation.mean is not None:
             wanted = (
                 "expected --evaluation.dataset with it, images within 0 and 1 and no "
@@ -144,7 +144,7 @@ class Case:
             raise UserError(f"--references: {wanted}")
         self._data = replace(data, class_names=data.class_names or names)
         if log is not None:
-            undefended = self.answer(spec, names, own)
+            undefended = self.answer(spec, names, model)
             labels = torch.cat([undefended(x_BCHW) for x_BCHW in batches(data)])
             self._data = replace(self._data, labels=labels)
         self.inputs = self._checked_inputs()
@@ -155,12 +155,12 @@ class Case:
         """
         nets = [box.info.network.state_dict() for box in self._boxes]
         digests = [_digest(net.values()) for net in nets]
-        (own, *others) = ({name: weight.shape for name, weight in net.items()} for net in nets)
+        (model, *others) = ({name: weight.shape for name, weight in net.items()} for net in nets)
         if len(set(digests)) < len(digests):
             raise UserError(
                 "--references: expected different models, none of them yours, got one file twice"
             )
-        if (alike := others.count(own)) < OWN_ARCH:
+        if (alike := others.count(model)) < OWN_ARCH:
             expected = f"expected {OWN_ARCH} or more of your model's architecture, got {alike}"
             raise UserError(
                 f"--references: {expected}; train them with other seeds by run.py train-teacher"
@@ -200,11 +200,11 @@ class Case:
         self._tell(f"looking for images that your model {wrong}, and the references not as it does")
         rng = torch.Generator().manual_seed(derived_seed(self._job.config.seed, "verify"))
         spec = ImageSpec(self._boxes[0].spec.shape, levels=levels)
-        (own, *others) = (
+        (model, *others) = (
             self.answer(box.spec, box.info.class_names or (), ask)
             for box, ask in zip(self._boxes, self._asked, strict=True)
         )
-        mistakes = find_mistakes(self._data, spec, own, others, None if self.log else rng)
+        mistakes = find_mistakes(self._data, spec, model, others, None if self.log else rng)
         at = choose(mistakes, most, rng)
         share = p_reference(mistakes, most, rng)
         if not Evidence(len(at), len(at), share).sure:

@@ -27,15 +27,15 @@ class Commands(WorkerPool):
 
     def run(self, cells: Iterable[Cell], *_: object, **__: object) -> None:
         """List the cells, one a line, and say what to do with the lines."""
-        each = [self._task(cell) for cell in cells]
+        tasks = [self._task(cell) for cell in cells]
         commands = self._plan.out / "commands.txt"
         array = self._plan.out / "array.sh"
-        if each:
-            write_text(commands, "".join(f"{self._line(task)}\n" for task in each))
-            on_cpus = all(task.device == "cpu" for task in each)
-            write_text(array, self._array(commands.resolve(), len(each), on_cpus))
+        if tasks:
+            write_text(commands, "".join(f"{self._line(task)}\n" for task in tasks))
+            on_cpus = all(task.device == "cpu" for task in tasks)
+            write_text(array, self._array(commands.resolve(), len(tasks), on_cpus))
             self._tell(
-                f"{len(each)} cells to run, one a line of {commands}; here, {self._plan.jobs} at "
+                f"{len(tasks)} cells to run, one a line of {commands}; here, {self._plan.jobs} at "
                 "once, with\n"
                 f"  xargs -P {self._plan.jobs} -d '\\n' -n 1 sh -c < {shlex.quote(str(commands))}\n"
                 f"or on SLURM with\n  sbatch {shlex.quote(str(array))}\n"
@@ -64,13 +64,13 @@ class Commands(WorkerPool):
             "requeue": "",
             "signal": "B:TERM@120",
             "cpus-per-task": str(self._threads),
+            "output": "/dev/null",
+            "array": f"1-{count}",
         }
-        said = self._plan.engine_options
-        if not on_cpus and not any(name.startswith("gpus") for name in said):
+        by_user = self._plan.engine_options
+        if not on_cpus and not any(name.startswith("gpus") for name in by_user):
             options["gres"] = "gpu:1"
-        options["output"] = "/dev/null"
-        options["array"] = f"1-{count}"
-        options.update(said)
+        options.update(by_user)
         values = {name: f"={shlex.quote(text)}" if text else "" for name, text in options.items()}
         lines = [f"#SBATCH --{name}{value}" for name, value in values.items()]
         task = f'sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(commands))}'

@@ -36,8 +36,8 @@ class OnRay(WorkerPool):
             self._call = remote(lambda call: call())
         except ValueError as error:
             expected = "expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
-            given = ",".join(self._plan.config.engine_options)
-            raise UserError(f"--engine-options: {expected}, got {given!r}") from error
+            texts = ",".join(self._plan.config.engine_options)
+            raise UserError(f"--engine-options: {expected}, got {texts!r}") from error
         return f"Ray, each run of {self._threads} threads"
 
     @contextmanager
@@ -49,19 +49,18 @@ class OnRay(WorkerPool):
             "RAY_USAGE_STATS_ENABLED", "0"
         )  # a comparison tells nobody that it runs
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
-        own: dict[str, Any] = (
-            {"object_store_memory": STORE_BYTES} if self._address == "local" else {}
-        )
-        own["runtime_env"] = {"env_vars": surroundings(self._threads)}
+        options: dict[str, Any] = {"runtime_env": {"env_vars": surroundings(self._threads)}}
+        if self._address == "local":
+            options["object_store_memory"] = STORE_BYTES
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(self._address, **quiet, **own)
+            ray.init(self._address, **quiet, **options)
             signal.signal(signal.SIGTERM, handler)  # Ray would end this process
             self._has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"--engine ray ({self._address}): {said}; see --engine-options"
+                f"--engine ray ({self._address}): {reason}; see --engine-options"
             ) from error
         try:
             yield
@@ -71,8 +70,8 @@ class OnRay(WorkerPool):
     def _begin(self, cell: Cell, slot: int) -> Shipped:
         task = self._task(cell)
         gpus = int(task.device != "cpu" and (task.device != "auto" or self._has_gpus))
-        asked = {} if "num_gpus" in self._options else {"num_gpus": gpus}
-        ref = self._call.options(**asked).remote(Call(self._plan.entry, task))
+        resources = {} if "num_gpus" in self._options else {"num_gpus": gpus}
+        ref = self._call.options(**resources).remote(Call(self._plan.entry, task))
 
         def over(_: bool) -> bool:
             return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])

@@ -138,5 +138,5 @@ def gpu_of(slot: int, device: str) -> str | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         visible = ",".join(map(str, range(torch.cuda.device_count())))
-    gpus = [name for each in visible.split(",") if (name := each.strip())]
+    gpus = [name for part in visible.split(",") if (name := part.strip())]
     return gpus[slot % len(gpus)] if gpus else None

@@ -28,9 +28,9 @@ class Slurm(WorkerPool):
     poll_seconds = 1.0
 
     def _prepare(self) -> str:
-        given = self._plan.engine_options.items()
         self._options: dict[str, Any] = {"time": 60, "cluster": "slurm"}
-        self._options |= {name: int(text) if text.isdecimal() else text for name, text in given}
+        for name, text in self._plan.engine_options.items():
+            self._options[name] = int(text) if text.isdecimal() else text
         self._cluster = self._options.pop("cluster")
         if self._cluster == "slurm" and shutil.which("srun") is None:
             raise UserError(
@@ -53,16 +53,16 @@ class Slurm(WorkerPool):
     def _begin(self, cell: Cell, slot: int) -> Shipped:
         task = self._task(cell)
         tries = self._plan.config.retries
-        given = {
+        requested = {
             "cpus_per_task": self._threads,
             "gpus_per_node": int(task.device != "cpu"),
             **self._options,
         }
-        options: dict[str, Any] = {"timeout_min": given.pop("time")}
+        options: dict[str, Any] = {"timeout_min": requested.pop("time")}
+        for name, value in requested.items():
+            options[name if name in GENERAL else f"slurm_{name}"] = value
         for name in GENERAL:
-            options[name] = given.pop(name) or None
-        for name, value in given.items():
-            options[f"slurm_{name}"] = value
+            options[name] = options[name] or None
         number = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
         call = Call(self._plan.entry, task, number)
         limits = {"slurm_max_num_timeout": tries, "local_max_num_timeout": tries}
@@ -71,10 +71,12 @@ class Slurm(WorkerPool):
             executor.update_parameters(**options)
             job = executor.submit(call)
         except (RuntimeError, OSError, ValueError, NameError, AssertionError) as error:
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"--engine slurm: no job was queued: {said}; see --engine-options"
+                f"--engine slurm: no job was queued: {reason}; see --engine-options"
             ) from error
         return Shipped(
-            task.log, lambda asked: job.done(force_check=asked), lambda _: job.cancel(check=False)
+            task.log,
+            lambda stopping: job.done(force_check=stopping),
+            lambda _: job.cancel(check=False),
         )
