@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -37,7 +37,7 @@ from dfme.config.query_settings import QueriesConfig
 from dfme.config.variants import Variant
 from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import UserError
-from dfme.spec import SMALL_SIDE, ImageSpec, LabelKind, LabelMode, Shape
+from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
@@ -336,23 +336,23 @@ class Job:
         Later variants beat earlier ones, and ``answers.learn`` says the loss where it says one.
         """
         answers = self.config.answers
-        held = [each for each in self.when if each.holds(answers.mode(mode), shape)]
-        values = {key: value for variant in held for key, value in variant.set.items()}
+        values: dict[str, Any] = {}
+        for variant in self.when:
+            if variant.holds(answers.mode(mode), shape):
+                values |= variant.set
         if answers.learn != "auto":
             values.pop("student.loss", None)
-        config = replace(
-            self.config,
-            student=_with(self.config.student, "student", values),
-            schedule=_with(self.config.schedule, "schedule", values),
-        )
+        student = _with(self.config.student, "student", values)
+        schedule = _with(self.config.schedule, "schedule", values)
+        config = replace(self.config, student=student, schedule=schedule)
         return replace(self, config=config, queries=_with(self.queries, "queries", values), when=())
 
     @property
     def outcomes(self) -> list["Job"]:
         """All that the job can become by its variants."""
         sides = {1, *(variant.side_above + 1 for variant in self.when)}
-        kinds: tuple[LabelKind, ...] = ("probabilities", "label")
-        return [self.varied(LabelMode(kind), (1, side, side)) for side in sides for kind in kinds]
+        modes = (LabelMode("probabilities"), LabelMode("label"))
+        return [self.varied(mode, (1, side, side)) for side, mode in product(sides, modes)]
 
 
 Section = TypeVar("Section", StudentConfig, ScheduleConfig, QueriesConfig)

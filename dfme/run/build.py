@@ -109,8 +109,9 @@ def run_job(
         made = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
             held.callback(made.info.close)
+        job = replace(job, config=replace(job.config, minutes=None)) if resume else job
         told = list[str]()
-        job = _fit(job, made, resume, evaluation, told.append)
+        job = within_minutes(sized(job, made, told.append), made, is_local(job), evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, made, device, held, resume, console, evaluation, free and not resume)
@@ -138,22 +139,6 @@ def run_job(
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
-
-
-def _fit(
-    job: Job,
-    teacher: Teacher,
-    resume: bool,
-    evaluation: ImageSet | None,
-    tell: Callable[[str], None],
-) -> Job:
-    """The job with its recipe's variants for the teacher, and the steps that its minutes allow."""
-    varied = sized(job, teacher, tell)
-    if not resume:
-        return within_minutes(varied, teacher, is_local(job), evaluation)
-    if varied is not job:
-        _require_same_run(varied, Path(job.config.out or ""))
-    return replace(varied, config=replace(varied.config, minutes=None))
 
 
 def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:

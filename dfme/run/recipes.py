@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfme.config.messages import listed, spelled_flag, unknown_choice
+from dfme.config.messages import spelled_flag, unknown_choice
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import Job, ScheduleConfig, StudentConfig
 from dfme.config.values import flatten, from_mapping, leaves
@@ -157,14 +157,8 @@ def with_variants(job: Job, mode: LabelMode, shape: Shape) -> tuple[Job, str]:
     held = [str(variant) for variant in job.when if variant.holds(answers, shape)]
     queries = {f"queries.{key}": value for key, value in leaves(varied.queries).items()}
     values = leaves(varied.config) | queries
-    taken = ", ".join(f"{key} {_shown(values[key])}" for key in dict.fromkeys(keys))
+    taken = ", ".join(f"{key} {values[key]}" for key in dict.fromkeys(keys))
     return varied, f"{'; '.join(held) or f'none of {len(job.when)}'}: {taken}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return listed(value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plain_name(text: object) -> str:
@@ -192,8 +186,9 @@ def merged(below: Content, above: Content) -> Content:
     result = dict(below)
     for name, value in above.items():
         under = result.get(name)
-        both = isinstance(under, dict) and isinstance(value, dict)
-        result[name] = {**under, **value} if both else value
+        if isinstance(under, dict) and isinstance(value, dict):
+            value = {**under, **value}
+        result[name] = value
     keys = {key for key, _ in flatten(above, ())}
     variants = [*beaten(variants_of(below), keys), *variants_of(above)]
     result.pop("when", None)
@@ -231,12 +226,13 @@ def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
     """
     method = job.method_config
     entry = METHODS.get(job.method)
-    programs = DOMAINS.get(job.queries.domain, job.queries.programs)
-    job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, programs=programs))
+    queries = job.queries
+    changes: dict[str, Any] = {"programs": DOMAINS.get(queries.domain, queries.programs)}
     if getattr(method, "generator", "auto") != "auto" and not said("queries.base"):
-        job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, base="none"))
+        changes["base"] = "none"
     if not hasattr(method, "latent_size") and not said("queries.procedural"):
-        job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, procedural=0.0))
+        changes["procedural"] = 0.0
+    job = dataclasses.replace(job, queries=dataclasses.replace(queries, **changes))
     if entry is None or getattr(method, "batch_size", None) != "auto":
         return job
     for_students = getattr(method, "student_steps", 1)
