@@ -217,12 +217,15 @@ def test_a_block_that_is_wrong_is_named_in_a_line(here: Path, blocks: str, messa
         ("--student.replay-batch auto", "or growing"),
         ("--student.augment auto", "expected none, flip, shift, both or affine"),
         ("--queries.choose auto", "expected margin"),
-        ("--student.final-share .5", "--student.rounds 1 takes all"),
+        ("--student.final-share .5", "no longer an option"),
     ],
 )
 def test_what_is_gone_is_answered_with_what_to_write(words: str, instead: str) -> None:
     with pytest.raises(UserError, match=re.escape(instead)):
         parse(f"{TEACHER} {words}")
+    section, name, value = re.split(r"[. ]", words.removeprefix("--").replace("-", "_"), maxsplit=2)
+    with pytest.raises(UserError, match=re.escape(instead)):
+        dfme.extract(dark, shape=(1, 9, 9), num_classes=3, **{section: {name: value}})
 
 
 def test_every_recipe_s_blocks_are_read() -> None:
