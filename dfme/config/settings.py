@@ -151,8 +151,8 @@ class StudentConfig:
     images; with n, sqrt(5000 / n) times as many"""
     rounds: Rounds = ()
     """shares of the budget, up to 1, at which the students take their passes, or parts of their
-    steps like the roots of these shares, on everything paid for, each by a schedule of its own, and
-    none in between; empty: steps are spread"""
+    steps in proportion to the square root of these shares, on everything paid for, each by its own
+    schedule, and none in between; empty: steps are spread"""
     shrink: Annotated[Share, no_auto("a share, such as 0.4")] = 0.4
     """shrink-and-perturb: share of the students' weights that stays as a round begins, the rest is
     fresh"""
@@ -177,7 +177,7 @@ class StudentConfig:
 
     @property
     def is_planned(self) -> bool:
-        """True if steps are spread over the budget for good; rounds go on under a larger one."""
+        """True if steps are spread over the budget for good; a larger one has more rounds."""
         return bool(self.steps and not self.rounds)
 
     def batch(self, held: int) -> int:
@@ -196,7 +196,7 @@ class StudentConfig:
         """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a
         time.
 
-        ``steps`` are divided as passes would be: like the root of what a round holds.
+        ``steps`` are divided as passes would be: in proportion to the root of what a round holds.
         """
         if not self.steps:
             most = self.replay_capacity if most is None else most
@@ -204,7 +204,7 @@ class StudentConfig:
                 self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds
             )
         roots = [0.0, *accumulate(math.sqrt(share) for share in self.rounds)]
-        edges = [round(self.steps * each / roots[-1]) for each in roots]
+        edges = [round(self.steps * root / roots[-1]) for root in roots]
         return tuple(end - begin for begin, end in pairwise(edges))
 
 

@@ -74,16 +74,16 @@ def below(named: str, method: str) -> tuple[str, Content]:
     It is the ``named`` one, or the method's own. One for another method gives queries and students
     over it.
     """
-    own = method if method in shipped() else GENERAL
+    usual = method if method in shipped() else GENERAL
     other = by_name(named or GENERAL)
     if named and other["method"]["name"] == method:
         return named, other
-    content = by_name(own)
+    content = by_name(usual)
     if content["method"]["name"] != method:
         content = _less(content, "method", *SECTIONS)
     if not named:
-        return f"{own} (default)", content
-    return f"{named} over {own}", merged(content, _less(other, "method", "estimator"))
+        return f"{usual} (default)", content
+    return f"{named} over {usual}", merged(content, _less(other, "method", "estimator"))
 
 
 def unfit(job: Job, shape: Sequence[int]) -> list[str]:
@@ -91,13 +91,13 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     name = plain_name(job.config.recipe)
     content = load_yaml(shipped()[name]) if name in shipped() else {}
     made_for = content.get("teacher", {}).get("shape", shape)
-    theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
-    if theirs == ours:
+    expected, actual = ("x".join(map(str, sizes)) for sizes in (made_for, shape))
+    if expected == actual:
         return []
     return [
-        f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its "
-        "budget (now "
-        f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
+        f"warning: recipe {name} is made for images of {expected}, this teacher's are {actual}: "
+        f"its budget (now {int(job.config.budget):,} images), networks and rates need not suit; "
+        "try --recipe frugal"
     ]
 
 
@@ -207,7 +207,7 @@ def tidy(content: Mapping[str, Any]) -> Content:
         if section == "method" and isinstance(value, str):  # short for its name
             value = {"name": value}
         if isinstance(value, Mapping) and isinstance(result.get(section, {}), dict):
-            inner = {str(each).replace("-", "_"): item for each, item in value.items()}
+            inner = {str(option).replace("-", "_"): item for option, item in value.items()}
             value = result.get(section, {}) | inner
         result[section] = value
     return result

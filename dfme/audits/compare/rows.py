@@ -115,7 +115,10 @@ def unequal(jobs: Mapping[str, Job]) -> str:
     """Options that differ between rows, methods' own aside: ``batch_size 64 (frugal: 32); lr
     0.1``.
     """
-    options = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
+    options = {
+        row: {**dict(flatten(document(job), ())), "student.variants": "; ".join(map(str, job.when))}
+        for row, job in jobs.items()
+    }
     keys = dict.fromkeys(key for each in options.values() for key in each)
     found = []
     for key in [
