@@ -31,11 +31,9 @@ class QueriesConfig:
     pool: Count = 1
     """candidates for each image that is paid for"""
     choose: Annotated[
-        Literal["entropy", "margin", "disagreement", "random"],
-        no_auto("margin, entropy, disagreement or random"),
+        Literal["entropy", "margin", "random"], no_auto("margin, entropy or random")
     ] = "entropy"
-    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes),
-    disagreement (of two students or more), or random, for balance alone to decide; the students'
-    first step comes before any"""
+    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes) or
+    random, for balance alone to decide; the students' first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
@@ -37,7 +37,7 @@ from dfme.config.query_settings import QueriesConfig
 from dfme.config.variants import Variant
 from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import UserError
-from dfme.spec import SMALL_SIDE, ImageSpec, LabelKind, LabelMode, Shape
+from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
@@ -151,8 +151,8 @@ class StudentConfig:
     images; with n, sqrt(5000 / n) times as many"""
     rounds: Rounds = ()
     """shares of the budget, up to 1, at which the students take their passes, or parts of their
-    steps like the roots of these shares, on everything paid for, each by a schedule of its own, and
-    none in between; empty: steps are spread"""
+    steps in proportion to the square root of these shares, on everything paid for, each by its own
+    schedule, and none in between; empty: steps are spread"""
     shrink: Annotated[Share, no_auto("a share, such as 0.4")] = 0.4
     """shrink-and-perturb: share of the students' weights that stays as a round begins, the rest is
     fresh"""
@@ -177,7 +177,7 @@ class StudentConfig:
 
     @property
     def is_planned(self) -> bool:
-        """True if steps are spread over the budget for good; rounds go on under a larger one."""
+        """True if steps are spread over the budget for good; a larger one has more rounds."""
         return bool(self.steps and not self.rounds)
 
     def batch(self, held: int) -> int:
@@ -196,7 +196,7 @@ class StudentConfig:
         """Steps of each of the rounds of a budget of so many images, ``most`` of them held at a
         time.
 
-        ``steps`` are divided as passes would be: like the root of what a round holds.
+        ``steps`` are divided as passes would be: in proportion to the root of what a round holds.
         """
         if not self.steps:
             most = self.replay_capacity if most is None else most
@@ -204,7 +204,7 @@ class StudentConfig:
                 self.pass_steps(min(most, math.ceil(share * images))) for share in self.rounds
             )
         roots = [0.0, *accumulate(math.sqrt(share) for share in self.rounds)]
-        edges = [round(self.steps * each / roots[-1]) for each in roots]
+        edges = [round(self.steps * root / roots[-1]) for root in roots]
         return tuple(end - begin for begin, end in pairwise(edges))
 
 
@@ -336,23 +336,23 @@ class Job:
         Later variants beat earlier ones, and ``answers.learn`` says the loss where it says one.
         """
         answers = self.config.answers
-        held = [each for each in self.when if each.holds(answers.mode(mode), shape)]
-        values = {key: value for variant in held for key, value in variant.set.items()}
+        values: dict[str, Any] = {}
+        for variant in self.when:
+            if variant.holds(answers.mode(mode), shape):
+                values |= variant.set
         if answers.learn != "auto":
             values.pop("student.loss", None)
-        config = replace(
-            self.config,
-            student=_with(self.config.student, "student", values),
-            schedule=_with(self.config.schedule, "schedule", values),
-        )
+        student = _with(self.config.student, "student", values)
+        schedule = _with(self.config.schedule, "schedule", values)
+        config = replace(self.config, student=student, schedule=schedule)
         return replace(self, config=config, queries=_with(self.queries, "queries", values), when=())
 
     @property
     def outcomes(self) -> list["Job"]:
         """All that the job can become by its variants."""
         sides = {1, *(variant.side_above + 1 for variant in self.when)}
-        kinds: tuple[LabelKind, ...] = ("probabilities", "label")
-        return [self.varied(LabelMode(kind), (1, side, side)) for side in sides for kind in kinds]
+        modes = (LabelMode("probabilities"), LabelMode("label"))
+        return [self.varied(mode, (1, side, side)) for side, mode in product(sides, modes)]
 
 
 Section = TypeVar("Section", StudentConfig, ScheduleConfig, QueriesConfig)

@@ -19,6 +19,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dfme.config.fields import BASIC, CONFIG
+from dfme.config.gone import GONE
 from dfme.config.messages import Problem, did_you_mean, fault_text, members
 from dfme.config.yaml_files import parse_yaml
 from dfme.errors import UserError
@@ -196,7 +197,7 @@ def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -
     options = [option.key for option in options_of(model)]
     given = dict(flatten(mapping, options))
     problems = [
-        Problem(key, f"unknown option{did_you_mean(key, options)}")
+        Problem(key, GONE.get(key) or f"unknown option{did_you_mean(key, options)}")
         for key in given
         if key not in options
     ]

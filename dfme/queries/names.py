@@ -59,17 +59,17 @@ def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> 
     from dfme.data.class_names import require_names
     from dfme.data.layout import layout_of
 
-    whole = whole_name(name)
+    dataset = whole_name(name)
     require_names([name], "pool")
-    path = Path(os.path.expanduser(whole))
+    path = Path(os.path.expanduser(dataset))
     if name == PROCEDURAL:
         return
     if name and path.is_dir():
         layout = layout_of(path)
         # refuses parts that nobody can choose from
-        layout.pool if name == whole else layout.test  # noqa: B018
+        layout.pool if name == dataset else layout.test  # noqa: B018
         return
-    if whole in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
+    if dataset in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
         return check_dataset(name, root, download=download, download_flag=DOWNLOAD_FLAG)
     choices = (PROCEDURAL, *DATASETS)
     raise UserError(

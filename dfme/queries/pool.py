@@ -160,16 +160,17 @@ class Passes:
     """A pool without an end: drawn to its last image, then again in another order."""
 
     def __init__(self, pool: ImageSource) -> None:
-        self._whole = copy.copy(pool)
+        self._unused = copy.copy(pool)
         self._pool = copy.copy(pool)
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         parts: list[Tensor] = []
         while count > 0:
             if self._pool.remaining == 0:
-                self._pool = copy.copy(self._whole)
-            left = self._pool.remaining
-            parts.append(self._pool.draw(count if left is None else min(count, left), rng))
+                self._pool = copy.copy(self._unused)
+            remaining = self._pool.remaining
+            most = count if remaining is None else min(count, remaining)
+            parts.append(self._pool.draw(most, rng))
             count -= len(parts[-1])
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -24,25 +24,17 @@ from dfme.students.augment import augment
 from dfme.students.losses import log_probabilities
 from dfme.students.replay import Replay
 
-By = Literal["entropy", "margin", "disagreement", "random"]
+By = Literal["entropy", "margin", "random"]
 
 
-def usefulness(scores_ENK: Tensor, by: By, rng: torch.Generator) -> Tensor:
-    """Usefulness of an answer to each candidate for the students (N,), by their scores.
+def usefulness(vote_NK: Tensor, by: By, rng: torch.Generator) -> Tensor:
+    """Usefulness of an answer to each candidate for the students (N,), by their mean probabilities.
 
-    entropy: of the students' mean probabilities, in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME
-    2024). margin: how little lies between the vote's two largest probabilities (Scheffer et al.
-    2001). disagreement: the standard deviation over the students, mean over the classes (DisGUIDE).
-    random: only balance chooses.
+    entropy: in nats (CaBaGe, arXiv 2409.10643; DualCOS, ICME 2024). margin: how little lies between
+    the two largest probabilities (Scheffer et al. 2001). random: only balance chooses.
     """
     if by == "random":
-        return torch.rand(scores_ENK.shape[1], generator=rng, device=rng.device).to(
-            scores_ENK.device
-        )
-    probabilities_ENK = scores_ENK.softmax(dim=2)
-    if by == "disagreement":
-        return probabilities_ENK.std(dim=0, correction=0).mean(dim=1)
-    vote_NK = probabilities_ENK.mean(dim=0)
+        return torch.rand(len(vote_NK), generator=rng, device=rng.device).to(vote_NK.device)
     if by == "margin":
         first_N, second_N = vote_NK.topk(2, dim=1).values.unbind(dim=1)
         return second_N - first_N
@@ -56,11 +48,11 @@ def choose(scores_ENK: Tensor, count: int, by: By, balance: bool, rng: torch.Gen
     left.
     """
     vote_NK = scores_ENK.softmax(dim=2).mean(dim=0)
-    useful_N = usefulness(scores_ENK, by, rng).argsort(stable=True).argsort(stable=True)  # ranks
+    rank_N = usefulness(vote_NK, by, rng).argsort(stable=True).argsort(stable=True)
     if balance:
-        turn_N = _turns(useful_N, vote_NK.argmax(dim=1), vote_NK.shape[1])
-        useful_N = useful_N - turn_N * len(useful_N)
-    return useful_N.topk(count).indices.sort().values
+        turn_N = _turns(rank_N, vote_NK.argmax(dim=1), vote_NK.shape[1])
+        rank_N = rank_N - turn_N * len(rank_N)
+    return rank_N.topk(count).indices.sort().values
 
 
 def _turns(rank_N: Tensor, class_N: Tensor, classes: int) -> Tensor:

@@ -62,7 +62,7 @@ def training_warnings(seen: Classified) -> list[str]:
     steps = f"{training.still:,.0f} of its {training.steps[-1]:,.0f} steps"
     cause = (
         "its schedule had come to its end; try --schedule.kind constant, or leave out "
-        "--student.steps and --student.final-share"
+        "--student.steps and --student.rounds"
     )
     if training.always_still and training.still_rate > 0:
         cause = "a --student.lr too small to change any weight; try a larger one, such as 0.1"

@@ -102,8 +102,9 @@ def run_job(
         built = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
             held.callback(built.info.close)
+        job = replace(job, config=replace(job.config, minutes=None)) if resume else job
         lines = list[str]()
-        job = _fit(job, built, resume, evaluation, lines.append)
+        job = within_minutes(sized(job, built, lines.append), built, is_local(job), evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, built, device, held, resume, console, evaluation, free and not resume)
@@ -131,22 +132,6 @@ def run_job(
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
-
-
-def _fit(
-    job: Job,
-    teacher: Teacher,
-    resume: bool,
-    evaluation: ImageSet | None,
-    tell: Callable[[str], None],
-) -> Job:
-    """The job with its recipe's variants for the teacher, and the steps that its minutes allow."""
-    varied = sized(job, teacher, tell)
-    if not resume:
-        return within_minutes(varied, teacher, is_local(job), evaluation)
-    if varied is not job:
-        _require_same_run(varied, Path(job.config.out or ""))
-    return replace(varied, config=replace(varied.config, minutes=None))
 
 
 def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:

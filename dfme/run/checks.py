@@ -209,7 +209,6 @@ def _estimator_rules(job: Job) -> list[Rule]:
 def _queries_rules(job: Job) -> list[Rule]:
     config = job.queries
     generated = hasattr(job.method_config, "latent_size")
-    alone = config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1
     slope = getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural)
     based = config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto"
     own = (
@@ -223,11 +222,6 @@ def _queries_rules(job: Job) -> list[Rule]:
     other = "expected none with method.generator: it is a generator of its own kind"
     none = f"method {job.method} has no generator; leave it out"
     return [
-        (
-            alone,
-            "queries.choose",
-            "expected entropy, or --student.count of 2 or more, which can differ",
-        ),
         (slope, "method.adversarial", own),
         (config.evolve and not keeps_answers(job), "queries.evolve", kept),
         (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfme.config.messages import listed, spelled_flag, unknown_choice
+from dfme.config.messages import spelled_flag, unknown_choice
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import Job, ScheduleConfig, StudentConfig
 from dfme.config.values import flatten, from_mapping, leaves
@@ -74,16 +74,16 @@ def below(named: str, method: str) -> tuple[str, Content]:
     It is the ``named`` one, or the method's own. One for another method gives queries and students
     over it.
     """
-    own = method if method in shipped() else GENERAL
+    usual = method if method in shipped() else GENERAL
     other = by_name(named or GENERAL)
     if named and other["method"]["name"] == method:
         return named, other
-    content = by_name(own)
+    content = by_name(usual)
     if content["method"]["name"] != method:
         content = _less(content, "method", *SECTIONS)
     if not named:
-        return f"{own} (default)", content
-    return f"{named} over {own}", merged(content, _less(other, "method", "estimator"))
+        return f"{usual} (default)", content
+    return f"{named} over {usual}", merged(content, _less(other, "method", "estimator"))
 
 
 def unfit(job: Job, shape: Sequence[int]) -> list[str]:
@@ -91,13 +91,13 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     name = plain_name(job.config.recipe)
     content = load_yaml(shipped()[name]) if name in shipped() else {}
     made_for = content.get("teacher", {}).get("shape", shape)
-    theirs, ours = ("x".join(map(str, each)) for each in (made_for, shape))
-    if theirs == ours:
+    expected, actual = ("x".join(map(str, sizes)) for sizes in (made_for, shape))
+    if expected == actual:
         return []
     return [
-        f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its "
-        "budget (now "
-        f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
+        f"warning: recipe {name} is made for images of {expected}, this teacher's are {actual}: "
+        f"its budget (now {int(job.config.budget):,} images), networks and rates need not suit; "
+        "try --recipe frugal"
     ]
 
 
@@ -166,14 +166,8 @@ def with_variants(job: Job, mode: LabelMode, shape: Shape) -> tuple[Job, str]:
     held = [str(variant) for variant in job.when if variant.holds(answers, shape)]
     queries = {f"queries.{key}": value for key, value in leaves(varied.queries).items()}
     values = leaves(varied.config) | queries
-    taken = ", ".join(f"{key} {_shown(values[key])}" for key in dict.fromkeys(keys))
+    taken = ", ".join(f"{key} {values[key]}" for key in dict.fromkeys(keys))
     return varied, f"{'; '.join(held) or f'none of {len(job.when)}'}: {taken}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return listed(value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plain_name(text: object) -> str:
@@ -221,7 +215,7 @@ def tidy(content: Mapping[str, Any]) -> Content:
         if section == "method" and isinstance(value, str):  # short for its name
             value = {"name": value}
         if isinstance(value, Mapping) and isinstance(result.get(section, {}), dict):
-            inner = {str(each).replace("-", "_"): item for each, item in value.items()}
+            inner = {str(option).replace("-", "_"): item for option, item in value.items()}
             value = result.get(section, {}) | inner
         result[section] = value
     return result
@@ -240,12 +234,13 @@ def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
     """
     method = job.method_config
     entry = METHODS.get(job.method)
-    programs = DOMAINS.get(job.queries.domain, job.queries.programs)
-    job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, programs=programs))
+    queries = job.queries
+    changes: dict[str, Any] = {"programs": DOMAINS.get(queries.domain, queries.programs)}
     if getattr(method, "generator", "auto") != "auto" and not said("queries.base"):
-        job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, base="none"))
+        changes["base"] = "none"
     if not hasattr(method, "latent_size") and not said("queries.procedural"):
-        job = dataclasses.replace(job, queries=dataclasses.replace(job.queries, procedural=0.0))
+        changes["procedural"] = 0.0
+    job = dataclasses.replace(job, queries=dataclasses.replace(queries, **changes))
     if entry is None or getattr(method, "batch_size", None) != "auto":
         return job
     for_students = getattr(method, "student_steps", 1)

@@ -19,11 +19,9 @@ from dfme.errors import RunError
 from dfme.files import disk_error, make_folder, open_file, replacing
 from dfme.spec import ImageSpec
 
-DTYPES = {
-    torch.uint8: "|u1",
-    torch.float32: "<f4",
-    torch.int64: "<i8",
-}  # in the file, on every machine
+DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
+"""Their names in the file, on every machine."""
+
 CRC_BYTES = 4  # of the checksum of an item on disk
 ADVICE = "restore the file as the run left it, or start a new run in another --out"
 
@@ -189,11 +187,8 @@ class Coding:
 
     @property
     def dtype(self) -> torch.dtype:
-        return (
-            torch.uint8
-            if self.spec.levels is not None and self.spec.levels <= 256
-            else torch.float32
-        )
+        few = self.spec.levels is not None and self.spec.levels <= 256
+        return torch.uint8 if few else torch.float32
 
     def encode(self, images_BCHW: Tensor) -> Tensor:
         """Images within the bounds, float32, as they are kept."""
@@ -212,7 +207,7 @@ class MemoryStore:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._capacity = capacity
         self._device = device
-        self._kept: list[Tensor] = []  # the images and the answers
+        self._items: list[Tensor] = []  # the images and the answers
 
     def write(self, first: int, coded_BCHW: Tensor, answers: Tensor) -> None:
         """Items ``first`` and on, at most ``capacity`` of them; they take the place of the
@@ -220,42 +215,41 @@ class MemoryStore:
         """
         start = first % self._capacity
         head = min(len(coded_BCHW), self._capacity - start)
-        for kept, new in zip(
-            self._reserved(coded_BCHW, answers), (coded_BCHW, answers), strict=True
-        ):
-            kept[start : start + head] = new[:head]
-            kept[: len(new) - head] = new[head:]
+        rooms = self._reserved(coded_BCHW, answers)
+        for room, new in zip(rooms, (coded_BCHW, answers), strict=True):
+            room[start : start + head] = new[:head]
+            room[: len(new) - head] = new[head:]
 
     def read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
         """The coded images and the answers of these items."""
         place_B = slots_B % self._capacity
         # index_select gathers whole rows, three times as fast as indexing does on a CPU.
-        images, answers = (kept.index_select(0, place_B) for kept in self._kept)
+        images, answers = (room.index_select(0, place_B) for room in self._items)
         return images, answers
 
     def state_dict(self, first: int, end: int) -> dict[str, Any]:
         """Copies of the items from ``first`` to ``end``, which are all that it holds, by place."""
-        images, answers = [kept[: end - first].clone() for kept in self._kept] or (None, None)
+        images, answers = [room[: end - first].clone() for room in self._items] or (None, None)
         return {"kind": "memory", "images": images, "answers": answers}
 
     def load_state_dict(self, state: dict[str, Any], first: int, end: int) -> None:
         """Load what ``state_dict`` gave."""
         if held := end - first:
-            self._kept = []  # room is made for answers such as these
+            self._items = []  # room is made for answers such as these
             items = state["images"], state["answers"]
-            for kept, own in zip(self._reserved(*items), items, strict=True):
-                kept[:held] = own
+            for room, item in zip(self._reserved(*items), items, strict=True):
+                room[:held] = item
 
     def close(self) -> None:
         """Nothing to close."""
 
     def _reserved(self, *items: Tensor) -> list[Tensor]:
         """Room for ``capacity`` items such as these."""
-        self._kept = self._kept or [
+        self._items = self._items or [
             torch.empty(self._capacity, *like.shape[1:], dtype=like.dtype, device=self._device)
             for like in items
         ]
-        return self._kept
+        return self._items
 
 
 class Replay:
@@ -279,7 +273,7 @@ class Replay:
             if folder is None
             else DiskStore(folder, capacity, self._coding)
         )
-        self.added = 0  # items that were ever kept; the number of the next
+        self.added = 0  # items that were ever stored; the number of the next
 
     def __len__(self) -> int:
         return min(self.added, self.capacity)

@@ -17,7 +17,7 @@ from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
 from dfme.errors import UserError
 from dfme.methods import METHODS
 from dfme.run.job import differing_keys, document
-from dfme.run.recipes import variants_of, with_variants
+from dfme.run.recipes import with_variants
 from dfme.spec import LabelMode
 
 SMALL, LARGE = (3, 16, 16), (1, 17, 8)
@@ -30,43 +30,35 @@ def taken(words: str, mode: LabelMode = SCORES, shape: tuple[int, int, int] = LA
     return with_variants(parse(f"{TEACHER} {words}"), mode, shape)[0]
 
 
-OPTIMISER = ("optimizer", "lr", "weight_decay", "loss")
-TRAINING = ("passes", "replay_batch", "shrink", "augment")
-FRUGAL = [
-    (SCORES, SMALL, ("sgd", 0.2, 2e-3, "auto"), (50, 256, 0.4, "none"), (4, 1.0)),
-    (LABELS, SMALL, ("adam", 0.2 / 50, 0.0, "auto"), (50, 256, 0.4, "none"), (4, 1.0)),
-    (SCORES, LARGE, ("adamw", 0.2 / 100, 1.0, "kl"), (25, "growing", 1.0, "affine"), (2, 0.0)),
-    (LABELS, LARGE, ("adamw", 0.2 / 100, 1.0, "auto"), (25, "growing", 1.0, "affine"), (4, 1.0)),
+def of(optimizer: str, lr: float, weight_decay: float, loss: str = "auto") -> dict[str, Any]:
+    return {"optimizer": optimizer, "lr": lr, "weight_decay": weight_decay, "loss": loss}
+
+
+ON_SMALL = {"passes": 50, "replay_batch": 256, "shrink": 0.4, "augment": "none"}
+ON_LARGE = {"passes": 25, "replay_batch": "growing", "shrink": 1.0, "augment": "affine"}
+MEASURED: list[tuple[str, LabelMode, tuple[int, int, int], dict[str, Any], tuple[int, float]]] = [
+    ("--recipe frugal", SCORES, SMALL, of("sgd", 0.2, 2e-3) | ON_SMALL, (4, 1.0)),
+    ("--recipe frugal", LABELS, SMALL, of("adam", 0.2 / 50, 0.0) | ON_SMALL, (4, 1.0)),
+    ("--recipe frugal", SCORES, LARGE, of("adamw", 0.2 / 100, 1.0, "kl") | ON_LARGE, (2, 0.0)),
+    ("--recipe frugal", LABELS, LARGE, of("adamw", 0.2 / 100, 1.0) | ON_LARGE, (4, 1.0)),
+    ("", SCORES, SMALL, of("sgd", 0.1, 5e-4) | {"augment": "none"}, (1, 0.0)),
+    ("", SCORES, LARGE, of("adamw", 1e-3, 0.25, "kl") | {"augment": "affine"}, (1, 0.0)),
 ]
-"""What the recipe was measured with (docs/results/real_size.md and comparison.md)."""
+"""What the recipes were measured with (docs/results/real_size.md and comparison.md)."""
 
 
-@pytest.mark.parametrize(("mode", "shape", "optimiser", "training", "queries"), FRUGAL)
-def test_frugal_has_the_values_that_were_measured(
+@pytest.mark.parametrize(("words", "mode", "shape", "student", "pool_and_evolve"), MEASURED)
+def test_a_recipe_has_the_values_that_were_measured(
+    words: str,
     mode: LabelMode,
     shape: tuple[int, int, int],
-    optimiser: tuple[Any, ...],
-    training: tuple[Any, ...],
-    queries: tuple[Any, ...],
+    student: dict[str, Any],
+    pool_and_evolve: tuple[int, float],
 ) -> None:
-    job = taken("--recipe frugal", mode, shape)
-    held = asdict(job.config.student)
-    assert tuple(held[name] for name in OPTIMISER) == optimiser
-    assert tuple(held[name] for name in TRAINING) == training
-    assert (job.queries.pool, job.queries.evolve, job.queries.choose) == (*queries, "margin")
+    job = taken(words, mode, shape)
+    assert asdict(job.config.student) == asdict(job.config.student) | student
+    assert (job.queries.pool, job.queries.evolve) == pool_and_evolve
     assert job.when == ()
-
-
-DFME = [(SCORES, SMALL, ("sgd", 0.1, 5e-4, "auto")), (SCORES, LARGE, ("adamw", 1e-3, 0.25, "kl"))]
-
-
-@pytest.mark.parametrize(("mode", "shape", "optimiser"), DFME)
-def test_dfme_has_the_values_that_were_measured(
-    mode: LabelMode, shape: tuple[int, int, int], optimiser: tuple[Any, ...]
-) -> None:
-    held = asdict(taken("", mode, shape).config.student)
-    assert tuple(held[name] for name in OPTIMISER) == optimiser
-    assert held["augment"] == ("none" if shape == SMALL else "affine")
 
 
 @pytest.mark.parametrize("mode", [SCORES, LABELS], ids=str)
@@ -217,20 +209,15 @@ def test_a_block_that_is_wrong_is_named_in_a_line(here: Path, blocks: str, messa
         ("--student.replay-batch auto", "or growing"),
         ("--student.augment auto", "expected none, flip, shift, both or affine"),
         ("--queries.choose auto", "expected margin"),
-        ("--student.final-share .5", "--student.rounds 1 takes all"),
+        ("--student.final-share .5", "no longer an option"),
     ],
 )
 def test_what_is_gone_is_answered_with_what_to_write(words: str, instead: str) -> None:
     with pytest.raises(UserError, match=re.escape(instead)):
         parse(f"{TEACHER} {words}")
-
-
-def test_every_recipe_s_blocks_are_read() -> None:
-    for file in sorted(Path(dfme.__file__).parent.glob("configs/*.yaml")):
-        content = load_yaml(file)
-        for part in (content, *(content.get("rows") or {}).values()):
-            if isinstance(part, dict):
-                variants_of(part)
+    section, name, value = re.split(r"[. ]", words.removeprefix("--").replace("-", "_"), maxsplit=2)
+    with pytest.raises(UserError, match=re.escape(instead)):
+        dfme.extract(dark, shape=(1, 9, 9), num_classes=3, **{section: {name: value}})
 
 
 def dark(images: torch.Tensor) -> torch.Tensor:

@@ -90,8 +90,7 @@ DRAWN = [
 ]
 QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
 for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
-    chooser = "disguide" if by == "disagreement" else "static"
-    QUERY_CASES.append(case(chooser, queries={"pool": 2, "choose": by, "balance": balance}))
+    QUERY_CASES.append(case("static", queries={"pool": 2, "choose": by, "balance": balance}))
 
 
 def steps(name: str, options: dict[str, Any], count: int = 2) -> None:

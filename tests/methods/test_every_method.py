@@ -59,7 +59,6 @@ OF_ALL = [
 ]
 MIXED = {"base": "procedural", "procedural": 0.5, "pool": 2}
 OF_GENERATORS = [{"procedural": 0.5}, {"base": "procedural"}, MIXED]
-OF_STUDENTS = [{"pool": 2, "choose": "disagreement"}]
 """Which images are paid for."""
 
 
@@ -69,8 +68,7 @@ OF_STUDENTS = [{"pool": 2, "choose": "disagreement"}]
 def test_whatever_is_paid_for_a_step_spends_its_cost_and_the_rest_the_rest(name, monkeypatch):
     monkeypatch.setattr(sampler, "READY", 4)
     of_generators = OF_GENERATORS if hasattr(METHODS[name].config(), "latent_size") else []
-    of_students = OF_STUDENTS if METHODS[name].students > 1 else []
-    for queries in [*OF_ALL, *of_generators, *of_students]:
+    for queries in [*OF_ALL, *of_generators]:
         teacher = LinearTeacher(SPEC)
         parts = parts_for(name, teacher, 10_000, queries=QueriesConfig(**queries), replay_steps=1)
         method = make_method(name, parts)

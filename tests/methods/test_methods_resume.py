@@ -83,7 +83,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {},
         {"evolve": 0.5, "programs": ("leaves", "noise", "generators")},
     ),
-    "pool": ("disguide", {}, {}, {"pool": 3, "choose": "disagreement"}),
+    "pool": ("disguide", {}, {}, {"pool": 3}),
     "base": ("dfme", {}, {}, {"base": "procedural"}),
     "learning from all": (
         "dfme",

@@ -34,7 +34,7 @@ def test_labels_learnt_are_those_of_a_teacher_that_answers_labels(
     method: str, tmp_path: Path
 ) -> None:
     options = {"batch_size": BATCH} | ({"latent_size": 16} if method == "static" else {})
-    own = {"lr": 0.01, "replay_steps": 1, "replay_batch": 8, "optimizer": "auto"}
+    own = {"lr": 0.01, "replay_steps": 1, "replay_batch": 8}
     common: dict[str, Any] = {"method": method, "method_options": options, "student": own}
     common["evaluation"] = {"dataset": "digits", "points": 2, "limit": 60}
     alone = clone(tmp_path / "alone", Digital(True), 200, label_mode="label", **common)

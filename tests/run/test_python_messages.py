@@ -50,10 +50,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "estimator=...: method static does not use it",
     ),
     (
-        {"queries": {"pool": 3, "choose": "disagreement"}},
-        'or student={"count": ...} of 2 or more, which',
-    ),
-    (
         {"method": "static", "student": {"loss": "l1"}, "label_mode": "label"},
         'student={"loss": "l1"} can',
     ),

@@ -135,7 +135,10 @@ def unequal(jobs: Mapping[str, Job]) -> str:
     """Options that differ between rows, methods' own aside: ``batch_size 64 (frugal: 32); lr
     0.1``.
     """
-    by_row = {row: dict(flatten(document(job), ())) for row, job in jobs.items()}
+    by_row = {
+        row: {**dict(flatten(document(job), ())), "student.variants": "; ".join(map(str, job.when))}
+        for row, job in jobs.items()
+    }
     keys = {"method.batch_size": None}
     for options in by_row.values():
         keys |= dict.fromkeys(key for key in options if key.startswith(("student.", "schedule.")))
