@@ -20,6 +20,7 @@ from dfme.report.verdict import warnings
 from dfme.run.build import build_teacher
 from dfme.run.evaluation import EvaluationSet, classified, examination_of, under_defences
 from dfme.run.evaluation_images import evaluation_images
+from dfme.run.owners_record import OwnersRecord
 from dfme.run.student_file import load_student_of_run
 
 
@@ -51,7 +52,7 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
     scores = examination.score(net.to(device))
     seen = classified(examination, teacher.num_classes, student=net)
     seen = replace(seen, training=_record(student.parent))
-    told = under_defences(oracle, examination, seen)
+    told = under_defences(OwnersRecord(teacher), examination, seen)
     warned = warnings(seen)
     without = examination.left_out
     left_out = (
