@@ -74,8 +74,8 @@ class Totals:
 
     ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. So
     were those of ``no_answer``: the service answered, but with none of the classes, and they are
-    left out. ``benign_queries`` has those of charges and those that a teacher of one's own was
-    asked ``beside`` them.
+    left out. ``benign_queries`` has those of charges and those that a custom teacher was asked
+    ``beside`` them.
     """
 
     budget: int = 0

@@ -336,7 +336,7 @@ def build_oracle(
 
     ``begin`` is called with the ledger before it is settled. A network of ours on a GPU needs no
     journal, which would make the GPU wait for the host at every step: a resumed run asks again what
-    it asked since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may
+    it asked since the checkpoint, and the ledger says so (``lost``). A custom teacher may
     cost money on any device.
     """
     counted = place = None

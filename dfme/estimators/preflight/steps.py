@@ -75,7 +75,7 @@ def predicted(
     """Every step with its correlations, by this module's model: 0 where no value ever differs.
 
     The objective, in float64, at both ends of every step (J steps, N images) and at the images
-    themselves. ``known_noise``: variance of one value, as far as it is known. ``carried_J``:
+    themselves. ``known_noise``: variance of one value, up to what is known. ``carried_J``:
     alignment of the ways between both ends; ``carried_forward_J``: between an end and the image.
     ``revealed_J``: correlation left by classes of which nothing is known.
     """
