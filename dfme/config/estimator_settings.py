@@ -9,7 +9,7 @@ from dfme.config.fields import CONFIG, Basic, Count, Positive, ShareAboveZero
 ObjectiveName = Literal["student", "l1", "kl"]
 Form = Literal["forward", "central"]
 Space = Literal["pre_squash", "image", "lattice"]
-DirectionName = Literal["sphere", "gaussian", "rademacher", "orthogonal", "dct", "range"]
+DirectionName = Literal["sphere", "rademacher", "orthogonal", "dct", "range"]
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -35,7 +35,7 @@ class EstimatorConfig:
     form: Form = "forward"
     """forward (m+1 queries per image) or central (antithetic pairs: 2m)"""
     direction: DirectionName = "sphere"
-    """sphere, gaussian, rademacher (+-1 per pixel), orthogonal (m at right angles), dct
+    """sphere, rademacher (+-1 per pixel), orthogonal (m at right angles), dct
     (low-frequency patterns), range (what the generator's last layer can realise)"""
     space: Space = "pre_squash"
     """where to perturb: pre_squash (before the generator's last tanh), image, or lattice (whole

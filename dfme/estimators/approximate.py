@@ -105,7 +105,7 @@ class ApproximateGradients:
         return self.estimator.estimate(objective, gen_op, rng)
 
     def metrics(self, objective: Objective, gen_op: Tensor, estimate: Estimate) -> Metrics:
-        """Metrics of an estimate that was paid for; a function is called when somebody reads it."""
+        """Metrics of an estimate that was paid for; a function is called when it is read."""
         if estimate.queries == 0:
             return {}
         features_BFHW = self._features_BFHW

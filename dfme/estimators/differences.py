@@ -17,7 +17,7 @@ moves by +- ``step`` levels, by the sign of the direction there. With delta_j th
     g = (D/m) sum_j (f(u + delta_j) - f(u)) / |delta_j|^2 * delta_j
 
 is unbiased to the same order where the signs of the directions are independent and even, as those
-of sphere, gaussian, rademacher and orthogonal ones are; with dct and range D is a heuristic. M
+of sphere, rademacher and orthogonal ones are; with dct and range D is a heuristic. M
 directions, N images in one call.
 """
 
@@ -84,7 +84,7 @@ class FiniteDifference(Estimator):
             a lattice, whole levels that every coordinate moves by
         form: forward or central
         bounds: of legal values, where the point is an image; the centre is moved inwards by the
-            largest reach of a probe, so that none is clipped. None: any number is legal
+            step, so that no probe is clipped. None: any number is legal
         lattice: distance between the values a pixel can have on the wire. None: all within the
             bounds
         chunk: most images in one call of the objective, and about as many in memory; it changes no
@@ -114,12 +114,10 @@ class FiniteDifference(Estimator):
             raise UserError(f"form: expected {' or '.join(FORMS)}, got {self.form!r}")
         if self.lattice is not None or self.bounds is None:
             return
-        longest = self.step * DIRECTIONS[self.direction].reach
-        if not 2 * longest < self.bounds[1] - self.bounds[0]:
+        if not 2 * self.step < self.bounds[1] - self.bounds[0]:
             raise UserError(
                 f"step {self.step}: expected probes that reach less than half of the bounds "
-                f"{self.bounds}, "
-                f"got a reach of {longest} with these directions; take a smaller step"
+                f"{self.bounds}; take a smaller step"
             )
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:
@@ -175,8 +173,7 @@ class FiniteDifference(Estimator):
             return point_BCHW.detach()
         low, high = self.bounds
         if self.lattice is None:
-            longest = self.step * DIRECTIONS[self.direction].reach
-            return point_BCHW.clamp(low + longest, high - longest)
+            return point_BCHW.clamp(low + self.step, high - self.step)
         index_BCHW = ((point_BCHW - low) / self.lattice).round_()
         return self._carried(
             index_BCHW.clamp_(self.step, round((high - low) / self.lattice) - self.step)
@@ -250,7 +247,7 @@ class FiniteDifference(Estimator):
             index_BCHW = ((centre_BCHW - self.bounds[0]) / self.lattice).round_()
             return self._carried(index_BCHW.add_(_signs(v_BCHW), alpha=step))
         end_BCHW = torch.add(centre_BCHW, v_BCHW, alpha=step)
-        # The centre leaves room for the whole reach; what the clamp can take is one rounding of the
+        # The centre leaves room for the whole step; what the clamp can take is one rounding of the
         # last bit.
         return end_BCHW if self.bounds is None else end_BCHW.clamp_(*self.bounds)
 

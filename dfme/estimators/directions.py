@@ -1,6 +1,6 @@
 """Random directions to probe along, and the factor that makes each family's estimate unbiased.
 
-sphere, gaussian, rademacher: independent draws over all of R^D. sphere is DFME's (Truong et al.,
+sphere, rademacher: independent draws over all of R^D. sphere is DFME's (Truong et al.,
 CVPR 2021).
 
 orthogonal: each direction uniform on the unit sphere, all of an image at right angles to each
@@ -27,10 +27,6 @@ from torch.nn.functional import conv2d
 
 from dfme.config.estimator_settings import DirectionName
 from dfme.errors import UserError
-
-# Gaussian draws are cut here so that the reach of a probe is known; it touches 2 draws in a
-# thousand million.
-GAUSSIAN_REACH = 6.0
 
 # The generator's last convolution is 3 x 3, as in the paper.
 KERNEL = 3
@@ -73,12 +69,11 @@ class Direction:
 
     ``scale(place)``: the s with s * E[v v^T] = I, so that s * (v . g) * v has the mean g: D on the
     unit sphere; for dct the projection on its subspace stands in place of I, for range no s does so
-    and D is used. ``reach``: no coordinate of v is larger than this in size.
+    and D is used. No coordinate of v is larger than 1 in size.
     """
 
     stream: Stream
     scale: Callable[[PerturbedPoint], float] = lambda place: float(place.size)
-    reach: float = 1.0
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
@@ -188,11 +183,6 @@ def _range(place: PerturbedPoint, rng: torch.Generator) -> Iterator[Tensor]:
 
 DIRECTIONS: dict[DirectionName, Direction] = {
     "sphere": Direction(_independent(lambda like, rng: _unit(_normal(like, rng)))),
-    "gaussian": Direction(
-        _independent(lambda like, rng: _normal(like, rng).clamp_(-GAUSSIAN_REACH, GAUSSIAN_REACH)),
-        scale=lambda _: 1.0,
-        reach=GAUSSIAN_REACH,
-    ),
     "rademacher": Direction(_independent(_rademacher), scale=lambda _: 1.0),
     "orthogonal": Direction(_orthogonal),
     "dct": Direction(_dct, scale=lambda place: float(place.like_BCHW.shape[1] * place.patterns)),

@@ -227,7 +227,7 @@ class Method(ABC):
         return self.generator.squash(self.generator(self.generator.draw(count, self.rng["latent"])))
 
     def generator_metrics(self, upstream_grads: Tensor | None) -> Metrics:
-        """Metrics of a step of the generator; norms are worked out when somebody reads them."""
+        """Metrics of a step of the generator; norms are computed when they are read."""
         assert upstream_grads is not None
         return {
             "generator_lr": self.generator_optimizer.lr,

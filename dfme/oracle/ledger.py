@@ -24,6 +24,7 @@ from dfme.oracle.ledger_log import (
     PURPOSES,
     Charge,
     History,
+    LedgerState,
     Purpose,
     Totals,
     audit,
@@ -50,7 +51,7 @@ class Ledger:
         self,
         budget: int,
         path: Path | None = None,
-        state: dict[str, Any] | None = None,
+        state: LedgerState | None = None,
         facts: Mapping[str, Any] | None = None,
         fsync: bool = False,
     ) -> None:
@@ -134,16 +135,19 @@ class Ledger:
     def totals(self) -> Totals:
         """Every figure at once; once settled, what ``audit`` makes of the file."""
         benign = self._images["benign"] + self.beside
-        beside = self.refused, self.failed, self.lost, self._images["transfer"], benign
-        left_out = sum(images.total() for images in self.no_answer.values())
-        spent = (
-            self.budget,
-            self.spent,
-            self.spent_by_purpose,
-            self.evaluation_queries,
-            self.requests,
+        return Totals(
+            budget=self.budget,
+            spent=self.spent,
+            spent_by_purpose=self.spent_by_purpose,
+            evaluation_queries=self.evaluation_queries,
+            requests=self.requests,
+            refused=self.refused,
+            failed=self.failed,
+            lost=self.lost,
+            transfer_queries=self._images["transfer"],
+            benign_queries=benign,
+            no_answer=sum(images.total() for images in self.no_answer.values()),
         )
-        return Totals(*spent, *beside, left_out)
 
     @property
     def paid_without_answer(self) -> int:
@@ -269,11 +273,17 @@ class Ledger:
         self._settled = True
         self._history = History()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> LedgerState:
         """Counters for a checkpoint, plain numbers, without ``transfer`` and ``benign`` charges."""
-        images = {purpose: self._images[purpose] for purpose in (*CHARGED, "evaluation")}
-        counts = {name: getattr(self, name) for name in ("requests", "refused", "failed", "lost")}
-        return {"seq": self.position, "images": images, **counts}
+        purposes: tuple[Purpose, ...] = (*CHARGED, "evaluation")
+        return {
+            "seq": self.position,
+            "images": {purpose: self._images[purpose] for purpose in purposes},
+            "requests": self.requests,
+            "refused": self.refused,
+            "failed": self.failed,
+            "lost": self.lost,
+        }
 
     def sync(self) -> None:
         """Wait until the file is on the disk; done before a checkpoint, which must not be ahead of
@@ -332,7 +342,7 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _history(path: Path | None, state: dict[str, Any]) -> History:
+def _history(path: Path | None, state: LedgerState) -> History:
     """The file's history, or what the state says without one; RunError if the two do not fit."""
     if path is None:
         spent = sum(state["images"].get(purpose, 0) for purpose in CHARGED)

@@ -23,7 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
 from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
@@ -49,14 +49,33 @@ class Charge(NamedTuple):
     purpose: Purpose
 
 
+class RunStretch(TypedDict):
+    """A session of a run: its times by ISO 8601, the last of them unless it was killed."""
+
+    started: str
+    threads: int
+    ended: NotRequired[str]
+
+
+class LedgerState(TypedDict):
+    """A ledger's counters in a checkpoint. ``seq``: the last charge that is counted."""
+
+    seq: int
+    images: dict[Purpose, int]
+    requests: int
+    refused: int
+    failed: int
+    lost: int
+
+
 @dataclass(frozen=True)
 class Totals:
     """A ledger added up over all sessions, in images (``requests`` in requests).
 
     ``failed`` images were charged (or recorded, for evaluation) without an answer to learn from. So
     were those of ``no_answer``: the service answered, but with none of the classes, and they are
-    left out. ``benign_queries`` has those of charges and those that a teacher of one's own was
-    asked ``beside`` them.
+    left out. ``benign_queries`` has those of charges and those that a custom teacher was asked
+    ``beside`` them.
     """
 
     budget: int = 0
@@ -95,7 +114,7 @@ class History:
     reasons: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     no_answer: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     budgets: list[tuple[int, int]] = field(default_factory=list)
-    stretches: list[dict[str, Any]] = field(default_factory=list)
+    stretches: list[RunStretch] = field(default_factory=list)
     requests: int = 0
     spent: int = 0
     refused: int = 0

@@ -20,7 +20,7 @@ from dfme.config.defences import parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
+from dfme.errors import ShapeUnknown, TeacherError, UserError
 from dfme.files import make_folder, remove, write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
@@ -40,6 +40,7 @@ from dfme.run.interrupt import Interrupt
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Progress
 from dfme.run.opening import (
+    OpenRecord,
     changed_source,
     finished_result,
     open_directory,
@@ -48,6 +49,7 @@ from dfme.run.opening import (
     require_same_run,
     take_up_threads,
     tell_finished,
+    with_advice,
 )
 from dfme.run.owners_record import OwnersRecord
 from dfme.run.parts import build_parts, require_room, sized
@@ -83,7 +85,7 @@ def run_job(
     afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
-        _require_same_run(job, result.run_dir)
+        require_same_run(job, result.run_dir, *files_of(job))
         require_same_images(job, result.run_dir, evaluation)
         tell_finished(job, result, Console(result.summary["budget"], quiet=not console))
         return result
@@ -98,7 +100,7 @@ def run_job(
         interrupt = held.enter_context(Interrupt(console, True))
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
-            _require_same_run(job, Path(job.config.out or ""))
+            require_same_run(job, Path(job.config.out or ""), *files_of(job))
         built = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
             held.callback(built.info.close)
@@ -125,24 +127,13 @@ def run_job(
             with naming_the_rate(job.config.student, run.trainer, run.method):
                 return run.go(interrupt)
         except TeacherError as error:
-            raise _with_advice(error, run, again) from error
+            raise with_advice(error, run, again) from error
         except KeyboardInterrupt:
             kept = "stopped before the first query: nothing is charged, nothing is kept"
             if resume or run.oracle.ledger.requests:
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
-
-
-def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
-    """The error with how to go on, where one can."""
-    if isinstance(error, Unserved) or isinstance(error.__cause__, Misread):
-        return error
-    answered = run.oracle.ledger.useful or run.examination.answers is not None
-    # a resume is held to the teacher as it was
-    if isinstance(error.__cause__, Misfit) and not answered:
-        return TeacherError(f"{error}; no answer came yet: mend that, and start a new run")
-    return TeacherError(f"{error}; all that was paid is kept: {again}")
 
 
 def build_teacher(
@@ -227,17 +218,17 @@ def open_run(
     def begin(ledger: Ledger) -> None:
         notes.extend([*take_up_threads(ledger, device), *changed_source(ledger.teacher, facts)])
 
-    def open_record() -> tuple[RunDirectory, dict[str, Any], Oracle]:
+    def open_record() -> OpenRecord:
         directory, state = open_directory(job, resume, held)
         notes.extend([directory.lock.note] if directory.lock.note else [])
         with explain_load_errors(directory.checkpoint) if state else nullcontext():
             oracle = build_oracle(job, teacher, directory, state, deferred, facts, begin)
-        return directory, state, held.enter_context(closing(oracle))
+        return OpenRecord(directory, state, held.enter_context(closing(oracle)))
 
     # Another teacher than the record's is refused as such, before anything else is judged by it.
     record = open_record() if resume else None
     parts = build_parts(
-        with_recorded_net(job, record[1] if record else {}),
+        with_recorded_net(job, record.state if record else {}),
         teacher,
         device,
         evaluation,
@@ -245,11 +236,12 @@ def open_run(
     )
     if not resume:
         require_room(job, teacher, device)
-    nets = parts.nets
     data = parts.evaluation
-    notes += take_threads(parts.job, nets, teacher.spec) if choose_threads else []
+    notes += take_threads(parts.job, parts.nets, teacher.spec) if choose_threads else []
     rehearsed = rehearse(parts, teacher, scored=parts.scored, free=is_local(job))
-    directory, state, oracle = record or open_record()
+    record = record or open_record()
+    directory = record.directory
+    oracle = record.oracle
     settle_images(directory.path, digests_of(job, data, parts.pool))
 
     mode = oracle.label_mode if data is None else oracle.raw_label_mode
@@ -261,7 +253,7 @@ def open_run(
         job,
         build_components(
             parts.job,
-            nets,
+            parts.nets,
             oracle,
             streams,
             deferred,
@@ -280,7 +272,7 @@ def open_run(
             | {
                 "resolved": {
                     "teacher": facts,
-                    "student_arch": nets.arch,
+                    "student_arch": parts.nets.arch,
                     "device": device_name(device),
                 }
             },
@@ -306,14 +298,14 @@ def open_run(
         deferred=deferred,
         progress=Progress(),
         device=device,
-        arch=nets.arch,
+        arch=parts.nets.arch,
         goal=goal,
         notes=notes,
         rehearsed=rehearsed,
     )
-    if state:
+    if record.state:
         with explain_load_errors(directory.checkpoint):
-            run.load_state_dict(state)
+            run.load_state_dict(record.state)
     _write_recipe(job, directory, resume)
     return run
 
@@ -342,7 +334,7 @@ def build_oracle(
 
     ``begin`` is called with the ledger before it is settled. A network of ours on a GPU needs no
     journal, which would make the GPU wait for the host at every step: a resumed run asks again what
-    it asked since the checkpoint, and the ledger says so (``lost``). A teacher of one's own may
+    it asked since the checkpoint, and the ledger says so (``lost``). A custom teacher may
     cost money on any device.
     """
     counted = place = None
@@ -394,11 +386,6 @@ def served(
 
     behind = Defended(model, parse_defences(defences), LabelMode("label"))
     return recorded_images(Path(record), account, model.spec.shape), behind.preview
-
-
-def _require_same_run(job: Job, run_dir: Path) -> None:
-    """UserError where settings or the teacher's files are not those of the run on record."""
-    require_same_run(job, run_dir, *files_of(job))
 
 
 def files_of(job: Job) -> tuple[dict[str, str], str]:

@@ -135,7 +135,7 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
         net = Transforming(latent_size, spec, draw)
     looks_inside = job.estimator.direction == "range" or job.estimator.kind == "auto"
     if looks_inside and "estimator" in entry_of(job).sections:
-        _ = net.last_convolution  # UserError for one of one's own without, before anything is asked
+        _ = net.last_convolution  # UserError for a custom one without, before anything is asked
     _place(net, job.config, device)
     return net
 

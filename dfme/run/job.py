@@ -108,7 +108,7 @@ def document(job: Job) -> dict[str, Any]:
     """The job as plain data, every default written out; files inside the project are named relative
     to it.
 
-    Raises UserError if an option of a teacher of one's own has a value that a file cannot hold.
+    Raises UserError if an option of a custom teacher has a value that a file cannot hold.
     """
     teacher = {**dataclasses.asdict(job.teacher), **job.teacher_options}
     sections: dict[str, Any] = plain(job.config, "config")

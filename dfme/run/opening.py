@@ -4,7 +4,7 @@ that one.
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data import ImageSet
-from dfme.errors import RunError, UserError
+from dfme.errors import Misfit, Misread, RunError, TeacherError, Unserved, UserError
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
+from dfme.oracle.oracle import Oracle
 from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
@@ -25,9 +26,18 @@ from dfme.run.directory import RunDirectory
 from dfme.run.evaluation_images import chosen_images
 from dfme.run.images_on_record import digests_of, may_have_moved, require_recorded
 from dfme.run.job import differing_keys, document
-from dfme.run.run import Result
+from dfme.run.run import Result, Run
 from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec
+
+
+@dataclass(frozen=True)
+class OpenRecord:
+    """A run's open directory, the state in its checkpoint (empty without one), and its oracle."""
+
+    directory: RunDirectory
+    state: dict[str, Any]
+    oracle: Oracle
 
 
 def open_directory(job: Job, resume: bool, held: ExitStack) -> tuple[RunDirectory, dict[str, Any]]:
@@ -105,6 +115,17 @@ PLANNED = (  # in place of a larger budget
     "a new "
     "run, or train again on what is paid for: run.py retrain"
 )
+
+
+def with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
+    """The error with how to go on, where one can."""
+    if isinstance(error, Unserved) or isinstance(error.__cause__, Misread):
+        return error
+    answered = run.oracle.ledger.useful or run.examination.answers is not None
+    # a resume is held to the teacher as it was
+    if isinstance(error.__cause__, Misfit) and not answered:
+        return TeacherError(f"{error}; no answer came yet: mend that, and start a new run")
+    return TeacherError(f"{error}; all that was paid is kept: {again}")
 
 
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:

@@ -85,7 +85,7 @@ def build_parts(
         job.config.evaluation, spec, teacher.num_classes, names, evaluation, tell
     )
     pool = open_pool(job, spec)
-    for note in getattr(pool, "notes", ()):  # none of a pool of somebody's own, or without one
+    for note in getattr(pool, "notes", ()):  # a custom pool has none
         tell(f"pool: {note}")
     return RunParts(job, data, pool, build_nets(job, spec, teacher.num_classes, device))
 

@@ -58,8 +58,8 @@ class PaidAnswers:
     """A run's kept answers, for training: ``replay`` draws, ``batches`` gives all in order.
 
     ``replayed``: answers that went into its replay, still there or not. ``spent``: images paid for
-    in all. ``state``: the run's checkpoint. ``answers``: what it made of the teacher's, of form
-    ``label_mode``.
+    in all. ``steps``: that the students took. ``examination``: the state of what they were scored
+    on. ``answers``: what the run made of the teacher's, of form ``label_mode``.
     """
 
     replay: Replay
@@ -68,7 +68,8 @@ class PaidAnswers:
     num_classes: int
     replayed: int
     spent: int
-    state: dict[str, Any]
+    steps: int
+    examination: Any
     answers: AnswersConfig
 
     @property
@@ -121,7 +122,17 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         require_paid(
             replay.batches(spec.at_once(PAID_AT_ONCE)), spec, num_classes, answers.mode(mode)
         )
-        return PaidAnswers(replay, spec, mode, num_classes, replay.added, spent, state, answers)
+        return PaidAnswers(
+            replay=replay,
+            spec=spec,
+            label_mode=mode,
+            num_classes=num_classes,
+            replayed=replay.added,
+            spent=spent,
+            steps=state["trainer"]["steps"],
+            examination=state.get("examination"),
+            answers=answers,
+        )
 
 
 def _label_mode(run_dir: Path, config: dict[str, Any]) -> LabelMode:
@@ -163,9 +174,7 @@ def retrain(
         mode = paid.answers.mode(paid.label_mode)
         settings = settings.with_precision(paid.spec.shape, has_fast_bf16(device))
         student = settings.student
-        steps = (
-            student.steps or student.pass_steps(len(paid.replay)) or paid.state["trainer"]["steps"]
-        )
+        steps = student.steps or student.pass_steps(len(paid.replay)) or paid.steps
         student = replace(student, steps=steps, passes=0, rounds=())
         settings = replace(settings, student=student)
         arch, nets = build_students(
@@ -240,7 +249,7 @@ def recorded_examination(
     mode = paid.answers.mode(paid.label_mode) if data is None else paid.label_mode
     examination = examination_of(data, paid.spec, mode, device, None)
     with explain_load_errors(run / "checkpoint.pt"):
-        examination.load_state_dict(paid.state["examination"])
+        examination.load_state_dict(paid.examination)
     if isinstance(examination, EvaluationSet):
         answered = 0 if examination.answers is None else len(examination.answers)
         if answered != len(examination):

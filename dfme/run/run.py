@@ -197,9 +197,7 @@ class Run:
             return callback(queries, metrics, student)
 
     def look(self) -> None:
-        """Warn of steps that taught nothing and once, early on, if paid answers show one class."""
-        if line := self.trainer.stood_still():
-            self.recorder.note(f"warning: {line}")
+        """Warn once, early on, if paid answers show one class."""
         if not self.looked and self.oracle.ledger.share >= EARLY_SHARE:
             self.looked = True
             for line in verdict.query_warnings(self.classified(), " so far"):

@@ -70,8 +70,8 @@ def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
 def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None) -> nn.Module:
     """A student from its file or run, in eval mode, on the CPU: images within bounds to logits.
 
-    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a network
-    of one's own, or is its ``module:Net``: what the file alone names is not imported. Raises
+    Its ``spec`` (ImageSpec), ``num_classes`` and ``arch`` are attributes. ``arch`` makes a custom
+    network, or is its ``module:Net``: what the file alone names is not imported. Raises
     UserError for a file that is missing, damaged, or not a student's.
     """
     path, (name, spec, num_classes) = _weights(path), student_facts(path)

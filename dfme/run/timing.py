@@ -82,7 +82,7 @@ def rehearse(parts: RunParts, teacher: Teacher, *, scored: int, free: bool) -> R
 
     ``scored``: images of the evaluation set, 0 without one. ``free``: the teacher is one of ours in
     this process, so it is timed, too; any other is not asked, and its stated rate counts. None
-    where a part of one's own cannot be copied or rehearsed.
+    where a custom part cannot be copied or rehearsed.
     """
     job = parts.job
     nets = parts.nets
@@ -109,7 +109,7 @@ def rehearse(parts: RunParts, teacher: Teacher, *, scored: int, free: bool) -> R
     except DivergedError:  # on noise; whether it does on what is asked, the run itself will say
         return None
     except Exception:
-        # what a part of one's own raises, if it cannot be copied or called so, the run itself will
+        # what a custom part raises, if it cannot be copied or called so, the run itself will
         # report
         named = (
             job.method,

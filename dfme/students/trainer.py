@@ -92,7 +92,6 @@ class StudentTrainer:
             0  # images learnt from since the last kept batch, whose replay steps stand for them too
         )
         self._greatest_lr = 0.0  # of the round, or of the run without rounds
-        self._warned_at = 0
         self.precision = config.precision
         self.schedule = schedule
         self._rng = rng
@@ -192,25 +191,6 @@ class StudentTrainer:
             metrics |= self._begin() | self._replay_steps(1)
         self._stretch = None
         return metrics | self._taken(before)
-
-    def stood_still(self) -> str | None:
-        """What to say, once, where a round or the run has ended whose steps were all at a rate of
-        0.
-        """
-        if self.config.rounds:
-            ended = self.steps in self.plan.edges[1:]
-        else:
-            ended = self.schedule.share >= 1 and not self.steps_left
-        if not ended or self.steps == self._warned_at or 0 < self._greatest_lr < math.inf:
-            return None
-        self._warned_at = self.steps
-        of = "the round" if self.config.rounds else "the run"
-        return (
-            f"the student's learning rate was {self._greatest_lr:g} in every step of {of} that "
-            "ended after "
-            f"{self.steps:,} steps, so it learnt nothing there; give another --student.lr or "
-            "--schedule.kind"
-        )
 
     @property
     def _grows(self) -> bool:

@@ -15,7 +15,7 @@ from dfme.estimators.base import Objective
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint, low_frequencies
 
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
-ISOTROPIC: tuple[str, ...] = ("sphere", "gaussian", "rademacher", "orthogonal")
+ISOTROPIC: tuple[str, ...] = ("sphere", "rademacher", "orthogonal")
 
 
 def place(batch: int, shape: tuple[int, int, int], frequencies: float = 0.125) -> PerturbedPoint:
@@ -47,9 +47,7 @@ def test_isotropic_families_have_the_moments_they_claim(direction: str, which: i
 
 @every_direction
 def test_no_coordinate_exceeds_the_reach(direction: str) -> None:
-    assert (
-        float(draws(direction, place(500, (2, 3, 4)), 6).abs().max()) <= DIRECTIONS[direction].reach
-    )
+    assert float(draws(direction, place(500, (2, 3, 4)), 6).abs().max()) <= 1
 
 
 @every_direction
@@ -67,14 +65,6 @@ def test_draws_depend_on_the_generator_alone_and_none_is_drawn_ahead(direction: 
     stream = DIRECTIONS[direction].stream(where, generator)
     for j in range(3):
         assert torch.equal(next(stream).flatten(1), together[:, j])
-
-
-def test_rare_gaussian_draws_are_cut_at_the_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch, "randn", lambda *_, **__: torch.tensor([-9.0, 1.0, 9.0]).view(1, 1, 1, 3)
-    )
-    v_BCHW = next(DIRECTIONS["gaussian"].stream(PerturbedPoint(torch.empty(1, 1, 1, 3)), rng()))
-    assert v_BCHW.flatten().tolist() == [-6.0, 1.0, 6.0]
 
 
 def test_orthogonal_directions_are_at_right_angles_and_start_anew_after_d() -> None:

@@ -175,7 +175,6 @@ def test_a_step_that_moves_nothing_is_not_mistaken_for_a_flat_objective() -> Non
         ({"step": float("nan")}, "step"),
         ({"form": "backward"}, "forward or central"),
         ({"step": 0.5, "bounds": (0.0, 1.0)}, "smaller step"),
-        ({"step": 0.1, "bounds": (0.0, 1.0), "direction": "gaussian"}, "smaller step"),
     ],
 )
 def test_impossible_arguments_are_refused_in_words(arguments: dict[str, Any], named: str) -> None:

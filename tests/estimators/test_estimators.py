@@ -14,9 +14,7 @@ from dfme.estimators.directions import DIRECTIONS
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
-every_independent_direction = pytest.mark.parametrize(
-    "direction", ["sphere", "gaussian", "rademacher"]
-)
+every_independent_direction = pytest.mark.parametrize("direction", ["sphere", "rademacher"])
 every_shape = pytest.mark.parametrize(
     "shape", [(1, 8, 8), *exhaustive((3, 32, 32)), (3, 16, 24)], ids=str
 )
@@ -44,7 +42,6 @@ def test_linear_objective_gives_the_formula_exactly(
             v_BCHW = torch.empty_like(u_BCHW).bernoulli_(0.5, generator=again).double() * 2 - 1
         else:
             v_BCHW = torch.randn(batch, *shape, generator=again).double()
-        if direction == "sphere":
             v_BCHW /= v_BCHW.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
         slope_B = (v_BCHW * objective.gradient).sum((1, 2, 3))
         expected_BCHW += slope_B.view(-1, 1, 1, 1) * v_BCHW / directions

@@ -106,7 +106,6 @@ def test_rates_fall_from_the_whole_one_and_are_zero_at_the_very_end_alone(
     trainer = parts.students
     assert len(rates) == trainer.steps > 0
     assert trainer._greatest_lr == max(rounds_of(trainer.plan, rates)[-1])
-    assert trainer.stood_still() is None
     for part in rounds_of(trainer.plan, rates):
         for before, now in pairwise(part):  # but where a step is rounded to a batch
             iterations = (
@@ -204,24 +203,6 @@ def test_a_resumed_run_goes_on_at_the_rate_where_it_stopped(plan: str, rates: li
     batch(1)
     batch(2)
     assert rates == whole
-
-
-@pytest.mark.parametrize("plan", ["replay", "steps", "rounds"])
-@pytest.mark.parametrize("rate", [0.0, math.nan, math.inf])
-def test_steps_that_teach_nothing_are_told_once(plan: str, rate: float) -> None:
-    parts = make_parts(LinearTeacher(SPEC), 8, schedule=COSINE, **PLANS[plan])
-    trainer = parts.students
-    trainer._optimizer._lr_factor = lambda: rate
-    images = torch.rand(8, 1, 8, 8)
-    assert trainer.stood_still() is None, "no step was taken"
-    trainer.learn(images, parts.oracle(images, "student"))
-    while trainer.steps_due:
-        trainer.train_pending(100)
-    shown = "inf" if rate == math.inf else "0"
-    assert f"the student's learning rate was {shown} in every step of the r" in (
-        trainer.stood_still() or ""
-    )
-    assert trainer.stood_still() is None
 
 
 def test_a_step_tells_its_rate_and_where_none_is_taken_there_is_none() -> None:

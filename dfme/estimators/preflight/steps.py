@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.estimators.directions import DIRECTIONS
 from dfme.estimators.preflight.choose import StepCandidate
 from dfme.spec import ImageSpec
 
@@ -36,9 +35,6 @@ LEVELS = (1, 2, 4, 8, 16)
 INWARDS = 0.125
 """Of the bounds' range: how far at most an image may be moved inwards to leave room for a step."""
 
-PER_COORDINATE = ("gaussian", "rademacher")
-"""Families whose step is the size of a coordinate; of the others it is the length of the way."""
-
 
 def candidate_steps(config: EstimatorConfig, spec: ImageSpec) -> tuple[float, ...]:
     """The steps to try for the settings' space and direction, rising."""
@@ -47,13 +43,12 @@ def candidate_steps(config: EstimatorConfig, spec: ImageSpec) -> tuple[float, ..
         unit = max(1, levels // 256)
         fitting = tuple(float(k * unit) for k in LEVELS if k * unit <= INWARDS * (levels - 1))
         return fitting or (1.0,)
-    size = math.sqrt(spec.numel) if config.direction in PER_COORDINATE else 1.0
+    size = math.sqrt(spec.numel) if config.direction == "rademacher" else 1.0
     if config.space == "pre_squash":
         return tuple(float(f"{length / size:.2g}") for length in LENGTHS)
     low, high = spec.bounds
-    reach = DIRECTIONS[config.direction].reach
     steps = tuple(float(f"{length / size * (high - low) / 2:.2g}") for length in LENGTHS)
-    return tuple(step for step in steps if step * reach <= INWARDS * (high - low)) or steps[:1]
+    return tuple(step for step in steps if step <= INWARDS * (high - low)) or steps[:1]
 
 
 ALIKE = 0.95
@@ -80,7 +75,7 @@ def predicted(
     """Every step with its correlations, by this module's model: 0 where no value ever differs.
 
     The objective, in float64, at both ends of every step (J steps, N images) and at the images
-    themselves. ``known_noise``: variance of one value, as far as it is known. ``carried_J``:
+    themselves. ``known_noise``: variance of one value, up to what is known. ``carried_J``:
     alignment of the ways between both ends; ``carried_forward_J``: between an end and the image.
     ``revealed_J``: correlation left by classes of which nothing is known.
     """
