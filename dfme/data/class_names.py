@@ -190,9 +190,7 @@ def _by_number(
 
 
 def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
-    """The names; of more than are safe_name, those first that the ``others`` lack or few are written
-    like.
-    """
+    """The names; of many, those first that the ``others`` lack or that are written unlike most."""
     if len(names) <= SHOWN:
         return list(names)
     familiar = None if others is None else set(map(_plain, others))
