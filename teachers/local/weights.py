@@ -74,7 +74,7 @@ class Card:
         architecture has no meaning here, and neither have ``bounds``, ``mean`` and ``std``: it is
         unknown whether the network gets pixels scaled by them.
         """
-        ours = _is_ours(metadata.get("arch", ""))
+        ours = "arch" in metadata and _is_ours(metadata["arch"])
         values: dict[str, Any] = {}
         for name, kind in get_type_hints(cls, include_extras=True).items():
             text = metadata.get(name)
