@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.data.array_names import ARRAYS, image_arrays, names_of
-from dfme.data.class_names import listed, shown
+from dfme.data.class_names import listed, safe_name
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.whites import scale_notes
 from dfme.errors import UserError
@@ -38,7 +38,7 @@ def load(path: Path, request: DatasetRequest) -> ImageSet:
         raise UserError(
             f"data set {path}: expected arrays images and labels (or, to train on a part, "
             "train_images, train_labels, test_images and test_labels, or x_train and so on), got "
-            f"{', '.join(map(shown, arrays)) or 'none'}"
+            f"{', '.join(map(safe_name, arrays)) or 'none'}"
         )
     data = image_set(path.stem, images, labels, f"data set {path}", request.shape)
     notes = _notes(arrays, images_name, labels_name)
@@ -71,7 +71,7 @@ def pool_of(path: Path, shape: Shape) -> ImageSet:
     wanted = [images for images, _ in ARRAYS["train"]] + ["images", "X", "x"]
     name = next((name for name in wanted if name in arrays), None)
     if name is None:
-        names = ", ".join(map(shown, arrays)) or "none"
+        names = ", ".join(map(safe_name, arrays)) or "none"
         raise UserError(f"data set {path}: expected an array train_images or images, got {names}")
     parts = image_arrays(arrays)
     notes = [f"of the arrays {listed(parts)}, {name} is read"] if len(parts) > 1 else []

@@ -28,7 +28,7 @@ BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 """Letters that reverse the text around them."""
 
 
-def shown(name: str) -> str:
+def safe_name(name: str) -> str:
     """A name for a message, on one line, without letters that move a cursor."""
     plain = printable(name)
     return plain if len(plain) <= 80 else f"{plain[:60]}...{plain[-15:]}"
@@ -38,7 +38,7 @@ def listed(names: Iterable[str], most: int = LISTED) -> str:
     """Names for a message, of many the first."""
     every = [*names]
     more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(map(shown, every[:most])) + more
+    return ", ".join(map(safe_name, every[:most])) + more
 
 
 def require_names(names: Sequence[str], where: str) -> None:
@@ -48,7 +48,9 @@ def require_names(names: Sequence[str], where: str) -> None:
     """
     for name in names:
         if problem := _problem_of(name):
-            raise UserError(f"{where}: the name {shown(name)!r} {problem}; give it another name")
+            raise UserError(
+                f"{where}: the name {safe_name(name)!r} {problem}; give it another name"
+            )
 
 
 def require_text(names: Iterable[object], where: str) -> None:
@@ -57,7 +59,9 @@ def require_text(names: Iterable[object], where: str) -> None:
     """
     for name in names:
         if isinstance(name, str) and not _is_utf8(name):
-            raise UserError(f"{where}: the name {shown(name)!r} is not UTF-8; give it another name")
+            raise UserError(
+                f"{where}: the name {safe_name(name)!r} is not UTF-8; give it another name"
+            )
 
 
 def _is_utf8(name: str) -> bool:
@@ -186,9 +190,7 @@ def _by_number(
 
 
 def surprising(names: Sequence[str], others: Sequence[str] | None) -> list[str]:
-    """The names; of more than are shown, those first that the ``others`` lack or few are written
-    like.
-    """
+    """The names; of many, those first that the ``others`` lack or that are written unlike most."""
     if len(names) <= SHOWN:
         return list(names)
     familiar = None if others is None else set(map(_plain, others))

@@ -46,7 +46,7 @@ class DrawnConfig:
             )
 
 
-def asked(
+def drawn_config(
     request: DatasetRequest, usual: tuple[int, int, int], rotation: float = 180.0
 ) -> DrawnConfig:
     """Default difficulty at the given size: 20,000 images to train with, 2,000 others held out."""

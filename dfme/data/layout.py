@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from dfme.data.class_names import listed, require_names, shown
+from dfme.data.class_names import listed, require_names, safe_name
 from dfme.errors import UserError
 
 SUFFIXES = frozenset(
@@ -159,10 +159,8 @@ class Layout:
         if not self.parts:
             return self.notes
         names = listed(sorted(_names(self.parts)))
-        return (
-            f"of the parts {names} of {shown(self.folder.name)}, {shown(part.name)} is read",
-            *self.notes,
-        )
+        folder = safe_name(self.folder.name)
+        return (f"of the parts {names} of {folder}, {safe_name(part.name)} is read", *self.notes)
 
     def _part(self, role: Role) -> Path | None:
         places = self.parts.get(role, [])
@@ -208,7 +206,9 @@ def files_below(folder: Path) -> Listing:
             if entry.is_file():
                 (listing.pictures if is_picture else listing.others).append(Path(entry.path))
             elif is_picture and entry.is_symlink():
-                raise UserError(f"data set: {shown(entry.path)} is a link to nothing; remove it")
+                raise UserError(
+                    f"data set: {safe_name(entry.path)} is a link to nothing; remove it"
+                )
     # by name, so that a run is equal on every file system
     listing.pictures.sort()
     listing.others.sort()
@@ -229,7 +229,9 @@ def layout_of(path: Path) -> Layout:
     are the same.
     """
     folder = entered(path)
-    notes = [f"its images lie in {shown(str(folder.relative_to(path)))}"] if folder != path else []
+    notes = (
+        [f"its images lie in {safe_name(str(folder.relative_to(path)))}"] if folder != path else []
+    )
     names = folders(folder)
     parts = _parts(folder, names)
     if not parts:
@@ -250,7 +252,7 @@ def layout_of(path: Path) -> Layout:
             name for name in names if name not in _names(parts) and holds_pictures(folder / name)
         ]
         notes += [f"{listed(beside)} beside its parts is left out"] if beside else []
-    require_names(classes, f"data set {shown(str(path))}, class folders")
+    require_names(classes, f"data set {safe_name(str(path))}, class folders")
     return Layout(folder, parts, tuple(classes) if len(classes) > 1 else (), tuple(notes))
 
 
@@ -357,7 +359,7 @@ def _entries(place: Path) -> list[os.DirEntry[str]]:
             plain = [entry for entry in entries if not is_litter(entry.name)]
     except OSError as error:
         raise UserError(
-            f"data set: cannot read the folder {shown(str(place))}: {error.strerror}"
+            f"data set: cannot read the folder {safe_name(str(place))}: {error.strerror}"
         ) from error
     return sorted(plain, key=lambda entry: entry.name)
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dfme.data.drawn import asked, draw
+from dfme.data.drawn import draw, drawn_config
 from dfme.data.images import DatasetRequest, ImageSet
 
 TABLE = """
@@ -36,7 +36,7 @@ SLANTS = (-0.25, 0.25)  # to the left, for each radius of height
 
 def load(request: DatasetRequest) -> ImageSet:
     """20,000 images to train with, 2,000 others held out, at the size asked for."""
-    return draw(asked(request, (1, 12, 12), rotation=15.0), tuple(LINES), _inside)
+    return draw(drawn_config(request, (1, 12, 12), rotation=15.0), tuple(LINES), _inside)
 
 
 def segments(letter: str) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:

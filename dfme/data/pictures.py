@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.config.imports import blaming
-from dfme.data.class_names import shown
+from dfme.data.class_names import safe_name
 from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Shape
@@ -71,7 +71,7 @@ class PictureReader:
         for remark in remarks:
             if remark not in self._noted:
                 self._noted.add(remark)
-                self._notes.append(f"{remark} ({shown(file.name)} is the first of them)")
+                self._notes.append(f"{remark} ({safe_name(file.name)} is the first of them)")
 
     def _picture(self, file: Path) -> tuple[NDArray[np.uint8], list[str]]:
         """The picture as (C, H, W), grey for one channel, and what was done to it."""
@@ -179,4 +179,4 @@ def _in_eight_bits(image: Any, form: str | None) -> NDArray[np.uint8]:
 
 def _named(file: Path) -> AbstractContextManager[None]:
     """Names the file in all that a damaged picture raises, which can be anything."""
-    return blaming(f"data set: {shown(str(file))} cannot be read as an image", UserError, str)
+    return blaming(f"data set: {safe_name(str(file))} cannot be read as an image", UserError, str)

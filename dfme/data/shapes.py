@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dfme.data.drawn import asked, draw
+from dfme.data.drawn import draw, drawn_config
 from dfme.data.images import DatasetRequest, ImageSet
 
 # name -> whether a point (u, v), measured in radii from the centre, lies inside
@@ -35,7 +35,7 @@ OUTLINES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def load(request: DatasetRequest) -> ImageSet:
     """20,000 images to train with, 2,000 others held out, at the size asked for."""
-    return draw(asked(request, (3, 12, 12)), tuple(OUTLINES), _inside)
+    return draw(drawn_config(request, (3, 12, 12)), tuple(OUTLINES), _inside)
 
 
 def _inside(labels: Tensor, u: Tensor, v: Tensor, rng: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.data.class_names import shown
+from dfme.data.class_names import safe_name
 from dfme.errors import UserError
 
 _KINDS = "masks?|seg|segmentation|segmented|gt|groundtruth|ground_truth|labels?|thumbs?|thumbnails?"
@@ -31,7 +31,7 @@ def twin_notes(files: Sequence[Path], where: str) -> list[str]:
             twins.append(file)
     if not twins:
         return []
-    first = shown(twins[0].name)
+    first = safe_name(twins[0].name)
     if len(originals) >= len(places) - len({(twin.parent, twin.stem) for twin in twins}):
         raise UserError(
             f"{where}: each of its pictures has a mask or a thumbnail beside it, such as {first}, "

@@ -2,8 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import archive_entries, open_file
+from dfme.teachers.local.answer_forms import End
 from dfme.teachers.local.checks import first_line
 from dfme.teachers.local.program import Program, ProgramTeacher, make_program_teacher
-from dfme.teachers.local.program_ends import ends_of_export, ends_of_script
 from dfme.teachers.options import Pt2Options, require_trust
 
 LOGGER = logging.getLogger("dfme")
@@ -35,6 +35,49 @@ first.
 MAX_CODE = 100_000_000  # bytes to which the compressed code of a program may unpack
 
 UNLIMITED = 2**31  # a batch limit of as many images is none
+
+FARTHEST = 50  # operations that are passed on the way to the one that decides
+
+ENDS: dict[str, End] = {
+    "sigmoid": "sigmoid",
+    "sigmoid_": "sigmoid",
+    "hardsigmoid": "sigmoid",
+    "log_sigmoid": "log-sigmoid",
+    "log_sigmoid_forward": "log-sigmoid",
+    "linear": "unbounded",
+    "addmm": "unbounded",
+    "mm": "unbounded",
+    "matmul": "unbounded",
+    "conv2d": "unbounded",
+    "convolution": "unbounded",
+    "_convolution": "unbounded",
+    "relu": "unbounded",
+    "relu_": "unbounded",
+}
+
+KEEPING = frozenset(
+    {
+        "squeeze",
+        "unsqueeze",
+        "view",
+        "reshape",
+        "flatten",
+        "to",
+        "_to_copy",
+        "clone",
+        "contiguous",
+        "detach",
+        "detach_",
+        "alias",
+        "mean",
+        "adaptive_avg_pool2d",
+        "select",
+        "slice",
+        "dropout",
+        "getitem",
+    }
+)
+"""Operations after which a probability is still one, and a logit still a logit."""
 
 
 def load_pt2(options: Pt2Options, config: TeacherConfig, device: torch.device) -> ProgramTeacher:
@@ -195,3 +238,53 @@ def _trains(node: fx.Node) -> bool:
         node.kwargs
     )
     return values.get("train") is True or values.get("training") is True
+
+
+# The last operation of each output
+
+
+def ends_of_export(exported: ExportedProgram) -> list[End | None]:
+    """The kind of the last operation of each output, in their order."""
+    named = {node.name: node for node in exported.graph.nodes}
+    outputs = [name for name in exported.graph_signature.user_outputs if isinstance(name, str)]
+    return [_end(named.get(name), _fx_kind, lambda node: node.args[0]) for name in outputs]
+
+
+def ends_of_script(module: Any) -> list[End | None]:
+    """The same of a TorchScript module; none where its graph branches or cannot be read."""
+    try:
+        outputs = list(module.inlined_graph.outputs())
+        node = outputs[0].node() if len(outputs) == 1 else None
+        if node is not None and node.kind() in ("prim::TupleConstruct", "prim::ListConstruct"):
+            outputs = list(node.inputs())
+        return [
+            _end(value.node(), _script_kind, lambda node: next(node.inputs()).node())
+            for value in outputs
+        ]
+    except (RuntimeError, AttributeError):
+        return []
+
+
+def _end(node: Any, kind_of: Callable[[Any], str], before: Callable[[Any], Any]) -> End | None:
+    """The kind of the operation that decides the range of a value."""
+    with suppress(IndexError, StopIteration):
+        for _ in range(FARTHEST):
+            kind = kind_of(node)
+            if kind not in KEEPING:
+                return ENDS.get(kind)
+            node = before(node)
+    return None
+
+
+def _fx_kind(node: Any) -> str:
+    """Name of a node's operation without library and overload; empty for another node."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return ""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target._schema.name).partition("::")[2]
+    return getattr(node.target, "__name__", "")
+
+
+def _script_kind(node: Any) -> str:
+    library, _, name = str(node.kind()).partition("::")
+    return name if library == "aten" else ""

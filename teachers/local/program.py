@@ -66,22 +66,22 @@ class ProgramTeacher:
     its lower bound to 255.
     """
 
-    def __init__(self, asking: Asked, num_classes: int, form: ScoreForm) -> None:
-        self.spec = asking.spec
+    def __init__(self, call: ProgramCall, num_classes: int, form: ScoreForm) -> None:
+        self.spec = call.spec
         self.num_classes = num_classes
         self.label_mode = form.mode
-        self.info = TeacherInfo(str(asking.program.device), asking.program.most)
-        self._asked = asking
+        self.info = TeacherInfo(str(call.program.device), call.program.most)
+        self._ask = call
         self._form = form
 
     def __call__(self, images: Tensor, /) -> Tensor:
         return as_classes(
-            self._form.read(self._asked.scores(images)), self.num_classes, self.label_mode
+            self._form.read(self._ask.scores(images)), self.num_classes, self.label_mode
         )
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProgramCall:
     """How a program is asked about images of ``spec``; ``output`` names the one with the scores."""
 
     program: Program
@@ -131,51 +131,53 @@ def make_program_teacher(
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
     _require_room(program, spec)
-    asking = Asked(program, spec, Normalise(config.mean, config.std, spec.shape[0], program.device))
-    asking, end, beside_label = _with_output(asking, output, config.num_classes)
-    first_look(program.source, asking.scores, spec)
-    scores_NK = _look(asking)
+    call = ProgramCall(
+        program, spec, Normalise(config.mean, config.std, spec.shape[0], program.device)
+    )
+    call, end, beside_label = _with_output(call, output, config.num_classes)
+    first_look(program.source, call.scores, spec)
+    scores_NK = _look(call)
     require_class_order(program.source, scores_NK)
     if beside_label and output is None:
-        require_of_class_1(program.source, scores_NK, asking.output)
+        require_of_class_1(program.source, scores_NK, call.output)
     form = settle_form(program.source, scores_NK, answers, end)
     says = f"the answers of {program.source} are for"
     classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
-    teacher = ProgramTeacher(asking, classes, form)
+    teacher = ProgramTeacher(call, classes, form)
     notes = [f"answers are {form} (--teacher.answers)"] if answers == "auto" else []
-    if output is None and asking.output not in ("0", "output"):
-        notes.append(f"output {asking.output} (--teacher.output)")
+    if output is None and call.output not in ("0", "output"):
+        notes.append(f"output {call.output} (--teacher.output)")
     teacher.info = replace(teacher.info, inferred=tuple(notes))
     return teacher
 
 
 def _with_output(
-    asking: Asked, wanted: str | None, classes: int | None
-) -> tuple[Asked, End | None, bool]:
+    call: ProgramCall, wanted: str | None, classes: int | None
+) -> tuple[ProgramCall, End | None, bool]:
     """The program asked for one output, that output's last operation, and if labels are beside
     it.
     """
-    source = asking.program.source
-    x_BCHW = next(check_images(asking.spec))
-    shape = as_text(asking.spec.shape)
+    source = call.program.source
+    x_BCHW = next(check_images(call.spec))
+    shape = as_text(call.spec.shape)
     with blaming(f"{source}: does not take an image of shape {shape}", UserError, first_line):
-        outputs, batch = asking.every_output(x_BCHW)
+        outputs, batch = call.every_output(x_BCHW)
     name = choose_output(source, outputs, batch, wanted, classes)
-    ends = asking.program.ends
+    ends = call.program.ends
     end = ends[list(outputs).index(name)] if len(ends) == len(outputs) else None
     others = [value for key, value in outputs.items() if key != name]
     beside_label = any(map(holds_whole_numbers, others))
-    return replace(asking, output=name), end, beside_label
+    return replace(call, output=name), end, beside_label
 
 
-def _look(asking: Asked) -> Tensor:
+def _look(call: ProgramCall) -> Tensor:
     """Scores of check images, of fewer where the program is slow."""
-    images = list(check_images(asking.spec))
-    at_once = min(asking.program.least, asking.program.most or asking.program.least)
+    images = list(check_images(call.spec))
+    at_once = min(call.program.least, call.program.most or call.program.least)
     scores = list[Tensor]()
     began = time.perf_counter()
     while images and (not scores or time.perf_counter() - began < LOOK_SECONDS):
-        scores.append(asking.scores(torch.cat(images[:at_once])))
+        scores.append(call.scores(torch.cat(images[:at_once])))
         images = images[at_once:]
     scores_NK = torch.cat(scores)
     # some programs divide by the deviation of an image, which is zero for a plain colour

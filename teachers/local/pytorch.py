@@ -205,13 +205,13 @@ def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
     """The scaling of pixels that the file's metadata state and no flag replaces."""
     changes = any(card.mean or ()) or any(number != 1 for number in card.std or ())
     if flagged_scale(config) is None and changes:
-        yield f"mean {_shown(card.mean)} (--teacher.mean)"
-        yield f"std {_shown(card.std)} (--teacher.std)"
+        yield f"mean {_joined(card.mean)} (--teacher.mean)"
+        yield f"std {_joined(card.std)} (--teacher.std)"
     if config.bounds is None and card.bounds not in (None, (0.0, 1.0)):
-        yield f"bounds {_shown(card.bounds)} (--teacher.bounds)"
+        yield f"bounds {_joined(card.bounds)} (--teacher.bounds)"
 
 
-def _shown(numbers: Sequence[float] | None) -> str:
+def _joined(numbers: Sequence[float] | None) -> str:
     return ",".join(f"{number:g}" for number in numbers or ()) or "none"
 
 

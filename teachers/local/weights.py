@@ -74,23 +74,23 @@ class Card:
         architecture has no meaning here, and neither have ``bounds``, ``mean`` and ``std``: it is
         unknown whether the network gets pixels scaled by them.
         """
-        ours = _is_ours(metadata.get("arch", ""))
+        ours = "arch" in metadata and _is_ours(metadata["arch"])
         values: dict[str, Any] = {}
         for name, kind in get_type_hints(cls, include_extras=True).items():
             text = metadata.get(name)
             if text is None or (name in (*SCALING, "arch") and not ours):
                 continue
-            try:
+            if name in TEXTS:
                 values[name] = text
-                if name not in TEXTS:
-                    values[name] = TypeAdapter(kind).validate_json(text, strict=True)
+                continue
+            try:
+                values[name] = TypeAdapter(kind).validate_json(text, strict=True)
             except ValidationError as error:
-                del values[name]
                 if ours:
                     problem = f"{error.errors()[0]['msg']}, but it is {text[:80]!r}"
                     raise UserError(f"{path}: its metadata {name}: {problem}") from None
-        names = [field.name for field in fields(cls)]
-        return cls(**values), tuple(name for name in names if name in metadata.keys() - values)
+        unused = metadata.keys() - values
+        return cls(**values), tuple(f.name for f in fields(cls) if f.name in unused)
 
 
 def _is_ours(arch: str) -> bool:

@@ -143,16 +143,16 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
     path = f"/v2/models/{quote(options.model, safe='')}"
     path += f"/versions/{quote(options.version, safe='')}" if options.version is not None else ""
     endpoint.get("/v2/health/ready")
-    metadata = _asked(endpoint, path)
+    metadata = _object_at(endpoint, path)
     endpoint.get(f"{path}/ready")
-    extensions = _asked(endpoint, "/v2").get("extensions")
+    extensions = _object_at(endpoint, "/v2").get("extensions")
     announced = Announced.read(metadata.get("parameters"))
     image = _choose("input", _tensors(metadata, "inputs"), options.input)
     output = _choose("output", _tensors(metadata, "outputs"), options.output)
     _require_numbers(output)
     most: object = None
     with suppress(UserError):  # only some servers have it
-        most = _asked(endpoint, f"{path}/config").get("max_batch_size")
+        most = _object_at(endpoint, f"{path}/config").get("max_batch_size")
     order = announced.layout if options.layout == "auto" else options.layout
     layout = find_layout(image.shape, config.shape, order, literal=type(most) is int and most == 0)
     axis = _has_batch_axis(output, layout)
@@ -175,7 +175,7 @@ def read_model(endpoint: Endpoint, options: V2Options, config: TeacherConfig) ->
     )
 
 
-def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
+def _object_at(endpoint: Endpoint, path: str) -> dict[str, Any]:
     """The JSON object at a path; UserError for anything else."""
     reply = endpoint.get(path)
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dfme.config.messages import did_you_mean
 from dfme.errors import Unusable
-from dfme.teachers.remote.json_bodies import as_number, shown
+from dfme.teachers.remote.json_bodies import as_number, excerpt
 
 _MAX_CLASSES = 10_000_000
 _MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
@@ -41,7 +41,7 @@ class ClassNames:
         close = isinstance(text, str) and len(text) * len(self) < _MAX_COMPARED
         hint = did_you_mean(str(text), self.names) if close else ""
         raise Unusable(
-            f"{self.option}: expected one of the {len(self)} given, got {shown(name)}{hint}",
+            f"{self.option}: expected one of the {len(self)} given, got {excerpt(name)}{hint}",
             "unknown class",
         )
 
@@ -55,11 +55,11 @@ class ClassNames:
             number = self.index(name)
             if number in scores:
                 raise Unusable(
-                    f"expected each class once, got {shown(name)} twice", "a class twice"
+                    f"expected each class once, got {excerpt(name)} twice", "a class twice"
                 )
             if not isinstance(score, int | float) or isinstance(score, bool):
                 raise Unusable(
-                    f"expected a number as the score of {shown(name)}, got {shown(score)}",
+                    f"expected a number as the score of {excerpt(name)}, got {excerpt(score)}",
                     "no numbers",
                 )
             try:

@@ -53,7 +53,7 @@ def parse(body: bytes) -> object:
         raise Unusable(text, "no JSON") from None
 
 
-def shown(value: object) -> str:
+def excerpt(value: object) -> str:
     """Text that a service sent, short enough for a message and with nothing unprintable in it."""
     text = repr(value)
     if isinstance(value, list | dict):
@@ -101,7 +101,7 @@ def table(rows: list[object], classes: int) -> Array:
                 hint = "; a binary model's one score wants --teacher.num-classes 2, a class number "
                 hint += "form: number"
             raise Unusable(
-                f"expected {classes} scores for each image, got {shown(row)}{hint}", "wrong shape"
+                f"expected {classes} scores for each image, got {excerpt(row)}{hint}", "wrong shape"
             )
         numbered.append(_numbers(row))
     try:
@@ -118,7 +118,7 @@ def _numbers(row: list[object]) -> list[object]:
     row = [as_number(item) for item in row]
     odd = [item for item in row if type(item) not in _NUMBERS]
     if odd:
-        raise Unusable(f"expected numbers as scores, got {shown(odd[0])}", "no numbers")
+        raise Unusable(f"expected numbers as scores, got {excerpt(odd[0])}", "no numbers")
     return row
 
 
@@ -165,7 +165,7 @@ def read_label(value: object, classes: int) -> int:
         )
     elif isinstance(value, str):
         cure = ": what is a text wants form: name, with the texts as classes"
-    what = f"expected a class number from 0 to {classes - 1}, got {shown(value)}{cure}"
+    what = f"expected a class number from 0 to {classes - 1}, got {excerpt(value)}{cure}"
     if cure:
         what += "; then start a new run, since this one read the numbers before as counted from 0"
     raise Unusable(what, WRONG_NUMBER)

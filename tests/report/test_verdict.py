@@ -84,13 +84,11 @@ def test_no_order_is_better_and_of_equals_none_keeps_more_names(classes: int) ->
         labels, teacher = (
             item.repeat(table_KK.ravel()) for item in np.indices(table_KK.shape).reshape(2, -1)
         )
-        result, gained = (
-            best_order(labels, teacher, classes),
-            table_KK[range(classes), orders].sum(1),
-        )
+        result = best_order(labels, teacher, classes)
+        gained = table_KK[range(classes), orders].sum(1)
         assert table_KK[range(classes), result].sum() == gained.max()
-        recorded = (orders[gained == gained.max()] == range(classes)).sum(1)
-        assert (result == range(classes)).sum() == recorded.max()
+        most_kept = (orders[gained == gained.max()] == range(classes)).sum(1)
+        assert (result == range(classes)).sum() == most_kept.max()
 
 
 def test_a_clone_is_scored_under_the_best_renaming_on_images_that_it_was_not_found_on() -> None:

@@ -5,15 +5,20 @@ import pickle
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from refusals import Harm
 from torch import nn
 
 from dfme.nets.files import save_module
 from dfme.teachers.local.weights import Card
+
+near = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+"""Asserts that two tensors are equal but for the rounding of another order of operations."""
 
 
 @contextmanager

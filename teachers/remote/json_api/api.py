@@ -28,7 +28,7 @@ from dfme.teachers.remote.json_api.adapter_file import (
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
 from dfme.teachers.remote.json_api.reading import AnswerReader
 from dfme.teachers.remote.json_api.template import JsonPath, fill_images, with_environment
-from dfme.teachers.remote.json_bodies import NUMBER, ROOM, dump, numbers, parse, shown
+from dfme.teachers.remote.json_bodies import NUMBER, ROOM, dump, excerpt, numbers, parse
 from dfme.teachers.remote.pictures import png
 from dfme.teachers.remote.secrets import Secrets, read_secrets
 from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher
@@ -116,7 +116,7 @@ class JsonAdapter(Adapter):
         """Each image's part of an answer. Unusable, with the service's words, if there is none."""
         error = self._error.first(document)
         if isinstance(error, str) and error.strip():
-            raise Unusable(f"expected an answer, got the error {shown(error)}", "an error")
+            raise Unusable(f"expected an answer, got the error {excerpt(error)}", "an error")
         if document is None:
             raise Unusable("expected an answer, got null", "no answer")
         try:

@@ -18,10 +18,10 @@ from dfme.teachers.remote.json_api.description import AnswerForm
 from dfme.teachers.remote.json_api.template import JsonPath
 from dfme.teachers.remote.json_bodies import (
     as_number,
+    excerpt,
     lone_scores,
     read_label,
     settle,
-    shown,
     table,
     two_columns,
 )
@@ -141,7 +141,7 @@ class AnswerReader:
             return [(self._label.values(entry)[0], self._score.values(entry)[0]) for entry in value]
         what = "an object" if self._form == "mapping" else "a list of objects"
         raise Unusable(
-            f"expected {what} with the scores of an image, got {shown(value)}", "no answer"
+            f"expected {what} with the scores of an image, got {excerpt(value)}", "no answer"
         )
 
     def _parallel(self, value: object) -> list[tuple[object, object]]:
@@ -217,6 +217,6 @@ def _items(path: JsonPath, value: object) -> list[object]:
         return items
     if not isinstance(items[0], list):
         raise Unusable(
-            f"{path.key}: expected a list at {path.text!r}, got {shown(items[0])}", "no answer"
+            f"{path.key}: expected a list at {path.text!r}, got {excerpt(items[0])}", "no answer"
         )
     return items[0]

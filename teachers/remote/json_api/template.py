@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from dfme.errors import Unusable, UserError
-from dfme.teachers.remote.json_bodies import shown
+from dfme.teachers.remote.json_bodies import excerpt
 
 _STEP = re.compile(
     r"\.?(?P<name>[^\W\d][\w-]*)|\.?(?P<number>\d{1,6})(?!\w)"
@@ -113,7 +113,7 @@ class JsonPath:
         raise self._nothing(f"nothing at {str(step)!r}", value)
 
     def _nothing(self, what: str, value: object) -> Unusable:
-        return Unusable(f"{self.key}: {self.text!r} found {what} in {shown(value)}", "no answer")
+        return Unusable(f"{self.key}: {self.text!r} found {what} in {excerpt(value)}", "no answer")
 
 
 IMAGE = "${image}"

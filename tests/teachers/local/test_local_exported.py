@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_folders import near
 from refusals import Harm, refused
 from torch import Tensor, nn
 
@@ -84,17 +85,12 @@ def test_a_saved_network_answers_as_it_does_in_python(tmp_path: Path, kind: str)
     x_BCHW = torch.rand(7, *SHAPE, requires_grad=True)
     normal_BCHW = (x_BCHW - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     answer_BK = teacher(x_BCHW)
-    torch.testing.assert_close(answer_BK, answers(module, normal_BCHW), rtol=1e-5, atol=1e-5)
+    near(answer_BK, answers(module, normal_BCHW))
     assert not answer_BK.requires_grad
-    torch.testing.assert_close(teacher(x_BCHW[:1]), answer_BK[:1].detach(), rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW[:1]), answer_BK[:1].detach())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert all(torch.equal(teacher(x_BCHW), answer_BK) for _ in range(4))
-    torch.testing.assert_close(
-        load(kind, path, shape=SHAPE, label_mode=None)(x_BCHW),
-        answers(module, x_BCHW).softmax(1),
-        rtol=1e-5,
-        atol=1e-5,
-    )
+    near(load(kind, path, shape=SHAPE, label_mode=None)(x_BCHW), answers(module, x_BCHW).softmax(1))
 
 
 @pytest.mark.parametrize("kind", ALL_SAVERS)
@@ -104,7 +100,7 @@ def test_probabilities_and_a_lone_output(tmp_path: Path, kind: str) -> None:
     x_BCHW = torch.rand(3, *SHAPE)
     for said in ({"answers": "probabilities"}, {}):
         teacher = load(kind, path, said, shape=SHAPE, label_mode="probabilities")
-        torch.testing.assert_close(teacher(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+        near(teacher(x_BCHW), answers(module, x_BCHW))
     refused(
         "say --teacher.answers probabilities", load, kind, path, {"answers": "logits"}, shape=SHAPE
     )
@@ -115,7 +111,7 @@ def test_probabilities_and_a_lone_output(tmp_path: Path, kind: str) -> None:
     for said in ({"answers": "probabilities"}, {}):
         teacher = load(kind, path, said, shape=SHAPE, label_mode="probabilities")
         two_BK = torch.cat([1 - p_B1, p_B1], 1)
-        torch.testing.assert_close(teacher(x_BCHW), two_BK, rtol=1e-5, atol=1e-5)
+        near(teacher(x_BCHW), two_BK)
 
 
 class Ending(nn.Module):
@@ -192,11 +188,9 @@ def test_of_two_outputs_the_scores_are_named(tmp_path: Path, kind: str) -> None:
     name = asked.partition("192), ")[2].partition(" (B, 5)")[0]
     x_BCHW = torch.rand(3, *SHAPE)
     for options, classes in (({"output": name}, None), ({}, 5)):
-        torch.testing.assert_close(
+        near(
             load(kind, path, options, shape=SHAPE, num_classes=classes)(x_BCHW),
             answers(module.net, x_BCHW),
-            rtol=1e-5,
-            atol=1e-5,
         )
 
 
@@ -255,7 +249,7 @@ def test_the_batches_that_a_program_takes(
     assert teacher.info.max_batch == most
     oracle = Oracle(teacher, Ledger(100))
     x_BCHW = torch.rand(11, *SHAPE)  # the last part is smaller than the program takes
-    torch.testing.assert_close(oracle(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5)
+    near(oracle(x_BCHW), answers(module, x_BCHW))
     assert oracle.ledger.spent == 11
 
 
@@ -268,9 +262,7 @@ def test_a_program_of_any_size_must_be_told_which(tmp_path: Path) -> None:
     path = export(tmp_path / "net.pt2", module, (dict(zip((0, 2, 3), dims, strict=True)),))
     refused("C,H,W = 3,?,?", load, "pt2", path)
     x_BCHW = torch.rand(2, 3, 5, 6)
-    torch.testing.assert_close(
-        load("pt2", path, shape=(3, 5, 6))(x_BCHW), answers(module, x_BCHW), rtol=1e-5, atol=1e-5
-    )
+    near(load("pt2", path, shape=(3, 5, 6))(x_BCHW), answers(module, x_BCHW))
 
 
 class Bytes(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_folders import edit, no_config, no_network, no_weights, pickled_weights, spoil
+from model_folders import edit, near, no_config, no_network, no_weights, pickled_weights, spoil
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -101,15 +101,10 @@ def test_a_folder_answers_as_the_model_behind_its_preprocessor(
     x_BCHW = torch.rand(3, *shape)
     with torch.no_grad():
         expected = model((x_BCHW - mean) / std).logits
-        torch.testing.assert_close(
-            load(folder, mean=(0.0,), std=(1.0,))(x_BCHW),
-            model(x_BCHW).logits,
-            rtol=1e-5,
-            atol=1e-5,
-        )
-    torch.testing.assert_close(teacher(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+        near(load(folder, mean=(0.0,), std=(1.0,))(x_BCHW), model(x_BCHW).logits)
+    near(teacher(x_BCHW), expected)
     wide = load(folder, bounds=(0.0, 255.0), label_mode="probabilities")
-    torch.testing.assert_close(wide(x_BCHW * 255), expected.softmax(1), rtol=1e-5, atol=1e-5)
+    near(wide(x_BCHW * 255), expected.softmax(1))
 
 
 OFFSET = {**PLAIN, "do_center_crop": False, "rescale_factor": 1 / 127.5, "rescale_offset": True}
@@ -149,7 +144,7 @@ def test_bytes_through_the_real_processor(vit: Path, case: str) -> None:
     with torch.no_grad():
         expected = model(pixels).logits
     x_BCHW = torch.from_numpy(bytes_BHWC).permute(0, 3, 1, 2) / 255
-    torch.testing.assert_close(load(vit)(x_BCHW), expected, rtol=1e-5, atol=1e-5)
+    near(load(vit)(x_BCHW), expected)
 
 
 def test_a_size_without_end_takes_no_memory(vit: Path) -> None:
@@ -173,7 +168,7 @@ def test_one_output_is_a_logit_where_that_is_said(vit: Path) -> None:
     teacher = load(vit, num_classes=2, mean=(0.0,), std=(1.0,))
     with torch.no_grad():
         z_BK = torch.cat([torch.zeros(2, 1), model(x_BCHW).logits], 1)
-    torch.testing.assert_close(teacher(x_BCHW), z_BK, rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW), z_BK)
 
 
 def test_weights_in_parts(models: dict[str, tuple[Path, nn.Module]], vit: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_folders import near
 from refusals import refused
 from torch import Tensor
 
@@ -79,11 +80,11 @@ def test_a_fixed_batch_is_filled_up_and_its_rows_dropped(tmp_path: Path) -> None
     assert teacher.info.max_batch == 4
     oracle = Oracle(teacher, Ledger(100))
     x_BCHW = torch.rand(10, 3, 2, 2)  # 4, 4 and 2
-    torch.testing.assert_close(oracle(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    near(oracle(x_BCHW), truth(x_BCHW))
     assert oracle.ledger.spent == 10
     smaller = load(tmp_path / "m.onnx", max_batch=3)
     assert smaller.info.max_batch == 3
-    torch.testing.assert_close(smaller(x_BCHW[:3]), truth(x_BCHW[:3]), rtol=1e-5, atol=1e-5)
+    near(smaller(x_BCHW[:3]), truth(x_BCHW[:3]))
 
 
 @pytest.mark.parametrize("layout", ["auto", "nhwc"])
@@ -91,7 +92,7 @@ def test_channels_last(tmp_path: Path, layout: str) -> None:
     teacher = load(linear(tmp_path / "m.onnx", ("n", 2, 2, 3), nhwc=True), {"layout": layout})
     assert teacher.spec.shape == (3, 2, 2)
     x_BCHW = torch.rand(3, 3, 2, 2)
-    torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW), truth(x_BCHW))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_the_order_of_the_axes_is_told_by_their_sizes(
     teacher = load(linear(tmp_path / "m.onnx", axes, nhwc=nhwc), shape=given)
     assert teacher.spec.shape == (given or (1, 1, 12))
     x_BCHW = torch.rand(3, *teacher.spec.shape)
-    torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW), truth(x_BCHW))
 
 
 def test_bytes_are_the_levels_of_the_wire(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_bytes_are_the_levels_of_the_wire(tmp_path: Path) -> None:
 def test_half_precision_is_cast_in_and_out(tmp_path: Path) -> None:
     teacher = load(linear(tmp_path / "m.onnx", kind=onnx.TensorProto.FLOAT16))
     x_BCHW = torch.rand(2, 3, 2, 2).half().float()
-    torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW), truth(x_BCHW))
     assert teacher(x_BCHW).dtype == torch.float32
 
 
@@ -168,7 +169,7 @@ def test_names(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", end="Softmax")
     teacher = load(path, {"input": "image", "output": "scores"})
     x_BCHW = torch.rand(3, 3, 2, 2)
-    torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW), truth(x_BCHW))
     refused("did you mean image", load, path, {"input": "imag"})
     refused("ended, scores, best", load, path, {"output": "score"})
     refused("best holds no scores", load, path, {"output": "best"})
@@ -203,12 +204,7 @@ def test_weights_beside_the_model_and_nowhere_else(tmp_path: Path) -> None:
     for place in (tmp_path, folder):
         (place / "w.bin").write_bytes(WEIGHT.tobytes())
     x_BCHW = torch.rand(2, 3, 2, 2)
-    torch.testing.assert_close(
-        load(with_external_weights(folder / "m.onnx", "w.bin"))(x_BCHW),
-        truth(x_BCHW),
-        rtol=1e-5,
-        atol=1e-5,
-    )
+    near(load(with_external_weights(folder / "m.onnx", "w.bin"))(x_BCHW), truth(x_BCHW))
     (folder / "link.bin").symlink_to(tmp_path / "w.bin")
     for location in ("../w.bin", str(tmp_path / "w.bin"), "link.bin"):
         refused("xternal data", load, with_external_weights(folder / "m.onnx", location))
@@ -265,7 +261,7 @@ def test_a_gpu_that_onnxruntime_cannot_use_is_said(
         TeacherConfig(kind="onnx", label_mode="logits"), options, torch.device("cuda")
     )
     x_BCHW = torch.rand(2, 3, 2, 2)
-    torch.testing.assert_close(teacher(x_BCHW), truth(x_BCHW), rtol=1e-5, atol=1e-5)
+    near(teacher(x_BCHW), truth(x_BCHW))
     assert ["has no CUDA" in record.getMessage() for record in caplog.records] == [True]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_folders import no_config, no_network, no_weights, pickled_weights, spoil
+from model_folders import near, no_config, no_network, no_weights, pickled_weights, spoil
 from refusals import Harm, refused
 from torch import nn
 
@@ -76,15 +76,11 @@ def test_a_folder_answers_as_the_network(
     x_BCHW = torch.rand(2, *shape)
     with torch.no_grad():
         expected = model((x_BCHW - 0.4) / 0.3)
-        torch.testing.assert_close(teacher(x_BCHW), expected, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(
-            load(folder, mean=(0.0,), std=(1.0,))(x_BCHW), model(x_BCHW), rtol=1e-5, atol=1e-5
-        )
-    torch.testing.assert_close(
+        near(teacher(x_BCHW), expected)
+        near(load(folder, mean=(0.0,), std=(1.0,))(x_BCHW), model(x_BCHW))
+    near(
         load(folder, bounds=(-1.0, 1.0), label_mode="probabilities")(x_BCHW * 2 - 1),
         expected.softmax(1),
-        rtol=1e-5,
-        atol=1e-5,
     )
 
 
@@ -100,9 +96,7 @@ def test_the_older_layout_without_a_pretrained_cfg(
     assert teacher.spec.shape == (1, 64, 64)
     x_BCHW = torch.rand(2, 1, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(
-            teacher(x_BCHW), model((x_BCHW - 0.5) / 0.5), rtol=1e-5, atol=1e-5
-        )
+        near(teacher(x_BCHW), model((x_BCHW - 0.5) / 0.5))
 
 
 def test_the_pooling_is_the_one_that_was_trained_with(tmp_path: Path) -> None:
@@ -117,17 +111,13 @@ def test_the_pooling_is_the_one_that_was_trained_with(tmp_path: Path) -> None:
     x_BCHW = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         expected = model((x_BCHW - 0.4) / 0.3)
-    torch.testing.assert_close(
-        load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5
-    )
+    near(load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected)
     del config["model_args"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     refused("its global_pool is 'max', but what it describes is built with 'avg'", load, tmp_path)
     config["pretrained_cfg"]["global_pool"] = "max"  # which timm itself reads
     (tmp_path / "config.json").write_text(json.dumps(config))
-    torch.testing.assert_close(
-        load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected, rtol=1e-5, atol=1e-5
-    )
+    near(load(tmp_path, shape=(3, 64, 64))(x_BCHW), expected)
 
 
 def test_what_is_given_must_fit_the_folder(models: dict[str, tuple[Path, nn.Module]]) -> None:
@@ -139,7 +129,7 @@ def test_what_is_given_must_fit_the_folder(models: dict[str, tuple[Path, nn.Modu
     teacher = load(resnet, shape=(1, 48, 48), mean=(0.0,), std=(1.0,))  # which takes any size
     x_BCHW = torch.rand(2, 1, 48, 48)
     with torch.no_grad():
-        torch.testing.assert_close(teacher(x_BCHW), model(x_BCHW), rtol=1e-5, atol=1e-5)
+        near(teacher(x_BCHW), model(x_BCHW))
 
 
 def harmful(folder: Path) -> str:
