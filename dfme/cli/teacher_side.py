@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfme import teachers
-from dfme.audits.audit.model import Metering
+from dfme.audits.audit.result import Metering
 from dfme.config.defences import Facts, parse_defences, stated
 from dfme.config.detectors import NEED_FEATURES
 from dfme.config.messages import Problem

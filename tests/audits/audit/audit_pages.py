@@ -10,13 +10,27 @@ from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit.page import write_page
+from dfme.audits.audit.result import audit_result
 
+CHOSEN = ("schema", "from", "profile", "transfer", "per", "state", "kind")
+"""Keys with few values, which nobody writes a text of their own into; ``kind`` of a teacher has any.
+"""
 SAMPLE = Path(__file__).with_name("audit_sample.json").read_text(encoding="utf-8")
 
 
 def audit() -> dict[str, Any]:
     """All of it, read anew, so that a test may change it."""
     return json.loads(SAMPLE)  # type: ignore[no-any-return]
+
+
+def hostile(value: Any, mark: str, key: str = "") -> Any:
+    """An audit whose every free text ends in a mark."""
+    if isinstance(value, dict):
+        return {name: hostile(part, mark, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [hostile(part, mark, key) for part in value]
+    chosen = key in CHOSEN and value != "torch"
+    return f"{value}{mark}" if isinstance(value, str) and not chosen else value
 
 
 @dataclass
@@ -80,7 +94,7 @@ class Page(HTMLParser):
 
 def page_of(told: dict[str, Any], folder: Path) -> Page:
     """The page, and ``behind`` it the appendix."""
-    path = write_page(told, folder / "audit.html")
+    path = write_page(audit_result(told), folder / "audit.html")
     page = Page(behind=Page())
     for each, file in ((page, path), (page.behind, path.with_name("appendix.html"))):
         each.feed(file.read_text(encoding="utf-8"))

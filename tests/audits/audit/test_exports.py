@@ -13,17 +13,17 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 import yaml
-from audit_pages import audit, page_of
+from audit_pages import audit, hostile, page_of
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from junitparser import JUnitXml
 from processes import PROJECT
 
-from dfme.audits.audit import page as page_module
 from dfme.audits.audit.controls import controls
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
 from dfme.audits.audit.options import AuditConfig, budget_of, limits
 from dfme.audits.audit.quota import TERMS, sheet
+from dfme.audits.audit.result import audit_result, document
 from dfme.cli import report
 from dfme.errors import RunError
 
@@ -33,16 +33,21 @@ HOSTILE = "\x00\x1b[2J<![CDATA[]]>&\"'\u202e\uffff\r\n</testcase>\U0001f600 ../{
 RULES = ["copy-90", "labels-only", "no-alarm", "output-detail"]
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module, "curves", lambda told, alarms=False: [])
-    monkeypatch.setattr(page_module, "pareto", lambda told: None)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def of(**changed: Any) -> dict[str, Any]:
     """The sample without limits, and parts of its own."""
     return audit() | {"verdicts": []} | changed
+
+
+def controls_of(told: dict[str, Any]) -> list[dict[str, Any]]:
+    return [document(row) for row in controls(audit_result(told))]
+
+
+def quota_of(told: dict[str, Any], checked: str | None) -> dict[str, Any] | None:
+    quota = sheet(audit_result(told), checked)
+    return document(quota) if quota else None
 
 
 def judged(limit: str, wanted: float, holds: bool | None) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def advised(place: str, effect: str = "9 points of agreement less") -> list[dict
 
 def levels(told: dict[str, Any]) -> dict[str, str]:
     """Level of each rule in a file that the published schema accepts."""
-    found = sarif(told)
+    found = sarif(audit_result(told))
     jsonschema.validate(found, SARIF, format_checker=jsonschema.FormatChecker())
     (run,) = found["runs"]
     rules = run["tool"]["driver"]["rules"]
@@ -91,7 +96,7 @@ def held(told: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and outcome of each test case, as junitparser reads them; its counts are those of the
     file.
     """
-    text = junit(told)
+    text = junit(audit_result(told))
     root = ElementTree.fromstring(text)
     assert root.tag == "testsuites"
     for each in root.iter():
@@ -141,7 +146,7 @@ def test_the_place_is_a_relative_address_and_figures_are_the_audits() -> None:
     ).items():
         told["target"]["place"] = place
         levels(told)
-        first, labels, alarm, detail = sarif(told)["runs"][0]["results"]
+        first, labels, alarm, detail = sarif(audit_result(told))["runs"][0]["results"]
         assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
     assert first["properties"]["queries"] == [2000, 1000, 2000]
     assert labels["properties"]["best_agreement"]["mean"] == 0.7423
@@ -187,7 +192,7 @@ def test_what_failed_is_an_error_what_was_not_run_is_skipped_and_a_known_failure
 
 def test_the_part_of_a_bill_of_materials_fits_its_schema_and_says_prices() -> None:
     told = of()
-    found = bom(told, "ab" * 32)
+    found = bom(audit_result(told), "ab" * 32)
     assert CDX.validate_str(json.dumps(found)) is None
     assert CDX.validate_str(json.dumps(found | {"specVersion": 1})) is not None, "it does look"
     (model,) = found["components"]
@@ -202,7 +207,7 @@ def test_the_part_of_a_bill_of_materials_fits_its_schema_and_says_prices() -> No
 
 
 def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
-    rows = {row["control"]: row for row in controls(audit())}
+    rows = {row["control"]: row for row in controls_of(audit())}
     catalogues = [["11.2.2", "11.3.3", "12.2.4"], ["AML.M0002", "AML.M0004", "AML.M0024"]]
     assert [*rows] == [*catalogues[0], *catalogues[1], "model extraction", "art. 15(5)"]
     assert all(row["version"] and re.search(r"20\d\d", row["date"]) for row in rows.values())
@@ -213,7 +218,7 @@ def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
         "cells/" + audit()["price"][0]["cells"][0],
     )
     (unknown,) = [
-        row for row in controls(audit() | {"recognition": None}) if row["control"] == "11.3.3"
+        row for row in controls_of(audit() | {"recognition": None}) if row["control"] == "11.3.3"
     ]
     assert (unknown["figure"], unknown["dir"]) == (None, None)
     assert {row["dir"] for row in rows.values()} <= {cell["dir"] for cell in audit()["cells"]} | {
@@ -251,9 +256,9 @@ def curved(curves: Curves, per: str = "day", checked: float | None = None) -> di
         name for name in curves if name == "b"
     ]  # on labels, which scores tell
     told["price"][2]["cells"] = []  # the other attacker's on scores
-    told["quota"] = sheet(told, "check")
-    told["controls"] = controls(told)
-    return json.loads(json.dumps(told))  # type: ignore[no-any-return]
+    told["quota"] = quota_of(told, "check")
+    told["controls"] = controls_of(told)
+    return told
 
 
 @pytest.mark.parametrize(
@@ -287,7 +292,7 @@ def test_the_attack_under_a_quota_stands_beside_what_was_promised_and_takes_it_b
         assert quota["checked"] == {"cell": "check", "agreement": got, "holds": holds}
         assert ("DOES NOT HOLD" in quota["text"][1], bool(quota["lines"])) == (not holds, holds)
     assert curved(curves)["quota"]["checked"] is None
-    assert sheet(of(), None) is None, "nobody asked"
+    assert quota_of(of(), None) is None, "nobody asked"
 
 
 @pytest.mark.parametrize("per", TERMS)
@@ -328,23 +333,13 @@ def test_the_jobs_of_the_page_say_limits_that_can_fail_and_upload_what_is_writte
     (stated,) = re.findall(r"--acceptable (\S+)", command)
     assert limits(stated.split(","), budget_of(AuditConfig()))
     kept = gitlab["extraction"]["artifacts"]
-    written = {f"audit/{path.name}" for path in write_all(of(), tmp_path)}
+    written = {f"audit/{path.name}" for path in write_all(audit_result(of()), tmp_path)}
     assert {kept["reports"]["junit"], *kept["paths"]} == written | {"audit/audit.json"}
 
 
-def spoilt(part: Any) -> Any:
-    """Every text in it with what is special somewhere."""
-    values = [spoilt(each) for each in part] if isinstance(part, list) else part
-    return f"{part}{HOSTILE}" if isinstance(part, str) else values
-
-
 def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:
-    text = json.dumps(of(verdicts=[judged("agreement", 0.9, False)]))
-    every = json.loads(
-        text, object_hook=lambda part: {name: spoilt(each) for name, each in part.items()}
-    )
-    told = every | {"schema": audit()["schema"]}
-    write_all(told, tmp_path)
+    told = hostile(of(verdicts=[judged("agreement", 0.9, False)]), HOSTILE)
+    write_all(audit_result(told), tmp_path)
     levels(told)
     assert held(told)
     assert CDX.validate_str((tmp_path / "audit.cdx.json").read_text()) is None

@@ -141,7 +141,7 @@ def test_honest_accounts_take_the_time_of_images_that_detectors_look_at() -> Non
     assert found.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
     assert (plan.accounts, plan_of(["--profile", "standard"]).accounts) == (6, 20)
     assert plan_of(["--evaluation.dataset", "none", "--teacher.shape", "1,8,8"]).accounts == 0
-    images = SCORED + plan.halves["held_back"]
+    images = SCORED + plan.held_back
     asked = 3 * images * 0.001 * (1 + len(plan.texts))
     billed = found.seconds["to bill honest users"]
     assert bool(plan.texts) == bool(billed)

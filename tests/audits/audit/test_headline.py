@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
+from dfme.audits.audit.attacks import HonestBill, WatchedAttack, WatchedAttacks
+from dfme.audits.audit.copies import Twin
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import GATES, commands, headline, what_it_does_not_tell
 from dfme.audits.audit.options import limits
@@ -15,6 +17,7 @@ from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
+from dfme.measured import HonestStream, StreamBill
 from dfme.methods.configs import KnockoffConfig
 from dfme.report.facts import LEVELS
 
@@ -83,12 +86,13 @@ def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
     told = outcome("frugal_text", "probabilities", 0, REACHED)
     usual = outcome("frugal", "probabilities", 0, LOW)
     first = headline(found(usual, replace(told, cell=replace(told.cell, job=job))), (0,))
-    assert (first["attacker"], first["knows"]) == ("frugal_text", "text")
-    assert "costs an attacker who knows that it is for text 850 queries" in first["sentences"][0]
+    assert (first.attacker, first.knows) == ("frugal_text", "text")
+    assert "costs an attacker who knows that it is for text 850 queries" in first.sentences[0]
 
 
-def bill(row: str, l1: float) -> dict[str, Any]:
-    return {"row": row, "held_out": {"l1_mean": l1, "accuracy_drop": 0.0}}
+def bill(row: str, l1: float) -> HonestBill:
+    held_out = StreamBill(answered=359, l1_mean=l1, accuracy_drop=0.0)
+    return HonestBill(row, row, {}, held_out, held_out, StreamBill(answered=0), {}, 0.0)
 
 
 def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
@@ -97,9 +101,9 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     labels = [outcome("frugal", "label", seed, LOW) for seed in (0, 1, 2)]
     of = found(*weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)])
     told = headline(of, (0, 1, 2))
-    figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
-    assert figures == ["frugal", [850] * 3, 850, 1.275]
-    price, like, hard = told["sentences"]
+    figures = (told.attacker, told.queries, told.median, told.cost)
+    assert figures == ("frugal", [850] * 3, 850, 1.275)
+    price, like, hard = told.sentences
     assert like.startswith(
         "The price for somebody with images like yours is not known: no such attack"
     )
@@ -119,18 +123,19 @@ def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -
     modes = {"probabilities": LOW, "probabilities:2": ((3000, 0.6),), "label": REACHED}
     of = found(*(outcome("frugal", mode, 0, curve) for mode, curve in modes.items()))
     told = headline(of, (0,))
-    assert (told["mode"], told["queries"], told["best_agreement"]["mean"]) == ("label", [850], 0.94)
-    assert "costs 850 queries, by labels alone (1.27" in told["sentences"][0]
-    best = {name: score.mean for name, _, score, _ in of.switches()}
+    assert told.best_agreement
+    assert (told.mode, told.queries, told.best_agreement.mean) == ("label", [850], 0.94)
+    assert "costs 850 queries, by labels alone (1.27" in told.sentences[0]
+    best = {switch.name: switch.agreement.mean for switch in of.switches()}
     assert best == {"none": 0.94, "probabilities:2": 0.94, "label": 0.94}
-    assert advice(of, None)[0]["text"] == NOTHING
+    assert advice(of, None)[0].text == NOTHING
     (verdict,) = of.verdicts({"agreement": 0.8})
-    assert (verdict["value"], verdict["pass"]) == (0.94, False)
+    assert (verdict.value, verdict.holds) == (0.94, False)
     unfinished = outcome("frugal", "label", 0, None)
     (verdict,) = found(outcome("frugal", "probabilities", 0, LOW), unfinished).verdicts(
         {"agreement": 0.8}
     )
-    assert verdict["pass"] is None, "labels might have done better"
+    assert verdict.holds is None, "labels might have done better"
 
 
 @pytest.mark.parametrize(
@@ -167,9 +172,9 @@ def test_seeds_that_get_there_and_seeds_that_do_not(
         *(outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(curves))
     )
     told = headline(of, range(len(curves)))
-    assert told["median"] == median
-    assert words in told["sentences"][0]
-    assert len(told["sentences"]) == 3
+    assert told.median == median
+    assert words in told.sentences[0]
+    assert len(told.sentences) == 3
 
 
 def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_switch() -> None:
@@ -181,32 +186,30 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
     ]
     of = found(*runs, bills=[bill("none", 0.0), bill("label", 0.04)])
     told = headline(of, (0,))
-    assert (told["attacker"], told["median"], told["labels"]["best_agreement"]["mean"]) == (
-        "frugal",
-        850,
-        0.75,
-    )
-    assert [(each["mode"], each["attacker"], each["median"]) for each in told["like"]] == [
+    assert told.labels
+    assert told.labels.best_agreement
+    assert (told.attacker, told.median, told.labels.best_agreement.mean) == ("frugal", 850, 0.75)
+    assert [(price.mode, price.attacker, price.median) for price in told.like] == [
         ("probabilities", "knockoff", 179),
         ("label", "knockoff", None),
     ]
-    assert told["sentences"][1] == (
+    assert told.sentences[1] == (
         "Somebody with 179 images like yours needs 179 queries for such a copy (0.27 at your "
         "price). If your "
         "model answered labels alone, this attacker would make a copy that agrees on 83.0% after "
         "179 queries."
     )
     (line,) = advice(of, None)
-    assert "the best copy then agrees on 75.0% (94.0% before)." in line["text"]
-    assert "somebody with images like yours agrees on 83.0% (97.0% before)." in line["text"]
-    assert [point["agreement"] for point in of.pareto()] == [0.94, 0.75]
+    assert "the best copy then agrees on 75.0% (94.0% before)." in line.text
+    assert "somebody with images like yours agrees on 83.0% (97.0% before)." in line.text
+    assert [point.agreement for point in of.pareto()] == [0.94, 0.75]
 
 
 def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
     fail = outcome("frugal", "probabilities", 0, ((3000, 0.115),))
     first, like, _ = headline(
         found(fail, outcome("knockoff", "probabilities", 0, ((179, 0.83),))), (0,)
-    )["sentences"]
+    ).sentences
     assert first == (
         "No attack without images copied your model: after 3,000 queries the best copy agrees on "
         "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these "
@@ -216,9 +219,9 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
     assert like == (
         "Somebody with 179 images like yours makes a copy that agrees on 83.0% after 179 queries."
     )
-    better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))[
-        "sentences"
-    ][0]
+    better = headline(
+        found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,)
+    ).sentences[0]
     assert better.startswith("No attack without images made a copy"), "Wilson: 0.117 to 0.191"
     assert better.endswith("not that the model is safe.")
 
@@ -241,13 +244,13 @@ def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
     bills = [bill(*pair) for pair in paid.items()]
     of = found(bare, labels, defended=tried, bills=bills)
     lines = advice(of, None)
-    assert [each["from"] for each in lines] == ["defences.1", "price.1", "defences.2"]
-    assert [each["effect"].split()[0] for each in lines] == ["44.0", "19.0", "19.0"]
-    assert "Switch on mad" in lines[0]["text"]
-    assert "50.0% (94.0% before). Your users' answers change by 1.00 on average" in lines[0]["text"]
+    assert [line.place for line in lines] == ["defences.1", "price.1", "defences.2"]
+    assert [line.effect.split()[0] for line in lines] == ["44.0", "19.0", "19.0"]
+    assert "Switch on mad" in lines[0].text
+    assert "50.0% (94.0% before). Your users' answers change by 1.00 on average" in lines[0].text
     names = ["none", "mad", "grad2", "lattice", "quota:images=800", "label"]
-    assert [point["name"] for point in of.pareto()] == names
-    assert [point["name"] for point in of.pareto() if point["dominated"]] == ["grad2", "lattice"]
+    assert [point.name for point in of.pareto()] == names
+    assert [point.name for point in of.pareto() if point.dominated] == ["grad2", "lattice"]
 
 
 def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
@@ -255,7 +258,7 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     labels = outcome("frugal", "label", 0, ((3000, 0.92),))
     bare = outcome("frugal", "probabilities", 0, REACHED)
     told = advice(found(bare, labels, defended=[bare, same]), None)
-    assert [each["text"] for each in told] == [NOTHING]
+    assert [line.text for line in told] == [NOTHING]
     spread = [
         ((3000, 0.99),),
         ((3000, 0.70),),
@@ -265,21 +268,59 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
         outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(spread)
     ]
     label_seeds = [outcome("frugal", "label", seed, ((3000, 0.80),)) for seed in range(3)]
-    assert advice(found(*bare_seeds, *label_seeds), None)[0]["text"] == NOTHING
-    assert advice(found(bare), None)[0]["text"] == UNTRIED, (
+    assert advice(found(*bare_seeds, *label_seeds), None)[0].text == NOTHING
+    assert advice(found(bare), None)[0].text == UNTRIED, (
         "a service, whose switches nobody could try"
     )
 
 
-def alarm(detector: str, first: int | None, share: float | None, **other: Any) -> dict[str, Any]:
-    told = {"detector": detector, "row": "frugal", "mode": "probabilities", "defence": "none"}
-    return {**told, "first_alarm": first, "agreement_at_alarm": share, **other}
+def alarm(
+    detector: str,
+    first: int | None,
+    share: float | None,
+    mode: str = "probabilities",
+    defence: str = "none",
+) -> WatchedAttack:
+    return WatchedAttack(
+        cell="a",
+        row="frugal",
+        mode=mode,
+        defence=defence,
+        seed=0,
+        detector=detector,
+        images=3000,
+        first_alarm=first,
+        largest=None,
+        largest_600=None,
+        agreement_at_alarm=share,
+    )
 
 
-def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
-    counts = {"sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms}
-    counts["per_10000_upper"] = 168 + alarms
-    return {"detector": detector, "stream": name, **counts}
+def stream(detector: str, name: str, alarms: int) -> HonestStream:
+    return HonestStream(
+        stream=name,
+        detector=detector,
+        sessions=20,
+        units=180,
+        sessions_with_alarm=alarms,
+        queries=12_000,
+        alarms=alarms,
+        per_10000=0.0,
+        per_10000_upper=168.0 + alarms,
+    )
+
+
+def watched(benign: list[HonestStream], attacks: list[WatchedAttack]) -> WatchedAttacks:
+    return WatchedAttacks(
+        detectors=[],
+        session=600,
+        calibration_images=180,
+        measuring_images=180,
+        benign=benign,
+        benign_largest={},
+        left_out={},
+        attacks=attacks,
+    )
 
 
 def test_the_command_is_what_makes_an_audit_again() -> None:
@@ -296,8 +337,8 @@ def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> 
     _, line = found(
         outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")
     ).price
-    told = [line[name] for name in ("state", "cells", "mean", "reason")]
-    assert told == ["not applicable", [], None, "it needs"]
+    told = (line.state, line.cells, line.mean, line.reason)
+    assert told == ("not applicable", [], None, "it needs")
 
 
 def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
@@ -309,7 +350,7 @@ def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
         bare = outcome(row, "probabilities", 0, REACHED)
         of = found(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
         (line,) = advice(of, None)
-        assert ([line["text"]] == texts) if texts else line["text"].startswith(f"Switch on {gate}")
+        assert ([line.text] == texts) if texts else line.text.startswith(f"Switch on {gate}")
         assert (GATES in what_it_does_not_tell(of, 1, True)) == (row == "frugal")
 
 
@@ -320,15 +361,15 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     benign.append(stream("pairs", "corrupted", 0))
     attacks = [alarm("pairs", 120, 0.31), alarm("pairs", 400, 0.52), alarm("labels", 48, 0.1)]
     attacks += [alarm("sprt", 3, 0.1), alarm("prada", None, None), alarm("prada", 9, 0.1)]
-    (line,) = advice(of, {"benign": benign, "attacks": attacks})
-    assert line["from"] == "detection.attacks.1"
-    assert line["effect"].startswith("42.0 points")
-    assert "after 400 queries, when the copy agreed on 52.0% (in the end on 94.0%)." in line["text"]
-    assert "false alarm: none of 40; at most 168 alarms in 10,000 queries," in line["text"]
-    (line,) = advice(of, {"benign": benign, "attacks": attacks[2:]})
-    assert "false alarm: 7 of 20 (corrupted); at most 175" in line["text"]
+    (line,) = advice(of, watched(benign, attacks))
+    assert line.place == "detection.attacks.1"
+    assert line.effect.startswith("42.0 points")
+    assert "after 400 queries, when the copy agreed on 52.0% (in the end on 94.0%)." in line.text
+    assert "false alarm: none of 40; at most 168 alarms in 10,000 queries," in line.text
+    (line,) = advice(of, watched(benign, attacks[2:]))
+    assert "false alarm: 7 of 20 (corrupted); at most 175" in line.text
     other = [alarm("pairs", 5, 0.1, defence="mad"), alarm("pairs", 5, 0.1, mode="label")]
-    assert advice(of, {"benign": benign, "attacks": other})[0]["text"] == NOTHING
+    assert advice(of, watched(benign, other))[0].text == NOTHING
 
 
 def test_a_limit_is_held_against_the_worst_attack() -> None:
@@ -341,13 +382,13 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
     asked = limits(
         ["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000
     )
-    told = {each["limit"]: (each["value"], each["pass"]) for each in of.verdicts(asked)}
+    told = {verdict.limit: (verdict.value, verdict.holds) for verdict in of.verdicts(asked)}
     assert told.pop("agreement") == (0.96, False)
     assert [*told.values()] == [(700, False), (3000, True), (700, True)]
     (never,) = found(outcome("dfme", "probabilities", 0, LOW)).verdicts({"queries_to_90": 3000})
-    assert (never["value"], never["pass"]) == (None, True)
+    assert (never.value, never.holds) == (None, True)
     (unknown,) = found(outcome("dfme", "probabilities", 0, None)).verdicts({"queries_to_90": 3000})
-    assert (unknown["pass"], "no attack has finished; the outcome of dfme" in unknown["text"]) == (
+    assert (unknown.holds, "no attack has finished; the outcome of dfme" in unknown.text) == (
         None,
         True,
     )
@@ -356,11 +397,11 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
         outcome("frugal", "probabilities", 1, None),
     ]
     holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
-    assert (holds["pass"], fails["pass"]) == (
+    assert (holds.holds, fails.holds) == (
         None,
         False,
     )  # a failed attack may have been a better one
-    assert holds["text"].endswith(
+    assert holds.text.endswith(
         "these failed; the outcome of frugal-probabilities-3k-seed1 is not known."
     )
     with pytest.raises(UserError, match="cannot be decided"):
@@ -371,6 +412,6 @@ def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
     of = found(
         *(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None)))
     )
-    (line,) = of.games({"agreement": 0.969})["advantage"]
-    assert line["values"] == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
-    assert of.games(None)["advantage"] == []
+    (line,) = of.games(Twin(0.969, None, "twin")).advantage
+    assert line.values == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
+    assert of.games(None).advantage == []

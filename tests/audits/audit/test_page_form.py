@@ -4,10 +4,9 @@ import base64
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from audit_pages import Page, audit, page_of
+from audit_pages import Page, audit, hostile, page_of
 
 HOSTILE = "<script src=//evil.example/x></script><img src=x onerror=go()>\"'&$x^{${{7*7}}{spent}"
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
@@ -88,23 +87,13 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
     assert not re.search(r"(price|defences|pareto|attacks)\.\d", page.text), "no key of the JSON"
 
 
-def hostile(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: hostile(each, name) for name, each in value.items()}
-    if isinstance(value, list):
-        return [hostile(each, key) for each in value]
-    return (
-        f"{value}{HOSTILE}" if isinstance(value, str) and key not in ("schema", "from") else value
-    )
-
-
 def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -> None:
     sheets = {
         "samples": "//evil.example/x.png",
         "disagreements": PICTURE,
         "<b>x": f'{PICTURE}" a="b',
     }
-    told = hostile(audit()) | {"pictures": sheets}
+    told = hostile(audit(), HOSTILE) | {"pictures": sheets}
     told["differences"]["shown"][0]["image"] = PICTURE
     attacked = page_of(told, tmp_path)
     for bad, good in ((attacked, page), (attacked.behind, page.behind)):

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 from audit_pages import audit, page_of
 
-from dfme.audits.audit import page as page_module
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module, "curves", lambda told, alarms=False: [])
-    monkeypatch.setattr(page_module, "pareto", lambda told: None)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_images_that_differ_stand_with_both_answers_or_there_is_a_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Adversarial images: the optimum of a linear model, the ball and the bounds."""
 
-import math
 from typing import Any
 
 import pytest
@@ -9,6 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import small_net
 
+from dfme.audits.audit.attacks import Interval
+from dfme.audits.audit.copies import SourceKind, TransferRow
 from dfme.audits.audit.transfer import ATTACKS, Surrogate, adversarial, eps_of, gains, measure
 from dfme.spec import ImageSpec
 
@@ -132,21 +133,30 @@ def test_success_is_counted_and_random_signs_are_asked_once():
     assert asked == [(name, eps, 40) for name, times in (("random signs", 1), ("clone: a, b", 3))
                      for eps in (0.05, 0.1, 0.2) for _ in range(times)]  # fmt: skip
     assert len(rows) == 2 * 3 * 3
-    assert {(row["source"], row["success"]) for row in rows} == {
+    assert {(row.source, row.success) for row in rows} == {
         ("random signs", 0.5),
         ("clone: a, b", 0.75),
     }
-    assert rows[-1]["interval"] == pytest.approx([0.598, 0.858], abs=1e-3)  # Wilson of 30 of 40
-    assert not any(math.isnan(row["eps"]) or "logits" in row for row in rows)
+    assert rows[-1].interval == pytest.approx([0.598, 0.858], abs=1e-3)  # Wilson of 30 of 40
+    assert {row.eps for row in rows} == {0.05, 0.1, 0.2}
 
 
 def test_the_gain_is_over_the_best_stranger_and_not_over_the_teacher():
-    def row(source: str, kind: str, success: float, attack: str = "pgd20") -> dict[str, Any]:
-        return {"source": source, "kind": kind, "attack": attack, "eps": 0.1, "success": success}
+    def row(source: str, kind: SourceKind, success: float, attack: str = "pgd20") -> TransferRow:
+        return TransferRow(
+            source=source,
+            kind=kind,
+            agreement=None,
+            attack=attack,
+            eps=0.1,
+            success=success,
+            images=100,
+            interval=Interval(0.0, 1.0),
+        )
 
     rows = [row("random signs", "stranger", 0.03), row("twin", "stranger", 0.15)]
     rows += [row("twin", "stranger", 0.9, "fgsm"), row("teacher", "ceiling", 0.77)]
     rows.append(row("clone: a", "clone", 0.54))
     (found,) = gains(rows)
-    assert (found["source"], found["attack"], found["over"]) == ("clone: a", "pgd20", "twin")
-    assert found["gain"] == pytest.approx(0.39)
+    assert (found.source, found.attack, found.over) == ("clone: a", "pgd20", "twin")
+    assert found.gain == pytest.approx(0.39)
