@@ -92,11 +92,11 @@ class Page(HTMLParser):
         return rows[1:]
 
 
-def page_of(told: dict[str, Any], folder: Path) -> Page:
+def page_of(content: dict[str, Any], folder: Path) -> Page:
     """The page, and ``behind`` it the appendix."""
-    path = write_page(audit_result(told), folder / "audit.html")
+    path = write_page(audit_result(content), folder / "audit.html")
     page = Page(behind=Page())
-    for each, file in ((page, path), (page.behind, path.with_name("appendix.html"))):
-        each.feed(file.read_text(encoding="utf-8"))
-        assert each._open == []
+    for parsed, file in ((page, path), (page.behind, path.with_name("appendix.html"))):
+        parsed.feed(file.read_text(encoding="utf-8"))
+        assert parsed._open == []
     return page

@@ -34,16 +34,18 @@ def test_the_interval_is_a_bootstrap_over_sessions_and_seeds() -> None:
     rng = random.Random(5)
     benign = [rng.gauss(0, 1) for _ in range(30)]
     single = {seed: [rng.gauss(1, 1)] for seed in range(12)}
-    found = auroc(single, benign)[1]
+    result = auroc(single, benign)[1]
     again = []
     for _ in range(1_000):  # by another generator, one session after the other
         attacks = [single[rng.randrange(12)][0] for _ in range(12)]
         again.append(brute(attacks, [rng.choice(benign) for _ in range(30)]))
     again.sort()
-    assert found == pytest.approx([again[25], again[974]], abs=0.02)
-    assert found == auroc(single, benign)[1]
+    assert result == pytest.approx([again[25], again[974]], abs=0.02)
+    assert result == auroc(single, benign)[1]
     # four cells of one seed are one unit: they tell no more than one of them
-    assert auroc({seed: own * 4 for seed, own in single.items()}, benign)[1] == pytest.approx(found)
+    assert auroc({seed: own * 4 for seed, own in single.items()}, benign)[1] == pytest.approx(
+        result
+    )
 
 
 def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
@@ -121,13 +123,13 @@ def test_what_the_copy_was_worth_is_read_off_its_curve(
 def test_cells_and_streams_are_joined() -> None:
     watches = {"a": watch(255, 0.5), "b": watch(1_500, 0.3), "c": watch(None, None)}
     cells = [cell(name, seed, CURVE) for seed, name in enumerate("abcd")]
-    found = joined(MEASURED, cells, watches, 0.11)
-    assert replace(found, attacks=(), auroc=()) == MEASURED
-    assert [attack.cell for attack in found.attacks] == ["a", "b", "c"]
-    first = found.attacks[0]
+    result = joined(MEASURED, cells, watches, 0.11)
+    assert replace(result, attacks=(), auroc=()) == MEASURED
+    assert [attack.cell for attack in result.attacks] == ["a", "b", "c"]
+    first = result.attacks[0]
     told = (first.row, first.detector, first.images, first.largest_600)
     assert told == ("dfme", "pairs", 3_000, 0.5)
-    plain, corrupted = found.auroc
+    plain, corrupted = result.auroc
     assert (plain.row, plain.detector, plain.stream) == ("dfme", "pairs", "random order")
     assert plain.auroc == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)
     # no session of cell c was long enough

@@ -38,7 +38,7 @@ def test_figures_are_those_of_sums_over_classes_and_images():
     rng = torch.Generator().manual_seed(1)
     scores, other = (torch.randn(50, 6, generator=rng) for _ in range(2))
     p = other.softmax(1)
-    found, teacher, copy = (
+    result, teacher, copy = (
         figures(p, P, scores),
         p.double().tolist(),
         scores.double().softmax(1).tolist(),
@@ -49,12 +49,12 @@ def test_figures_are_those_of_sums_over_classes_and_images():
         l1 += sum(abs(x - y) for x, y in zip(one, two, strict=True))
         order, own = (sorted(range(6), key=lambda k: -of[k]) for of in (one, two))
         equal, top3 = equal + (order[0] == own[0]), top3 + (set(order[:3]) == set(own[:3]))
-    assert found.kl == pytest.approx(kl / 50, rel=1e-6)
-    assert found.l1 == pytest.approx(l1 / 50, rel=1e-6)
-    assert (found.agreement, found.top3_equal) == (equal / 50, top3 / 50)
+    assert result.kl == pytest.approx(kl / 50, rel=1e-6)
+    assert result.l1 == pytest.approx(l1 / 50, rel=1e-6)
+    assert (result.agreement, result.top3_equal) == (equal / 50, top3 / 50)
     assert 0 < top3 < 50
     by_logits = figures(other, LabelMode("logits"), scores)
-    assert astuple(by_logits) == pytest.approx(astuple(found), rel=1e-5)
+    assert astuple(by_logits) == pytest.approx(astuple(result), rel=1e-5)
 
 
 def test_answers_that_hide_scores_give_none_where_one_is_needed():
@@ -88,19 +88,19 @@ def test_one_copy_by_hand():
     labels = torch.tensor(
         [0, 1, 1, 0, 0, 0]
     )  # the teacher is wrong on the last three and on the second
-    found = fidelity(CELL, teacher, LABEL, 5 * torch.eye(3)[copy], labels, ("a", "b", "c"))
-    assert (found.images, found.agreement) == (6, 4 / 6)
-    assert found.table == [[1, 1, 0], [0, 2, 0], [1, 0, 1]]
-    assert found.per_class == [
+    result = fidelity(CELL, teacher, LABEL, 5 * torch.eye(3)[copy], labels, ("a", "b", "c"))
+    assert (result.images, result.agreement) == (6, 4 / 6)
+    assert result.table == [[1, 1, 0], [0, 2, 0], [1, 0, 1]]
+    assert result.per_class == [
         ClassAgreement(0, "a", 2, 0.5),
         ClassAgreement(1, "b", 2, 1.0),
         ClassAgreement(2, "c", 2, 0.5),
     ]
-    assert found.where_wrong
-    assert (found.where_wrong.images, found.where_wrong.same) == (4, 2)
+    assert result.where_wrong
+    assert (result.where_wrong.images, result.where_wrong.same) == (4, 2)
     wilson_of_2_of_4 = pytest.approx((0.150, 0.850), abs=1e-3)
-    assert found.where_wrong.interval == wilson_of_2_of_4
-    assert found.interval == pytest.approx((0.300, 0.903), abs=1e-3)  # and of 4 of 6
+    assert result.where_wrong.interval == wilson_of_2_of_4
+    assert result.interval == pytest.approx((0.300, 0.903), abs=1e-3)  # and of 4 of 6
     never_wrong = fidelity(CELL, teacher, LABEL, torch.eye(3)[copy], teacher)
     assert never_wrong.where_wrong == WhereWrong(0, 0, None)
 
@@ -109,9 +109,9 @@ def test_the_interval_of_a_calibration_error_is_that_of_the_binomial_it_is_drawn
     """All scores .8 and 120 of 200 right: the error of a draw is |Binomial(200, .6) / 200 - .8|."""
     p = torch.tensor([[0.8, 0.2]], dtype=torch.float64).repeat(200, 1)
     labels = torch.tensor([0] * 120 + [1] * 80)
-    found = calibration(p, labels)
+    result = calibration(p, labels)
     drawn = np.abs(np.random.default_rng(0).binomial(200, 0.6, 200_000) / 200 - 0.8)
-    assert found.value == pytest.approx(0.2)
+    assert result.value == pytest.approx(0.2)
     quantiles = tuple(np.quantile(drawn, [0.025, 0.975]))
-    assert found.interval == pytest.approx(quantiles, abs=0.0101)
-    assert calibration(p, labels) == found
+    assert result.interval == pytest.approx(quantiles, abs=0.0101)
+    assert calibration(p, labels) == result
