@@ -33,12 +33,12 @@ def differences(
     differ_M = (top_N != copied_N).nonzero()[:, 0]
     count = min(MAX_SHOWN, len(differ_M))
     picked_S = differ_M[torch.arange(count) * len(differ_M) // max(1, count)]
-    shown = list[DifferentAnswer]()
+    pictures = list[DifferentAnswer]()
     pictures_SCHW = pick(evaluation.images, picked_S).cpu() if count else ()
     for place, x_CHW in zip(picked_S.tolist(), pictures_SCHW, strict=True):
         classes = names[int(top_N[place])], names[int(copied_N[place])]
-        shown.append(DifferentAnswer(_address(x_CHW, copy.spec), *classes))
-    return Differences(row, len(top_N), len(differ_M), shown)
+        pictures.append(DifferentAnswer(_address(x_CHW, copy.spec), *classes))
+    return Differences(row, len(top_N), len(differ_M), pictures)
 
 
 def pick(images: Tensor | ImageSet, places_S: Tensor) -> Tensor:

@@ -101,13 +101,13 @@ def examine(
             compared = answers, evaluation.mode, scores_NK
             rows.setdefault((cell.row, cell.mode), []).append(figures(*compared))
             if cell.pictured:
-                shown = differences(evaluation, net, answers, scores_NK, cell.row)
-                examination = replace(examination, differences=shown)
+                picture = differences(evaluation, net, answers, scores_NK, cell.row)
+                examination = replace(examination, differences=picture)
             if cell.examined_in_full:
                 copies = copies or _Copies(evaluation, answers)
                 copies.nets.append(net)
-                own = fidelity(cell, *compared, evaluation.labels, evaluation.class_names)
-                copies.fidelity.append(own)
+                names = evaluation.class_names
+                copies.fidelity.append(fidelity(cell, *compared, evaluation.labels, names))
         examination = replace(examination, fidelity_seeds=_over_seeds(rows))
         if copies is None:
             return _left_out(examination, "no copy was scored on an evaluation set")
@@ -118,12 +118,12 @@ def examine(
         if not (is_local(job) if transfer is None else transfer):
             return _left_out(examination, NOT_ASKED if transfer is None else "--transfer false")
         sources = _sources(copies, job, box, examination.twin)
-        asked = _ask(copies, sources, job, folder, tell, brief)
+        attacks = _ask(copies, sources, job, folder, tell, brief)
     return replace(
         examination,
         fidelity=copies.fidelity,
-        transfer=asked,
-        asked=examination.asked + asked.asked,
+        transfer=attacks,
+        asked=examination.asked + attacks.asked,
     )
 
 

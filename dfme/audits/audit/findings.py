@@ -313,11 +313,11 @@ class Findings:
 
     def _cell(self, outcome: Outcome, cell: Cell) -> CellResult:
         summary = self.summaries.get(cell.name, {})
-        asked = self.ledgers.get(cell.name)
+        totals = self.ledgers.get(cell.name)
         figures = outcome.figures
         agreement = figures.agreement if figures else None
         watch = (summary.get("watch") or {}).get("detectors") or {}
-        spent = None if asked is None else asked.spent
+        spent = None if totals is None else totals.spent
         return CellResult(
             name=cell.name,
             row=cell.row,
@@ -336,7 +336,7 @@ class Findings:
             curve=[CurvePoint(*point) for point in figures.curve] if figures else [],
             alarms={detector: statistics["first_alarm"] for detector, statistics in watch.items()},
             config_hash=summary.get("config_hash"),
-            requests=None if asked is None else asked.requests,
+            requests=None if totals is None else totals.requests,
             steps_seconds=figures.seconds if figures else None,
             cost=self.cost(spent),
         )
@@ -375,14 +375,14 @@ def has_images(cell: Cell) -> bool:
     return str(getattr(cell.job.method_config, "pool", PROCEDURAL)) != PROCEDURAL
 
 
-def _dominates(one: ParetoPoint, other: ParetoPoint) -> bool:
+def _dominates(point: ParetoPoint, other: ParetoPoint) -> bool:
     """True if a point is nowhere worse and somewhere better, in what is known of both; the price
     must be.
     """
     pairs = (
-        (one.l1_mean, other.l1_mean),
-        (one.accuracy_drop, other.accuracy_drop),
-        (one.agreement, other.agreement),
+        (point.l1_mean, other.l1_mean),
+        (point.accuracy_drop, other.accuracy_drop),
+        (point.agreement, other.agreement),
     )
-    less = [left - right for left, right in pairs if left is not None and right is not None]
-    return len(less) > 1 and max(less) <= 0 and min(less) < 0
+    more = [figure - rival for figure, rival in pairs if figure is not None and rival is not None]
+    return len(more) > 1 and max(more) <= 0 and min(more) < 0

@@ -77,10 +77,10 @@ class Forecast:
         parts = ", ".join(
             f"{duration(seconds)} {part}" for part, seconds in self.seconds.items() if seconds >= 1
         )
-        whole = sum(self.seconds.values())
-        text = f"about {duration(whole)} on this machine: {parts}"
+        total = sum(self.seconds.values())
+        text = f"about {duration(total)} on this machine: {parts}"
         text += shorter(
-            whole, "a smaller --budget, fewer --student-steps, --attackers or --defences"
+            total, "a smaller --budget, fewer --student-steps, --attackers or --defences"
         )
         text = text if parts else "the time is not known: no attack is left here to be rehearsed"
         if self.asking:
@@ -181,7 +181,7 @@ def _seconds(
     A step of an adversarial image takes about as long as one of training on it.
     """
     step, answer = rehearsal.of_image[0] if rehearsal.of_image else (0.0, 0.0)
-    whole = rehearsal.scored + plan.held_back
+    images = rehearsal.scored + plan.held_back
     steps = sum(attack.steps for attack in ATTACKS.values()) / len(ATTACKS)
     # two of the sources are no students: random signs and the teacher
     by_students = steps * (transfer - 2 * of_source)
@@ -194,7 +194,7 @@ def _seconds(
         by_teacher += BACKWARD * steps * of_source
     return {
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
-        "to bill honest users": owner.billing_seconds(len(plan.texts), whole, answer),
+        "to bill honest users": owner.billing_seconds(len(plan.texts), images, answer),
         "to watch honest accounts": _watching(plan, rehearsal, answer, owner),
         "to try to recognise the copies": LOOKED_AT * answer if plan.config.references else 0.0,
         "to examine the copies": by_students * step + by_teacher * answer,

@@ -244,14 +244,14 @@ def _second(findings: Findings, labels: LabelsPrice | None) -> str:
         return f"If your model answered labels alone, such a copy would cost {price}{change}."
     seeds = len(labels.queries)
     copies = sum(count is not None for count in labels.queries)
-    made = f"no attack {_without_images(findings)}made"
+    outcome = f"no attack {_without_images(findings)}made"
     if copies:
-        made = f"only {copies} of {best.count} runs made"
+        outcome = f"only {copies} of {best.count} runs made"
     if best.count < seeds:
-        made += f" ({seeds - best.count} failed)"
+        outcome += f" ({seeds - best.count} failed)"
     agrees = _shares(findings, best.mean, labels.balanced)
     within = f"such a copy within {findings.budget:,} queries: the best copy agrees on {agrees}"
-    return f"From labels alone, {made} {within}{change}."
+    return f"From labels alone, {outcome} {within}{change}."
 
 
 def what_it_does_not_tell(findings: Findings, seeds: int, local: bool) -> list[str]:

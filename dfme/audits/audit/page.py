@@ -113,14 +113,14 @@ def _first(audit: AuditResult) -> dict[str, Any]:
     """What the page shows beside the audit itself: a figure for all seeds, of the answers as
     deployed.
     """
-    shown = audit.differences.shown if audit.differences else ()
+    pictures = audit.differences.shown if audit.differences else ()
     return {
         "prices": [*_prices(audit.price), *_constant_row(audit)],
         "curves": curves(audit, {audit.target.label_mode, "label"}),
         "points": [PointRow(name_of(point), kind_of(point), point) for point in audit.pareto],
         "pareto": pareto(audit),
         "alarms": [*_alarms(audit)],
-        "shown": [picture for picture in shown if SHEET.fullmatch(picture.image)],
+        "shown": [picture for picture in pictures if SHEET.fullmatch(picture.image)],
     }
 
 
@@ -155,14 +155,14 @@ def _constant_row(audit: AuditResult) -> Iterator[PriceRow]:
 
 def _of_seeds(counts: Sequence[int | None], never: str) -> str:
     """Median over seeds, and how many are known, if not all."""
-    known = sum(count is not None for count in counts)
+    reached = sum(count is not None for count in counts)
     middle = middle_of(counts)
     if middle is None:
-        text = f"in {known} of {len(counts)}" if known else never
-    elif known == len(counts):
+        text = f"in {reached} of {len(counts)}" if reached else never
+    elif reached == len(counts):
         text = f"{middle:,.0f}"
     else:
-        text = f"{middle:,.0f} ({known} of {len(counts)})"
+        text = f"{middle:,.0f} ({reached} of {len(counts)})"
     return text.replace(" ", FIXED)
 
 
@@ -181,9 +181,9 @@ def _alarms(audit: AuditResult) -> Iterator[AlarmRow]:
     worst = {stream.detector: stream for stream in benign}
     for (detector, row), attacks in groups.items():
         text = _of_seeds([attack.first_alarm for attack in attacks], "never")
-        shares = [attack.agreement_at_alarm for attack in attacks]
-        known = [share for share in shares if share is not None]
-        worth = median(known) if known else None
+        at_alarm = (attack.agreement_at_alarm for attack in attacks)
+        shares = [share for share in at_alarm if share is not None]
+        worth = median(shares) if shares else None
         yield AlarmRow(detector, row, text, worth, worst.get(detector))
 
 
@@ -276,9 +276,9 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
 
 
 def _facts(audit: AuditResult) -> PageTable:
-    rows = [Fact(label, in_words(form, audit)) for label, form in FACTS.items()]
-    known = [row for row in rows if row.figure not in ("", UNKNOWN)]
-    return table("What was audited, and how", known, {"What": "{what}", "Figure": "{figure}"}, 2)
+    facts = [Fact(label, in_words(form, audit)) for label, form in FACTS.items()]
+    rows = [fact for fact in facts if fact.figure not in ("", UNKNOWN)]
+    return table("What was audited, and how", rows, {"What": "{what}", "Figure": "{figure}"}, 2)
 
 
 def _attackers(audit: AuditResult) -> Iterator[AttackerRow]:
@@ -298,5 +298,5 @@ def _least_followed(copies: Sequence[Fidelity]) -> list[ClassRow]:
         rows += [ClassRow(copy, of_class) for of_class in copy.per_class]
     answered = [row.of_class for row in rows if row.of_class.agreement is not None]
     least = sorted(answered, key=lambda of_class: of_class.agreement or 0.0)
-    shown = list(dict.fromkeys(of_class.number for of_class in least))[:MAX_SHOWN]
-    return [row for row in rows if row.of_class.number in shown]
+    numbers = list(dict.fromkeys(of_class.number for of_class in least))[:MAX_SHOWN]
+    return [row for row in rows if row.of_class.number in numbers]

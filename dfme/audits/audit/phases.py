@@ -1,4 +1,4 @@
-"""What an audit's phases leave on file: their seconds, and results that are kept."""
+"""What an audit's phases leave on file: their seconds, and results that are record."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ def cached(
     """Return the result on file for a key; make and store it where there is none, or ``anew``.
     RunError, in one line, for a file that does not fit the form.
     """
-    kept = read_object(path)
-    if anew or kept.get("of") != [*key] or "found" not in kept:
+    record = read_object(path)
+    if anew or record.get("of") != [*key] or "found" not in record:
         content = json.dumps(document(make()), allow_nan=False)
-        kept = {"of": [*key], "found": json.loads(content)}
-        write_text(path, json.dumps(kept, indent=1) + "\n")
-    return parse(form, kept["found"], path.name)
+        record = {"of": [*key], "found": json.loads(content)}
+        write_text(path, json.dumps(record, indent=1) + "\n")
+    return parse(form, record["found"], path.name)

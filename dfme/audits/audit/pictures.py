@@ -123,8 +123,8 @@ def _money(axes: Axes, price: float | None, lines: Sequence[PriceLine]) -> None:
     for level in LEVELS:
         counts = [line.queries_to.get(f"{level:g}") or [None] for line in lines]
         medians = [middle_of(queries) for queries in counts]
-        if known := [count for count in medians if count is not None]:
-            costs[level] = f"{min(known) * price / 1000:,.2f}"
+        if reached := [count for count in medians if count is not None]:
+            costs[level] = f"{min(reached) * price / 1000:,.2f}"
     right = axes.twinx()
     right.set(ylim=axes.get_ylim(), yticks=list(costs), yticklabels=list(costs.values()))
     right.tick_params(labelsize=7.5)

@@ -12,16 +12,16 @@ COPY_LEVEL = f"{COPY:g}"
 
 
 class SeedMean(NamedTuple):
-    """Mean and deviation over seeds; None where they are not known."""
+    """Mean and deviation over seeds; None where they are not seeds."""
 
     mean: float | None
     sd: float | None
 
 
 def over_seeds(values: Sequence[float | None]) -> SeedMean:
-    """Of the values there are, each None where it is not known."""
-    known = spread(values)
-    return SeedMean(None, None) if known is None else SeedMean(known.mean, known.sd)
+    """Of the values there are, each None where it is not seeds."""
+    seeds = spread(values)
+    return SeedMean(None, None) if seeds is None else SeedMean(seeds.mean, seeds.sd)
 
 
 def to_copy(line: PriceLine, level: str = COPY_LEVEL) -> list[int | None]:

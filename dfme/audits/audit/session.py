@@ -74,17 +74,17 @@ def audit(
     make_folder(plan.out / "examined")
     make_folder(plan.out / "cells" / SHARED)
     lock = DirectoryLock(plan.out)
-    whole = False
+    finished = False
     try:
         write_text(plan.out / OPTIONS, on_record(dump_yaml(plan.options), plan.out))
-        whole = work.run()
+        finished = work.run()
     finally:
         line.close()
         lock.close()
-        if not whole:
+        if not finished:
             remedy = "when no cell runs any more, go on with"
             line.note(f"stopped; all that was paid is kept; {remedy}:\n  {command}")
-    if not whole:
+    if not finished:
         return 0 if plan.config.engine == "commands" else STOPPED
     result = work.result
     lines = [*result.headline.sentences, *(f"- {advice.text}" for advice in result.advice)]
@@ -183,9 +183,9 @@ class Audit:
             for name, phase in phases.items():
                 began = time.monotonic()
                 self._line.note(f"-- {name}")
-                done = phase()
+                outcome = phase()
                 record_seconds(self._plan.out, name, time.monotonic() - began)
-                if done is False:
+                if outcome is False:
                     return False
                 self._write(finished=phase == self._examine)
                 self._line.note(f"   {time.monotonic() - began:.1f} s")
@@ -247,7 +247,7 @@ class Audit:
             return None
         cell = next(cell for cell in self.result.cells if cell.name == quota.cell)
         answers = cell.answers if cell.mode == plan.label_mode else cell.mode
-        asked = replace(
+        config = replace(
             plan.first.config,
             methods=(cell.row,),
             seeds=(cell.seed,),
@@ -257,7 +257,7 @@ class Audit:
         )
 
         def make() -> Session:
-            return self._session(replace(plan.planned(asked), stem="quota"))
+            return self._session(replace(plan.planned(config), stem="quota"))
 
         session = self._tried("the quota, by an attack under it", make)
         if session is None:
@@ -282,11 +282,11 @@ class Audit:
 
         plan = self._plan
         config = plan.config
-        done = [run.cell for run in self._sessions[0].runs if run.state == "finished"]
-        if not done:
+        finished = [run.cell for run in self._sessions[0].runs if run.state == "finished"]
+        if not finished:
             return
         best = strongest(self._findings().without_images, plan.label_mode)
-        names = {cell.name for cell in done}
+        names = {cell.name for cell in finished}
         pictured = next((name for name in (best.cells if best else ()) if name in names), None)
         cells = [
             ExaminedCell(
@@ -298,7 +298,7 @@ class Audit:
                 examined_in_full=cell.seed == config.seeds[0],
                 pictured=cell.name == pictured,
             )
-            for cell in done
+            for cell in finished
         ]
         twin = None if config.twin in ("none", "train") else Path(config.twin)
         if config.twin == "train":
@@ -306,7 +306,7 @@ class Audit:
             train = partial(self._owner.train_twin, *asked)
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
-        key = [*(cell.name for cell in done), str(pictured), str(twin), config.transfer]
+        key = [*(cell.name for cell in finished), str(pictured), str(twin), config.transfer]
         file = plan.out / "examined" / "found.json"
         ask = partial(examine, plan.out, cells, plan.job, twin, asks, self._line.note, plan.brief)
         self._measured.examination = cached(file, CopyExamination, key, ask)
