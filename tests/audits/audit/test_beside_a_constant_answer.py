@@ -7,10 +7,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from audit_pages import audit, page_of
-from test_exports import controls_of, curved, judged, quota_of
-from test_exports import sample as without_limits
-from test_headline import Curve, bill, findings_of, outcome
+from audit_pages import audit, controls_of, curved, judged, page_of, quota_of, sample
+from audit_runs import Curve, bill, findings_of, outcome
 
 from dfme.audits.audit import pictures
 from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
@@ -258,7 +256,7 @@ def test_a_test_case_fails_for_no_level_that_a_constant_answer_has(
 
 
 def test_a_constant_answer_stands_in_the_files_for_other_tools() -> None:
-    result = without_limits()
+    result = sample()
     (detail,) = [
         one
         for one in sarif(audit_result(result))["runs"][0]["results"]

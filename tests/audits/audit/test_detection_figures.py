@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from audit_runs import watched
 
-from dfme.audits.audit.attacks import CellResult, CurvePoint, WatchedAttacks
+from dfme.audits.audit.attacks import CellResult, CurvePoint
 from dfme.audits.audit.detection import joined
 from dfme.statistics import auroc, share_at_most
 
@@ -97,15 +98,7 @@ def watch(first: int | None, largest_600: float | None) -> dict[str, Any]:
 
 
 BENIGN = {"random order": [0.1, 0.4, 0.2], "corrupted": [0.5, 0.5, 0.5]}
-MEASURED = WatchedAttacks(
-    detectors=[],
-    session=600,
-    calibration_images=180,
-    measuring_images=180,
-    benign=[],
-    benign_largest={"pairs": BENIGN},
-    left_out={},
-)
+MEASURED = watched(largest={"pairs": BENIGN})
 WORTH = [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)]
 
 

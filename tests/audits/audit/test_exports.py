@@ -13,17 +13,26 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 import yaml
-from audit_pages import audit, hostile, page_of
+from audit_pages import (
+    Curves,
+    audit,
+    controls_of,
+    curved,
+    hostile,
+    judged,
+    page_of,
+    quota_of,
+    sample,
+)
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from junitparser import JUnitXml
 from processes import PROJECT
 
-from dfme.audits.audit.controls import controls
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
 from dfme.audits.audit.options import AuditConfig, budget_of, limits
-from dfme.audits.audit.quota import TERMS, sheet
-from dfme.audits.audit.result import audit_result, document
+from dfme.audits.audit.quota import TERMS
+from dfme.audits.audit.result import audit_result
 from dfme.cli import report
 from dfme.errors import RunError
 
@@ -34,30 +43,6 @@ RULES = ["copy-90", "labels-only", "no-alarm", "output-detail"]
 
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-def sample(**changed: Any) -> dict[str, Any]:
-    """The sample without limits, and parts of its own."""
-    return audit() | {"verdicts": []} | changed
-
-
-def controls_of(content: dict[str, Any]) -> list[dict[str, Any]]:
-    return [document(row) for row in controls(audit_result(content))]
-
-
-def quota_of(content: dict[str, Any], checked: str | None) -> dict[str, Any] | None:
-    quota = sheet(audit_result(content), checked)
-    return document(quota) if quota else None
-
-
-def judged(limit: str, wanted: float, holds: bool | None) -> dict[str, Any]:
-    return {
-        "limit": limit,
-        "wanted": wanted,
-        "value": None,
-        "pass": holds,
-        "text": f"{limit}, {wanted}",
-    }
 
 
 def advised(place: str, effect: str = "9 points of agreement less") -> list[dict[str, str]]:
@@ -239,30 +224,6 @@ def test_the_page_has_the_controls_and_the_quota(tmp_path: Path) -> None:
     assert "Many accounts break it: one published campaign had 24,000." in page.text
 
 
-Curves = dict[str, list[tuple[int, float]]]
-
-
-def curved(curves: Curves, per: str = "day", checked: float | None = None) -> dict[str, Any]:
-    """The sample with these curves of the model as deployed, and perhaps an attack under the
-    quota.
-    """
-    content = sample(defences=[])
-    like = content["cells"][0]
-    for name, curve in (curves | ({"check": [(1, checked)]} if checked else {})).items():
-        content["cells"].append(
-            like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve}
-        )
-    content["options"] |= {"keep_below": 0.8, "per": per, "budget": 1_000}
-    content["price"][0]["cells"] = [name for name in curves if name != "b"]
-    content["price"][1]["cells"] = [
-        name for name in curves if name == "b"
-    ]  # on labels, which scores tell
-    content["price"][2]["cells"] = []  # the other attacker's on scores
-    content["quota"] = quota_of(content, "check")
-    content["controls"] = controls_of(content)
-    return content
-
-
 @pytest.mark.parametrize(
     ("curves", "images", "attacker", "never"),
     [
@@ -349,14 +310,20 @@ def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, Any] = {
-    **{"price.0.interval": [0.1], "price.0.queries_to": {"0.9": [1]}, "cells.0.curve": [[1]]},
-    **{
-        "price.0.budget": "3000",
-        "cells.0.seed": True,
-        "options.keep_below": "0.8",
-        "target.place": None,
-    },
-    **{"quota": {}, "controls": None, "headline.sentences": [], "made.wall_seconds": float("nan")},
+    "schema": "dfme.audit/9",
+    "more": 1,
+    "price": [{}],
+    "price.0.interval": [0.1],
+    "price.0.queries_to": {"0.9": [1]},
+    "price.0.budget": "3000",
+    "cells.0.curve": [[1]],
+    "cells.0.seed": True,
+    "options.keep_below": "0.8",
+    "target.place": None,
+    "quota": {},
+    "controls": None,
+    "headline.sentences": [],
+    "made.wall_seconds": float("nan"),
 }
 
 

@@ -1,86 +1,20 @@
 """The words of an audit, from cells made by hand: reached, not reached, by some seeds."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from audit_runs import JOB, LOW, REACHED, Curve, alarm, bill, findings_of, outcome, stream, watched
 
 from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
-from dfme.audits.audit.attacks import HonestBill, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.copies import Twin
-from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import GATES, commands, headline, what_it_does_not_tell
 from dfme.audits.audit.options import limits
-from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
+from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.query_settings import QueriesConfig
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
-from dfme.measured import HonestStream, StreamBill
-from dfme.methods.configs import KnockoffConfig
-from dfme.report.facts import LEVELS
-
-JOB = Job(
-    ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None
-)
-SUMMARY: dict[str, Any] = {"evaluation": {"images": 359, "held_back": False}}
-SUMMARY |= {"baselines": {"constant_agreement": 0.1, "chance": 0.1}}
 
 LAST = (3000, 0.939)
-Curve = Sequence[tuple[int, float]] | None
-REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75))
-
-
-def outcome(
-    row: str, mode: str, seed: int, curve: Curve, defence: str = "none", answers: str = "auto"
-) -> Outcome:
-    held = row == "knockoff"
-    job = replace(JOB, method_config=KnockoffConfig(pool="digits@like")) if held else JOB
-    cell = Cell(
-        row,
-        mode,
-        curve[-1][0] if held and curve else 3000,
-        seed,
-        job,
-        attempt(defence, answers, mode),
-    )
-    if curve is None:
-        return Outcome(cell, "failed", "it broke")
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("kl", "vote_accuracy", "vote_agreement", "teacher_accuracy")
-    )
-    nothing |= {"accuracy": None, "queries_to_teacher": None, "collapsed": None}
-    reached = {level: next((at for at, share in curve if share >= level), None) for level in LEVELS}
-    facts = {"seconds": 1.0, "students": 1, "student_steps": 9, "spent": 3000, "made_with": "hands"}
-    own: Any = {
-        **nothing,
-        **facts,
-        "queries_to": reached,
-        "curve": list(curve),
-        "agreement": curve[-1][1],
-    }
-    return Outcome(cell, "finished", figures=Figures(**own))
-
-
-def findings_of(
-    *runs: Outcome, defended: Sequence[Outcome] = (), price: float | None = 1.5, bills: Any = ()
-) -> Findings:
-    second = ComparisonResult("b", {}, tuple(defended)) if defended else None
-    every = (*runs, *defended)
-    summaries = {
-        outcome_of_run.cell.name: SUMMARY for outcome_of_run in every if outcome_of_run.figures
-    }
-    return Findings(
-        "probabilities",
-        3000,
-        price,
-        ComparisonResult("a", {}, runs),
-        second,
-        every,
-        summaries,
-        bills,
-    )
 
 
 def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
@@ -90,11 +24,6 @@ def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
     first = headline(findings_of(usual, replace(result, cell=replace(result.cell, job=job))), (0,))
     assert (first.attacker, first.knows) == ("frugal_text", "text")
     assert "costs an attacker who knows that it is for text 850 queries" in first.sentences[0]
-
-
-def bill(row: str, l1: float) -> HonestBill:
-    held_out = StreamBill(answered=359, l1_mean=l1, accuracy_drop=0.0)
-    return HonestBill(row, row, {}, held_out, held_out, StreamBill(answered=0), {}, 0.0)
 
 
 def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
@@ -279,55 +208,6 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     assert advice(findings_of(*bare_seeds, *label_seeds), None)[0].text == NOTHING
     assert advice(findings_of(bare), None)[0].text == UNTRIED, (
         "a service, whose switches nobody could try"
-    )
-
-
-def alarm(
-    detector: str,
-    first: int | None,
-    share: float | None,
-    mode: str = "probabilities",
-    defence: str = "none",
-) -> WatchedAttack:
-    return WatchedAttack(
-        cell="a",
-        row="frugal",
-        mode=mode,
-        defence=defence,
-        seed=0,
-        detector=detector,
-        images=3000,
-        first_alarm=first,
-        largest=None,
-        largest_600=None,
-        agreement_at_alarm=share,
-    )
-
-
-def stream(detector: str, name: str, alarms: int) -> HonestStream:
-    return HonestStream(
-        stream=name,
-        detector=detector,
-        sessions=20,
-        units=180,
-        sessions_with_alarm=alarms,
-        queries=12_000,
-        alarms=alarms,
-        per_10000=0.0,
-        per_10000_upper=168.0 + alarms,
-    )
-
-
-def watched(benign: list[HonestStream], attacks: list[WatchedAttack]) -> WatchedAttacks:
-    return WatchedAttacks(
-        detectors=[],
-        session=600,
-        calibration_images=180,
-        measuring_images=180,
-        benign=benign,
-        benign_largest={},
-        left_out={},
-        attacks=attacks,
     )
 
 

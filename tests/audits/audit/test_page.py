@@ -25,12 +25,6 @@ FIGURE = r"\d+(?:\.\d+)?"
 LEVELS = ("0.5", "0.8", "0.9", "0.95")
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Of the whole sample; for reading only."""
-    return page_of(audit(), tmp_path_factory.mktemp("page"))
-
-
 def number(value: float | None, decimals: int = 3, sign: str = "") -> str:
     return "-" if value is None else f"{value:.{decimals}f}{sign}"
 
@@ -309,23 +303,6 @@ def test_of_one_seed_there_is_no_deviation(tmp_path: Path) -> None:
     once = page_of(content, tmp_path).behind
     assert once.table("Agreement that each")[0][1] == "94.2%"
     assert "\xb1" not in once.text
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"schema": "dfme.audit/9"}, "expected the schema dfme.audit/1, got 'dfme.audit/9'"),
-        ({"price": [{}]}, "price.0.row: Field required"),
-        ({"more": 1}, "more: Unexpected keyword argument"),
-    ],
-)
-def test_what_is_no_audit_is_refused_in_one_line(
-    tmp_path: Path, change: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(RunError, match=re.escape(says)) as error:
-        write_page(audit_result(audit() | change), tmp_path / "audit.html")
-    assert "\n" not in str(error.value)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("undrawn")

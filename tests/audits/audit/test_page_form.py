@@ -5,17 +5,10 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from audit_pages import Page, audit, hostile, page_of
 
 HOSTILE = "<script src=//evil.example/x></script><img src=x onerror=go()>\"'&$x^{${{7*7}}{spent}"
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Of the whole sample; for reading only."""
-    return page_of(audit(), tmp_path_factory.mktemp("page"))
 
 
 def test_the_outline_is_one_question_and_its_parts_in_order(page: Page) -> None:

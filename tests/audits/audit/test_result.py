@@ -14,7 +14,8 @@ from audit_pages import audit
 from processes import PROJECT
 
 from dfme.audits.audit.copies import CopyExamination
-from dfme.audits.audit.result import audit_result, document, json_schema, parse
+from dfme.audits.audit.phases import cached
+from dfme.audits.audit.result import audit_result, document, json_schema, parse, recorded
 from dfme.errors import RunError
 
 STORED = Path(__file__).with_name("audit_0_15.json").read_text(encoding="utf-8")
@@ -72,3 +73,19 @@ def test_a_file_that_does_not_fit_is_one_line(content: Any, message: str) -> Non
         parse(CopyExamination, content, "found.json")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_result_on_file_is_made_once_for_a_key_and_checked_when_it_is_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "found.json"
+    for key, asked in (("a", 3), ("a", 4), ("b", 5)):
+        examination = cached(file, CopyExamination, [key], lambda: CopyExamination(asked=asked))  # noqa: B023
+        assert examination.asked == (3 if key == "a" else 5)
+    file.write_text('{"of": ["b"], "found": {"asked": "many"}}')
+    with pytest.raises(RunError, match=r"found\.json: expected all .* got asked: Input"):
+        cached(file, CopyExamination, ["b"], CopyExamination)
+    assert recorded(tmp_path / "audit.json") is None
+    (tmp_path / "audit.json").write_text(json.dumps(json.loads(STORED) | {"halves": {}}))
+    with pytest.raises(RunError, match=r"audit\.json: expected all .* got halves\.dataset: Field"):
+        recorded(tmp_path / "audit.json")
