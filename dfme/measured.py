@@ -132,7 +132,7 @@ class DetectorFacts:
 
     name: str
     statistic: str
-    threshold: float
+    threshold: int | float
     memory_mb: float
 
 

@@ -4,7 +4,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
 RESAMPLES = 1_000  # of the bootstrap
@@ -78,7 +80,7 @@ class Spread:
 
     mean: float
     sd: float | None
-    count: int
+    count: Annotated[int, Field(alias="n")]
 
     def text(self, form: str) -> str:
         """The mean, and +- its deviation, each in ``form``."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
+from dfme.audits.audit.copies import NotRun
 from dfme.audits.audit.options import (
     LIKE,
     ON_REQUEST,
@@ -25,6 +26,7 @@ from dfme.audits.audit.options import (
     own_problems,
     usual,
 )
+from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import (
     AS_IT_IS,
     NO_DEFENCE,
@@ -163,29 +165,29 @@ def _with_half(row: str, job: Job, dataset: str) -> Job:
 
 def _halved(
     settled: AuditConfig, config: AuditConfig, on: EvaluationConfig
-) -> tuple[AuditConfig, Content, list[dict[str, str]]]:
+) -> tuple[AuditConfig, Halves | None, list[NotRun]]:
     """The options, the facts of the halves, and what is left out where an attacker cannot have
     one.
     """
     if config.pool is not None:
-        return settled, {}, []
+        return settled, None, []
     lacking = "--like-images none" if config.like_images == "none" else "--attackers names others"
-    halves, why = held_back(on) if LIKE in settled.attackers else ({}, lacking)
+    halves, why = held_back(on) if LIKE in settled.attackers else (None, lacking)
     free = tuple(row for row in settled.attackers if row != LIKE)
     if halves:
         return settled if free else _at_most(settled, halves, config.student_steps), halves, []
     if LIKE in config.attackers:
         raise UserError(f"--attackers: expected --pool as well, the images that {LIKE} asks: {why}")
-    not_run = [{"what": "somebody with images like yours", "why": why}]
-    return replace(settled, attackers=free), {}, not_run
+    not_run = [NotRun("somebody with images like yours", why)]
+    return replace(settled, attackers=free), None, not_run
 
 
-def _at_most(config: AuditConfig, halves: Content, given_steps: int) -> AuditConfig:
+def _at_most(config: AuditConfig, halves: Halves, given_steps: int) -> AuditConfig:
     """The options of an attacker who has no more images than were held back.
 
     In ``quick`` steps that nobody gave are fewer where these images are few (docs/audit.md).
     """
-    budget = min(config.budget, halves["held_back"])
+    budget = min(config.budget, halves.held_back)
     enough = max(MIN_LIKE_STEPS, STEPS_OF_IMAGE * budget)
     fewer = config.profile == "quick" and not given_steps
     steps = min(config.student_steps, enough) if fewer else config.student_steps
@@ -193,7 +195,7 @@ def _at_most(config: AuditConfig, halves: Content, given_steps: int) -> AuditCon
 
 
 def _attacks(
-    config: AuditConfig, halves: Content, planned: Planned, given_steps: int
+    config: AuditConfig, halves: Halves | None, planned: Planned, given_steps: int
 ) -> ComparisonPlan:
     """Attackers and label modes; an attacker with a half of the images asks no more than these."""
     if not halves:
@@ -349,7 +351,7 @@ def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:
         yield from reference_problems(config.references)
 
 
-def _watch(kind: str, dataset: str) -> tuple[Content, list[dict[str, str]]]:
+def _watch(kind: str, dataset: str) -> tuple[Content, list[NotRun]]:
     """Options that let every detector which teacher and data can feed see what the cells ask; the
     others.
     """
@@ -361,15 +363,11 @@ def _watch(kind: str, dataset: str) -> tuple[Content, list[dict[str, str]]]:
         "their means are of a labelled train part (train_images, train_labels), which "
         f"{dataset} has not"
     )
-    lacking = (
-        [{"what": f"detectors {', '.join(blind)}", "why": why}] if blind and kind == "torch" else []
-    )
+    lacking = [NotRun(f"detectors {', '.join(blind)}", why)] if blind and kind == "torch" else []
     return {"watch": names, "benign": dataset}, lacking
 
 
-def _tried(
-    config: AuditConfig, away: str, second: Second
-) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, ...], list[NotRun]]:
     """The defences that are tried, and those of a profile that this teacher, or a missing key,
     rules out.
     """
@@ -377,7 +375,7 @@ def _tried(
         return (), []
     if LabelMode.parse(config.label_modes[0]).kind == "label":
         why = "the teacher answers labels alone: there are no scores to defend"
-        return (), [{"what": "defences", "why": why}]
+        return (), [NotRun("defences", why)]
     fits = []
     not_run = []
     asked = [text for text in config.defences if text != NO_DEFENCE]
@@ -391,7 +389,7 @@ def _tried(
         except UserError as error:
             if config.defences:
                 raise
-            not_run.append({"what": f"defence {text}", "why": str(error)})
+            not_run.append(NotRun(f"defence {text}", str(error)))
         else:
             fits.append(text)
     return tuple(fits), not_run

@@ -27,17 +27,18 @@ def run(words: Sequence[str]) -> int:
         )
     path = Path(words[0])
     if (path / DATA).is_file():
-        from jinja2 import TemplateError
-
         from dfme.audits.audit.exports import write_all
+        from dfme.audits.audit.result import audit_result
 
+        audit = audit_result(read_object(path / DATA))
         try:
-            for file in write_all(read_object(path / DATA), path):
-                print(printable(str(file)))
-        except (ArithmeticError, LookupError, TypeError, ValueError, TemplateError) as error:
+            files = write_all(audit, path)
+        except (ArithmeticError, LookupError, ValueError) as error:
             raise RunError(
                 f"{DATA}: expected parts that fit, got {printable(repr(error)):.200}"
             ) from None
+        for file in files:
+            print(printable(str(file)))
         return 0
     if (path / OPTIONS).is_file():
         raise UserError(

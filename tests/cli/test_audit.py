@@ -33,7 +33,7 @@ def test_quick_on_the_default_teacher() -> None:
     ]
     assert {cell.job.config.evaluation.dataset for cell in plan.first.cells} == {"digits@scored"}
     assert plan.first.cells[-1].job.method_config.pool == "digits@like"
-    assert (plan.halves["scored"], plan.halves["held_back"]) == (180, 179)
+    assert (plan.halves.scored, plan.held_back) == (180, 179)
     assert plan.owner_evaluation.dataset == "digits"
     assert (plan.config.budget, plan.config.student_steps, plan.config.jobs) == (3_000, 2_000, 2)
     assert {cell.row: cell.job.config.student.steps for cell in plan.first.cells} == {
@@ -51,8 +51,8 @@ def test_quick_on_the_default_teacher() -> None:
     assert plan.first.cells[0].job.teacher.benign == "digits"
     assert plan.job.teacher.watch == ()  # who is not a cell asks unseen
     left_out, unsaid = plan.not_run
-    assert left_out["why"] == "--profile quick"
-    assert unsaid["why"] == "there are no --references"
+    assert left_out.why == "--profile quick"
+    assert unsaid.why == "there are no --references"
     runs = plan.second("frugal", plan.config.defences).runs
     assert {cell.attempt.runs for cell in runs if not cell.attempt.reason} == {
         "none",
@@ -75,13 +75,13 @@ def test_profiles_and_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {cell.budget for cell in standard.first.cells} == {5_000}
     knockoff = next(cell.job for cell in standard.first.cells if cell.row == "knockoff")
     assert knockoff.method_config.pool == "procedural"
-    assert (standard.halves, knockoff.config.evaluation.dataset) == ({}, "digits")
+    assert (standard.halves, knockoff.config.evaluation.dataset) == (None, "digits")
     beyond, _, missing = standard.not_run
-    assert (beyond["why"], missing["what"]) == (
+    assert (beyond.why, missing.what) == (
         "--profile standard",
         "defence misinform:key_env=DFME_KEY",
     )
-    assert "set the variable DFME_KEY" in missing["why"]
+    assert "set the variable DFME_KEY" in missing.why
     assert len(standard.config.defences) == 5
     monkeypatch.setenv("DFME_KEY", os.urandom(8).hex())
     assert len(plan_of(["--profile", "standard"]).config.defences) == 6
@@ -112,14 +112,14 @@ def test_label_modes_begin_with_the_teachers_own(stated: str, listed: str, modes
 def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_refused() -> None:
     plan = plan_of(["--teacher.label-mode", "probabilities:2"])
     assert "modelguard_w" not in plan.config.defences
-    assert any("modelguard_w" in each["what"] and each["why"] for each in plan.not_run)
+    assert any("modelguard_w" in each.what and each.why for each in plan.not_run)
     with pytest.raises(UserError, match="undoes the margin"):
         plan_of(["--teacher.label-mode", "probabilities:2", "--defences", "modelguard_w"])
     with pytest.raises(UserError, match="set the variable NO_KEY"):
         plan_of(["--defences", "misinform:key_env=NO_KEY"])
     labels = plan_of(["--teacher.label-mode", "label"])
     assert labels.second is None
-    assert "no scores to defend" in labels.not_run[2]["why"]
+    assert "no scores to defend" in labels.not_run[2].why
 
 
 def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
@@ -127,7 +127,7 @@ def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
     assert [cell.mode for cell in plan.first.cells] == ["probabilities"] * 2
     assert (plan.second, plan.watch, plan.config.jobs) == (None, (), 1)
     left_out = ["label mode probabilities:2", "label mode label", "defences", "detection"]
-    assert [each["what"] for each in plan.not_run][1:5] == left_out
+    assert [each.what for each in plan.not_run][1:5] == left_out
 
 
 def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path) -> None:
@@ -144,10 +144,8 @@ def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path
         plan = plan_of([*words.split(), "--defences", "none"])
         assert [cell.row for cell in plan.first.cells] == ["frugal"] * 3
         assert not plan.first.cells[0].job.config.evaluation.dataset.endswith("@scored")
-        (told,) = [
-            each for each in plan.not_run if each["what"] == "somebody with images like yours"
-        ]
-        assert why in told["why"]
+        (told,) = [each for each in plan.not_run if each.what == "somebody with images like yours"]
+        assert why in told.why
     with pytest.raises(UserError, match=r"--attackers: expected --pool as well.*are 39"):
         plan_of(["--evaluation.dataset", "few.npz", "--attackers", "knockoff"])
     alone = plan_of(["--attackers", "knockoff"])
@@ -163,10 +161,10 @@ def test_a_detector_that_the_data_cannot_feed_is_left_out(here: Path) -> None:
     plan = plan_of(["--evaluation.dataset", "own.npz"])
     assert (len(plan.watch), "mahalanobis" in plan.watch) == (6, False)
     (told,) = [
-        each for each in plan.not_run if each["what"] == "detectors mahalanobis, sequential, sprt"
+        each for each in plan.not_run if each.what == "detectors mahalanobis, sequential, sprt"
     ]
-    assert "train_labels" in told["why"]
-    assert (plan.halves["scored"], plan.halves["held_back"]) == (45, 45)
+    assert "train_labels" in told.why
+    assert (plan.halves.scored, plan.held_back) == (45, 45)
 
 
 def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
@@ -179,7 +177,7 @@ def test_a_resumed_audit_is_the_one_that_was_begun(here: Path) -> None:
     assert [cell.job for cell in again.first.cells] == [cell.job for cell in first.first.cells]
     assert [cell.job.config.student.lr for cell in again.first.cells] == [0.3] * 6
     assert again.config.acceptable == ("agreement=.9",)
-    assert (again.config.defences, again.own) == (first.config.defences, "probabilities:4")
+    assert (again.config.defences, again.label_mode) == (first.config.defences, "probabilities:4")
     assert (again.not_run, again.watch) == (first.not_run, ("labels", "pairs"))
     with pytest.raises(UserError, match="'a' exists"):
         plan_of(["--out", "a"])

@@ -14,6 +14,7 @@ from report_runs import SUMMARY, make_run, page_of
 
 from dfme.audits.audit.headline import model_card
 from dfme.audits.audit.page import write_page
+from dfme.audits.audit.result import audit_result
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.table import markdown
 from dfme.config.messages import MAX_LETTERS, harmless, shortened
@@ -94,7 +95,8 @@ def test_an_audits_page_and_card_show_names_as_text(tmp_path: Path) -> None:
         for row in audit[part]:
             row["row"] = HOSTILE if row["row"] == "frugal" else row["row"]
     audit["fidelity"][0]["per_class"][0]["name"] = HOSTILE
-    write_page(audit, tmp_path / "audit.html")
+    result = audit_result(audit)
+    write_page(result, tmp_path / "audit.html")
     for name in ("audit.html", "appendix.html"):
         source = (tmp_path / name).read_text()
         assert steers(source) == set(), name
@@ -102,7 +104,7 @@ def test_an_audits_page_and_card_show_names_as_text(tmp_path: Path) -> None:
         parsed.feed(source)
         assert "script" not in parsed.tags
         assert {tag for tag in parsed.tags if tag.startswith("img")} <= {"img None"}
-    card = model_card(audit)
+    card = model_card(result)
     assert steers(card) == set()
     outside = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
     assert "<img" not in outside

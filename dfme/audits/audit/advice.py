@@ -1,12 +1,15 @@
 """Advice of an audit: what helps beyond chance, and by how much."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from dfme.audits.audit.attacks import SwitchKind, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import SCALE
-from dfme.audits.audit.model import Entry
+from dfme.audits.audit.result import Advice
 from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.plan import NO_DEFENCE
+from dfme.measured import HonestStream
 from dfme.report.facts import is_above
 from dfme.statistics import Spread, wilson_interval
 
@@ -15,47 +18,60 @@ NOTHING = "No change that we tried helps: none lowers the best copy's agreement 
 UNTRIED = "We tried no change of your model's answers: see what was not run, and why."
 
 
-def advice(of: Findings, detection: Entry | None) -> list[Entry]:
+class _Help(NamedTuple):
+    """What to do, the agreement that it takes away, and the row of audit.json that says so."""
+
+    gain: float
+    text: str
+    place: str
+
+
+def advice(findings: Findings, detection: WatchedAttacks | None) -> list[Advice]:
     """What helps beyond chance of seeds and images, largest effect first; or that nothing does."""
-    told = [
-        {"text": text, "effect": f"{100 * gain:.1f} points of agreement less", "from": at}
-        for gain, text, at in sorted(
-            [*_switches(of), *_watch(of, detection)], key=lambda each: -each[0]
-        )
-    ]
-    tried = detection or len([*of.switches()]) > 1
-    return told[:ADVICE] or [
-        {"text": NOTHING if tried else UNTRIED, "effect": "none", "from": "price.0"}
-    ]
+    helps = sorted(
+        [*_switches(findings), *_watch(findings, detection)], key=lambda option: -option.gain
+    )
+    if helps:
+        return [
+            Advice(option.text, f"{100 * option.gain:.1f} points of agreement less", option.place)
+            for option in helps[:ADVICE]
+        ]
+    tried = detection or len(findings.switches()) > 1
+    return [Advice(NOTHING if tried else UNTRIED, "none", "price.0")]
 
 
-def _switches(of: Findings) -> Iterator[tuple[float, str, str]]:
-    switches = [*of.switches()]
-    if not switches or switches[0][0] != NO_DEFENCE:
+def _switches(findings: Findings) -> Iterator[_Help]:
+    switches = findings.switches()
+    if not switches or switches[0].name != NO_DEFENCE:
         return
-    before = switches[0][2]
-    flattered = of.balanced_at(switches[0][3]) if of.beside.is_large else None
-    least = f"; one constant answer on {of.constant:.1%}" if of.beside.is_large else ""
-    cheapest = sorted(switches[1:], key=lambda each: of.paid(each[0]).get("l1_mean") or 0.0)
-    for name, kind, after, at in cheapest:  # of equal effect the first
-        left = None if flattered is None else of.balanced_at(at)
-        # what takes away no more than a constant answer flatters is no help
-        if left is not None and flattered is not None and left >= flattered:
-            continue
-        void = "misinform" in name and not of.holds_data
-        if void or not _helps(of, before, after):
+    large = findings.beside.is_large
+    bare = switches[0]
+    before = bare.agreement
+    least = f"; one constant answer on {findings.constant:.1%}" if large else ""
+    cheapest = sorted(switches[1:], key=lambda switch: findings.l1_mean(switch.name) or 0.0)
+    for switch in cheapest:  # of equal effect the first
+        after = switch.agreement
+        balanced = ""
+        if large and bare.balanced is not None and switch.balanced is not None:
+            # what takes away no more than a constant answer flatters is no help
+            if switch.balanced >= bare.balanced:
+                continue
+            balanced = (
+                f" With each class counting alike it is {switch.balanced:.1%} "
+                f"({bare.balanced:.1%} before)."
+            )
+        void = "misinform" in switch.name and not findings.holds_data
+        if void or not _helps(findings, before, after):
             continue
         text = (
-            f"{_what_to_do(name, kind)}: the best copy then agrees on {after.mean:.1%} "
-            f"({before.mean:.1%} before{least})."
+            f"{_what_to_do(switch.name, switch.kind)}: the best copy then agrees on "
+            f"{after.mean:.1%} ({before.mean:.1%} before{least}).{balanced}"
         )
-        if left is not None and flattered is not None:
-            text += f" With each class counting alike it is {left:.1%} ({flattered:.1%} before)."
-        text += _paid(of, name) + _with_images(of, name)
-        yield before.mean - max(after.mean, of.constant or 0.0), text, at
+        text += _paid(findings, switch.name) + _with_images(findings, switch.name)
+        yield _Help(before.mean - max(after.mean, findings.constant or 0.0), text, switch.place)
 
 
-def _what_to_do(name: str, kind: str) -> str:
+def _what_to_do(name: str, kind: SwitchKind) -> str:
     if name.startswith("quota"):
         return f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
     if kind == "label mode":
@@ -63,13 +79,13 @@ def _what_to_do(name: str, kind: str) -> str:
     return f"Switch on {name}"
 
 
-def _paid(of: Findings, name: str) -> str:
+def _paid(findings: Findings, name: str) -> str:
     """A sentence on what honest users pay for a switch, where it was measured."""
-    change = of.paid(name).get("l1_mean")
-    lost = of.paid(name).get("accuracy_drop")
-    if change is None:
+    bill = findings.paid(name)
+    if bill is None or bill.l1_mean is None:
         return ""
-    text = f" Your users' answers change by {change:.2f} on average, {SCALE}"
+    text = f" Your users' answers change by {bill.l1_mean:.2f} on average, {SCALE}"
+    lost = bill.accuracy_drop
     if lost is None:
         return f"{text}."
     if not lost:
@@ -78,11 +94,11 @@ def _paid(of: Findings, name: str) -> str:
     return f"{text}; their accuracy {way} by {100 * abs(lost):.1f} points."
 
 
-def _with_images(of: Findings, name: str) -> str:
+def _with_images(findings: Findings, name: str) -> str:
     """A sentence on a switch's effect on an attacker with images like the owner's, where known."""
     best = []
-    for mode in (of.own, name):
-        means = [line["mean"] or 0.0 for line in of.like if line["mode"] == mode]
+    for mode in (findings.mode, name):
+        means = [line.mean or 0.0 for line in findings.with_images if line.mode == mode]
         best.append(max(means, default=0.0))
     if not all(best):
         return ""
@@ -92,63 +108,68 @@ def _with_images(of: Findings, name: str) -> str:
     )
 
 
-def _helps(of: Findings, before: Spread, after: Spread) -> bool:
+def _helps(findings: Findings, before: Spread, after: Spread) -> bool:
     """True if agreement falls by more than the spread over seeds, and than the images can tell.
 
     An agreement that is not above a constant answer's is no copy, and nothing can take it away.
     """
-    if (
-        not of.images
-        or not gains(before, after)
-        or not is_above(before.mean, of.constant, of.images)
-    ):
+    images = findings.images
+    is_copy = images and is_above(before.mean, findings.constant, images)
+    if not is_copy or not gains(before, after):
         return False
-    return wilson_interval(before.mean, of.images)[0] > wilson_interval(after.mean, of.images)[1]
+    return wilson_interval(before.mean, images)[0] > wilson_interval(after.mean, images)[1]
 
 
-def _place(attack: Entry) -> tuple[str, str, str]:
-    return attack["detector"], attack["mode"], attack["defence"]
+class _Alarm(NamedTuple):
+    """An attack by its place in the list, and the agreement of the copy at its first alarm; all
+    where there was none.
+    """
+
+    agreement: float
+    place: int
 
 
-def _worth(attack: Entry) -> float:
-    """Agreement of the copy at the first alarm; all where there was none."""
-    worth: float | None = attack["agreement_at_alarm"]
-    return 1.0 if worth is None else worth
+def _worst(attacks: Sequence[WatchedAttack], detector: str, mode: str) -> _Alarm:
+    """The attack on the model as deployed of which a detector names the copy last."""
+    alarms = [
+        _Alarm(1.0 if attack.agreement_at_alarm is None else attack.agreement_at_alarm, place)
+        for place, attack in enumerate(attacks)
+        if (attack.detector, attack.mode, attack.defence) == (detector, mode, NO_DEFENCE)
+    ]
+    return max(alarms, default=_Alarm(1.0, 0))
 
 
-def _watch(of: Findings, told: Entry | None) -> Iterator[tuple[float, str, str]]:
+def _watch(findings: Findings, detection: WatchedAttacks | None) -> Iterator[_Help]:
     """The detector with alarms in the fewest honest streams; of equal ones the best against
     attacks.
     """
-    benign, attacks = ((told or {}).get(name, ()) for name in ("benign", "attacks"))
-    before = next((score for name, _, score, _ in of.switches() if name == NO_DEFENCE), None)
-    able = list[tuple[int, float, int, list[Entry]]]()
-    for name in dict.fromkeys(each["detector"] for each in benign):
-        streams = [each for each in benign if each["detector"] == name]
-        place = name, of.own, NO_DEFENCE
-        worst = (1.0, 0)
-        raised = [at for at, each in enumerate(attacks) if _place(each) == place]
-        if raised:
-            worst = max((_worth(attacks[at]), at) for at in raised)
-        quiet = not any(each["alarms"] for each in streams if each["stream"] == "random order")
-        if quiet and before is not None and _helps(of, before, Spread(worst[0], None, 1)):
-            able.append((sum(bool(each["alarms"]) for each in streams), *worst, streams))
-    if before is None or not able:
+    switches = findings.switches()
+    if detection is None or not switches or switches[0].name != NO_DEFENCE:
         return
-    _, share, at, streams = min(able, key=lambda one: one[:2])
+    before = switches[0].agreement
+    able = list[tuple[int, _Alarm, list[HonestStream]]]()
+    for detector in dict.fromkeys(stream.detector for stream in detection.benign):
+        streams = [stream for stream in detection.benign if stream.detector == detector]
+        worst = _worst(detection.attacks, detector, findings.mode)
+        quiet = not any(stream.alarms for stream in streams if stream.stream == "random order")
+        if quiet and _helps(findings, before, Spread(worst.agreement, None, 1)):
+            able.append((sum(bool(stream.alarms) for stream in streams), worst, streams))
+    if not able:
+        return
+    _, worst, streams = min(able, key=lambda choice: (choice[0], choice[1].agreement))
     false = [
-        f"{stream['sessions_with_alarm']} of {stream['sessions']} ({stream['stream']})"
+        f"{stream.sessions_with_alarm} of {stream.sessions} ({stream.stream})"
         for stream in streams
-        if stream["alarms"]
+        if stream.alarms
     ]
-    honest = ", ".join(false) or f"none of {sum(stream['sessions'] for stream in streams)}"
-    most = max(stream["per_10000_upper"] for stream in streams)
-    name = attacks[at]["detector"]
-    first = attacks[at]["first_alarm"]
+    honest = ", ".join(false) or f"none of {sum(stream.sessions for stream in streams)}"
+    most = max(stream.per_10000_upper for stream in streams)
+    attack = detection.attacks[worst.place]
     text = (
-        f"Switch on the detector {name}, and block the accounts that it names. It raised an alarm "
-        f"in every attack: in the worst case after {first:,} queries, when the copy agreed on "
-        f"{share:.1%} (in the end on {before.mean:.1%}). Honest sessions with a false alarm: "
-        f"{honest}; at most {most:,.0f} alarms in 10,000 queries, as far as your images tell."
+        f"Switch on the detector {attack.detector}, and block the accounts that it names. It "
+        f"raised an alarm in every attack: in the worst case after {attack.first_alarm:,} queries, "
+        f"when the copy agreed on {worst.agreement:.1%} (in the end on {before.mean:.1%}). Honest "
+        f"sessions with a false alarm: {honest}; at most {most:,.0f} alarms in 10,000 queries, as "
+        "far as your images tell."
     )
-    yield before.mean - share, text, f"detection.attacks.{at}"
+    yield _Help(before.mean - worst.agreement, text, f"detection.attacks.{worst.place}")

@@ -2,7 +2,9 @@
 met.
 """
 
-from dfme.audits.audit.model import Entry
+from typing import NamedTuple
+
+from dfme.audits.audit.result import AuditResult, Control
 from dfme.audits.compare.plan import NO_DEFENCE
 
 AISVS = "OWASP AISVS", "1.0", "2026"
@@ -30,78 +32,92 @@ CONTROLS = (
     ),
 )
 """Source (name, version, date), control, what it asks in our words, and the figure beside it."""
-Figure = tuple[str, str | None] | None  # a sentence, and the name of the cell that it comes from
 
 
-def controls(audit: Entry) -> list[Entry]:
+class _Figure(NamedTuple):
+    """A sentence, and the name of the cell that it comes from."""
+
+    text: str
+    cell: str | None
+
+
+def controls(audit: AuditResult) -> list[Control]:
     """A row per control; ``figure`` and ``dir``, a cell's directory, are None where nothing was
     measured.
     """
-    head = audit["headline"]
-    places = {cell["name"]: cell["dir"] for cell in audit["cells"]}
-    found = {"quotas": _quotas(audit), "alarms": _alarms(audit), "copies": _copies(audit)}
-    found["price"] = _price(audit, head["mode"], head["attacker"], 0)
-    found["labels"] = _price(audit, "label", (head["labels"] or {"attacker": None})["attacker"], -1)
-    found["limits"] = found["quotas"] or found["price"]
+    headline = audit.headline
+    labels = headline.labels.attacker if headline.labels else None
+    directories = {cell.name: cell.dir for cell in audit.cells}
+    quotas = _quotas(audit)
+    price = _price(audit, headline.mode, headline.attacker, 0)
+    figures = {
+        "quotas": quotas,
+        "alarms": _alarms(audit),
+        "copies": _copies(audit),
+        "price": price,
+        "labels": _price(audit, "label", labels, -1),
+        "limits": quotas or price,
+    }
     rows = []
-    for (source, version, date), control, asks, of in CONTROLS:
-        figure, name = found.get(of) or (None, None)
+    for (source, version, date), control, asks, name in CONTROLS:
+        figure = figures[name]
         rows.append(
-            {
-                "source": source,
-                "version": version,
-                "date": date,
-                "control": control,
-                "asks": asks,
-                "figure": figure,
-                "dir": places.get(name or ""),
-            }
+            Control(
+                source=source,
+                version=version,
+                date=date,
+                control=control,
+                asks=asks,
+                figure=figure and figure.text,
+                dir=directories.get(figure.cell or "") if figure else None,
+            )
         )
     return rows
 
 
-def _price(audit: Entry, mode: str, attacker: str | None, sentence: int) -> Figure:
+def _price(audit: AuditResult, mode: str, attacker: str | None, sentence: int) -> _Figure | None:
     """A sentence of the headline, and a cell of its attacker."""
-    lines = (
-        line["cells"] for line in audit["price"] if (line["row"], line["mode"]) == (attacker, mode)
-    )
-    cells = next(lines, None)
-    return cells and (audit["headline"]["sentences"][sentence], cells[0])
-
-
-def _quotas(audit: Entry) -> Figure:
-    """The rate-limit sheet, else the quota that was tried as a defence."""
-    if (sheet := audit["quota"]) is not None:
-        return " ".join(sheet["text"][:2]), (sheet["checked"] or sheet)["cell"]
-    for line in audit["defences"]:
-        if line["defence"].startswith("quota") and line["best_score"]:
-            best = next(each for each in line["attackers"] if each["answers"] == line["best"])
-            text = (
-                f"With {line['defence']} the best copy agrees on {line['best_score']['mean']:.1%}"
-            )
-            constant = audit["games"]["constant"]
-            text += "." if constant is None else f" (one constant answer: {constant:.1%})."
-            return text, next(iter(best["cells"]), None)
+    for line in audit.price:
+        if (line.row, line.mode) == (attacker, mode) and line.cells:
+            return _Figure(audit.headline.sentences[sentence], line.cells[0])
     return None
 
 
-def _copies(audit: Entry) -> Figure:
+def _quotas(audit: AuditResult) -> _Figure | None:
+    """The rate-limit sheet, else the quota that was tried as a defence."""
+    quota = audit.quota
+    if quota is not None:
+        return _Figure(" ".join(quota.text[:2]), (quota.checked or quota).cell)
+    for line in audit.defences:
+        if line.defence.startswith("quota") and line.best_score:
+            best = next(run for run in line.attackers if run.answers == line.best)
+            constant = audit.games.constant
+            beside = "" if constant is None else f" (one constant answer: {constant:.1%})"
+            share = f"the best copy agrees on {line.best_score.mean:.1%}{beside}."
+            return _Figure(f"With {line.defence} {share}", next(iter(best.cells), None))
+    return None
+
+
+def _copies(audit: AuditResult) -> _Figure | None:
     """The number of copies that the test of ``run.py verify`` calls more alike than every
     reference.
     """
-    rows = (audit["recognition"] or {"rows": ()})["rows"]
-    known = [pair for row in rows for pair in zip(row["recognised"], row["cells"], strict=True)]
-    called = [name for sure, name in known if sure]
-    text = f"The test of run.py verify recognises {len(called)} of {len(known)} copies."
-    return (text, next(iter(called), known[0][1])) if known else None
+    cells = dict[str, bool]()
+    for row in audit.recognition.rows if audit.recognition else ():
+        cells |= dict(zip(row.cells, row.recognised, strict=True))
+    recognised = [name for name, is_copy in cells.items() if is_copy]
+    text = f"The test of run.py verify recognises {len(recognised)} of {len(cells)} copies."
+    return _Figure(text, [*recognised, *cells][0]) if cells else None
 
 
-def _alarms(audit: Entry) -> Figure:
+def _alarms(audit: AuditResult) -> _Figure | None:
     """How many attacks on the model as deployed raised an alarm."""
-    own = audit["target"]["label_mode"], NO_DEFENCE
-    watched = (audit["detection"] or {"attacks": ()})["attacks"]
-    attacks = [each for each in watched if (each["mode"], each["defence"]) == own]
-    seen = dict.fromkeys(each["cell"] for each in attacks)
-    raised = dict.fromkeys(each["cell"] for each in attacks if each["first_alarm"] is not None)
-    text = f"{len(raised)} of {len(seen)} attacks raised an alarm of at least one detector."
-    return (text, next(iter(raised or seen))) if seen else None
+    attacks = [
+        attack
+        for attack in (audit.detection.attacks if audit.detection else ())
+        if (attack.mode, attack.defence) == (audit.target.label_mode, NO_DEFENCE)
+    ]
+    watched = dict.fromkeys(attack.cell for attack in attacks)
+    raised = dict.fromkeys(attack.cell for attack in attacks if attack.first_alarm is not None)
+    text = f"{len(raised)} of {len(watched)} attacks raised an alarm of at least one detector."
+    return _Figure(text, next(iter(raised or watched))) if watched else None

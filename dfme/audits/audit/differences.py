@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.answers.reading import top_class
-from dfme.audits.audit.model import Entry
+from dfme.audits.audit.copies import Differences, DifferentAnswer
 from dfme.data import ImageSet
 from dfme.report.page import embedded
 from dfme.report.run_files import to_picture
@@ -22,30 +22,30 @@ SIDE = 96  # pixels of the longer side of a picture at most
 
 
 def differences(
-    on: EvaluationSet, copy: Any, answers: Tensor, scores_NK: Tensor, row: str
-) -> Entry:
+    evaluation: EvaluationSet, copy: Any, answers: Tensor, scores_NK: Tensor, row: str
+) -> Differences:
     """``MAX_SHOWN`` of the images that differ, evenly spread, each with both answers by class
     name.
     """
-    names = numbers_without(on.class_names, copy.num_classes)
+    names = numbers_without(evaluation.class_names, copy.num_classes)
     top_N = top_class(answers)
-    own_N = scores_NK.argmax(1)
-    differ_M = (top_N != own_N).nonzero()[:, 0]
+    copied_N = scores_NK.argmax(1)
+    differ_M = (top_N != copied_N).nonzero()[:, 0]
     count = min(MAX_SHOWN, len(differ_M))
     picked_S = differ_M[torch.arange(count) * len(differ_M) // max(1, count)]
-    found: Entry = {"row": row, "images": len(top_N), "differ": len(differ_M), "shown": []}
-    if count:
-        held = on.images
-        x_SCHW = (
-            held.batch(picked_S) if isinstance(held, ImageSet) else held[picked_S.to(held.device)]
-        )
-        pictures = [_address(x_CHW, copy.spec) for x_CHW in x_SCHW.cpu()]
-        pairs = zip(pictures, top_N[picked_S].tolist(), own_N[picked_S].tolist(), strict=True)
-        told = [
-            {"image": image, "model": names[top], "clone": names[own]} for image, top, own in pairs
-        ]
-        found["shown"] = told
-    return found
+    pictures = list[DifferentAnswer]()
+    pictures_SCHW = pick(evaluation.images, picked_S).cpu() if count else ()
+    for place, x_CHW in zip(picked_S.tolist(), pictures_SCHW, strict=True):
+        classes = names[int(top_N[place])], names[int(copied_N[place])]
+        pictures.append(DifferentAnswer(_address(x_CHW, copy.spec), *classes))
+    return Differences(row, len(top_N), len(differ_M), pictures)
+
+
+def pick(images: Tensor | ImageSet, places_S: Tensor) -> Tensor:
+    """The images at these places."""
+    if isinstance(images, ImageSet):
+        return images.batch(places_S)
+    return images[places_S.to(images.device)]
 
 
 def numbers_without(names: Sequence[str], classes: int) -> Sequence[str]:

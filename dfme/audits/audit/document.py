@@ -1,159 +1,163 @@
-"""The parts of audit.json, from what an audit measured."""
+"""audit.json from what an audit measured."""
 
 import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
+from dfme.audits.audit.attacks import CellResult, HonestBill, WatchedAttacks
 from dfme.audits.audit.controls import controls
+from dfme.audits.audit.copies import CopyExamination, NotRun, Recognition
 from dfme.audits.audit.detection import joined
-from dfme.audits.audit.findings import Findings
-from dfme.audits.audit.model import Entry
+from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.options import OPTIONS, SHARED, AuditPlan, limits
 from dfme.audits.audit.quota import sheet
+from dfme.audits.audit.result import AuditResult, EvaluatedOn, Made, Options, Target, Tool
 from dfme.oracle.ledger_log import Totals
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
 from dfme.run.build import spared_images
-from dfme.run.job import PROJECT, document
+from dfme.run.job import PROJECT
+from dfme.run.job import document as job_document
 from dfme.version import __version__
 
-OPTIONS_SHOWN = (
-    "profile",
-    "budget",
-    "seeds",
-    "attackers",
-    "label_modes",
-    "defences",
-    "total",
-    "transfer",
-    "keep_below",
-    "per",
-)
 
-
-@dataclass(frozen=True)
+@dataclass
 class Measured:
-    """Results of an audit's phases so far.
+    """Results of an audit's phases so far, beside those of its cells.
 
-    ``detection``: what the owner's side measured of detectors. ``beside``: what was asked outside
-    the cells. ``under``: the cell that was attacked under the quota.
+    ``detection``: what the owner's side measured of detectors. ``under_quota``: the cell that was
+    attacked under the quota.
     """
 
-    of: Findings
-    utility: Sequence[Entry]
-    detection: Entry | None
-    examined: Entry
-    recognised: Entry | None
-    not_run: Sequence[Entry]
-    beside: Sequence[Totals]
-    under: str | None
+    not_run: list[NotRun]
+    utility: Sequence[HonestBill] = ()
+    detection: WatchedAttacks | None = None
+    examination: CopyExamination = field(default_factory=CopyExamination)
+    recognition: Recognition | None = None
+    under_quota: str | None = None
 
 
-def parts(plan: AuditPlan, measured: Measured) -> Entry:
-    """All of audit.json but what made it."""
-    of = measured.of
-    examined = measured.examined
+def audit_of(
+    plan: AuditPlan, findings: Findings, measured: Measured, ledgers: Sequence[Totals], made: Made
+) -> AuditResult:
+    """All of audit.json; ``ledgers``: of what was asked outside the cells."""
+    examination = measured.examination
     seeds = plan.config.seeds
     acceptable = limits(plan.config.acceptable, plan.config.budget)
-    cells = of.cells()
-    games = of.games(examined.get("twin"))
-    detection = _detection(measured, cells, games["constant"])
-    first = headline.headline(of, seeds)
-    whole = {
-        "options": _options(plan, acceptable),
-        "target": target(plan, of.example),
-        "halves": plan.halves or None,
-        "headline": first,
-        "advice": advice(of, detection),
-        "verdicts": of.verdicts(acceptable),
-        "price": of.price,
-        "games": games,
-        "defences": of.defences,
-        "utility": measured.utility,
-        "pareto": of.pareto(),
-        "detection": detection,
-        "cells": cells,
-        "fidelity": examined.get("fidelity", []),
-        "fidelity_seeds": examined.get("fidelity_seeds", []),
-        "differences": examined.get("differences"),
-        "transfer": examined.get("transfer"),
-        "recognition": measured.recognised,
-        "ledger": of.ledger(measured.beside, spared_images(plan.out / SHARED)),
-        "taxonomy": headline.TAXONOMY,
-        "not_run": [*measured.not_run, *examined.get("not_run", ()), *of.not_run()],
-        "limits": headline.what_it_does_not_tell(of, len(seeds), plan.local),
-        "pictures": pictures(plan, first["attacker"]),
-    }
-    whole["quota"] = sheet(whole, measured.under)
-    whole["controls"] = controls(whole)
-    return whole
+    cells = findings.cells()
+    games = findings.games(examination.twin)
+    detection = _detection(findings, measured, cells)
+    first = headline.headline(findings, seeds)
+    audit = AuditResult(
+        schema="dfme.audit/1",
+        tool=tool(),
+        made=made,
+        options=_options(plan, acceptable),
+        target=target(plan, findings.example),
+        halves=plan.halves,
+        headline=first,
+        advice=advice(findings, detection),
+        verdicts=findings.verdicts(acceptable),
+        price=findings.price,
+        games=games,
+        defences=findings.defences,
+        utility=findings.utility,
+        pareto=findings.pareto(),
+        detection=detection,
+        cells=cells,
+        fidelity=examination.fidelity,
+        fidelity_seeds=examination.fidelity_seeds,
+        differences=examination.differences,
+        transfer=examination.transfer,
+        recognition=measured.recognition,
+        ledger=findings.ledger(ledgers, spared_images(plan.out / SHARED)),
+        taxonomy=headline.TAXONOMY,
+        not_run=[*measured.not_run, *examination.not_run, *not_run(findings.runs)],
+        limits=headline.what_it_does_not_tell(findings, len(seeds), plan.local),
+        pictures=pictures(plan, first.attacker),
+        quota=None,
+        controls=[],
+    )
+    audit = replace(audit, quota=sheet(audit, measured.under_quota))
+    return replace(audit, controls=controls(audit))
 
 
-def _options(plan: AuditPlan, acceptable: Mapping[str, float]) -> Entry:
-    options = {name: getattr(plan.config, name) for name in OPTIONS_SHOWN}
-    options["price_per_1000"] = plan.job.teacher.price_per_1000
-    options["acceptable"] = acceptable
-    return options
+def _options(plan: AuditPlan, acceptable: Mapping[str, float]) -> Options:
+    config = plan.config
+    return Options(
+        profile=config.profile,
+        budget=config.budget,
+        seeds=config.seeds,
+        attackers=config.attackers,
+        label_modes=config.label_modes,
+        defences=config.defences,
+        total=config.total,
+        transfer=config.transfer,
+        keep_below=config.keep_below,
+        per=config.per,
+        price_per_1000=plan.job.teacher.price_per_1000,
+        acceptable=acceptable,
+    )
 
 
-def _detection(measured: Measured, cells: Sequence[Entry], constant: float | None) -> Entry | None:
+def _detection(
+    findings: Findings, measured: Measured, cells: Sequence[CellResult]
+) -> WatchedAttacks | None:
     """What was measured of detectors, with their alarms at the attacks, but that on the quota."""
     if measured.detection is None:
         return None
-    watched = []
-    for cell in cells:
-        name = cell["name"]
-        summary = {} if name == measured.under else measured.of.summaries.get(name, {})
-        watched.append({**cell, "constant": constant, "watch": summary.get("watch")})
-    return joined(measured.detection, watched)
+    watches = {
+        name: summary["watch"]
+        for name, summary in findings.summaries.items()
+        if summary.get("watch") and name != measured.under_quota
+    }
+    return joined(measured.detection, cells, watches, findings.constant)
 
 
-def target(plan: AuditPlan, example: Entry) -> Entry:
+def target(plan: AuditPlan, example: Mapping[str, Any]) -> Target:
     """The audited teacher; ``example``: the summary of a finished run of its own answers, or
     empty.
     """
     teacher = example.get("teacher") or {}
-    scored = example.get("evaluation") or {}
+    evaluation = example.get("evaluation") or {}
     accuracy = example.get("teacher_accuracy")
-    name = teacher_name(document(plan.job)["teacher"])
     files = (plan.job.teacher_options.get(option) for option in teacher.get("files") or ())
     places = [os.path.relpath(str(file)) for file in (*files, plan.out / OPTIONS) if file]
     place = next((place for place in places if not place.startswith("..")), OPTIONS)
-    return {
-        "kind": plan.job.teacher.kind,
-        "name": name,
-        "local": plan.local,
-        "label_mode": plan.own,
-        "shape": teacher.get("shape"),
-        "num_classes": teacher.get("num_classes"),
-        "levels": teacher.get("levels"),
-        "defences": [*plan.job.teacher.defences],
-        "authorised_by": example.get("authorised_by"),
-        "accuracy": accuracy,
-        "evaluation": {
-            "name": scored.get("name"),
-            "images": scored.get("images"),
-            "labelled": accuracy is not None,
-        },
-        "place": Path(place).as_posix(),
-    }
+    return Target(
+        kind=plan.job.teacher.kind,
+        name=teacher_name(job_document(plan.job)["teacher"]),
+        local=plan.local,
+        label_mode=plan.label_mode,
+        shape=teacher.get("shape"),
+        num_classes=teacher.get("num_classes"),
+        levels=teacher.get("levels"),
+        defences=[*plan.job.teacher.defences],
+        authorised_by=example.get("authorised_by"),
+        accuracy=accuracy,
+        evaluation=EvaluatedOn(
+            evaluation.get("name"), evaluation.get("images"), labelled=accuracy is not None
+        ),
+        place=Path(place).as_posix(),
+    )
 
 
-def tool() -> Entry:
+def tool() -> Tool:
     """Versions, and the commit of a checkout with a mark of changed files."""
-    found = {"dfme": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    words = ["git", "describe", "--always", "--dirty"]
-    with suppress(OSError, subprocess.SubprocessError):
-        if (PROJECT / ".git").exists():
-            done = subprocess.run(  # noqa: S603
+    commit = None
+    if (PROJECT / ".git").exists():
+        words = ["git", "describe", "--always", "--dirty"]
+        with suppress(OSError, subprocess.SubprocessError):
+            git = subprocess.run(  # noqa: S603
                 words,
                 cwd=PROJECT,
                 capture_output=True,
@@ -161,15 +165,15 @@ def tool() -> Entry:
                 timeout=20,
                 check=True,
             )
-            return {**found, "commit": done.stdout.strip() or None}
-    return {**found, "commit": None}
+            commit = git.stdout.strip() or None
+    return Tool(__version__, torch.__version__, platform.python_version(), commit)
 
 
-def pictures(plan: AuditPlan, attacker: str | None) -> Entry:
+def pictures(plan: AuditPlan, attacker: str | None) -> dict[str, str]:
     """The sheet of the strongest attacker's queries, if it is not too large for the page."""
-    every = (cell for cell in plan.first.cells if (cell.row, cell.mode) == (attacker, plan.own))
-    sheets = [plan.first.directory(cell) / "samples.png" for cell in every]
-    sheet = next(
-        (file for file in sheets if file.is_file() and file.stat().st_size <= 400_000), None
-    )
-    return {"samples": embedded(sheet.read_bytes())} if sheet else {}
+    for cell in plan.first.cells:
+        if (cell.row, cell.mode) == (attacker, plan.label_mode):
+            sheet = plan.first.directory(cell) / "samples.png"
+            if sheet.is_file() and sheet.stat().st_size <= 400_000:
+                return {"samples": embedded(sheet.read_bytes())}
+    return {}

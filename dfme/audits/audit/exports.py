@@ -2,15 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from dfme.audits.audit.headline import seeds_text
-from dfme.audits.audit.model import Entry, cells_in
+from dfme.audits.audit.attacks import CellResult
 from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
+from dfme.audits.audit.prices import seeds_text
+from dfme.audits.audit.result import AuditResult, LimitVerdict, document
 from dfme.config.messages import printable
 from dfme.files import write_text
 from dfme.report.facts import Beside
@@ -32,202 +35,212 @@ ASKED = {
 }
 
 
-def write_all(audit: Entry, out: Path) -> list[Path]:
-    """Write the page and the files into ``out``; their paths. RunError for what is no audit of this
-    form.
-    """
+Json = dict[str, Any]
+
+
+def write_all(audit: AuditResult, out: Path) -> list[Path]:
+    """Write the page and the files into ``out``; their paths."""
     page = write_page(audit, out / PAGE)
-    texts = {SARIF: json.dumps(sarif(audit), indent=1), JUNIT: junit(audit)}
-    texts[BOM] = json.dumps(bom(audit, hashlib.sha256(page.read_bytes()).hexdigest()), indent=1)
+    digest = hashlib.sha256(page.read_bytes()).hexdigest()
+    texts = {
+        SARIF: json.dumps(sarif(audit), indent=1),
+        JUNIT: junit(audit),
+        BOM: json.dumps(bom(audit, digest), indent=1),
+    }
     for name, text in texts.items():
         write_text(out / name, f"{text}\n")
     return [page, *(out / name for name in (APPENDIX, *texts))]
 
 
-def sarif(audit: Entry) -> Entry:
+def sarif(audit: AuditResult) -> Json:
     """A result per question: error if a limit fails, warning if a switch would help, else note."""
-    place = audit["target"]["place"]
+    place = audit.target.place
     uri = quote(OPTIONS if PurePosixPath(place).is_absolute() else place)
     where = {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}
     failed = [
-        f"Your limit fails: {each['text']}" for each in audit["verdicts"] if each["pass"] is False
+        f"Your limit fails: {verdict.text}" for verdict in audit.verdicts if verdict.holds is False
     ]
     rules = [
         TAGS | {"id": rule, "shortDescription": {"text": text}} for rule, text in ASKED.items()
     ]
     results = []
-    for number, (rule, (known, helping, figures)) in enumerate(_answers(audit).items()):
+    for number, (rule, answer) in enumerate(_answers(audit).items()):
         fails = failed if rule == "copy-90" else []
-        level = "warning" if helping else "note"
+        level = "warning" if answer.advice else "note"
+        sentences = [*answer.facts, *fails, *answer.advice]
         results.append(
             {
                 "ruleId": rule,
                 "ruleIndex": number,
                 "level": "error" if fails else level,
-                "message": {"text": " ".join([*known, *fails, *helping]) or ASKED[rule]},
+                "message": {"text": " ".join(sentences) or ASKED[rule]},
                 "locations": [where],
-                "properties": figures,
+                "properties": answer.figures,
             }
         )
-    driver = {"name": "dfme", "version": audit["tool"]["dfme"], "rules": rules}
-    ran = {
-        "executionSuccessful": audit["made"]["finished"],
-        "commandLine": audit["made"]["command"],
-    }
+    driver = {"name": "dfme", "version": audit.tool.dfme, "rules": rules}
+    ran = {"executionSuccessful": audit.made.finished, "commandLine": audit.made.command}
     run = {"tool": {"driver": driver}, "invocations": [ran], "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _answers(audit: Entry) -> dict[str, tuple[list[str], list[str], Entry]]:
-    """What is known of each question, the advice that answers it, and the figures."""
-    head = audit["headline"]
-    names = cells_in(audit, head["mode"])
-    alarms = {cell["name"]: cell["alarms"] for cell in audit["cells"] if cell["name"] in names}
+@dataclass
+class _RuleAnswer:
+    """What is known of a question, the advice that answers it, and the figures."""
+
+    facts: Sequence[str]
+    figures: Json
+    advice: list[str] = field(default_factory=list)
+
+
+def _answers(audit: AuditResult) -> dict[str, _RuleAnswer]:
+    """By the questions that are ``ASKED``; advice on a quota answers the first."""
+    content = document(audit)
+    headline = content["headline"]
+    names = audit.cells_of(audit.headline.mode)
+    alarms = {cell.name: cell.alarms for cell in audit.cells if cell.name in names}
     silent = [all(at is None for at in first.values()) for first in alarms.values() if first]
-    watched = (
-        f"{sum(silent)} of {len(silent)} attacks raised no alarm." if silent else "Nobody watched."
-    )
-    shares = [(line["mode"], line["mean"]) for line in audit["price"] if line["mean"] is not None]
-    best = {mode: max(share for of, share in shares if of == mode) for mode, _ in shares}
-    constant = audit["games"]["constant"]
+    watched = "Nobody watched."
+    if silent:
+        watched = f"{sum(silent)} of {len(silent)} attacks raised no alarm."
+    best = dict[str, float]()
+    for line in audit.price:
+        if line.mean is not None:
+            best[line.mode] = max(line.mean, best.get(line.mode, 0.0))
+    constant = audit.games.constant
     beside = "" if constant is None else f" (one constant answer: {constant:.1%})"
     detail = [
         f"Of {mode} the best copy agrees on {share:.1%}{beside}." for mode, share in best.items()
     ]
-    helping = _helping(audit)
-    known = {
-        key: head[key]
-        for key in ("attacker", "mode", "queries", "median", "cost", "best_agreement")
+    price = ("attacker", "mode", "queries", "median", "cost", "best_agreement")
+    figures = {key: headline[key] for key in price} | {"limits": content["verdicts"]}
+    sentences = audit.headline.sentences
+    answers = {
+        "copy-90": _RuleAnswer(sentences, figures),
+        "labels-only": _RuleAnswer(sentences[-1:], headline["labels"] or {}),
+        "no-alarm": _RuleAnswer([watched], {"first_alarms": alarms}),
+        "output-detail": _RuleAnswer(detail, {"agreement": best, "switches": content["pareto"]}),
     }
-    switches = [
-        text for rule in ("labels-only", "output-detail", "copy-90") for text in helping[rule]
-    ]
-    return {
-        "copy-90": (head["sentences"], switches, known | {"limits": audit["verdicts"]}),
-        "labels-only": (head["sentences"][-1:], helping["labels-only"], head["labels"] or {}),
-        "no-alarm": ([watched], helping["no-alarm"], {"first_alarms": alarms}),
-        "output-detail": (
-            detail,
-            helping["output-detail"],
-            {"agreement": best, "switches": audit["pareto"]},
-        ),
-    }
+    for advice in audit.advice:
+        if advice.effect != "none":
+            answers[_question(audit, advice.place)].advice.append(advice.text)
+    on_quotas = answers["copy-90"].advice
+    on_answers = answers["labels-only"].advice + answers["output-detail"].advice
+    answers["copy-90"].advice = [*on_answers, *on_quotas]
+    return answers
 
 
-def _helping(audit: Entry) -> dict[str, list[str]]:
-    """Advice by the question that it answers, a quota by the first."""
-    rows = dict[str, Entry]()
-    for part in ("price", "defences"):
-        for at, row in enumerate(audit[part]):
-            rows[f"{part}.{at}"] = row
-    found: dict[str, list[str]] = {rule: [] for rule in ASKED}
-    for each in audit["advice"]:
-        row = rows.get(each["from"], {})
-        rule = "labels-only" if row.get("mode") == "label" else "output-detail"
-        if each["from"].startswith("detection"):
-            rule = "no-alarm"
-        elif row.get("defence", "").startswith("quota"):
-            rule = "copy-90"
-        if each["effect"] != "none":
-            found[rule].append(each["text"])
-    return found
+def _question(audit: AuditResult, place: str) -> str:
+    """The question that advice with a place in the audit answers."""
+    part, _, row = place.partition(".")
+    if part == "detection":
+        return "no-alarm"
+    if part == "price" and audit.price[int(row)].mode == "label":
+        return "labels-only"
+    if part == "defences" and audit.defences[int(row)].defence.startswith("quota"):
+        return "copy-90"
+    return "output-detail"
 
 
-def junit(audit: Entry) -> str:
+class _Case(NamedTuple):
+    """A test case. ``kind``: failure, error or skipped; nothing where it passes."""
+
+    group: str
+    name: str
+    kind: str
+    why: str
+
+
+def junit(audit: AuditResult) -> str:
     """A test case per stated limit and seed, per cell that failed, and per part that was not
     run.
     """
-    failed = {cell["name"]: cell["reason"] for cell in audit["cells"] if cell["state"] == "failed"}
-    cases = [*_limits(audit), *(("cells", name, "error", why) for name, why in failed.items())]
-    missing = [each for each in audit["not_run"] if each["why"] not in failed.values()]
-    cases += [("not_run", each["what"], "skipped", each["why"]) for each in missing]
+    failed = {cell.name: cell.reason for cell in audit.cells if cell.state == "failed"}
+    cases = [*_limits(audit), *(_Case("cells", name, "error", why) for name, why in failed.items())]
+    missing = [part for part in audit.not_run if part.why not in failed.values()]
+    cases += [_Case("not_run", part.what, "skipped", part.why) for part in missing]
     kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    counts = {name: sum(of == kind for _, _, of, _ in cases) for name, kind in kinds.items()}
-    counted = {name: str(count) for name, count in ({"tests": len(cases)} | counts).items()}
-    total = {
-        name: counted[name] for name in ("tests", "failures", "errors")
-    }  # the schema knows no more here
+    counts = {"tests": str(len(cases))}
+    for name, kind in kinds.items():
+        counts[name] = str(sum(case.kind == kind for case in cases))
+    # the schema knows no more here
+    total = {name: counts[name] for name in ("tests", "failures", "errors")}
     root = ElementTree.Element("testsuites", total)
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "dfme audit", **counted})
-    for group, name, kind, why in cases:
-        named = {"classname": printable(f"dfme.audit.{group}"), "name": printable(name)}
-        case = ElementTree.SubElement(suite, "testcase", named)
-        if kind:
-            ElementTree.SubElement(case, kind, message=printable(why))
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "dfme audit", **counts})
+    for case in cases:
+        named = {
+            "classname": printable(f"dfme.audit.{case.group}"),
+            "name": printable(case.name),
+        }
+        element = ElementTree.SubElement(suite, "testcase", named)
+        if case.kind:
+            ElementTree.SubElement(element, case.kind, message=printable(case.why))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def _limits(audit: Entry) -> Iterator[tuple[str, str, str, str]]:
-    """Class, name, element unless it passes, and reason of each limit and seed: the worst attacker
-    counts.
-    """
-    names = cells_in(
-        audit, audit["target"]["label_mode"], "label"
-    )  # whoever gets scores may learn labels
-    beside = Beside(audit["games"]["constant"], None, audit["target"]["evaluation"]["images"] or 0)
-    for each in audit["verdicts"]:
-        level = LIMITS.get(each["limit"])
-        wanted = each["wanted"]
-        for seed in audit["options"]["seeds"]:
-            cells = [
-                cell for cell in audit["cells"] if cell["name"] in names and cell["seed"] == seed
-            ]
-            open_still = [cell["name"] for cell in cells if cell["state"] != "finished"]
-            values = [cell["agreement"] for cell in cells if cell["agreement"] is not None]
-            worst = max(values, default=0.0)
-            exceeded = worst > wanted
-            # what a constant answer has without a query is no copy's
-            told_nothing = each["pass"] is None and not open_still and bool(cells)
-            if level is not None:
-                curves = [point for cell in cells for point in cell["curve"]]
-                values = [at for at, share in curves if beside.reaches(share, level)]
-                worst = min(values, default=wanted)
-                exceeded = worst < wanted
-            kind = ""
-            why = f"not finished: {', '.join(open_still)}"
-            if told_nothing:
-                kind = "skipped"
-                why = each["text"]
-            elif exceeded:
-                kind = "failure"
-                why = f"the worst attack: {worst:g}"
-            elif open_still or not cells:
-                kind = "skipped"
-            yield each["limit"], f"{each['limit']}={wanted:g}, seed {seed}", kind, why
+def _limits(audit: AuditResult) -> Iterator[_Case]:
+    """A case of each limit and seed: the worst attacker counts."""
+    # whoever gets scores may learn labels
+    names = audit.cells_of(audit.target.label_mode, "label")
+    beside = Beside(audit.games.constant, None, audit.target.evaluation.images or 0)
+    for verdict in audit.verdicts:
+        for seed in audit.options.seeds:
+            cells = [cell for cell in audit.cells if cell.name in names and cell.seed == seed]
+            kind, why = _judged(verdict, cells, beside)
+            name = f"{verdict.limit}={verdict.wanted:g}, seed {seed}"
+            yield _Case(verdict.limit, name, kind, why)
 
 
-def _metric(attack: str, kind: str, value: str) -> Entry:
+def _judged(verdict: LimitVerdict, cells: Sequence[CellResult], beside: Beside) -> tuple[str, str]:
+    """The kind of a seed's case, and why."""
+    level = LIMITS.get(verdict.limit)
+    wanted = verdict.wanted
+    waiting = [cell.name for cell in cells if cell.state != "finished"]
+    # what a constant answer has without a query is no copy's
+    if verdict.holds is None and not waiting and cells:
+        return "skipped", verdict.text
+    if level is None:
+        shares = [cell.agreement for cell in cells if cell.agreement is not None]
+        worst = max(shares, default=0.0)
+        exceeded = worst > wanted
+    else:
+        points = [point for cell in cells for point in cell.curve]
+        copies = [at for at, share in points if beside.reaches(share, level)]
+        worst = min(copies, default=wanted)
+        exceeded = worst < wanted
+    if exceeded:
+        return "failure", f"the worst attack: {worst:g}"
+    return "skipped" if waiting or not cells else "", f"not finished: {', '.join(waiting)}"
+
+
+def _metric(attack: str, kind: str, value: str) -> Json:
     return {"slice": attack, "type": kind, "value": value}
 
 
-def bom(audit: Entry, page: str) -> Entry:
+def bom(audit: AuditResult, page: str) -> Json:
     """A part of a bill of materials: the model and what its copies cost; ``page``: SHA-256 of the
     page.
     """
-    metrics: list[Entry] = []
-    for line in (line for line in audit["price"] if line["mean"] is not None):
-        attack = f"{line['row']}, {line['mode']}"
-        after = f"agreement after {line['budget']:,} queries"
-        metrics.append(_metric(attack, after, f"{line['mean']:.4f}"))
-        if line["interval"]:
-            low, high = line["interval"]
+    metrics: list[Json] = []
+    for line in (line for line in audit.price if line.mean is not None):
+        attack = f"{line.row}, {line.mode}"
+        after = f"agreement after {line.budget:,} queries"
+        metrics.append(_metric(attack, after, f"{line.mean:.4f}"))
+        if line.interval:
             metrics[-1]["confidenceInterval"] = {
-                "lowerBound": f"{low:.4f}",
-                "upperBound": f"{high:.4f}",
+                "lowerBound": f"{line.interval.low:.4f}",
+                "upperBound": f"{line.interval.high:.4f}",
             }
-        if line.get("balanced") is not None:
+        if line.balanced is not None:
             balanced = "the same, balanced over the model's classes"
-            metrics.append(_metric(attack, balanced, f"{line['balanced']:.4f}"))
-        queries = ", ".join(seeds_text(line, "0.9"))
+            metrics.append(_metric(attack, balanced, f"{line.balanced:.4f}"))
+        queries = ", ".join(seeds_text(line))
         metrics.append(_metric(attack, "queries until 90 % agreement, each seed", queries))
-    if (constant := audit["games"]["constant"]) is not None:
+    if (constant := audit.games.constant) is not None:
         after = "agreement after 0 queries"
         metrics.append(_metric("one constant answer", after, f"{constant:.4f}"))
-    card: Entry = {"quantitativeAnalysis": {"performanceMetrics": metrics}}
-    card["considerations"] = {
-        "technicalLimitations": [*audit["headline"]["sentences"], *audit["limits"]]
-    }
+    limits = [*audit.headline.sentences, *audit.limits]
     page_of = {
         "type": "adversary-model",
         "url": PAGE,
@@ -236,11 +249,14 @@ def bom(audit: Entry, page: str) -> Entry:
     model = {
         "type": "machine-learning-model",
         "bom-ref": "model",
-        "name": audit["target"]["name"],
-        "modelCard": card,
+        "name": audit.target.name,
+        "modelCard": {
+            "quantitativeAnalysis": {"performanceMetrics": metrics},
+            "considerations": {"technicalLimitations": limits},
+        },
         "externalReferences": [page_of],
     }
-    tool = {"type": "application", "name": "dfme", "version": audit["tool"]["dfme"]}
+    tool = {"type": "application", "name": "dfme", "version": audit.tool.dfme}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

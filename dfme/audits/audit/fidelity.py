@@ -1,109 +1,123 @@
 """Fidelity of one copy: its scores beside the teacher's answers."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 
 import torch
 from torch import Tensor
 
 from dfme.answers.asking import binned_gaps
 from dfme.answers.reading import largest, top_class
+from dfme.audits.audit.attacks import Interval
+from dfme.audits.audit.copies import (
+    Calibration,
+    ClassAgreement,
+    CopyFigures,
+    ExaminedCell,
+    Fidelity,
+    WhereWrong,
+)
 from dfme.audits.audit.differences import numbers_without
-from dfme.audits.audit.model import Entry
 from dfme.run.scores import COMPARED, MANY_CLASSES, compare
 from dfme.spec import LabelMode
 from dfme.statistics import wilson_interval
 from dfme.students.losses import log_probabilities
 
-FIGURES = ("agreement", "agreement_balanced", "top3_equal", "kendall_tau", "kl", "l1")
+FIGURES = tuple(entry.name for entry in fields(CopyFigures))
 
 
-def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> Entry:
-    """``FIGURES`` of a copy's scores (N, K) and the teacher's answers; None where these hide what
-    it needs.
-
-    ``top3_equal``: share of images where the copy's three likeliest classes are three likeliest of
-    the teacher's, which of equal scores (rounded ones) are any. ``kendall_tau``: mean over the
-    images where neither side ties all classes. ``kl``: mean KL(teacher || copy) in nats. ``l1``:
-    mean |p - q|.
-    """
+def figures(answers: Tensor, mode: LabelMode, scores_NK: Tensor) -> CopyFigures:
+    """Of a copy's scores (N, K) and the teacher's answers."""
     compared = compare(scores_NK, answers, mode)
-    found: Entry = {name: compared.get(name) for name in FIGURES}
-    if mode.soft:
-        p_NK = log_probabilities(answers.double(), mode).exp()
-        found["l1"] = (p_NK - scores_NK.double().softmax(1)).abs().sum(1).mean().item()
-        found["kendall_tau"] = (
-            tau if (tau := kendall_tau(answers, scores_NK).nanmean().item()) > -2 else None
-        )
-        if scores_NK.shape[1] > 3:
-            own_N3 = answers[largest(scores_NK, 3)].reshape(-1, 3).sort(1, descending=True).values
-            found["top3_equal"] = (own_N3 == answers.topk(3).values).all(1).double().mean().item()
-    return found
+    copy = CopyFigures(
+        agreement=compared["agreement"],
+        agreement_balanced=compared["agreement_balanced"],
+        kl=compared.get("kl"),
+    )
+    if not mode.soft:
+        return copy
+    p_NK = log_probabilities(answers.double(), mode).exp()
+    tau = kendall_tau(answers, scores_NK).nanmean().item()
+    top3_equal = None
+    if scores_NK.shape[1] > 3:
+        copied_N3 = answers[largest(scores_NK, 3)].reshape(-1, 3).sort(1, descending=True).values
+        top3_equal = (copied_N3 == answers.topk(3).values).all(1).double().mean().item()
+    return replace(
+        copy,
+        l1=(p_NK - scores_NK.double().softmax(1)).abs().sum(1).mean().item(),
+        kendall_tau=tau if tau > -2 else None,  # NaN is not
+        top3_equal=top3_equal,
+    )
 
 
 def kendall_tau(a_NK: Tensor, b_NK: Tensor) -> Tensor:
     """Kendall's tau-b of each row (Biometrika 33, 1945, 239-251), float64 (N,); NaN if a side is
     all ties.
     """
-    found = []
+    parts = []
     at_once = max(1, COMPARED // a_NK.shape[1] ** 2)
     for pair in zip(a_NK.split(at_once), b_NK.split(at_once), strict=True):
-        a_BKK, b_BKK = ((each[:, :, None] - each[:, None]).sign() for each in pair)
+        a_BKK, b_BKK = ((x_BK[:, :, None] - x_BK[:, None]).sign() for x_BK in pair)
         untied_B = a_BKK.abs().sum((1, 2)).double() * b_BKK.abs().sum((1, 2)).double()
-        found.append((a_BKK * b_BKK).sum((1, 2)).double() / untied_B.sqrt())
-    return torch.cat(found)
+        parts.append((a_BKK * b_BKK).sum((1, 2)).double() / untied_B.sqrt())
+    return torch.cat(parts)
 
 
-def examined(
+def fidelity(
+    cell: ExaminedCell,
     answers: Tensor,
     mode: LabelMode,
     scores_NK: Tensor,
     labels_N: Tensor | None,
     names: Sequence[str] = (),
-) -> Entry:
-    """One copy's entry in ``audit.json``, as far as these answers tell.
-
-    ``where_wrong``: images that the teacher gets wrong, and those of them where the copy gives the
-    same wrong class. ``table`` (teacher x copy, counts) is left empty for more than
+) -> Fidelity:
+    """Of a cell's copy, up to what these answers tell. The table is left out of more than
     ``MANY_CLASSES`` classes.
     """
     (images, classes) = scores_NK.shape
     top_N = top_class(answers)
-    own_N = scores_NK.argmax(1)
-    table_KK = torch.bincount(top_N * classes + own_N, minlength=classes**2).view(classes, classes)
-    of_class = table_KK.sum(1).tolist()
+    copied_N = scores_NK.argmax(1)
+    pairs_N = top_N * classes + copied_N
+    table_KK = torch.bincount(pairs_N, minlength=classes**2).view(classes, classes)
     names = numbers_without(names, classes)
-    beside: Entry = dict.fromkeys(("where_wrong", "teacher_ece", "clone_ece"))
-    if labels_N is not None:
-        wrong_N = top_N != labels_N
-        count = int(wrong_N.sum())
-        same = int((wrong_N & (own_N == top_N)).sum())
-        beside["where_wrong"] = {"images": count, "same": same, "interval": _wilson(same, count)}
-        beside["clone_ece"] = calibration(scores_NK.softmax(1), labels_N)
-        if mode.soft:
-            beside["teacher_ece"] = calibration(log_probabilities(answers, mode).exp(), labels_N)
-    return {
-        "images": images,
-        **figures(answers, mode, scores_NK),
-        "interval": _wilson(int((own_N == top_N).sum()), images),
-        "per_class": [
-            {
-                "class": k,
-                "name": names[k],
-                "images": n,
-                "agreement": int(table_KK[k, k]) / n if n else None,
-            }
-            for k, n in enumerate(of_class)
-        ],
-        "table": table_KK.tolist() if classes <= MANY_CLASSES else [],
-        **beside,
-    }
+    per_class = [
+        ClassAgreement(number, names[number], count, alike / count if count else None)
+        for number, (count, alike) in enumerate(
+            zip(table_KK.sum(1).tolist(), table_KK.diag().tolist(), strict=True)
+        )
+    ]
+    copy = Fidelity(
+        cell=cell.name,
+        row=cell.row,
+        mode=cell.mode,
+        seed=cell.seed,
+        images=images,
+        **asdict(figures(answers, mode, scores_NK)),
+        interval=_wilson(int((copied_N == top_N).sum()), images),
+        per_class=per_class,
+        table=table_KK.tolist() if classes <= MANY_CLASSES else [],
+    )
+    if labels_N is None:
+        return copy
+    wrong_N = top_N != labels_N
+    wrong = int(wrong_N.sum())
+    same = int((wrong_N & (copied_N == top_N)).sum())
+    teacher_ece = None
+    if mode.soft:
+        teacher_ece = calibration(log_probabilities(answers, mode).exp(), labels_N)
+    return replace(
+        copy,
+        where_wrong=WhereWrong(wrong, same, _wilson(same, wrong)),
+        teacher_ece=teacher_ece,
+        clone_ece=calibration(scores_NK.softmax(1), labels_N),
+    )
 
 
-def _wilson(count: int, images: int) -> list[float] | None:
-    return list(wilson_interval(count / images, images)) if images else None
+def _wilson(count: int, images: int) -> Interval | None:
+    return Interval(*wilson_interval(count / images, images)) if images else None
 
 
-def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
+def calibration(p_NK: Tensor, labels_N: Tensor) -> Calibration:
     """Calibration error and its 95 % interval: percentiles of 2,000 bootstraps over images (Efron
     1979).
     """
@@ -113,5 +127,5 @@ def calibration(p_NK: Tensor, labels_N: Tensor) -> Entry:
     gaps_NJ = binned_gaps(score_N, class_N == labels_N)
     drawn = (gaps_NJ[torch.randint(images, (images,), generator=rng)].sum(0) for _ in range(2_000))
     errors = torch.stack([gaps_NJ.sum(0), *drawn]).abs().sum(1) / images
-    interval = [errors[1:].quantile(share).item() for share in (0.025, 0.975)]
-    return {"value": errors[0].item(), "interval": interval}
+    low, high = (errors[1:].quantile(share).item() for share in (0.025, 0.975))
+    return Calibration(errors[0].item(), Interval(low, high))

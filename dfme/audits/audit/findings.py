@@ -2,23 +2,48 @@
 torch.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
-from dfme.audits.audit.model import Entry
+from dfme.audits.audit.attacks import (
+    AttackedDefence,
+    CellResult,
+    CurvePoint,
+    DefenceAttacker,
+    HonestBill,
+    Interval,
+    OverSeeds,
+    ParetoPoint,
+    PriceLine,
+    SwitchKind,
+)
+from dfme.audits.audit.copies import NotRun, Twin
+from dfme.audits.audit.prices import median_to_copy, over_seeds, usable
+from dfme.audits.audit.result import Games, LedgerSums, LimitVerdict
 from dfme.audits.audit.verdicts import verdict
 from dfme.audits.compare.attacked import defended
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
+from dfme.measured import StreamBill
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
 from dfme.report.classified import reached
 from dfme.report.facts import LEVELS, Beside
-from dfme.statistics import Spread, middle_of, spread, wilson_interval
+from dfme.statistics import Spread, wilson_interval
 
-COPY = 0.9  # the agreement at which a student counts as a copy
+
+class Switch(NamedTuple):
+    """A change of the answers, and the best copy under it: its agreement, also ``balanced`` over
+    classes, and its ``place`` in audit.json.
+    """
+
+    name: str
+    kind: SwitchKind
+    agreement: Spread
+    balanced: float | None
+    place: str
 
 
 @dataclass
@@ -26,27 +51,30 @@ class Findings:
     """Results of an audit so far, of whose attackers the worst counts. ``second``: once defences
     were tried.
 
-    ``runs``: every run of both comparisons, as it ended. By its name: ``summaries``, what each
-    finished one says, and ``ledgers``, what each asked.
+    ``mode``: the form of the teacher's own answers. ``runs``: every run of both comparisons, as it
+    ended. By its name: ``summaries``, what each finished one says, and ``ledgers``, what each
+    asked.
     """
 
-    own: str
+    mode: str
     budget: int
     price_per_1000: float | None
     first: ComparisonResult
     second: ComparisonResult | None = None
     runs: Sequence[Outcome] = ()
-    summaries: Mapping[str, Entry] = field(default_factory=dict)
-    utility: Sequence[Entry] = ()
+    summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    utility: Sequence[HonestBill] = ()
     ledgers: Mapping[str, Totals] = field(default_factory=dict)
 
     @property
-    def example(self) -> Entry:
+    def example(self) -> Mapping[str, Any]:
         """Summary of a run of the teacher's own answers, which describes the teacher; empty without
         any.
         """
-        names = (each.cell.name for each in self.first.outcomes if each.cell.mode == self.own)
-        return next((self.summaries[name] for name in names if name in self.summaries), {})
+        for outcome in self.first.outcomes:
+            if outcome.cell.mode == self.mode and outcome.cell.name in self.summaries:
+                return self.summaries[outcome.cell.name]
+        return {}
 
     @property
     def images(self) -> int:
@@ -58,19 +86,20 @@ class Findings:
         """True if the attacker of the defences has images of the teacher's task, which makes a gate
         void.
         """
-        return any(has_images(each.cell) for each in (self.second.outcomes if self.second else ()))
+        outcomes = self.second.outcomes if self.second else ()
+        return any(has_images(outcome.cell) for outcome in outcomes)
 
     @property
-    def free(self) -> list[Entry]:
+    def without_images(self) -> list[PriceLine]:
         """Price lines of attackers without images, on whom defences are tried; else every line."""
-        return [line for line in self.price if not line["has_images"]] or self.price
+        return [line for line in self.price if not line.has_images] or self.price
 
     @property
-    def like(self) -> list[Entry]:
+    def with_images(self) -> list[PriceLine]:
         """Price lines of the attackers who have images like the owner's, beside those who have
         none.
         """
-        return [line for line in self.price if line["has_images"] and line not in self.free]
+        return [line for line in self.price if line not in self.without_images]
 
     @property
     def beside(self) -> Beside:
@@ -82,14 +111,14 @@ class Findings:
         """Agreement of one answer to everything."""
         return self.beside.constant
 
-    def one_sided(self, line: Entry | None) -> str:
+    def one_sided(self, line: PriceLine | None) -> str:
         """A sentence on what the answers to an attacker's images reached, if a run's are
         one-sided.
         """
-        for name in line["cells"] if line else ():
-            paid = (self.summaries.get(name) or {}).get("paid_answers") or {}
-            if paid.get("one_sided"):
-                return f" The answers to its images are one-sided: {reached(paid)}."
+        for name in line.cells if line else ():
+            paid_answers = self.summaries.get(name, {}).get("paid_answers") or {}
+            if paid_answers.get("one_sided"):
+                return f" The answers to its images are one-sided: {reached(paid_answers)}."
         return ""
 
     def cost(self, queries: float | None) -> float | None:
@@ -97,242 +126,248 @@ class Findings:
         price = self.price_per_1000
         return None if price is None or queries is None else queries * price / 1000
 
-    def interval(self, share: float | None) -> list[float] | None:
+    def interval(self, share: float | None) -> Interval | None:
         """Over the images of the evaluation."""
-        return None if share is None or not self.images else [*wilson_interval(share, self.images)]
+        if share is None or not self.images:
+            return None
+        return Interval(*wilson_interval(share, self.images))
 
     @cached_property
-    def price(self) -> list[Entry]:
+    def price(self) -> list[PriceLine]:
         """Price of a copy: a line for each attacker and form of answers."""
         groups: dict[tuple[str, str], list[Outcome]] = {}
-        for each in self.first.outcomes:
-            groups.setdefault((each.cell.row, each.cell.mode), []).append(each)
-        return [self._line(*group, outcomes) for group, outcomes in groups.items()]
+        for outcome in self.first.outcomes:
+            groups.setdefault((outcome.cell.row, outcome.cell.mode), []).append(outcome)
+        return [self._line(outcomes) for outcomes in groups.values()]
 
-    def _line(self, row: str, mode: str, outcomes: Sequence[Outcome]) -> Entry:
-        figures = [each.figures for each in outcomes]
-        agreement = [None if each is None else each.agreement for each in figures]
-        queries = {
-            f"{level:g}": [each and each.queries_to[level] for each in figures] for level in LEVELS
+    def _line(self, outcomes: Sequence[Outcome]) -> PriceLine:
+        figures = [outcome.figures for outcome in outcomes]
+        agreement = [run.agreement if run else None for run in figures]
+        balanced = [run.agreement_balanced if run else None for run in figures]
+        mean, sd = over_seeds(agreement)
+        cell = outcomes[0].cell
+        domain = cell.job.queries.domain
+        ended = next((run for run in outcomes if run.state != "finished"), outcomes[0])
+        queries_to = {
+            f"{level:g}": [run.queries_to[level] if run else None for run in figures]
+            for level in LEVELS
         }
-        balanced = [None if each is None else each.agreement_balanced for each in figures]
-        means = over_seeds(agreement)
-        first = outcomes[0].cell
-        domain = first.job.queries.domain
-        ended = next((each for each in outcomes if each.state != "finished"), outcomes[0])
-        line = {
-            "row": row,
-            "mode": mode,
-            "agreement": agreement,
-            "mean": means["mean"],
-            "sd": means["sd"],
-            "agreement_balanced": balanced,
-            "balanced": over_seeds(balanced)["mean"],
-            "has_images": has_images(first),
-            "budget": first.budget,
-            "knows": None if domain == "unknown" else domain,
-            "interval": self.interval(means["mean"]),
-            "queries_to": queries,
-            "state": ended.state,
-            "reason": ended.reason,
-            "cells": [each.cell.name for each in outcomes if each.state != "not applicable"],
-        }
-        line["cost_to_90"] = self.cost(median_to_copy(line))
-        return line
+        line = PriceLine(
+            row=cell.row,
+            mode=cell.mode,
+            agreement=agreement,
+            mean=mean,
+            sd=sd,
+            agreement_balanced=balanced,
+            balanced=over_seeds(balanced).mean,
+            has_images=has_images(cell),
+            budget=cell.budget,
+            knows=None if domain == "unknown" else domain,
+            interval=self.interval(mean),
+            queries_to=queries_to,
+            state=ended.state,
+            reason=ended.reason,
+            cells=[run.cell.name for run in outcomes if run.state != "not applicable"],
+            cost_to_90=None,
+        )
+        return replace(line, cost_to_90=self.cost(median_to_copy(line)))
 
     @cached_property
-    def defences(self) -> list[Entry]:
+    def defences(self) -> list[AttackedDefence]:
         """Each defence and its attackers, that of the strongest attacker's answers without one
         first.
         """
-        found = []
-        cells = self.second.rows(self.own, self.budget) if self.second else {}
-        for line in defended(self.second, self.own, self.budget) if self.second else ():
-            attackers = list[Entry]()
-            for each in line.attackers:
-                attackers.append(
-                    {
-                        "answers": each.answers,
-                        "agreement": plain(each.agreement),
-                        "score": plain(each.score),
-                        "remarks": [*each.remarks],
-                        "cells": [run.cell.name for run in cells[each.label] if run.figures],
-                    }
+        if self.second is None:
+            return []
+        runs = self.second.rows(self.mode, self.budget)
+        defences = []
+        for line in defended(self.second, self.mode, self.budget):
+            attackers = [
+                DefenceAttacker(
+                    answers=attacker.answers,
+                    agreement=attacker.agreement,
+                    score=attacker.score,
+                    remarks=[*attacker.remarks],
+                    cells=[run.cell.name for run in runs[attacker.label] if run.figures],
                 )
-            scores = (each["score"] for each in attackers if each["answers"] == line.best)
-            found.append(
-                {
-                    "defence": line.defence,
-                    "attackers": attackers,
-                    "best": line.best,
-                    "best_score": next(scores, None),
-                    "to_label_only": line.to_label_only,
-                    "balanced": line.best_balanced,
-                }
+                for attacker in line.attackers
+            ]
+            scores = (attacker.score for attacker in attackers if attacker.answers == line.best)
+            defences.append(
+                AttackedDefence(
+                    defence=line.defence,
+                    attackers=attackers,
+                    best=line.best,
+                    best_score=next(scores, None),
+                    to_label_only=line.to_label_only,
+                    balanced=line.best_balanced,
+                )
             )
-        return found
+        return defences
 
-    def paid(self, name: str) -> Entry:
+    def paid(self, name: str) -> StreamBill | None:
         """Cost of a defence or label mode to honest users on held-out images, where it was
         measured.
         """
-        rows = {row["row"]: row["held_out"] for row in self.utility}
         # a quota changes no answer
-        return rows.get(NO_DEFENCE if name.startswith("quota") else name) or {}
+        row = NO_DEFENCE if name.startswith("quota") else name
+        return next((bill.held_out for bill in self.utility if bill.row == row), None)
 
-    def switches(self) -> Iterator[tuple[str, str, Spread, str]]:
-        """Name, kind, best agreement and its place, of each switch; the first row is no switch."""
-        best: dict[str, Entry] = {}
-        for mode in dict.fromkeys(line["mode"] for line in self.free):
-            lines = usable(self.free, mode)
-            if any(line["mode"] == mode for line in lines):
-                best[mode] = max(lines, key=lambda line: float(line["mean"]))
-        places = {mode: f"price.{self.price.index(line)}" for mode, line in best.items()}
-        spreads = {mode: _spread(line) for mode, line in best.items()}
-        tried = [
-            (line["defence"], Spread(*line["best_score"].values()), f"defences.{at}")
+    def l1_mean(self, name: str) -> float | None:
+        """Mean change of an honest user's answer, where it was measured."""
+        bill = self.paid(name)
+        return None if bill is None else bill.l1_mean
+
+    def switches(self) -> list[Switch]:
+        """Each switch with the best copy under it; the first row is no switch, where there is
+        one.
+        """
+        modes = list[Switch]()
+        for mode in dict.fromkeys(line.mode for line in self.without_images):
+            lines = usable(self.without_images, mode)
+            if any(line.mode == mode for line in lines):
+                best = max(lines, key=lambda line: line.mean or 0.0)
+                count = sum(share is not None for share in best.agreement)
+                agreement = Spread(best.mean or 0.0, best.sd, count)
+                place = f"price.{self.price.index(best)}"
+                modes.append(Switch(mode, "label mode", agreement, best.balanced, place))
+        defences = [
+            Switch(line.defence, "defence", line.best_score, line.balanced, f"defences.{at}")
             for at, line in enumerate(self.defences)
-            if line["best_score"]
+            if line.best_score
         ]
-        bare = [(spreads[self.own], places[self.own])] if self.own in spreads else []
-        bare += [(score, place) for name, score, place in tried if name == NO_DEFENCE]
-        if bare:
-            yield NO_DEFENCE, "defence", *max(bare, key=lambda pair: pair[0].mean)
-        yield from ((name, "defence", *found) for name, *found in tried if name != NO_DEFENCE)
-        yield from (
-            (mode, "label mode", spreads[mode], places[mode])
-            for mode in spreads
-            if mode != self.own
-        )
+        bare = [switch for switch in modes if switch.name == self.mode]
+        bare += [switch for switch in defences if switch.name == NO_DEFENCE]
+        best_bare = sorted(bare, key=lambda switch: -switch.agreement.mean)[:1]
+        return [
+            *(switch._replace(name=NO_DEFENCE, kind="defence") for switch in best_bare),
+            *(switch for switch in defences if switch.name != NO_DEFENCE),
+            *(switch for switch in modes if switch.name != self.mode),
+        ]
 
-    def balanced_at(self, place: str) -> float | None:
-        """The balanced agreement of the best copy at a place that ``switches`` gives."""
-        part, _, at = place.partition(".")
-        rows = self.price if part == "price" else self.defences
-        balanced: float | None = rows[int(at)]["balanced"]
-        return balanced
-
-    def pareto(self) -> list[Entry]:
+    def pareto(self) -> list[ParetoPoint]:
         """Cost of every switch to honest users, beside what the best attacker gets."""
         points = []
-        for name, kind, score, place in self.switches():
-            costs = {each: self.paid(name).get(each) for each in ("l1_mean", "accuracy_drop")}
-            points.append({"name": name, "kind": kind, **costs, "agreement": score.mean})
-            points[-1]["balanced"] = self.balanced_at(place)
+        for switch in self.switches():
+            bill = self.paid(switch.name) or StreamBill(answered=0)
+            points.append(
+                ParetoPoint(
+                    name=switch.name,
+                    kind=switch.kind,
+                    l1_mean=bill.l1_mean,
+                    accuracy_drop=bill.accuracy_drop,
+                    agreement=switch.agreement.mean,
+                    balanced=switch.balanced,
+                    dominated=False,
+                )
+            )
         return [
-            {**point, "dominated": any(_dominates(other, point) for other in points)}
+            replace(point, dominated=any(_dominates(other, point) for other in points))
             for point in points
         ]
 
-    def verdicts(self, limits: Mapping[str, float]) -> list[Entry]:
+    def verdicts(self, limits: Mapping[str, float]) -> list[LimitVerdict]:
         """Hold each stated limit against the worst attacker and seed with the teacher's own
         answers.
 
-        ``pass`` is None, not known, where an attack that might have failed the limit has not
-        finished.
+        A limit is not known to hold where an attack that might have failed it has not finished.
         """
-        lines = usable(self.price, self.own)
-        own = [each for each in self.first.outcomes if each.cell.mode in (self.own, "label")]
+        lines = usable(self.price, self.mode)
         unknown = [
-            each.cell.name for each in own if each.state not in ("finished", "not applicable")
+            outcome.cell.name
+            for outcome in self.first.outcomes
+            if outcome.cell.mode in (self.mode, "label")
+            and outcome.state not in ("finished", "not applicable")
         ]
         return [
             verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()
         ]
 
-    def games(self, twin: Entry | None) -> Entry:
+    def games(self, twin: Twin | None) -> Games:
         """Reference agreements, and a copy's share of the way from a constant answer to a twin."""
-        known = self.example.get("baselines") or {}
         least = self.constant
-        way = twin["agreement"] - least if twin is not None and least is not None else 0.0
-        advantage = []
-        for line in self.price if way > 0 else ():
-            values = [
-                None if share is None else (share - least) / way for share in line["agreement"]
-            ]
-            means = over_seeds(values)
-            advantage.append(
-                {
-                    "row": line["row"],
-                    "mode": line["mode"],
-                    "values": values,
-                    "mean": means["mean"],
-                    "sd": means["sd"],
-                }
-            )
-        return {
-            "constant": least,
-            "constant_balanced": self.beside.balanced,
-            "guess": known.get("chance"),
-            "twin": twin,
-            "advantage": advantage,
-        }
+        advantage = list[OverSeeds]()
+        if twin is not None and least is not None and twin.agreement > least:
+            way = twin.agreement - least
+            for line in self.price:
+                values = [
+                    None if share is None else (share - least) / way for share in line.agreement
+                ]
+                advantage.append(OverSeeds(line.row, line.mode, values, *over_seeds(values)))
+        return Games(
+            constant=least,
+            constant_balanced=self.beside.balanced,
+            guess=(self.example.get("baselines") or {}).get("chance"),
+            twin=twin,
+            advantage=advantage,
+        )
 
-    def cells(self) -> list[Entry]:
+    def cells(self) -> list[CellResult]:
         """Every run of both comparisons, once."""
-        every: dict[str, Outcome] = {}
-        for each in self.runs:
-            if each.state != "not applicable":
+        runs: dict[str, Outcome] = {}
+        for outcome in self.runs:
+            if outcome.state != "not applicable":
                 # of cells that share a run, its own comparison's
-                every.setdefault(each.cell.name, each)
-        return [self._cell(each, each.cell) for each in every.values()]
+                runs.setdefault(outcome.cell.name, outcome)
+        return [self._cell(outcome, outcome.cell) for outcome in runs.values()]
 
-    def _cell(self, of: Outcome, cell: Cell) -> Entry:
-        summary = self.summaries.get(cell.name) or {}
-        asked = self.ledgers.get(cell.name)
-        agreement = None if of.figures is None else of.figures.agreement
+    def _cell(self, outcome: Outcome, cell: Cell) -> CellResult:
+        summary = self.summaries.get(cell.name, {})
+        totals = self.ledgers.get(cell.name)
+        figures = outcome.figures
+        agreement = figures.agreement if figures else None
         watch = (summary.get("watch") or {}).get("detectors") or {}
-        spent = None if asked is None else asked.spent
-        return {
-            "name": cell.name,
-            "row": cell.row,
-            "mode": cell.mode,
-            "defence": cell.attempt.runs,
-            "seed": cell.seed,
-            "answers": cell.attempt.answers,
-            "budget": cell.budget,
-            "state": of.state,
-            "reason": of.reason,
-            "spent": spent,
-            "agreement_balanced": None if of.figures is None else of.figures.agreement_balanced,
-            "agreement": agreement,
-            "dir": f"cells/{cell.name}",
-            "interval": self.interval(agreement),
-            "curve": [[*at] for at in of.figures.curve] if of.figures else [],
-            "alarms": {detector: alarms["first_alarm"] for detector, alarms in watch.items()},
-            "config_hash": summary.get("config_hash"),
-            "requests": None if asked is None else asked.requests,
-            "steps_seconds": of.figures and of.figures.seconds,
-            "cost": self.cost(spent),
-        }
+        spent = None if totals is None else totals.spent
+        return CellResult(
+            name=cell.name,
+            row=cell.row,
+            mode=cell.mode,
+            defence=cell.attempt.runs,
+            seed=cell.seed,
+            answers=cell.attempt.answers,
+            budget=cell.budget,
+            state=outcome.state,
+            reason=outcome.reason,
+            spent=spent,
+            agreement_balanced=figures.agreement_balanced if figures else None,
+            agreement=agreement,
+            dir=f"cells/{cell.name}",
+            interval=self.interval(agreement),
+            curve=[CurvePoint(*point) for point in figures.curve] if figures else [],
+            alarms={detector: statistics["first_alarm"] for detector, statistics in watch.items()},
+            config_hash=summary.get("config_hash"),
+            requests=None if totals is None else totals.requests,
+            steps_seconds=figures.seconds if figures else None,
+            cost=self.cost(spent),
+        )
 
-    def ledger(self, beside: Sequence[Totals], shared: int) -> Entry:
-        """Images of all cells, and of the ledgers ``beside`` them; ``served``, ``cost``: the most
-        owed.
+    def ledger(self, others: Sequence[Totals], shared: int) -> LedgerSums:
+        """Images of all cells, and of the ``others`` that are no cells'.
 
         ``shared``: those that were not asked, since another cell had asked them.
         """
-        every = [*self.ledgers.values(), *beside]
-        served = sum(each.served for each in every) - shared
-        return {
-            "images": sum(each.spent for each in every),
-            "evaluation": sum(each.evaluation_queries for each in every),
-            "transfer": sum(each.transfer_queries for each in every),
-            "benign": sum(each.benign_queries for each in every),
-            "served": served,
-            "shared": shared,
-            "cost": self.cost(served),
-            "cells": len(self.ledgers),
-        }
+        ledgers = [*self.ledgers.values(), *others]
+        served = sum(totals.served for totals in ledgers) - shared
+        return LedgerSums(
+            images=sum(totals.spent for totals in ledgers),
+            evaluation=sum(totals.evaluation_queries for totals in ledgers),
+            transfer=sum(totals.transfer_queries for totals in ledgers),
+            benign=sum(totals.benign_queries for totals in ledgers),
+            served=served,
+            shared=shared,
+            cost=self.cost(served),
+            cells=len(self.ledgers),
+        )
 
-    def not_run(self) -> list[Entry]:
-        """Cells that were never to be run, and those that failed."""
-        found: dict[str, str] = {}
-        for each in self.runs:
-            if each.state in ("not applicable", "failed"):
-                seed = f", seed {each.cell.seed}" if each.state == "failed" else ""
-                found.setdefault(f"{each.cell.label} with {each.cell.mode}{seed}", each.reason)
-        return [{"what": what, "why": why} for what, why in found.items()]
+
+def not_run(runs: Iterable[Outcome]) -> list[NotRun]:
+    """Cells that were never to be run, and those that failed."""
+    reasons: dict[str, str] = {}
+    for run in runs:
+        if run.state in ("not applicable", "failed"):
+            seed = f", seed {run.cell.seed}" if run.state == "failed" else ""
+            reasons.setdefault(f"{run.cell.label} with {run.cell.mode}{seed}", run.reason)
+    return [NotRun(*pair) for pair in reasons.items()]
 
 
 def has_images(cell: Cell) -> bool:
@@ -340,56 +375,14 @@ def has_images(cell: Cell) -> bool:
     return str(getattr(cell.job.method_config, "pool", PROCEDURAL)) != PROCEDURAL
 
 
-def over_seeds(values: Sequence[float | None]) -> Entry:
-    """Mean and deviation of the values there are, each None where it is not known."""
-    of = spread(values)
-    return {"mean": of and of.mean, "sd": of and of.sd}
-
-
-def plain(of: Spread | None) -> Entry | None:
-    """A mean and a deviation over so many seeds."""
-    return None if of is None else {"mean": of.mean, "sd": of.sd, "n": of.count}
-
-
-def _spread(line: Entry) -> Spread:
-    return Spread(line["mean"], line["sd"], sum(share is not None for share in line["agreement"]))
-
-
-def to_copy(line: Entry, level: str = f"{COPY:g}") -> list[float | None]:
-    """Queries until a copy, of every seed that is finished; None: it did not get there."""
-    pairs = zip(line["queries_to"][level], line["agreement"], strict=True)
-    return [queries for queries, agreement in pairs if agreement is not None]
-
-
-def median_to_copy(line: Entry) -> float | None:
-    """Over seeds; one that did not get there counts as more than any number."""
-    return middle_of(to_copy(line))
-
-
-def usable(lines: Iterable[Entry], mode: str) -> list[Entry]:
-    """Lines of attacks that answers of a form allow, its own first: whoever gets scores may learn
-    labels.
-    """
-    scored = [
-        line for line in lines if line["mode"] in (mode, "label") and line["mean"] is not None
-    ]
-    return sorted(scored, key=lambda line: line["mode"] != mode)
-
-
-def strongest(lines: Iterable[Entry], mode: str) -> Entry | None:
-    """The attacker that made a copy with the fewest queries, else the one whose students agree
-    most.
-    """
-    found = usable(lines, mode)
-    return min(
-        found, key=lambda line: (median_to_copy(line) or math.inf, -line["mean"]), default=None
-    )
-
-
-def _dominates(one: Entry, other: Entry) -> bool:
+def _dominates(point: ParetoPoint, other: ParetoPoint) -> bool:
     """True if a point is nowhere worse and somewhere better, in what is known of both; the price
     must be.
     """
-    pairs = [(one[name], other[name]) for name in ("l1_mean", "accuracy_drop", "agreement")]
-    less = [left - right for left, right in pairs if None not in (left, right)]
-    return len(less) > 1 and max(less) <= 0 and min(less) < 0
+    pairs = (
+        (point.l1_mean, other.l1_mean),
+        (point.accuracy_drop, other.accuracy_drop),
+        (point.agreement, other.agreement),
+    )
+    more = [figure - rival for figure, rival in pairs if figure is not None and rival is not None]
+    return len(more) > 1 and max(more) <= 0 and min(more) < 0

@@ -1,10 +1,11 @@
 """What an audit will ask, cost and take, known before anybody is asked."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dfme.audits.audit.copies import NotRun
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
 from dfme.audits.audit.recognition import case_of
@@ -52,10 +53,10 @@ class Forecast:
     @property
     def text(self) -> str:
         """The images that --total counts, in a sentence."""
-        each = self.plan.config.budget
-        most = "at most " if self.charged < self.attacks * each else ""
+        budget = self.plan.config.budget
+        most = "at most " if self.charged < self.attacks * budget else ""
         end = "" if self.attacks == 1 else "s"
-        attacks = f"{self.attacks} attack{end} of {most}{each:,} images"
+        attacks = f"{self.attacks} attack{end} of {most}{budget:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         more = (
             f", and at most {images:,} more {what}" for what, images in beside.items() if images
@@ -74,12 +75,12 @@ class Forecast:
     def time(self) -> str:
         """The time of the whole audit and of its parts, in words."""
         parts = ", ".join(
-            f"{duration(each)} {what}" for what, each in self.seconds.items() if each >= 1
+            f"{duration(seconds)} {part}" for part, seconds in self.seconds.items() if seconds >= 1
         )
-        whole = sum(self.seconds.values())
-        text = f"about {duration(whole)} on this machine: {parts}"
+        total = sum(self.seconds.values())
+        text = f"about {duration(total)} on this machine: {parts}"
         text += shorter(
-            whole, "a smaller --budget, fewer --student-steps, --attackers or --defences"
+            total, "a smaller --budget, fewer --student-steps, --attackers or --defences"
         )
         text = text if parts else "the time is not known: no attack is left here to be rehearsed"
         if self.asking:
@@ -106,9 +107,10 @@ def forecast(
     """
     config = plan.config
     scored = 0 if rehearsal is None else rehearsal.scored
-    own = plan.local and not is_local(plan.job)
-    images = scored + plan.halves.get("held_back", 0)
-    benign = owner.benign_at_most(images, bool(plan.texts), plan.accounts, len(cells)) if own else 0
+    benign = 0
+    if plan.local and not is_local(plan.job):
+        images = scored + plan.held_back
+        benign = owner.benign_at_most(images, bool(plan.texts), plan.accounts, len(cells))
     attacks = len(cells)
     charged = sum(cell.budget for cell in cells)
     if config.keep_below is not None:  # one more tries the quota
@@ -116,9 +118,11 @@ def forecast(
         charged += config.budget
     evaluation = len({cell.mode for cell in cells}) * scored  # cells share the answers
     transfer, of_source = _transfer(plan, scored)
-    left = [cell for cell in cells if cell.name in waiting]
-    seconds = _seconds(plan, left, rehearsal, transfer, of_source, owner) if rehearsal else {}
-    found = Forecast(
+    seconds = dict[str, float]()
+    if rehearsal:
+        to_run = [cell for cell in cells if cell.name in waiting]
+        seconds = _seconds(plan, to_run, rehearsal, transfer, of_source, owner)
+    expected = Forecast(
         plan,
         attacks=attacks,
         charged=charged,
@@ -128,17 +132,17 @@ def forecast(
         seconds=seconds,
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
     )
-    if config.total is not None and found.total > config.total:
+    if config.total is not None and expected.total > config.total:
         remedy = "give a smaller --budget, or fewer attackers, label modes, defences or seeds"
-        raise UserError(f"--total: {found.text}, more than {config.total:,}; {remedy}")
+        raise UserError(f"--total: {expected.text}, more than {config.total:,}; {remedy}")
     if config.twin not in ("none", "train") and rehearsal:
         open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
     if config.references and rehearsal:
         case_of(plan.job, config.references, lambda line: None)
-    return found
+    return expected
 
 
-def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str, str]]) -> str:
+def plan_table(plan: AuditPlan, expected: Forecast, left_out: Sequence[NotRun]) -> str:
     """The text of ``--dry-run``; ``left_out``: what will not run, and why."""
     config = plan.config
     attackers = f"{', '.join(config.attackers)}; answers {', '.join(config.label_modes)}; seeds "
@@ -146,9 +150,9 @@ def plan_table(plan: AuditPlan, found: Forecast, left_out: Sequence[Mapping[str,
     rows = [
         ("attackers", attackers),
         ("defences", ", ".join(config.defences) or "none"),
-        ("images", found.line),
-        ("time", found.time),
-        *(("left out", f"{each['what']}: {each['why']}") for each in left_out),
+        ("images", expected.line),
+        ("time", expected.time),
+        *(("left out", f"{part.what}: {part.why}") for part in left_out),
     ]
     return table(rows)
 
@@ -177,19 +181,20 @@ def _seconds(
     A step of an adversarial image takes about as long as one of training on it.
     """
     step, answer = rehearsal.of_image[0] if rehearsal.of_image else (0.0, 0.0)
-    whole = rehearsal.scored + plan.halves.get("held_back", 0)
-    steps = sum(steps for steps, *_ in ATTACKS.values()) / len(ATTACKS)
+    images = rehearsal.scored + plan.held_back
+    steps = sum(attack.steps for attack in ATTACKS.values()) / len(ATTACKS)
     # two of the sources are no students: random signs and the teacher
     by_students = steps * (transfer - 2 * of_source)
-    on = plan.owner_evaluation
-    if plan.config.twin == "train" and has_train_part(on.dataset):
-        by_students += TWIN_EPOCHS * len(load_dataset(on.dataset, "train", root=on.root, lazy=True))
+    evaluation = plan.owner_evaluation
+    if plan.config.twin == "train" and has_train_part(evaluation.dataset):
+        data = load_dataset(evaluation.dataset, "train", root=evaluation.root, lazy=True)
+        by_students += TWIN_EPOCHS * len(data)
     by_teacher = float(transfer)
     if plan.job.teacher.kind == "torch":
         by_teacher += BACKWARD * steps * of_source
     return {
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
-        "to bill honest users": owner.billing_seconds(len(plan.texts), whole, answer),
+        "to bill honest users": owner.billing_seconds(len(plan.texts), images, answer),
         "to watch honest accounts": _watching(plan, rehearsal, answer, owner),
         "to try to recognise the copies": LOOKED_AT * answer if plan.config.references else 0.0,
         "to examine the copies": by_students * step + by_teacher * answer,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from dfme.audits.audit.copies import NotRun
+from dfme.audits.audit.result import Halves
 from dfme.audits.compare.engines import require_engine
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
 from dfme.config.fields import (
@@ -30,10 +31,8 @@ from dfme.config.messages import Problem, unknown_choice
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import UserError
-from dfme.files import write_text
 from dfme.queries.names import DOMAINS, WORTH_NOTHING
 from dfme.report.facts import LEVELS
-from dfme.report.summary_file import read_object
 from dfme.run.job import unwatched
 from dfme.spec import LabelMode
 
@@ -163,24 +162,24 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
     """Parse the limits that an owner states. UserError for unknown ones, or beyond what the budget
     shows.
     """
-    found: dict[str, float] = {}
+    stated: dict[str, float] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if name in found:
+        if name in stated:
             raise UserError(f"expected each limit once, got {name} twice")
         if name not in (*LIMITS, "agreement"):
             raise UserError(unknown_choice("limit", name, [*LIMITS, "agreement"]))
         try:
-            found[name] = parse_count(value) if name in LIMITS else float(value)
+            stated[name] = parse_count(value) if name in LIMITS else float(value)
         except ValueError:
-            found[name] = -1
-        if not equals or not (found[name] > 0 if name in LIMITS else 0 <= found[name] <= 1):
+            stated[name] = -1
+        if not equals or not (stated[name] > 0 if name in LIMITS else 0 <= stated[name] <= 1):
             wanted = "images such as 10000 or 10k" if name in LIMITS else "a share from 0 to 1"
             raise UserError(f"expected {name}={wanted}, got {text!r}")
-        if name in LIMITS and found[name] > budget:
+        if name in LIMITS and stated[name] > budget:
             more = "give more --budget, and --profile standard in place of quick"
             raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; {more}")
-    return found
+    return stated
 
 
 def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
@@ -199,7 +198,7 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
         yield Problem("twin", f"expected train, none or a file of weights, got {config.twin!r}")
 
 
-def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, str]]]:
+def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[NotRun]]:
     """Fill unset options from the profile; and what is left out, for the reason ``away``."""
     profile = PROFILES[config.profile]
     budget = budget_of(config)
@@ -214,17 +213,16 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[dict[str, s
         student_steps=config.student_steps or min(budget, profile.steps or budget),
         jobs=config.jobs or _jobs(config, away),
     )
-    other = "it answers in one form; another one would have to be asked for anew"
-    elsewhere = [{"what": f"label mode {mode}", "why": other} for mode in others]
-    elsewhere += [{"what": what, "why": away} for what in ("defences", "detection")]
-    left_out = list[dict[str, str]]()
+    left_out = list[NotRun]()
     if config.profile != "full":
-        left_out.append({"what": _larger(config.profile), "why": f"--profile {config.profile}"})
+        left_out.append(NotRun(_larger(config.profile), f"--profile {config.profile}"))
     if away:
-        left_out += elsewhere
+        other = "it answers in one form; another one would have to be asked for anew"
+        left_out += [NotRun(f"label mode {mode}", other) for mode in others]
+        left_out += [NotRun(what, away) for what in ("defences", "detection")]
     if not config.references:
         why = "there are no --references"
-        left_out.append({"what": "whether you would recognise a copy", "why": why})
+        left_out.append(NotRun("whether you would recognise a copy", why))
     return settled, left_out
 
 
@@ -244,46 +242,37 @@ def _larger(profile: str) -> str:
     return f"{knowing}, {more}, two sizes of adversarial perturbation"
 
 
-def held_back(on: EvaluationConfig) -> tuple[dict[str, Any], str]:
-    """Facts of the evaluation images' halves; empty, with the reason, where they cannot be
+def held_back(evaluation: EvaluationConfig) -> tuple[Halves | None, str]:
+    """Facts of the evaluation images' halves; None, with the reason, where they cannot be
     halved.
     """
-    if on.dataset == "none":
-        return {}, "there are no evaluation images"
-    if on.mean is not None:
-        return (
-            {},
-            "the evaluation images are normalised (--evaluation.mean), which those of a pool are "
-            "not",
-        )
-    load = partial(load_dataset, root=on.root, download=on.download, lazy=True)
-    scored, like = (load(f"{on.dataset}{half}", "test") for half in HALVES)
+    if evaluation.dataset == "none":
+        return None, "there are no evaluation images"
+    if evaluation.mean is not None:
+        normalised = "the evaluation images are normalised (--evaluation.mean)"
+        return None, f"{normalised}, which those of a pool are not"
+    load = partial(load_dataset, root=evaluation.root, download=evaluation.download, lazy=True)
+    scored, like = (load(f"{evaluation.dataset}{half}", "test") for half in HALVES)
     if len(like) < MIN_HALF:
-        found = f"half of the evaluation images are {len(like)}"
-        return {}, f"{found}, and at least {MIN_HALF} are needed; give more, or --pool FOLDER"
+        count = f"half of the evaluation images are {len(like)}"
+        return None, f"{count}, and at least {MIN_HALF} are needed; give more, or --pool FOLDER"
     digest = hashlib.sha256()
     for x_BCHW in like.split(256):
         digest.update(x_BCHW.numpy().tobytes())
-    halves = {
-        "dataset": on.dataset,
-        "held_back": len(like),
-        "scored": len(scored),
-        "sha256": digest.hexdigest(),
-    }
-    return halves, ""
+    return Halves(evaluation.dataset, len(like), len(scored), digest.hexdigest()), ""
 
 
 def modes_of(config: AuditConfig, stated: str | None) -> list[str]:
     """The label modes of the audit, the teacher's own first: as ``stated``, else the first that is
     listed.
     """
-    own = LabelMode.parse(stated or next(iter(config.label_modes), "probabilities"))
-    fine = own.kind in ("logits", "probabilities") and (own.decimals is None or own.decimals > 2)
-    usual = ["probabilities:2"] if fine else []
-    if own.kind != "label":
-        usual.append("label")
-    listed = config.label_modes or usual
-    return list(dict.fromkeys([str(own), *(str(LabelMode.parse(text)) for text in listed)]))
+    first = LabelMode.parse(stated or next(iter(config.label_modes), "probabilities"))
+    modes: Sequence[str] = config.label_modes
+    if not modes and first.kind != "label":
+        few = first.decimals is not None and first.decimals <= 2
+        fine = first.kind in ("logits", "probabilities") and not few
+        modes = ["probabilities:2", "label"] if fine else ["label"]
+    return list(dict.fromkeys([str(first), *(str(LabelMode.parse(text)) for text in modes)]))
 
 
 OPTIONS = "audit.yaml"
@@ -293,15 +282,6 @@ PAGE = "audit.html"
 APPENDIX = "appendix.html"
 CARD = "model_card.md"
 """The audit's own file of options, and what it leaves."""
-
-
-def cached(path: Path, of: Sequence[str], make: Callable[[], Any], anew: bool = False) -> Any:
-    """Return the result for ``of`` on file; make and store it where there is none, or ``anew``."""
-    kept = read_object(path)
-    if anew or kept.get("of") != [*of] or "found" not in kept:
-        kept = {"of": [*of], "found": json.loads(json.dumps(make(), allow_nan=False))}
-        write_text(path, json.dumps(kept, indent=1) + "\n")
-    return kept["found"]
 
 
 Second = Callable[[str, Sequence[str]], ComparisonPlan]
@@ -323,13 +303,18 @@ class AuditPlan:
     second: Second | None
     options: dict[str, Any]
     local: bool
-    not_run: tuple[dict[str, str], ...]
+    not_run: tuple[NotRun, ...]
     planned: Callable[[CompareConfig], ComparisonPlan]
-    halves: dict[str, Any] = dataclasses.field(default_factory=dict)
+    halves: Halves | None = None
 
     @property
     def out(self) -> Path:
         return self.first.out
+
+    @property
+    def held_back(self) -> int:
+        """Evaluation images that an attacker has, and on which no copy is scored."""
+        return 0 if self.halves is None else self.halves.held_back
 
     @property
     def brief(self) -> bool:
@@ -337,7 +322,7 @@ class AuditPlan:
         return self.config.profile == "quick"
 
     @property
-    def own(self) -> str:
+    def label_mode(self) -> str:
         """The form of the teacher's own answers."""
         return self.config.label_modes[0]
 
@@ -349,8 +334,8 @@ class AuditPlan:
     @property
     def owner_evaluation(self) -> EvaluationConfig:
         """All evaluation images, which the owner measures on, whatever half an attacker has."""
-        on = self.job.config.evaluation
-        return replace(on, dataset=whole_name(on.dataset))
+        evaluation = self.job.config.evaluation
+        return replace(evaluation, dataset=whole_name(evaluation.dataset))
 
     @property
     def texts(self) -> list[str]:

@@ -1,8 +1,11 @@
 """The rate-limit sheet: how many images a key may ask in a term, from an audit's curves."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dfme.audits.audit.model import Entry, cells_in
+from dfme.audits.audit.attacks import CurvePoint
+from dfme.audits.audit.result import AuditResult, CheckedQuota, QuotaSheet
 from dfme.audits.compare.plan import NO_DEFENCE
 
 TERMS = {"minute": 60, "hour": 3_600, "day": 86_400, "month": 2_592_000}
@@ -17,7 +20,7 @@ WARNING = (
 )
 
 
-def sheet(audit: Entry, checked: str | None) -> Entry | None:
+def sheet(audit: AuditResult, checked: str | None) -> QuotaSheet | None:
     """The largest quota with all curves of the model as deployed below ``--keep-below``; None
     unasked.
 
@@ -25,58 +28,66 @@ def sheet(audit: Entry, checked: str | None) -> Entry | None:
     what a copy is worth in between is not known. ``checked``: the cell of an attack under the
     quota, if any.
     """
-    level = audit["options"]["keep_below"]
-    cells = {cell["name"]: cell for cell in audit["cells"]}
-    # every attacker and seed on the model's own answers, or their labels, without a defence
-    own = cells_in(audit, audit["target"]["label_mode"], "label")
-    bare = [line["attackers"] for line in audit["defences"] if line["defence"] == NO_DEFENCE]
-    deployed = dict.fromkeys(
-        [*own, *(name for of in bare for each in of for name in each["cells"])]
-    )
-    known = [cells[name] for name in deployed if name in cells and cells[name]["curve"]]
-    if level is None or not known:
+    level = audit.options.keep_below
+    cells = {cell.name: cell for cell in audit.cells}
+    deployed = [cells[name] for name in _deployed(audit) if name in cells and cells[name].curve]
+    if level is None or not deployed:
         return None
-    steps = {cell["name"]: _step(cell["curve"], level) for cell in known}
-    constant = audit["games"]["constant"]
-    void = constant is not None and constant >= level
+    steps = {cell.name: _step(cell.curve, level) for cell in deployed}
+    constant = audit.games.constant
     over = {name: step for name, step in steps.items() if step is not None}
-    worst = max(known, key=lambda cell: max(share for _, share in cell["curve"]))
-    worst = cells[min(over, key=lambda name: over[name])] if over else worst
-    images = 0 if void else over.get(worst["name"], audit["options"]["budget"])
-    best = max(
-        (share for cell in known for at, share in cell["curve"] if at <= images), default=0.0
+    worst = max(deployed, key=lambda cell: max(point.agreement for point in cell.curve))
+    if over:
+        worst = cells[min(over, key=lambda name: over[name])]
+    void = constant is not None and constant >= level
+    images = 0 if void else over.get(worst.name, audit.options.budget)
+    curves = [cell.curve for cell in deployed]
+    below = [point for curve in curves for point in curve if point.queries <= images]
+    quota = QuotaSheet(
+        keep_below=level,
+        per=audit.options.per,
+        images=images,
+        best=max((point.agreement for point in below), default=0.0),
+        attacker=worst.row,
+        cell=worst.name,
+        open=not over,
+        lines={},
+        text=[],
     )
-    found: Entry = {
-        "keep_below": level,
-        "per": audit["options"]["per"],
-        "images": images,
-        "best": best,
-        "attacker": worst["row"],
-        "cell": worst["name"],
-        "open": not over,
-        "checked": None,
-    }
     if void:
         text = (
             f"No quota keeps an agreement below {level:.1%}: one constant answer agrees on "
             f"{constant:.1%} without a query. Give a larger --keep-below, or images of which each "
             "class has as many."
         )
-        return {**found, "lines": {}, "text": [text]}
+        return replace(quota, text=[text])
     under = cells.get(checked or "") if over else worst
-    if under and under["agreement"] is not None:
-        holds = under["agreement"] < level
-        found["checked"] = {"cell": under["name"], "agreement": under["agreement"], "holds": holds}
-    kept = images and (found["checked"] or {"holds": True})["holds"]
-    return found | {"lines": _lines(images, found["per"]) if kept else {}, "text": _text(found)}
+    if under and under.agreement is not None:
+        judged = CheckedQuota(under.name, under.agreement, under.agreement < level)
+        quota = replace(quota, checked=judged)
+    keeps = images and (quota.checked is None or quota.checked.holds)
+    return replace(quota, lines=_lines(images, quota.per) if keeps else {}, text=_text(quota))
 
 
-def _step(curve: list[list[float]], level: float) -> int | None:
+def _deployed(audit: AuditResult) -> dict[str, None]:
+    """Names of the cells of every attacker and seed on the model's own answers, or their labels,
+    without a defence.
+    """
+    names = dict.fromkeys(audit.cells_of(audit.target.label_mode, "label"))
+    for line in audit.defences:
+        for attacker in line.attackers if line.defence == NO_DEFENCE else ():
+            names |= dict.fromkeys(attacker.cells)
+    return names
+
+
+def _step(curve: Sequence[CurvePoint], level: float) -> int | None:
     """The last images at which a curve was scored before those at which it gets there; None: it
     does not.
     """
-    first = next((at for at, share in curve if share >= level), None)
-    return None if first is None else int(max((at for at, _ in curve if at < first), default=0))
+    first = next((point.queries for point in curve if point.agreement >= level), None)
+    if first is None:
+        return None
+    return max((point.queries for point in curve if point.queries < first), default=0)
 
 
 def _lines(images: int, per: str) -> dict[str, str]:
@@ -101,26 +112,23 @@ def _lines(images: int, per: str) -> dict[str, str]:
     }
 
 
-def _text(found: Entry) -> list[str]:
-    level = f"{found['keep_below']:.1%}"
-    if not found["images"]:
-        return [
-            f"No quota keeps {found['attacker']} below {level}: its first copy on record is better."
-        ]
-    more = f"{found['attacker']} is the first to get there with more"
-    if found["open"]:
+def _text(quota: QuotaSheet) -> list[str]:
+    level = f"{quota.keep_below:.1%}"
+    attacker = quota.attacker
+    if not quota.images:
+        return [f"No quota keeps {attacker} below {level}: its first copy on record is better."]
+    more = f"{attacker} is the first to get there with more"
+    if quota.open:
         more = "none that ran got there, and what more images buy is not known"
-    first = (
-        f"{found['images']:,} images per {found['per']} for a key keep every attacker below {level}"
-    )
-    under = "We did not check it with an attack."
-    if (seen := found["checked"]) is not None:
-        judged = (
-            "the quota holds" if seen["holds"] else "the quota DOES NOT HOLD: take a smaller one"
-        )
-        copy = f"a copy by {found['attacker']} agrees on {seen['agreement']:.1%}"
-        under = f"We checked it with an attack: with no more images {copy}; {judged}."
-    return [f"{first} by their curves (the best: {found['best']:.1%}); {more}.", under, WARNING]
+    first = f"{quota.images:,} images per {quota.per} for a key keep every attacker below {level}"
+    check = "We did not check it with an attack."
+    if quota.checked is not None:
+        judged = "the quota DOES NOT HOLD: take a smaller one"
+        if quota.checked.holds:
+            judged = "the quota holds"
+        copy = f"a copy by {attacker} agrees on {quota.checked.agreement:.1%}"
+        check = f"We checked it with an attack: with no more images {copy}; {judged}."
+    return [f"{first} by their curves (the best: {quota.best:.1%}); {more}.", check, WARNING]
 
 
 def below(queries: float) -> int:

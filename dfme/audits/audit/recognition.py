@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dfme.audits.audit.examine import ExaminedCell
-from dfme.audits.audit.model import Entry
+from dfme.audits.audit.copies import ExaminedCell, RecognisedCopies, Recognition
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case
 from dfme.compute.device import choose_device, within_memory
@@ -20,6 +19,14 @@ from dfme.statistics import auroc
 PROBES = 300  # as many as ``run.py verify`` asks by default
 
 
+class _Tested(NamedTuple):
+    """A cell's copy. ``matches``: share of the probes on which it gives the model's mistake."""
+
+    cell: str
+    matches: float
+    evidence: Evidence
+
+
 def case_of(job: Job, references: Sequence[str], tell: Callable[[str], None]) -> Case:
     """The audited model beside the references. UserError for those that do not fit."""
     return Case(job, white_box(job), [*map(Path, references)], tell)
@@ -27,42 +34,39 @@ def case_of(job: Job, references: Sequence[str], tell: Callable[[str], None]) ->
 
 def recognise(
     job: Job, references: Sequence[str], cells: Sequence[ExaminedCell], tell: Callable[[str], None]
-) -> Entry:
+) -> Recognition:
     """Each attacker's copies over seeds. ``auroc``: of their shares of matches against the
     references' own.
 
     UserError where the owner's images have too few mistakes to tell anything.
     """
     device = choose_device(job.config.device)
+    copies = dict[tuple[str, str], list[_Tested]]()
     with within_memory(device), ieee_fp32():
         files = (cell.directory / "student.safetensors" for cell in cells)
         nets: list[Any] = [load_student_of_run(file).to(device) for file in files]
         case = case_of(job, references, tell)
-        probes, found = case.choose(PROBES, nets[0].spec.levels)
-        told = {"probes": len(probes.images), "p_reference": found["p_reference"]}
-        innocent = [each["matches"] / each["asked"] for each in found["references"]]
-        copies = dict[tuple[str, str], list[tuple[str, float, Evidence]]]()
+        probes, facts = case.choose(PROBES, nets[0].spec.levels)
+        p_reference = facts["p_reference"]
         for cell, net in zip(cells, nets, strict=True):
             ask = case.answer(net.spec, case.names, partial(scores, net))
             hits = (ask(probes.images) == probes.expected).tolist()
-            seen = follow(
-                (hits[at : at + BATCH] for at in range(0, len(hits), BATCH)), told["p_reference"]
-            )
-            copies.setdefault((cell.row, cell.mode), []).append(
-                (cell.name, sum(hits) / len(hits), seen)
-            )
+            batches = (hits[at : at + BATCH] for at in range(0, len(hits), BATCH))
+            tested = _Tested(cell.name, sum(hits) / len(hits), follow(batches, p_reference))
+            copies.setdefault((cell.row, cell.mode), []).append(tested)
+    innocent = [reference["matches"] / reference["asked"] for reference in facts["references"]]
     rows = []
-    for (row, mode), found_of in copies.items():
-        names, matches, evidence = zip(*found_of, strict=True)
+    for (row, mode), tests in copies.items():
+        matches = [test.matches for test in tests]
         rows.append(
-            {
-                "row": row,
-                "mode": mode,
-                "cells": [*names],
-                "matches": [*matches],
-                "e_values": [each.e_value for each in evidence],
-                "recognised": [each.sure for each in evidence],
-                "auroc": auroc({row: matches}, innocent)[0],
-            }
+            RecognisedCopies(
+                row=row,
+                mode=mode,
+                cells=[test.cell for test in tests],
+                matches=matches,
+                e_values=[test.evidence.e_value for test in tests],
+                recognised=[test.evidence.sure for test in tests],
+                auroc=auroc({row: matches}, innocent)[0],
+            )
         )
-    return told | {"references": innocent, "rows": rows}
+    return Recognition(len(probes.images), p_reference, innocent, rows)

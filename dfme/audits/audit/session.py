@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit import headline
-from dfme.audits.audit.document import Measured, parts, tool
-from dfme.audits.audit.findings import Findings, has_images, strongest, to_copy
+from dfme.audits.audit.attacks import HonestBill, WatchedAttacks
+from dfme.audits.audit.copies import CopyExamination, ExaminedCell, NotRun, Recognition
+from dfme.audits.audit.document import Measured, audit_of
+from dfme.audits.audit.findings import Findings, has_images, not_run
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
-from dfme.audits.audit.model import SCHEMA, Entry, check_audit
-from dfme.audits.audit.options import (
-    CARD,
-    DATA,
-    OPTIONS,
-    PAGE,
-    SHARED,
-    TWIN_EPOCHS,
-    AuditPlan,
-    cached,
-)
-from dfme.audits.audit.phases import record_seconds
+from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS, AuditPlan
+from dfme.audits.audit.phases import cached, record_seconds
+from dfme.audits.audit.prices import strongest, to_copy
 from dfme.audits.audit.quota import below
+from dfme.audits.audit.result import (
+    AuditResult,
+    Made,
+    audit_result,
+    document,
+    recorded,
+)
 from dfme.audits.compare.engines import STOPPED
-from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.processes import cores
@@ -40,10 +39,8 @@ from dfme.audits.owner import Metering, Owner
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
-from dfme.measured import Bill
-from dfme.oracle.ledger_log import Totals
 from dfme.oracle.ledger_log import audit as add_up
-from dfme.report.summary_file import read_object, read_summary
+from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import is_local
 from dfme.run.directory import on_record
@@ -65,7 +62,7 @@ def audit(
     """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if
     stopped.
 
-    ``line`` says how far it is, ``show`` what was found. UserError for what cannot work, before
+    ``line`` says how far it is, ``show`` hears the result. UserError for what cannot work, before
     anything is asked, or a directory in use.
     """
     work = Audit(plan, owner, line)
@@ -74,25 +71,26 @@ def audit(
     make_folder(plan.out / "examined")
     make_folder(plan.out / SHARED)
     lock = DirectoryLock(plan.out)
-    whole = False
+    finished = False
     try:
         write_text(plan.out / OPTIONS, on_record(dump_yaml(plan.options), plan.out))
-        whole = work.run()
+        finished = work.run()
     finally:
         line.close()
         lock.close()
-        if not whole:
+        if not finished:
             remedy = "when no cell runs any more, go on with"
             line.note(f"stopped; all that was paid is kept; {remedy}:\n  {command}")
-    if not whole:
+    if not finished:
         return 0 if plan.config.engine == "commands" else STOPPED
-    found = work.found
-    lines = [*found["headline"]["sentences"], *(f"- {each['text']}" for each in found["advice"])]
-    lines += [f"{headline.JUDGED[each['pass']]}: {each['text']}" for each in found["verdicts"]]
+    result = work.result
+    lines = [*result.headline.sentences, *(f"- {advice.text}" for advice in result.advice)]
+    lines += [f"{headline.JUDGED[verdict.holds]}: {verdict.text}" for verdict in result.verdicts]
     files = [str(plan.out / name) for name in (PAGE, DATA, CARD)]
     show("\n".join([wrapped("\n".join(lines), across, "  "), "", *files]))
-    failed = any(each["state"] == "failed" for each in found["cells"])
-    return FAILS if any(each["pass"] is False for each in found["verdicts"]) else int(failed)
+    if any(verdict.holds is False for verdict in result.verdicts):
+        return FAILS
+    return int(any(cell.state == "failed" for cell in result.cells))
 
 
 def dry_run(plan: AuditPlan, owner: Owner) -> str:
@@ -104,27 +102,22 @@ def dry_run(plan: AuditPlan, owner: Owner) -> str:
 
 
 class Audit:
-    """An audit on its way; ``found`` is what its audit.json holds."""
+    """An audit on its way; ``result`` is what its audit.json holds, once a phase is done."""
+
+    result: AuditResult
 
     def __init__(self, plan: AuditPlan, owner: Owner, line: StatusLine) -> None:
         self._plan = plan
         self._owner = owner
         self._line = line
-        self._plans, self._sessions = [plan.first], [self._session(plan.first)]
-        self._under = list[Session]()  # of an attack under the quota
-        self._not_run = [*plan.not_run]
-        self._utility = list[Entry]()
-        self._measured: Entry | None = None
-        self._examined: Entry = {}
-        self._recognised: Entry | None = None
+        self._plans = [plan.first]
+        self._sessions = [self._session(plan.first)]
+        self._under_quota = list[Session]()
+        self._measured = Measured([*plan.not_run])
         self._meter: Metering | None = None
         self._rehearsal: Rehearsal | None = None
         self._began = time.time()
-        self._before, self._halves = (
-            each if isinstance(each, dict) else {}
-            for each in map(read_object(plan.out / DATA).get, ("made", "halves"))
-        )
-        self.found: Entry = {}
+        self._before = recorded(plan.out / DATA)
 
     def check(self, dry: bool = False) -> Forecast:
         """Find problems and forecast the images asked; print them unless ``dry``. UserError for
@@ -132,25 +125,22 @@ class Audit:
         """
         plan = self._plan
         first = self._sessions[0]
-        if plan.halves and self._halves and plan.halves != self._halves:
+        halves = self._before.halves if self._before else None
+        if plan.halves and halves and plan.halves != halves:
             wanted = (
                 "expected the evaluation images of which a half was held back as the audit began"
             )
             raise UserError(
                 f"--evaluation.dataset: {wanted}, got others; restore them, or give a new --out"
             )
-        own = [each.cell for each in _to_run(first) if each.cell.mode == plan.own]
-        able = dict.fromkeys(
-            cell.row for cell in [each for each in own if not has_images(each)] or own
-        )
-        then = (
-            [self._session(plan.second(row, plan.config.defences)) for row in able]
-            if plan.second
-            else []
-        )
-        known = {each.cell.name: each.cell for each in _to_run(first)}
-        defended = [{each.cell.name: each.cell for each in _to_run(one)} for one in then]
-        cells = max((known | more for more in defended), key=len, default=known)
+        then = list[Session]()
+        if plan.second:
+            bare = [cell for cell in _to_run(first).values() if cell.mode == plan.label_mode]
+            able = [cell for cell in bare if not has_images(cell)] or bare
+            for row in dict.fromkeys(cell.row for cell in able):
+                then.append(self._session(plan.second(row, plan.config.defences)))
+        cells = _to_run(first)
+        cells = max((cells | _to_run(session) for session in then), key=len, default=cells)
         waiting = dict[str, Cell]()
         for session in (first, *then):
             waiting |= {cell.name: cell for cell in session.waiting}
@@ -158,40 +148,39 @@ class Audit:
         free = is_local(plan.job) and not dry
         facts: list[str] = []  # a refusal stands alone
         rehearsal = rehearse(plan.first, [*waiting.values()], facts.append, ask=free)
-        found = forecast(plan, [*cells.values()], waiting, rehearsal, self._owner)
+        expected = forecast(plan, [*cells.values()], waiting, rehearsal, self._owner)
         for fact in facts:
             self._line.note(fact)
         self._rehearsal = rehearsal
         if not dry:
-            self._line.note(found.line)
-            self._line.note(found.time)
-            for each in self.left_out:
-                self._line.note(f"left out: {each['what']}: {each['why']}")
-        return found
+            self._line.note(expected.line)
+            self._line.note(expected.time)
+            for part in self.left_out:
+                self._line.note(f"left out: {part.what}: {part.why}")
+        return expected
 
     @property
-    def left_out(self) -> list[Entry]:
+    def left_out(self) -> list[NotRun]:
         """Parts that are known not to run, and why."""
-        never = [each for each in self._sessions[0].runs if each.state == "not applicable"]
-        cells = {f"{each.cell.label} with {each.cell.mode}": each.reason for each in never}
-        return [*self._not_run, *({"what": what, "why": why} for what, why in cells.items())]
+        return [*self._measured.not_run, *not_run(self._sessions[0].runs)]
 
     def run(self) -> bool:
         """Every phase that is not done; whether none was stopped."""
+        phases: dict[str, Callable[[], bool | None]] = {
+            "what honest users pay": self._bill,
+            "the price of a copy": self._attack,
+            "defences, and attackers who know them": self._defend,
+            "does the quota hold?": self._check_quota,
+            "would one notice?": self._detect,
+            "what a copy is good for": self._examine,
+        }
         with self._owner.benign_meter(self._plan.out / "benign") as self._meter:
-            for phase in (
-                self._bill,
-                self._attack,
-                self._defend,
-                self._check,
-                self._detect,
-                self._examine,
-            ):
+            for name, phase in phases.items():
                 began = time.monotonic()
-                self._line.note(f"-- {phase.__doc__}")
-                done = phase()
-                record_seconds(self._plan.out, str(phase.__doc__), time.monotonic() - began)
-                if done is False:
+                self._line.note(f"-- {name}")
+                outcome = phase()
+                record_seconds(self._plan.out, name, time.monotonic() - began)
+                if outcome is False:
                     return False
                 self._write(finished=phase == self._examine)
                 self._line.note(f"   {time.monotonic() - began:.1f} s")
@@ -208,195 +197,191 @@ class Audit:
             return not session.run(interrupt.requested)
 
     def _bill(self) -> None:
-        """what honest users pay"""
         texts = self._plan.texts
         if not texts:
             return
         stacks = [tuple(text.split("+")) for text in texts]
 
-        def measure() -> list[Entry]:
+        def measure() -> list[Any]:
             bills = self._owner.bills(stacks, self._line.note, self._meter)
             return [bill.to_json() for bill in bills]
 
+        file = self._plan.out / "utility.json"
         # A meter's journal gives answers again in the order in which they came: detection's come
         # after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
-        bills = cached(self._plan.out / "utility.json", texts, measure, anew)
-        self._utility = [Bill.from_json(bill).to_json() for bill in bills]
+        self._measured.utility = cached(file, list[HonestBill], texts, measure, anew)
 
     def _attack(self) -> bool:
-        """the price of a copy"""
         return self._run(self._sessions[0])
 
     def _defend(self) -> bool | None:
-        """defences, and attackers who know them"""
-        best = strongest(self._of().free, self._plan.own)
+        best = strongest(self._findings().without_images, self._plan.label_mode)
         if self._plan.second is None or best is None:
             return None
         least = min((count for count in to_copy(best) if count is not None), default=0)
         quota = [f"quota:images={below(least)}"] if least > 1 else []
-        bills = {row["row"]: row for row in self._utility}
-        second = self._plan.second(best["row"], [*self._plan.config.defences, *quota])
+        bills = {bill.row: document(bill) for bill in self._measured.utility}
+        second = self._plan.second(best.row, [*self._plan.config.defences, *quota])
         self._plans.append(replace(second, bills=bills))
         self._sessions.append(self._session(self._plans[1]))
         return self._run(self._sessions[1])
 
-    def _check(self) -> bool | None:
-        """does the quota hold?"""
-        quota = self.found["quota"]
+    def _check_quota(self) -> bool | None:
+        """An attack under the quota that the curves promise."""
+        quota = self.result.quota
         plan = self._plan
-        if quota is None or quota["open"] or not quota["images"]:
+        if quota is None or quota.open or not quota.images:
             return None
-        cell = next(each for each in self.found["cells"] if each["name"] == quota["cell"])
-        answers = cell["answers"] if cell["mode"] == plan.own else cell["mode"]
-        asked = replace(
+        cell = next(cell for cell in self.result.cells if cell.name == quota.cell)
+        answers = cell.answers if cell.mode == plan.label_mode else cell.mode
+        config = replace(
             plan.first.config,
-            methods=(cell["row"],),
-            seeds=(cell["seed"],),
+            methods=(cell.row,),
+            seeds=(cell.seed,),
             answers=(answers,),
-            label_modes=(plan.own,),
-            budgets=(quota["images"],),
+            label_modes=(plan.label_mode,),
+            budgets=(quota.images,),
         )
 
         def make() -> Session:
-            return self._session(replace(plan.planned(asked), stem="quota"))
+            return self._session(replace(plan.planned(config), stem="quota"))
 
         session = self._tried("the quota, by an attack under it", make)
-        self._under = [session] if session else []
-        return self._run(session) if session else None
+        if session is None:
+            return None
+        self._under_quota = [session]
+        self._measured.under_quota = session.runs[0].cell.name
+        return self._run(session)
 
     def _detect(self) -> None:
-        """would one notice?"""
         plan = self._plan
         if not plan.watch:
             return
 
-        def measure() -> Entry:
+        def measure() -> Any:
             note = self._line.note
             return self._owner.detection(plan.watch, note, self._meter, plan.accounts).to_json()
 
         file = plan.out / "detection.json"
-        self._measured = self._tried("detection", lambda: cached(file, plan.watch, measure))
+        result = partial(cached, file, WatchedAttacks, plan.watch, measure)
+        self._measured.detection = self._tried("detection", result)
 
     def _examine(self) -> None:
-        """what a copy is good for"""
-        from dfme.audits.audit.examine import ExaminedCell, examine
+        from dfme.audits.audit.examine import examine
 
         plan = self._plan
-        config = self._plan.config
-        out = self._plan.out
-        done = [each.cell for each in self._sessions[0].runs if each.state == "finished"]
-        if not done:
+        config = plan.config
+        finished = [run.cell for run in self._sessions[0].runs if run.state == "finished"]
+        if not finished:
             return
-        best = strongest(self._of().free, plan.own)
-        names = {cell.name for cell in done}
-        pictured = next((name for name in (best["cells"] if best else ()) if name in names), None)
-        cells = []
-        for cell in done:
-            run = cell.name, cell.row, cell.mode, cell.seed, plan.first.directory(cell)
-            cells.append(ExaminedCell(*run, cell.seed == config.seeds[0], cell.name == pictured))
+        best = strongest(self._findings().without_images, plan.label_mode)
+        names = {cell.name for cell in finished}
+        pictured = next((name for name in (best.cells if best else ()) if name in names), None)
+        cells = [
+            ExaminedCell(
+                name=cell.name,
+                row=cell.row,
+                mode=cell.mode,
+                seed=cell.seed,
+                directory=plan.first.directory(cell),
+                examined_in_full=cell.seed == config.seeds[0],
+                pictured=cell.name == pictured,
+            )
+            for cell in finished
+        ]
         twin = None if config.twin in ("none", "train") else Path(config.twin)
         if config.twin == "train":
 
             def train() -> Path:
                 arch, spec, _ = student_facts(cells[0].directory)
-                path = out / "twin.safetensors"
+                path = plan.out / "twin.safetensors"
                 self._owner.train_twin(arch, spec.shape, TWIN_EPOCHS, path, self._line.note)
                 return path
 
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
-        key = [*(cell.name for cell in done), str(pictured), str(twin), config.transfer]
-        found = partial(examine, out, cells, plan.job, twin, asks, self._line.note, plan.brief)
-        self._examined = cached(out / "examined" / "found.json", key, found)
-        self._recognised = self._recognise(cells) if config.references else None
+        key = [*(cell.name for cell in finished), str(pictured), str(twin), config.transfer]
+        file = plan.out / "examined" / "found.json"
+        ask = partial(examine, plan.out, cells, plan.job, twin, asks, self._line.note, plan.brief)
+        self._measured.examination = cached(file, CopyExamination, key, ask)
+        if config.references:
+            self._recognise(cells)
 
-    def _recognise(self, cells: Sequence[Any]) -> Entry | None:
-        """The test of every copy by the owner's mistakes; None where the images tell nothing."""
+    def _recognise(self, cells: Sequence[ExaminedCell]) -> None:
+        """The test of every copy by the owner's mistakes; left out where the images tell
+        nothing.
+        """
         from dfme.audits.audit.recognition import recognise
 
         plan = self._plan
         references = plan.config.references
         file = plan.out / "examined" / "recognised.json"
-        make = partial(recognise, plan.job, references, cells, self._line.note)
-        asked = partial(cached, file, [*references, *(cell.name for cell in cells)], make)
-        found: Entry | None = self._tried("whether you would recognise a copy", asked)
-        return found
+        key = [*references, *(cell.name for cell in cells)]
+        ask = partial(recognise, plan.job, references, cells, self._line.note)
+        result = partial(cached, file, Recognition, key, ask)
+        self._measured.recognition = self._tried("whether you would recognise a copy", result)
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """Result of ``make``, or None if the data do not allow it, which is noted."""
         try:
             return make()
         except UserError as error:
-            self._not_run.append({"what": what, "why": str(error)})
+            self._measured.not_run.append(NotRun(what, str(error)))
             return None
 
-    def _of(self) -> Findings:
+    def _findings(self) -> Findings:
         plan = self._plan
-        told = [session.findings() for session in self._sessions]
-        runs = [each for session in (*self._sessions, *self._under) for each in session.runs]
-        done = {
-            each.cell.name: plan.first.directory(each.cell)
-            for each in runs
-            if each.state == "finished"
+        compared = [session.findings() for session in self._sessions]
+        runs = [run for session in (*self._sessions, *self._under_quota) for run in session.runs]
+        folders = {
+            run.cell.name: plan.first.directory(run.cell) for run in runs if run.state == "finished"
         }
-        summaries = {
-            name: read_summary(folder / "summary.json") or {} for name, folder in done.items()
-        }
-        known = plan.own, plan.config.budget, plan.job.teacher.price_per_1000
-        ledgers = {path.parent.name: totals for path, totals in self._ledgers("cells/*")}
-        second = told[1] if told[1:] else None
-        return Findings(*known, told[0], second, runs, summaries, self._utility, ledgers)
+        return Findings(
+            mode=plan.label_mode,
+            budget=plan.config.budget,
+            price_per_1000=plan.job.teacher.price_per_1000,
+            first=compared[0],
+            second=compared[1] if compared[1:] else None,
+            runs=runs,
+            summaries={
+                name: read_summary(folder / "summary.json") or {}
+                for name, folder in folders.items()
+            },
+            utility=self._measured.utility,
+            ledgers={path.parent.name: add_up(path) for path in self._ledgers("cells/*")},
+        )
 
-    def _ledgers(self, place: str) -> list[tuple[Path, Totals]]:
-        """Every ledger in such a place of the audit's directory, added up."""
-        return [
-            (path, add_up(path)) for path in sorted(self._plan.out.glob(f"{place}/ledger.jsonl"))
-        ]
+    def _ledgers(self, place: str) -> list[Path]:
+        """Every ledger in such a place of the audit's directory."""
+        return sorted(self._plan.out.glob(f"{place}/ledger.jsonl"))
 
     def _write(self, finished: bool) -> None:
         """audit.json, and of a finished audit the page and the card."""
         plan = self._plan
-        began = self._began
-        before = self._before.get("wall_seconds")
-        wall = time.time() - began + (before if isinstance(before, float) else 0.0)
-        started = str(
-            self._before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began))
+        before = self._before.made if self._before else None
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began))
+        seconds = time.time() - self._began + (before.wall_seconds if before else 0.0)
+        made = Made(
+            command=headline.commands(before.command if before else "", plan.first.command),
+            started=before.started if before else started,
+            wall_seconds=round(seconds, 1),
+            machine=f"{platform.machine()}, {cores()} cores",
+            finished=finished,
+            directory=str(plan.out),
         )
-        command = headline.commands(str(self._before.get("command") or ""), plan.first.command)
-        machine = f"{platform.machine()}, {cores()} cores"
-        made = {
-            "command": command,
-            "started": started,
-            "wall_seconds": round(wall, 1),
-            "machine": machine,
-            "finished": finished,
-            "directory": str(plan.out),
-        }
-        self.found = {"schema": SCHEMA, "tool": tool(), "made": made, **self._findings()}
-        check_audit(self.found)
-        write_text(plan.out / DATA, json.dumps(self.found, indent=1, allow_nan=False) + "\n")
+        others = [*self._ledgers("benign"), *self._ledgers("examined*")]
+        ledgers = [add_up(path) for path in others]
+        self.result = audit_of(plan, self._findings(), self._measured, ledgers, made)
+        content = document(self.result)
+        audit_result(content)  # what is written can be read
+        write_text(plan.out / DATA, json.dumps(content, indent=1, allow_nan=False) + "\n")
         if finished:
             from dfme.audits.audit.exports import write_all
 
-            write_all(self.found, plan.out)
-            write_text(plan.out / CARD, headline.model_card(self.found))
-
-    def _findings(self) -> Entry:
-        beside = [*self._ledgers("benign"), *self._ledgers("examined*")]
-        under = [run for session in self._under for run in session.runs]
-        measured = Measured(
-            of=self._of(),
-            utility=self._utility,
-            detection=self._measured,
-            examined=self._examined,
-            recognised=self._recognised,
-            not_run=self._not_run,
-            beside=[totals for _, totals in beside],
-            under=under[0].cell.name if under else None,
-        )
-        return parts(self._plan, measured)
+            write_all(self.result, plan.out)
+            write_text(plan.out / CARD, headline.model_card(self.result))
 
 
-def _to_run(session: Session) -> list[Outcome]:
-    return [each for each in session.runs if each.state != "not applicable"]
+def _to_run(session: Session) -> dict[str, Cell]:
+    return {run.cell.name: run.cell for run in session.runs if run.state != "not applicable"}

@@ -4,7 +4,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dfme.audits.audit.model import Entry
+from dfme.statistics import Spread
 
 UNKNOWN = "-"
 FIXED = "\N{NO-BREAK SPACE}"
@@ -14,26 +14,36 @@ Forms = Mapping[str, str]
 
 
 class _Words(string.Formatter):
-    """Forms of values as ``str.format`` has them, and of a list's values, one after the other.
+    """Forms of the attributes of a row as ``str.format`` has them; of several rows, or of a list,
+    one value after the other.
 
     ``never;,``: none is never; else None is a TypeError. ``spread``: mean and deviation.
     """
 
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Any) -> Any:
+        values = [super(_Words, self).get_field(field_name, [row], kwargs)[0] for row in args]
+        return values[0] if len(args) == 1 else values, field_name
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        return getattr(args[0], str(key))
+
     def format_field(self, value: Any, format_spec: str) -> str:
         otherwise, _, form = format_spec.rpartition(";")
-        if isinstance(value, list) and (otherwise or {*value} - {None} or not value):
-            each_form = f"{otherwise or UNKNOWN};{form}"
-            texts = [self.format_field(each, each_form).replace(" ", FIXED) for each in value]
-            return otherwise if {*texts} == {otherwise.replace(" ", FIXED)} else ", ".join(texts)
-        if form == "spread":
+        if isinstance(value, Spread) and form == "spread":
             sign = f"{FIXED}\N{PLUS-MINUS SIGN}{FIXED}"
-            deviation = "" if value["sd"] is None else f"{sign}{100 * value['sd']:.1f}"
-            return f"{value['mean']:.1%}{deviation}"
+            deviation = "" if value.sd is None else f"{sign}{100 * value.sd:.1f}"
+            return f"{value.mean:.1%}{deviation}"
+        if isinstance(value, list | tuple) and (otherwise or {*value} - {None} or not value):
+            one_form = f"{otherwise or UNKNOWN};{form}"
+            texts = [self.format_field(one, one_form).replace(" ", FIXED) for one in value]
+            return otherwise if {*texts} == {otherwise.replace(" ", FIXED)} else ", ".join(texts)
         if value is None and otherwise:
             return otherwise
-        if value is None or isinstance(value, list):
+        if value is None or isinstance(value, list | tuple):
             raise TypeError
-        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else format(value, form)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return format(value, form)
 
 
 class Shown(NamedTuple):
@@ -44,52 +54,57 @@ class Shown(NamedTuple):
     strong: bool = False
 
 
-def in_words(form: str, row: Entry) -> str:
-    """The row's values in a form; a bar where a part of it is not known."""
+class PageTable(NamedTuple):
+    """The first ``words`` columns are text."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Shown]]
+    words: int
+
+
+def in_words(form: str, *rows: object) -> str:
+    """The rows' values in a form; a bar where a part of it is not known."""
     try:
-        return _Words().vformat(form, (), row)
-    except (KeyError, TypeError):
+        return _Words().vformat(form, rows, {})
+    except (AttributeError, LookupError, TypeError):
         return UNKNOWN
 
 
-def _cell(form: str, row: Entry) -> Shown:
-    text, *notes = (in_words(part, row) for part in form.split("|"))
+def _cell(form: str, *rows: object) -> Shown:
+    text, *notes = (in_words(part, *rows) for part in form.split("|"))
     note = ", ".join(note for note in notes if note not in ("", UNKNOWN))
-    return Shown(text, note, row.get("best") is True)
+    return Shown(text, note, getattr(rows[0], "is_best", False))
 
 
-def table(caption: str, rows: Iterable[Entry], forms: Forms, words: int = 1) -> Entry:
+def table(caption: str, rows: Iterable[object], forms: Forms, words: int = 1) -> PageTable:
     """A table row per row: the first cell is its head, the first ``words`` are text."""
     lines = [[_cell(form, row) for form in forms.values()] for row in rows]
-    return {"caption": caption, "heads": list(forms), "rows": lines, "words": words}
+    return PageTable(caption, list(forms), lines, words)
 
 
 def across(
-    caption: str, rows: Iterable[Entry], forms: Forms, column: str, form: str, after: Any = None
-) -> Entry:
+    caption: str,
+    rows: Iterable[object],
+    forms: Forms,
+    column: str,
+    form: str,
+    after: Forms | None = None,
+) -> PageTable:
     """A table row per form, a cell per ``column``, from one row or from those of all seeds."""
-    groups: dict[tuple[str, ...], dict[str, list[Entry]]] = {}
+    groups: dict[tuple[str, ...], dict[str, list[object]]] = {}
     for row in rows:
-        place = groups.setdefault(tuple(in_words(each, row) for each in forms.values()), {})
-        place.setdefault(in_words(column, row), []).append(row)
-    heads = list(dict.fromkeys(head for of in groups.values() for head in of))
-    lines = []
+        group = groups.setdefault(tuple(in_words(words, row) for words in forms.values()), {})
+        group.setdefault(in_words(column, row), []).append(row)
+    heads = list(dict.fromkeys(head for columns in groups.values() for head in columns))
     after = after or {}
-    for words, of in groups.items():
-        found = {head: _over_seeds(runs) for head, runs in of.items()}
-        cells = [_cell(form, found[head]) if head in found else Shown(UNKNOWN) for head in heads]
-        behind = (in_words(each, next(iter(found.values()))) for each in after.values())
+    lines = []
+    for words, columns in groups.items():
+        cells = [
+            _cell(form, *columns[head]) if head in columns else Shown(UNKNOWN) for head in heads
+        ]
+        first = next(iter(columns.values()))
+        behind = [in_words(words_after, *first) for words_after in after.values()]
         lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
-    return {
-        "caption": caption,
-        "heads": list(dict.fromkeys([*forms, *heads, *after])),
-        "rows": lines,
-        "words": len(forms),
-    }
-
-
-def _over_seeds(rows: Sequence[Entry]) -> Entry:
-    """The row, or of several one with lists of their values."""
-    if len(rows) == 1:
-        return rows[0]
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    all_heads = list(dict.fromkeys([*forms, *heads, *after]))
+    return PageTable(caption, all_heads, lines, len(forms))

@@ -5,7 +5,7 @@ torch.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dfme.audits.compare.plan import Cell
 from dfme.errors import RunError
@@ -204,6 +204,9 @@ def reached(queries: Sequence[int | None]) -> Reached:
     return Reached(count, len(queries), None, middle_of(queries))
 
 
+RunState = Literal["finished", "failed", "waiting", "not applicable"]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a cell: ``state`` is finished (with ``figures``), failed, waiting or not
@@ -213,7 +216,7 @@ class Outcome:
     """
 
     cell: Cell
-    state: str
+    state: RunState
     reason: str = ""
     figures: Figures | None = None
     shared: str = ""

@@ -9,14 +9,78 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from dfme.audits.audit.controls import controls
 from dfme.audits.audit.page import write_page
+from dfme.audits.audit.quota import sheet
+from dfme.audits.audit.result import audit_result, document
 
+CHOSEN = ("schema", "from", "profile", "transfer", "per", "state", "kind")
+"""Keys with few values, which nobody writes a text of their own into; ``kind`` of a teacher has any.
+"""
 SAMPLE = Path(__file__).with_name("audit_sample.json").read_text(encoding="utf-8")
 
 
 def audit() -> dict[str, Any]:
     """All of it, read anew, so that a test may change it."""
     return json.loads(SAMPLE)  # type: ignore[no-any-return]
+
+
+def sample(**changed: Any) -> dict[str, Any]:
+    """The sample without limits, and parts of its own."""
+    return audit() | {"verdicts": []} | changed
+
+
+def controls_of(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [document(row) for row in controls(audit_result(content))]
+
+
+def quota_of(content: dict[str, Any], checked: str | None) -> dict[str, Any] | None:
+    quota = sheet(audit_result(content), checked)
+    return document(quota) if quota else None
+
+
+def judged(limit: str, wanted: float, holds: bool | None) -> dict[str, Any]:
+    return {
+        "limit": limit,
+        "wanted": wanted,
+        "value": None,
+        "pass": holds,
+        "text": f"{limit}, {wanted}",
+    }
+
+
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def curved(curves: Curves, per: str = "day", checked: float | None = None) -> dict[str, Any]:
+    """The sample with these curves of the model as deployed, and perhaps an attack under the
+    quota.
+    """
+    content = sample(defences=[])
+    like = content["cells"][0]
+    for name, curve in (curves | ({"check": [(1, checked)]} if checked else {})).items():
+        content["cells"].append(
+            like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve}
+        )
+    content["options"] |= {"keep_below": 0.8, "per": per, "budget": 1_000}
+    content["price"][0]["cells"] = [name for name in curves if name != "b"]
+    content["price"][1]["cells"] = [
+        name for name in curves if name == "b"
+    ]  # on labels, which scores tell
+    content["price"][2]["cells"] = []  # the other attacker's on scores
+    content["quota"] = quota_of(content, "check")
+    content["controls"] = controls_of(content)
+    return content
+
+
+def hostile(value: Any, mark: str, key: str = "") -> Any:
+    """An audit whose every free text ends in a mark."""
+    if isinstance(value, dict):
+        return {name: hostile(part, mark, name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [hostile(part, mark, key) for part in value]
+    chosen = key in CHOSEN and value != "torch"
+    return f"{value}{mark}" if isinstance(value, str) and not chosen else value
 
 
 @dataclass
@@ -78,11 +142,11 @@ class Page(HTMLParser):
         return rows[1:]
 
 
-def page_of(told: dict[str, Any], folder: Path) -> Page:
+def page_of(content: dict[str, Any], folder: Path) -> Page:
     """The page, and ``behind`` it the appendix."""
-    path = write_page(told, folder / "audit.html")
+    path = write_page(audit_result(content), folder / "audit.html")
     page = Page(behind=Page())
-    for each, file in ((page, path), (page.behind, path.with_name("appendix.html"))):
-        each.feed(file.read_text(encoding="utf-8"))
-        assert each._open == []
+    for parsed, file in ((page, path), (page.behind, path.with_name("appendix.html"))):
+        parsed.feed(file.read_text(encoding="utf-8"))
+        assert parsed._open == []
     return page

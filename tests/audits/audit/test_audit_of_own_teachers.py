@@ -105,74 +105,74 @@ def run_and_kill(kill_at: int, *words: str) -> None:
         "OMP_NUM_THREADS": "1",
         "KILL_AT": str(kill_at),
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", KILLED, *words], env=environment, capture_output=True
     )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert completed.returncode == -signal.SIGKILL, completed.stderr
 
 
-def asked() -> int:
+def images_asked() -> int:
     """Images that the teacher was asked, by its own count."""
     meter = Path("meter")
     return sum(map(int, meter.read_text().split())) if meter.exists() else 0
 
 
 def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> None:
-    done = run(*WORDS, "--total", "320", "--out", "a")
-    assert done.returncode == 0, done.stderr
+    completed = run(*WORDS, "--total", "320", "--out", "a")
+    assert completed.returncode == 0, completed.stderr
     line = (
         "2 attacks of 160 images may be charged 320 in all; 60 more to score the copies; "
         "cost at most 0.76"
     )
-    assert line in done.stderr
-    told = json.loads(Path("a/audit.json").read_text())
-    ledger = told["ledger"]
-    assert asked() == ledger["served"] == 380  # both attacks are scored by the same answers
+    assert line in completed.stderr
+    content = json.loads(Path("a/audit.json").read_text())
+    ledger = content["ledger"]
+    assert images_asked() == ledger["served"] == 380  # both attacks are scored by the same answers
     assert (ledger["images"], ledger["evaluation"], ledger["benign"], ledger["cost"]) == (
         320,
         60,
         0,
         0.76,
     )
-    assert [cell["agreement"] is None for cell in told["cells"]] == [False, False]
-    why = {each["what"]: each["why"] for each in told["not_run"]}
+    assert [cell["agreement"] is None for cell in content["cells"]] == [False, False]
+    why = {part["what"]: part["why"] for part in content["not_run"]}
     assert "--own-teacher local" in why["defences"]
     assert why["detection"] == why["defences"]
 
 
 def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() -> None:
-    done = run(*WORDS, *LOCAL, "--out", "a")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(Path("a/audit.json").read_text())
-    assert (told["detection"]["benign"] != [], len(told["utility"])) == (True, 3)
-    ledger = told["ledger"]
-    assert asked() == ledger["served"]
+    completed = run(*WORDS, *LOCAL, "--out", "a")
+    assert completed.returncode == 0, completed.stderr
+    content = json.loads(Path("a/audit.json").read_text())
+    assert (content["detection"]["benign"] != [], len(content["utility"])) == (True, 3)
+    ledger = content["ledger"]
+    assert images_asked() == ledger["served"]
     assert (
         ledger["served"]
         == ledger["images"] + ledger["evaluation"] + ledger["benign"] - ledger["shared"]
     )
     assert ledger["shared"] > 60  # the images that score, and queries of three attacks of one seed
     measured = audit(Path("a/benign/ledger.jsonl")).benign_queries
-    most = int(done.stderr.split("and at most ")[1].split()[0].replace(",", ""))
+    most = int(completed.stderr.split("and at most ")[1].split()[0].replace(",", ""))
     assert 2_000 < measured < ledger["benign"] <= most
-    before = asked()
+    before = images_asked()
     kill_at = (
         Path("meter").stat().st_size // 2
     )  # in the midst of detection, which asks by far the most
     assert (
         run("audit", "--resume", "--out", "a").returncode == 0
     )  # what is known is not asked again
-    assert asked() == before
+    assert images_asked() == before
 
     Path("meter").unlink()
     run_and_kill(kill_at, *WORDS, *LOCAL, "--out", "cut")
-    done = run("audit", "--resume", "--out", "cut")
-    assert done.returncode == 0, done.stderr
+    completed = run("audit", "--resume", "--out", "cut")
+    assert completed.returncode == 0, completed.stderr
     cut = json.loads(Path("cut/audit.json").read_text())
-    assert asked() == cut["ledger"]["served"]
-    assert asked() - before <= 100  # the one request in flight
-    assert cut["detection"] == told["detection"]
-    assert cut["utility"] == told["utility"]
+    assert images_asked() == cut["ledger"]["served"]
+    assert images_asked() - before <= 100  # the one request in flight
+    assert cut["detection"] == content["detection"]
+    assert cut["utility"] == content["utility"]
 
 
 def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alone() -> None:
@@ -186,23 +186,23 @@ def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alo
         "probabilities,probabilities:2",
     ]
     words += ["--like-images", "none", *LOCAL[:4], *LOCAL[6:]]
-    done = run(*words, "--out", "a")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(Path("a/audit.json").read_text())
-    ledger = told["ledger"]
+    completed = run(*words, "--out", "a")
+    assert completed.returncode == 0, completed.stderr
+    content = json.loads(Path("a/audit.json").read_text())
+    ledger = content["ledger"]
     seen = Path("images").read_text().split()
-    assert len(seen) == asked() == ledger["served"]
+    assert len(seen) == images_asked() == ledger["served"]
     paid = [  # a checkpoint has the numbers of their 17 levels
         (image.float() / 16).numpy().tobytes().hex()
         for path in Path("a/cells").glob("*/checkpoint.pt")
         for image in load_checkpoint(path)["trainer"]["replay"]["items"]["images"]
     ]
-    assert len(paid) == ledger["images"] == 160 * len(told["cells"])
+    assert len(paid) == ledger["images"] == 160 * len(content["cells"])
     often = Counter(seen)
     assert {often[image] for image in paid} == {1}
     # 60 images score two forms, and 30 of them had calibrated the watch
     assert ledger["shared"] == len(paid) - len(set(paid)) + 60 + 30 > 600
-    for cell in told["cells"][-2:]:  # began last, so others had asked most of their images
+    for cell in content["cells"][-2:]:  # began last, so others had asked most of their images
         alone = run("--config", f"a/cells/{cell['name']}.yaml", "--out", f"alone/{cell['name']}")
         assert alone.returncode == 0, alone.stderr
         assert student(Path("alone", cell["name"])) == student(Path("a/cells", cell["name"]))
@@ -210,22 +210,22 @@ def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alo
 
 def test_what_failed_attacks_asked_is_paid_for_and_decides_no_limit() -> None:
     Path("broken").touch()  # the attack's own small requests fail, the evaluation's do not
-    done = run(*WORDS, "--acceptable", "agreement=0.9", "--out", "a")
-    assert done.returncode == 1, done.stderr
-    told = json.loads(Path("a/audit.json").read_text())
-    assert asked() == told["ledger"]["served"] > 0
-    assert told["cells"][0]["spent"] > 0
-    assert told["verdicts"][0]["pass"] is None
-    assert "NOT KNOWN: You want at most 90.0% agreement" in done.stdout
+    completed = run(*WORDS, "--acceptable", "agreement=0.9", "--out", "a")
+    assert completed.returncode == 1, completed.stderr
+    content = json.loads(Path("a/audit.json").read_text())
+    assert images_asked() == content["ledger"]["served"] > 0
+    assert content["cells"][0]["spent"] > 0
+    assert content["verdicts"][0]["pass"] is None
+    assert "NOT KNOWN: You want at most 90.0% agreement" in completed.stdout
 
 
 def test_a_dry_run_asks_nothing_and_writes_nothing() -> None:
-    done = run(*WORDS, "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "2 attacks of 160 images may be charged 320 in all" in done.stdout
+    completed = run(*WORDS, "--dry-run")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert "2 attacks of 160 images may be charged 320 in all" in completed.stdout
     for text in ("cost at most 0.76", "left out    defences: ", "attackers   frugal, knockoff;"):
-        assert text in done.stdout
-    assert asked() == 0
+        assert text in completed.stdout
+    assert images_asked() == 0
     assert {path.name for path in Path().iterdir()} <= {"__pycache__", "meter", "client.py"}
 
 
@@ -239,21 +239,21 @@ def test_utility_asks_only_who_is_said_to_answer_for_nothing_and_counts_it() -> 
         "2",
     ]
     refused = run(*words, "--out", "u")
-    assert (refused.returncode, asked(), Path("u").exists()) == (2, 0, False)
+    assert (refused.returncode, images_asked(), Path("u").exists()) == (2, 0, False)
     assert "--own-teacher: expected local, since client:Client would be asked" in refused.stderr
-    done = run(*words, "--own-teacher", "local", "--out", "u")
-    assert done.returncode == 0, done.stderr
+    completed = run(*words, "--own-teacher", "local", "--out", "u")
+    assert completed.returncode == 0, completed.stderr
     assert (
-        asked() == audit(Path("u/benign/ledger.jsonl")).served <= 180
+        images_asked() == audit(Path("u/benign/ledger.jsonl")).served <= 180
     )  # three streams of 60, once each
     assert (
-        f"the teacher was asked {asked():,} images, which cost {asked() * 0.002:,.2f}"
-        in done.stderr
+        f"the teacher was asked {images_asked():,} images, which cost {images_asked() * 0.002:,.2f}"
+        in completed.stderr
     )
 
 
 def test_a_twin_without_weights_is_found_before_anything_is_asked() -> None:
-    done = run(*WORDS, "--twin", "/etc/passwd", "--out", "a")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--twin /etc/passwd: expected the weights of a net" in done.stderr
-    assert (asked(), Path("a").exists()) == (0, False)
+    completed = run(*WORDS, "--twin", "/etc/passwd", "--out", "a")
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
+    assert "--twin /etc/passwd: expected the weights of a net" in completed.stderr
+    assert (images_asked(), Path("a").exists()) == (0, False)

@@ -40,7 +40,7 @@ def in_this_process(here: Path) -> Iterator[None]:
         yield
 
 
-def told(out: str = "a") -> dict[str, Any]:
+def stored(out: str = "a") -> dict[str, Any]:
     return json.loads(Path(out, "audit.json").read_text())  # type: ignore[no-any-return]
 
 
@@ -54,11 +54,11 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
         [*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"]
     )
     audit = work_out_again(Path("a"))
-    assert code == (0 if all(each["pass"] for each in audit["verdicts"]) else 4)
+    assert code == (0 if all(entry["pass"] for entry in audit["verdicts"]) else 4)
     assert audit["made"]["finished"] is True
     # it learns, so that there is something to count
     assert audit["price"][0]["queries_to"]["0.5"][0] is not None
-    assert [each["defence"] for each in audit["defences"]][:3] == [
+    assert [entry["defence"] for entry in audit["defences"]][:3] == [
         "none",
         "lattice:n=10",
         "quota:images=100",
@@ -73,7 +73,7 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
         "holds": under["agreement"] < 0.8,
     }
     assert quota["checked"] == judged
-    assert all(each["cell"] != under["name"] for each in audit["detection"]["attacks"])
+    assert all(entry["cell"] != under["name"] for entry in audit["detection"]["attacks"])
     out = capsys.readouterr().out
     assert all(sentence.split()[-1] in out for sentence in audit["headline"]["sentences"])
     card = Path("a/model_card.md").read_text()
@@ -85,7 +85,7 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
         path: path.stat().st_mtime_ns for path in (*Path("a").glob("cells/*/summary.json"), *parts)
     }
     assert main(["audit", "--resume", "--out", "a"]) == code
-    again = told()
+    again = stored()
     assert {
         path: path.stat().st_mtime_ns for path in before
     } == before  # nothing was run, or measured, twice
@@ -108,8 +108,8 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
         main([*WORDS, *SMALL, "--acceptable", "agreement=0.01", "--total", "200", "--out", "a"])
         == 4
     )
-    (verdict,) = told()["verdicts"]
-    assert (verdict["pass"], verdict["value"]) == (False, told()["price"][0]["agreement"][0])
+    (verdict,) = stored()["verdicts"]
+    assert (verdict["pass"], verdict["value"]) == (False, stored()["price"][0]["agreement"][0])
     monkeypatch.setattr(Here, "failing", "seed1")
     words = [
         "--seeds",
@@ -123,9 +123,9 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
         "a",
     ]
     assert main([*WORDS, *SMALL, *words]) == 1
-    audit = told()
+    audit = stored()
     assert (audit["price"][0]["agreement"][1], audit["price"][0]["state"]) == (None, "failed")
-    assert any(each["what"] == "frugal with probabilities, seed 1" for each in audit["not_run"])
+    assert any(entry["what"] == "frugal with probabilities, seed 1" for entry in audit["not_run"])
     assert audit["headline"]["best_agreement"]["n"] == 1
 
 
@@ -146,18 +146,18 @@ def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert told("cut")["made"]["finished"] is False  # what was found before is on file
+    assert stored("cut")["made"]["finished"] is False  # what was found before is on file
     assert main(["audit", "--resume", "--out", "cut"]) == 0
-    whole, cut = work_out_again(Path("whole")), told("cut")
+    whole, cut = work_out_again(Path("whole")), stored("cut")
     assert cut["made"]["finished"] is True
     for name in ("headline", "price", "verdicts", "fidelity", "pareto", "detection"):
         assert cut[name] == whole[name]
 
 
 def test_labels_of_a_teacher_and_labels_made_of_its_scores_give_the_same_copy() -> None:
-    told = "--recipe frugal --budget 200 --student.steps 40 --evaluation.dataset digits"
+    stored = "--recipe frugal --budget 200 --student.steps 40 --evaluation.dataset digits"
     for out, how in (("a", "--teacher.label-mode label"), ("b", "--answers.learn label")):
-        assert main([*told.split(), *how.split(), "--out", out]) == 0
+        assert main([*stored.split(), *how.split(), "--out", out]) == 0
     (first, second) = (load_file(Path(out, "student.safetensors")) for out in "ab")
     assert first.keys() == second.keys()
     assert all(weight.equal(second[name]) for name, weight in first.items())

@@ -2,10 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from audit_runs import watched
 
+from dfme.audits.audit.attacks import CellResult, CurvePoint
 from dfme.audits.audit.detection import joined
 from dfme.statistics import auroc, share_at_most
 
@@ -32,16 +35,18 @@ def test_the_interval_is_a_bootstrap_over_sessions_and_seeds() -> None:
     rng = random.Random(5)
     benign = [rng.gauss(0, 1) for _ in range(30)]
     single = {seed: [rng.gauss(1, 1)] for seed in range(12)}
-    found = auroc(single, benign)[1]
+    result = auroc(single, benign)[1]
     again = []
     for _ in range(1_000):  # by another generator, one session after the other
         attacks = [single[rng.randrange(12)][0] for _ in range(12)]
         again.append(brute(attacks, [rng.choice(benign) for _ in range(30)]))
     again.sort()
-    assert found == pytest.approx([again[25], again[974]], abs=0.02)
-    assert found == auroc(single, benign)[1]
+    assert result == pytest.approx([again[25], again[974]], abs=0.02)
+    assert result == auroc(single, benign)[1]
     # four cells of one seed are one unit: they tell no more than one of them
-    assert auroc({seed: own * 4 for seed, own in single.items()}, benign)[1] == pytest.approx(found)
+    assert auroc({seed: own * 4 for seed, own in single.items()}, benign)[1] == pytest.approx(
+        result
+    )
 
 
 def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
@@ -59,34 +64,41 @@ def test_a_rate_is_bounded_by_the_independent_units_behind_it() -> None:
     assert rates == sorted(rates)
 
 
-def cell(
-    name: str, seed: int, first: int | None, largest_600: float | None, **more: Any
-) -> dict[str, Any]:
-    found = {
-        "first_alarm": first,
-        "alarms": 3,
-        "largest": 9.0,
-        "largest_600": largest_600,
-        "threshold": 1.0,
-    }
-    watch = {"images": 3_000, "on_alarm": "log", "detectors": {"pairs": found}}
-    own = {
-        "name": name,
-        "row": "dfme",
-        "mode": "label",
-        "defence": "none",
-        "seed": seed,
-        "constant": 0.11,
-    }
-    return {**own, "curve": [[256, 0.3], [1_024, 0.5], [3_000, 0.8]], "watch": watch, **more}
+CURVE = [CurvePoint(256, 0.3), CurvePoint(1_024, 0.5), CurvePoint(3_000, 0.8)]
 
 
-MEASURED: dict[str, Any] = {
-    "session": 600,
-    "benign_largest": {"pairs": {"random order": [0.1, 0.4, 0.2], "corrupted": [0.5, 0.5, 0.5]}},
-}
+def cell(name: str, seed: int, curve: list[CurvePoint]) -> CellResult:
+    return CellResult(
+        name=name,
+        row="dfme",
+        mode="label",
+        defence="none",
+        seed=seed,
+        answers="auto",
+        budget=3_000,
+        state="finished",
+        reason="",
+        spent=3_000,
+        agreement=None,
+        dir=f"cells/{name}",
+        interval=None,
+        curve=curve,
+        alarms={},
+        config_hash=None,
+        requests=None,
+        steps_seconds=None,
+        cost=None,
+    )
 
 
+def watch(first: int | None, largest_600: float | None) -> dict[str, Any]:
+    """``watch`` in a run's summary."""
+    statistics = {"first_alarm": first, "alarms": 3, "largest": 9.0, "largest_600": largest_600}
+    return {"images": 3_000, "on_alarm": "log", "detectors": {"pairs": statistics}}
+
+
+BENIGN = {"random order": [0.1, 0.4, 0.2], "corrupted": [0.5, 0.5, 0.5]}
+MEASURED = watched(largest={"pairs": BENIGN})
 WORTH = [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)]
 
 
@@ -94,25 +106,26 @@ WORTH = [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024,
 def test_what_the_copy_was_worth_is_read_off_its_curve(
     first: int | None, worth: float | None
 ) -> None:
-    found = joined(MEASURED, [cell("a", 0, first, 0.5)])["attacks"]
-    assert [each["agreement_at_alarm"] for each in found] == [worth]
-    unscored = joined(MEASURED, [cell("a", 0, first, 0.5, curve=[], constant=None)])["attacks"]
-    assert unscored[0]["agreement_at_alarm"] is None
+    watches = {"a": watch(first, 0.5)}
+    (attack,) = joined(MEASURED, [cell("a", 0, CURVE)], watches, 0.11).attacks
+    assert attack.agreement_at_alarm == worth
+    (unscored,) = joined(MEASURED, [cell("a", 0, [])], watches, None).attacks
+    assert unscored.agreement_at_alarm is None
 
 
 def test_cells_and_streams_are_joined() -> None:
-    cells = [cell("a", 0, 255, 0.5), cell("b", 1, 1_500, 0.3), cell("c", 2, None, None)]
-    found = joined(MEASURED, [*cells, cell("d", 3, 1, 1.0, watch=None)])
-    assert {name: found[name] for name in MEASURED} == MEASURED
-    assert [each["cell"] for each in found["attacks"]] == ["a", "b", "c"]
-    told = {"row": "dfme", "detector": "pairs", "images": 3_000, "largest_600": 0.5}
-    assert told.items() <= found["attacks"][0].items()
-    plain, corrupted = found["auroc"]
-    assert (plain["row"], plain["detector"], plain["stream"]) == ("dfme", "pairs", "random order")
-    assert (
-        plain["auroc"] == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)
-    )
+    watches = {"a": watch(255, 0.5), "b": watch(1_500, 0.3), "c": watch(None, None)}
+    cells = [cell(name, seed, CURVE) for seed, name in enumerate("abcd")]
+    result = joined(MEASURED, cells, watches, 0.11)
+    assert replace(result, attacks=(), auroc=()) == MEASURED
+    assert [attack.cell for attack in result.attacks] == ["a", "b", "c"]
+    first = result.attacks[0]
+    told = (first.row, first.detector, first.images, first.largest_600)
+    assert told == ("dfme", "pairs", 3_000, 0.5)
+    plain, corrupted = result.auroc
+    assert (plain.row, plain.detector, plain.stream) == ("dfme", "pairs", "random order")
+    assert plain.auroc == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)
     # no session of cell c was long enough
-    assert (plain["attack_sessions"], plain["benign_sessions"]) == (2, 3)
-    assert plain["interval"][0] <= plain["auroc"] <= plain["interval"][1]
-    assert corrupted["auroc"] == 0.25
+    assert (plain.attack_sessions, plain.benign_sessions) == (2, 3)
+    assert plain.interval.low <= plain.auroc <= plain.interval.high
+    assert corrupted.auroc == 0.25

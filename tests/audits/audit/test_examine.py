@@ -20,7 +20,9 @@ from torch import Tensor
 
 from dfme.audits.audit import differences
 from dfme.audits.audit import examine as module
-from dfme.audits.audit.examine import ExaminedCell, examine
+from dfme.audits.audit.attacks import SeedsOfFigure
+from dfme.audits.audit.copies import ExaminedCell
+from dfme.audits.audit.examine import examine
 from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.transfer import ATTACKS
 from dfme.compute import progress
@@ -51,22 +53,22 @@ def job_of(*words: str) -> Job:
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[ExaminedCell]:
     """A copy by scores and one by labels."""
-    folder, found = tmp_path_factory.mktemp("cells"), []
+    folder, examination = tmp_path_factory.mktemp("cells"), []
     with small_runs.no_pictures():
         for mode in MODES:
             run_job(
                 job_of("--teacher.label-mode", mode, "--out", str(folder / mode)), console=False
             )
-            found.append(
+            examination.append(
                 ExaminedCell(f"cell-{mode}", "procedural", mode, 0, folder / mode, mode == MODES[0])
             )
-    return found
+    return examination
 
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pgd20", "mifgsm"):
-        monkeypatch.setitem(ATTACKS, name, (2, 0.5, *ATTACKS[name][2:]))
+        monkeypatch.setitem(ATTACKS, name, ATTACKS[name]._replace(steps=2, step=0.5))
     monkeypatch.setattr(module, "PROCEDURAL", 100)
 
 
@@ -99,16 +101,16 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> Metering:
     """Every teacher that is asked from now on counts."""
 
     def meter(at: dict[int, Callable[[], object]] | None = None, **attributes: Any) -> list[Meter]:
-        found: list[Meter] = []
+        examination: list[Meter] = []
 
         def build(job: Job, given: Any, device: torch.device) -> Any:
-            found.append(Meter(build_teacher(job, given, device), at or {}))
+            examination.append(Meter(build_teacher(job, given, device), at or {}))
             for name, value in attributes.items():
-                setattr(found[-1], name, value)
-            return found[-1]
+                setattr(examination[-1], name, value)
+            return examination[-1]
 
         monkeypatch.setattr(module, "build_teacher", build)
-        return found
+        return examination
 
     return meter
 
@@ -120,61 +122,58 @@ def test_what_is_asked_is_in_a_ledger_outside_the_budget_and_told(
     cells: Cells, metered: Metering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(progress, "LULL", -1.0)
-    meters, told = metered(), list[str]()
-    found = examine(tmp_path, cells, job_of(), None, None, told.append)
+    meters, outcome = metered(), list[str]()
+    examination = examine(tmp_path, cells, job_of(), None, None, outcome.append)
     totals = audit(tmp_path / "examined" / "ledger.jsonl")
-    right, sources = found["transfer"]["images"], 4  # random signs, untrained, teacher, copy
+    assert examination.transfer
+    right, sources = examination.transfer.images, 4  # random signs, untrained, teacher, copy
     assert (
-        meters[0].served == totals.transfer_queries == found["asked"] == found["transfer"]["asked"]
+        meters[0].served
+        == totals.transfer_queries
+        == examination.asked
+        == examination.transfer.asked
     )
     assert totals.transfer_queries == 100 + right * 3 * (1 + 3 * (sources - 1))
-    far = [int(line.split()[1].replace(",", "")) for line in told if line.startswith("asked ")]
+    far = [int(line.split()[1].replace(",", "")) for line in outcome if line.startswith("asked ")]
     assert far == sorted(far)
-    assert (far[0], far[-1], len(far)) == (100, found["asked"], 1 + 3 * (1 + 3 * (sources - 1)))
+    assert (far[0], far[-1], len(far)) == (100, examination.asked, 1 + 3 * (1 + 3 * (sources - 1)))
     assert (totals.spent, totals.evaluation_queries, totals.lost) == (0, 0, 0)
     assert totals.served == meters[0].served
     assert set(totals.spent_by_purpose) == {"generator", "student", "seed", "check"}
     assert LIMIT - 3 < right <= LIMIT
-    assert json.loads((tmp_path / "examined/transfer.json").read_text()) == found["transfer"]
-    assert (
-        json.loads((tmp_path / "examined/fidelity.json").read_text())["fidelity"]
-        == found["fidelity"]
-    )
 
 
 def test_the_figures_are_those_of_the_cells_own_files(
     cells: Cells, metered: Metering, tmp_path: Path
 ):
     metered()
-    both = [cell._replace(examined_in_full=True) for cell in cells]
-    found = examine(tmp_path, both, job_of(), None, None, quiet)
-    for cell, told in zip(both, found["fidelity"], strict=True):
+    both = [replace(cell, examined_in_full=True) for cell in cells]
+    examination = examine(tmp_path, both, job_of(), None, None, quiet)
+    for cell, outcome in zip(both, examination.fidelity, strict=True):
         summary = json.loads((cell.directory / "summary.json").read_text())
-        assert told["agreement"] == summary["agreement"]
-        assert told["kl"] == (
+        assert outcome.agreement == summary["agreement"]
+        assert outcome.kl == (
             pytest.approx(summary["kl"]) if cell.mode == "probabilities" else None
         )
-        assert [
-            told[name] is None for name in ("l1", "kendall_tau", "top3_equal", "teacher_ece")
-        ] == ([cell.mode == "label"] * 4)
-        assert sum(map(sum, told["table"])) == LIMIT
-    seeds = {(row["mode"], row["figure"]): row for row in found["fidelity_seeds"]}
-    assert seeds["label", "agreement"]["values"] == [found["fidelity"][1]["agreement"]]
-    assert seeds["label", "kl"] == {
-        "row": "procedural", "mode": "label", "figure": "kl", "values": [None], "mean": None, "sd": None,
-    }  # fmt: skip
-    clones = {row["source"] for row in found["transfer"]["rows"] if row["kind"] == "clone"}
+        soft = outcome.l1, outcome.kendall_tau, outcome.top3_equal, outcome.teacher_ece
+        assert [figure is None for figure in soft] == [cell.mode == "label"] * 4
+        assert sum(map(sum, outcome.table)) == LIMIT
+    seeds = {(row.mode, row.figure): row for row in examination.fidelity_seeds}
+    assert seeds["label", "agreement"].values == [examination.fidelity[1].agreement]
+    unknown = SeedsOfFigure("procedural", "label", "kl", [None], mean=None, sd=None)
+    assert seeds["label", "kl"] == unknown
+    assert examination.transfer
+    clones = {row.source for row in examination.transfer.rows if row.kind == "clone"}
     assert clones == {"clone: procedural, probabilities", "clone: procedural, label"}
-    top = {
-        row["eps"]: row["success"]
-        for row in found["transfer"]["rows"]
-        if row["source"] == "teacher"
-    }
+    top = {row.eps: row.success for row in examination.transfer.rows if row.source == "teacher"}
     assert top[0.2] > 0.9  # white box
-    followed = [told["procedural"] for told in found["fidelity"]]
-    assert followed[0]["images"] == 100
-    assert followed[0]["agreement"] > followed[1]["agreement"] / 2 > 0
-    assert found["fidelity"][0]["adversarial"]["images"] == found["transfer"]["images"] * 2 * 3
+    first, second = (outcome.procedural for outcome in examination.fidelity)
+    assert first
+    assert second
+    assert first.images == 100
+    assert first.agreement > second.agreement / 2 > 0
+    assert examination.fidelity[0].adversarial
+    assert examination.fidelity[0].adversarial.images == examination.transfer.images * 2 * 3
 
 
 @pytest.mark.parametrize("most", [2, 40])
@@ -183,20 +182,21 @@ def test_images_that_differ_are_the_evaluations_own_with_both_answers(
 ):
     """The copy by labels differs often; pixels of the digits are 17 levels of grey."""
     monkeypatch.setattr(differences, "MAX_SHOWN", most)
-    cell = cells[1]._replace(examined_in_full=True, pictured=True)
-    found = examine(tmp_path, [cell], job_of(), None, False, quiet)
-    told = found["differences"]
-    table = found["fidelity"][0]["table"]
+    cell = replace(cells[1], examined_in_full=True, pictured=True)
+    examination = examine(tmp_path, [cell], job_of(), None, False, quiet)
+    outcome = examination.differences
+    assert outcome
+    table = examination.fidelity[0].table
     count = LIMIT - sum(row[k] for k, row in enumerate(table))
-    assert (told["row"], told["images"], told["differ"]) == ("procedural", LIMIT, count)
-    assert len(told["shown"]) == min(most, count) > 1
+    assert (outcome.row, outcome.images, outcome.differ) == ("procedural", LIMIT, count)
+    assert len(outcome.shown) == min(most, count) > 1
     student = load_student(cell.directory)
     low, high = student.spec.bounds
     data = evaluation_images(job_of().config.evaluation, student.spec, 10)
     grey_NHW = ((data.images[:, 0] - low) / (high - low)).numpy()
     shown = [
-        imread(io.BytesIO(base64.b64decode(each["image"].partition(",")[2])))
-        for each in told["shown"]
+        imread(io.BytesIO(base64.b64decode(entry.image.partition(",")[2])))
+        for entry in outcome.shown
     ]
     places = [int(abs(grey_NHW - image[..., 0]).max((1, 2)).argmin()) for image in shown]
     assert all(
@@ -204,8 +204,8 @@ def test_images_that_differ_are_the_evaluations_own_with_both_answers(
     )
     assert places == sorted({*places})
     answers = student(data.images[places]).argmax(1).tolist()
-    assert [each["clone"] for each in told["shown"]] == [*map(str, answers)]
-    assert all(each["model"] != each["clone"] for each in told["shown"])
+    assert [entry.clone for entry in outcome.shown] == [*map(str, answers)]
+    assert all(entry.model != entry.clone for entry in outcome.shown)
 
 
 def test_after_a_kill_nothing_answered_is_asked_again(
@@ -219,16 +219,16 @@ def test_after_a_kill_nothing_answered_is_asked_again(
     expected = examine(whole, cells, job_of(), None, None, quiet)
     answered = audit(killed / "examined" / "ledger.jsonl")
     meters = metered()
-    found = examine(killed, cells, job_of(), None, None, quiet)
+    examination = examine(killed, cells, job_of(), None, None, quiet)
     totals = audit(killed / "examined" / "ledger.jsonl")
     in_flight = totals.lost
     assert 0 < in_flight <= LIMIT
-    assert meters[0].served == expected["asked"] - (answered.transfer_queries - in_flight)
+    assert meters[0].served == expected.asked - (answered.transfer_queries - in_flight)
     assert meters[0].calls == 1 + 3 * (1 + 3 * 3) - 12
-    assert found == expected
-    assert totals.served == expected["asked"] + in_flight
+    assert examination == expected
+    assert totals.served == expected.asked + in_flight
     again = metered()
-    assert examine(killed, cells, job_of(), None, None, quiet) == found
+    assert examine(killed, cells, job_of(), None, None, quiet) == examination
     assert again[0].served == 0
 
 
@@ -237,10 +237,12 @@ def test_other_copies_are_examined_anew_beside_what_was_paid(
 ):
     first = examine(tmp_path, cells, job_of(), None, None, quiet)
     meters = metered()
-    found = examine(tmp_path, [cells[0]._replace(name="another")], job_of(), None, None, quiet)
+    examination = examine(
+        tmp_path, [replace(cells[0], name="another")], job_of(), None, None, quiet
+    )
     totals = audit(tmp_path / "examined" / "ledger.jsonl")
-    assert meters[0].served == totals.transfer_queries == found["asked"] - first["asked"] > 0
-    assert audit(tmp_path / "examined-1" / "ledger.jsonl").transfer_queries == first["asked"]
+    assert meters[0].served == totals.transfer_queries == examination.asked - first.asked > 0
+    assert audit(tmp_path / "examined-1" / "ledger.jsonl").transfer_queries == first.asked
 
 
 def test_a_teacher_on_this_machine_is_asked_behind_its_defences(cells: Cells, tmp_path: Path):
@@ -258,20 +260,20 @@ def test_a_service_is_asked_only_where_that_is_said(
     job = job_of()
     monkeypatch.setattr(module, "is_local", lambda job: False)
     silent = examine(tmp_path / "no", cells, job, None, None, quiet)
-    assert (meters, silent["transfer"], silent["asked"]) == ([], None, 0)
+    assert (meters, silent.transfer, silent.asked) == ([], None, 0)
     assert not (tmp_path / "no/examined/ledger.jsonl").exists()
-    assert silent["fidelity"][0]["agreement"] is not None
-    assert silent["not_run"][0]["why"] == module.NOT_ASKED
-    assert (
-        examine(tmp_path / "no", cells, job, None, False, quiet)["not_run"][0]["why"]
-        == "--transfer false"
-    )
+    assert silent.fidelity[0].agreement > 0
+    assert silent.not_run[0].why == module.NOT_ASKED
+    outcome = examine(tmp_path / "no", cells, job, None, False, quiet)
+    assert outcome.not_run[0].why == "--transfer false"
     monkeypatch.setattr(module, "MAX_IMAGES", 20)
-    found = examine(tmp_path / "yes", cells, job, None, True, quiet)
-    assert found["transfer"]["images"] == 20 // 4
-    assert meters[0].served == found["asked"] <= 20 * 3 * 3
-    assert found["fidelity"][0]["procedural"] is None
-    assert found["fidelity"][0]["adversarial"]["images"] == 5 * 2 * 3
+    examination = examine(tmp_path / "yes", cells, job, None, True, quiet)
+    assert examination.transfer
+    assert examination.transfer.images == 20 // 4
+    assert meters[0].served == examination.asked <= 20 * 3 * 3
+    assert examination.fidelity[0].procedural is None
+    assert examination.fidelity[0].adversarial
+    assert examination.fidelity[0].adversarial.images == 5 * 2 * 3
 
 
 def test_another_teacher_on_record_is_refused(cells: Cells, tmp_path: Path):
@@ -285,8 +287,8 @@ def test_another_teacher_on_record_is_refused(cells: Cells, tmp_path: Path):
         examine(tmp_path, cells, fewer, None, False, quiet)
     config = replace(fewer.config, evaluation=EvaluationConfig(dataset="none"))
     without = examine(tmp_path, cells, replace(fewer, config=config), None, None, quiet)
-    assert (without["fidelity"], without["transfer"]) == ([], None)
-    assert without["not_run"][0]["why"] == "no copy was scored on an evaluation set"
+    assert (without.fidelity, without.transfer) == ((), None)
+    assert without.not_run[0].why == "no copy was scored on an evaluation set"
 
 
 @pytest.mark.integration
@@ -302,7 +304,8 @@ def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(
     one.write_bytes(b"kept")
     owner_of(job).train_twin("cnn_small", student.spec.shape, TWIN_EPOCHS, one, quiet)
     assert one.read_bytes() == b"kept"
-    found = examine(tmp_path, cells, job, two, False, quiet)["twin"]
+    examination = examine(tmp_path, cells, job, two, False, quiet).twin
+    assert examination
     data = evaluation_images(job.config.evaluation, student.spec, 10)
     from dfme.teachers.local.weights import read_weights
 
@@ -310,8 +313,8 @@ def test_a_twin_is_trained_alike_every_time_and_scored_by_its_own_logits(
     student.load_state_dict(state)  # of the same architecture
     top = student((data.images - card.mean[0]) / card.std[0]).argmax(1)
     assert data.labels is not None
-    assert found["file"] == "two.safetensors"
-    assert found["accuracy"] == (top == data.labels).double().mean().item() > 0.85
+    assert examination.file == "two.safetensors"
+    assert examination.accuracy == (top == data.labels).double().mean().item() > 0.85
     with pytest.raises(UserError, match=r"--twin .*expected a net for images"):
         examine(
             tmp_path, cells, job, PACKAGE / "teachers/checkpoints/shapes.safetensors", False, quiet

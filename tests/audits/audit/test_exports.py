@@ -13,17 +13,26 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 import yaml
-from audit_pages import audit, page_of
+from audit_pages import (
+    Curves,
+    audit,
+    controls_of,
+    curved,
+    hostile,
+    judged,
+    page_of,
+    quota_of,
+    sample,
+)
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from junitparser import JUnitXml
 from processes import PROJECT
 
-from dfme.audits.audit import page as page_module
-from dfme.audits.audit.controls import controls
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
 from dfme.audits.audit.options import AuditConfig, budget_of, limits
-from dfme.audits.audit.quota import TERMS, sheet
+from dfme.audits.audit.quota import TERMS
+from dfme.audits.audit.result import audit_result
 from dfme.cli import report
 from dfme.errors import RunError
 
@@ -33,47 +42,28 @@ HOSTILE = "\x00\x1b[2J<![CDATA[]]>&\"'\u202e\uffff\r\n</testcase>\U0001f600 ../{
 RULES = ["copy-90", "labels-only", "no-alarm", "output-detail"]
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module, "curves", lambda told, alarms=False: [])
-    monkeypatch.setattr(page_module, "pareto", lambda told: None)
-
-
-def of(**changed: Any) -> dict[str, Any]:
-    """The sample without limits, and parts of its own."""
-    return audit() | {"verdicts": []} | changed
-
-
-def judged(limit: str, wanted: float, holds: bool | None) -> dict[str, Any]:
-    return {
-        "limit": limit,
-        "wanted": wanted,
-        "value": None,
-        "pass": holds,
-        "text": f"{limit}, {wanted}",
-    }
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def advised(place: str, effect: str = "9 points of agreement less") -> list[dict[str, str]]:
     return [{"text": "Do it.", "effect": effect, "from": place}]
 
 
-def levels(told: dict[str, Any]) -> dict[str, str]:
+def levels(content: dict[str, Any]) -> dict[str, str]:
     """Level of each rule in a file that the published schema accepts."""
-    found = sarif(told)
-    jsonschema.validate(found, SARIF, format_checker=jsonschema.FormatChecker())
-    (run,) = found["runs"]
+    result = sarif(audit_result(content))
+    jsonschema.validate(result, SARIF, format_checker=jsonschema.FormatChecker())
+    (run,) = result["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == RULES
     for rule in rules:
         assert {"MITRE ATLAS AML.T0024.002", "OWASP ML05", "AISVS 11.2.2"} < {
             *rule["properties"]["tags"]
         }
-    assert [each["ruleId"] for each in run["results"]] == [
-        RULES[each["ruleIndex"]] for each in run["results"]
+    assert [entry["ruleId"] for entry in run["results"]] == [
+        RULES[entry["ruleIndex"]] for entry in run["results"]
     ]
-    return {each["ruleId"]: each["level"] for each in run["results"]}
+    return {entry["ruleId"]: entry["level"] for entry in run["results"]}
 
 
 PARENTS = {"testsuite": "testsuites", "testcase": "testsuite"}
@@ -87,22 +77,22 @@ KNOWN = {
 """The form that CI servers share, by junit-10.xsd of Jenkins' xUnit plugin; no package ships it."""
 
 
-def held(told: dict[str, Any]) -> list[tuple[str, str]]:
+def held(content: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and outcome of each test case, as junitparser reads them; its counts are those of the
     file.
     """
-    text = junit(told)
+    text = junit(audit_result(content))
     root = ElementTree.fromstring(text)
     assert root.tag == "testsuites"
-    for each in root.iter():
-        assert {PARENTS[child.tag] for child in each} <= {each.tag}
-        assert {*each.attrib} == KNOWN.get(each.tag, {"message"})
-    found = JUnitXml.fromstring(text.encode())
-    (suite,) = found
+    for entry in root.iter():
+        assert {PARENTS[child.tag] for child in entry} <= {entry.tag}
+        assert {*entry.attrib} == KNOWN.get(entry.tag, {"message"})
+    result = JUnitXml.fromstring(text.encode())
+    (suite,) = result
     before = suite.tests, suite.failures, suite.errors, suite.skipped
-    found.update_statistics()
+    result.update_statistics()
     assert (suite.tests, suite.failures, suite.errors, suite.skipped) == before
-    return [(case.name, "".join(type(each).__name__ for each in case.result)) for case in suite]
+    return [(case.name, "".join(type(entry).__name__ for entry in case.result)) for case in suite]
 
 
 @pytest.mark.parametrize(
@@ -115,23 +105,25 @@ def held(told: dict[str, Any]) -> list[tuple[str, str]]:
     ],
 )
 def test_a_rule_warns_of_what_is_advised_and_notes_the_rest(place: str, warned: set[str]) -> None:
-    told = of(advice=advised(place))
-    assert levels(told) == {rule: "warning" if rule in warned else "note" for rule in RULES}
-    told["defences"][1]["defence"] = "quota:images=900"  # which changes no answer
+    content = sample(advice=advised(place))
+    assert levels(content) == {rule: "warning" if rule in warned else "note" for rule in RULES}
+    content["defences"][1]["defence"] = "quota:images=900"  # which changes no answer
     warned = {"copy-90"} if place == "defences.1" else warned
-    assert {rule for rule, level in levels(told).items() if level == "warning"} == warned
+    assert {rule for rule, level in levels(content).items() if level == "warning"} == warned
 
 
 def test_a_limit_is_an_error_where_it_fails_and_only_there() -> None:
     for holds, level in ((False, "error"), (True, "note"), (None, "note")):
-        told = of(advice=advised("price.0", "none"), verdicts=[judged("agreement", 0.9, holds)])
-        assert levels(told) == {rule: level if rule == "copy-90" else "note" for rule in RULES}
-    told = of(advice=advised("price.2"), verdicts=[judged("agreement", 0.9, False)])
-    assert levels(told)["copy-90"] == "error"
+        content = sample(
+            advice=advised("price.0", "none"), verdicts=[judged("agreement", 0.9, holds)]
+        )
+        assert levels(content) == {rule: level if rule == "copy-90" else "note" for rule in RULES}
+    content = sample(advice=advised("price.2"), verdicts=[judged("agreement", 0.9, False)])
+    assert levels(content)["copy-90"] == "error"
 
 
 def test_the_place_is_a_relative_address_and_figures_are_the_audits() -> None:
-    told = of()
+    content = sample()
     places = {
         "models/my digits.pt": "models/my%20digits.pt",
         "javascript:go()": "javascript%3Ago%28%29",
@@ -139,15 +131,15 @@ def test_the_place_is_a_relative_address_and_figures_are_the_audits() -> None:
     for place, uri in (
         places | dict.fromkeys(("/etc/passwd", "//evil.example/x"), "audit.yaml")
     ).items():
-        told["target"]["place"] = place
-        levels(told)
-        first, labels, alarm, detail = sarif(told)["runs"][0]["results"]
+        content["target"]["place"] = place
+        levels(content)
+        first, labels, alarm, detail = sarif(audit_result(content))["runs"][0]["results"]
         assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
     assert first["properties"]["queries"] == [2000, 1000, 2000]
     assert labels["properties"]["best_agreement"]["mean"] == 0.7423
     assert "frugal-probabilities-3k-seed0" in alarm["properties"]["first_alarms"]
     assert detail["properties"]["agreement"] == {
-        line["mode"]: line["mean"] for line in told["price"][:2]
+        line["mode"]: line["mean"] for line in content["price"][:2]
     }
 
 
@@ -155,7 +147,7 @@ def test_a_case_per_limit_and_seed_of_the_worst_attacker() -> None:
     """The sample's curves are 90 % at 2,000, 1,000 and 2,000 queries; its ends 94.15, 95.13 and
     93.45 %.
     """
-    told = of(
+    content = sample(
         not_run=[],
         verdicts=[judged("queries_to_90", 1500, False), judged("agreement", 0.945, False)],
     )
@@ -165,55 +157,55 @@ def test_a_case_per_limit_and_seed_of_the_worst_attacker() -> None:
         for seed in range(3)
     ]
     expected = [(name, "Failure" if "seed 1" in name else "") for name in cases]
-    assert held(told) == [*expected, ("frugal-mad-kl-3k-seed0", "Error")]
-    cells = {cell["name"]: cell for cell in told["cells"]}
+    assert held(content) == [*expected, ("frugal-mad-kl-3k-seed0", "Error")]
+    cells = {cell["name"]: cell for cell in content["cells"]}
     cells["frugal-label-3k-seed0"]["agreement"] = 0.99  # whoever gets scores has labels
-    assert held(told)[3] == ("agreement=0.945, seed 0", "Failure")
+    assert held(content)[3] == ("agreement=0.945, seed 0", "Failure")
 
 
 def test_what_failed_is_an_error_what_was_not_run_is_skipped_and_a_known_failure_stays_one() -> (
     None
 ):
-    told = of(verdicts=[judged("agreement", 0.945, False)])
-    for cell in told["cells"][6:8]:  # those of dfme on scores, of seeds 0 and 1
+    content = sample(verdicts=[judged("agreement", 0.945, False)])
+    for cell in content["cells"][6:8]:  # those of dfme on scores, of seeds 0 and 1
         cell |= {"state": "failed", "reason": "it broke", "curve": [], "agreement": None}
-    told["not_run"] = [
+    content["not_run"] = [
         {"what": "dfme", "why": "it broke"},
         {"what": "detection", "why": "a service"},
     ]
-    outcomes = [outcome for _, outcome in held(told)]
+    outcomes = [outcome for _, outcome in held(content)]
     assert outcomes == ["Skipped", "Failure", "", "Error", "Error", "Error", "Skipped"]
 
 
 def test_the_part_of_a_bill_of_materials_fits_its_schema_and_says_prices() -> None:
-    told = of()
-    found = bom(told, "ab" * 32)
-    assert CDX.validate_str(json.dumps(found)) is None
-    assert CDX.validate_str(json.dumps(found | {"specVersion": 1})) is not None, "it does look"
-    (model,) = found["components"]
-    assert (found["specVersion"], model["type"]) == ("1.6", "machine-learning-model")
+    content = sample()
+    result = bom(audit_result(content), "ab" * 32)
+    assert CDX.validate_str(json.dumps(result)) is None
+    assert CDX.validate_str(json.dumps(result | {"specVersion": 1})) is not None, "it does look"
+    (model,) = result["components"]
+    assert (result["specVersion"], model["type"]) == ("1.6", "machine-learning-model")
     metrics = model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
-    values = {(each["slice"], each["type"]): each["value"] for each in metrics}
+    values = {(entry["slice"], entry["type"]): entry["value"] for entry in metrics}
     until = "queries until 90 % agreement, each seed"
     assert values["frugal, probabilities", "agreement after 3,000 queries"] == "0.9424"
     assert values["frugal, probabilities", until] == "2,000, 1,000, 2,000"
     assert values["frugal, label", until] == "not reached, not reached, not reached"
-    assert {*told["limits"]} <= {*model["modelCard"]["considerations"]["technicalLimitations"]}
+    assert {*content["limits"]} <= {*model["modelCard"]["considerations"]["technicalLimitations"]}
 
 
 def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
-    rows = {row["control"]: row for row in controls(audit())}
+    rows = {row["control"]: row for row in controls_of(audit())}
     catalogues = [["11.2.2", "11.3.3", "12.2.4"], ["AML.M0002", "AML.M0004", "AML.M0024"]]
     assert [*rows] == [*catalogues[0], *catalogues[1], "model extraction", "art. 15(5)"]
     assert all(row["version"] and re.search(r"20\d\d", row["date"]) for row in rows.values())
     assert [name for name, row in rows.items() if row["figure"] is None] == ["AML.M0004"]
-    found = "The test of run.py verify recognises 4 of 6 copies."
+    result = "The test of run.py verify recognises 4 of 6 copies."
     assert (rows["11.3.3"]["figure"], rows["11.3.3"]["dir"]) == (
-        found,
+        result,
         "cells/" + audit()["price"][0]["cells"][0],
     )
     (unknown,) = [
-        row for row in controls(audit() | {"recognition": None}) if row["control"] == "11.3.3"
+        row for row in controls_of(audit() | {"recognition": None}) if row["control"] == "11.3.3"
     ]
     assert (unknown["figure"], unknown["dir"]) == (None, None)
     assert {row["dir"] for row in rows.values()} <= {cell["dir"] for cell in audit()["cells"]} | {
@@ -224,36 +216,12 @@ def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
 
 
 def test_the_page_has_the_controls_and_the_quota(tmp_path: Path) -> None:
-    told = curved({"a": [(100, 0.5), (200, 0.9)]}, checked=0.7)
-    page = page_of(told, tmp_path)
+    content = curved({"a": [(100, 0.5), (200, 0.9)]}, checked=0.7)
+    page = page_of(content, tmp_path)
     shown = [row[2] for row in page.table("Controls")]
-    assert shown == [row["figure"] or "not measured" for row in told["controls"]]
-    assert all(line in page.text for line in told["quota"]["lines"].values())
+    assert shown == [row["figure"] or "not measured" for row in content["controls"]]
+    assert all(line in page.text for line in content["quota"]["lines"].values())
     assert "Many accounts break it: one published campaign had 24,000." in page.text
-
-
-Curves = dict[str, list[tuple[int, float]]]
-
-
-def curved(curves: Curves, per: str = "day", checked: float | None = None) -> dict[str, Any]:
-    """The sample with these curves of the model as deployed, and perhaps an attack under the
-    quota.
-    """
-    told = of(defences=[])
-    like = told["cells"][0]
-    for name, curve in (curves | ({"check": [(1, checked)]} if checked else {})).items():
-        told["cells"].append(
-            like | {"name": name, "row": name, "agreement": curve[-1][1], "curve": curve}
-        )
-    told["options"] |= {"keep_below": 0.8, "per": per, "budget": 1_000}
-    told["price"][0]["cells"] = [name for name in curves if name != "b"]
-    told["price"][1]["cells"] = [
-        name for name in curves if name == "b"
-    ]  # on labels, which scores tell
-    told["price"][2]["cells"] = []  # the other attacker's on scores
-    told["quota"] = sheet(told, "check")
-    told["controls"] = controls(told)
-    return json.loads(json.dumps(told))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +255,7 @@ def test_the_attack_under_a_quota_stands_beside_what_was_promised_and_takes_it_b
         assert quota["checked"] == {"cell": "check", "agreement": got, "holds": holds}
         assert ("DOES NOT HOLD" in quota["text"][1], bool(quota["lines"])) == (not holds, holds)
     assert curved(curves)["quota"]["checked"] is None
-    assert sheet(of(), None) is None, "nobody asked"
+    assert quota_of(sample(), None) is None, "nobody asked"
 
 
 @pytest.mark.parametrize("per", TERMS)
@@ -295,9 +263,9 @@ def test_the_attack_under_a_quota_stands_beside_what_was_promised_and_takes_it_b
 def test_servers_let_no_more_pass_in_a_term(per: str, images: int) -> None:
     lines = curved({"a": [(images, 0.5), (images + 1, 0.9)]}, per)["quota"]["lines"]
     minutes = {"minute": 1, "hour": 60, "day": 1_440, "month": 43_200}[per]
-    if found := re.search(r"_zone key:\S+ .*rate=(\d+)r/m; .*burst=(\d+) nodelay", lines["nginx"]):
+    if result := re.search(r"_zone key:\S+ .*rate=(\d+)r/m; .*burst=(\d+) nodelay", lines["nginx"]):
         # a bucket of burst + 1 that leaks `rate` a minute
-        assert int(found[1]) * minutes + int(found[2]) + 1 == images
+        assert int(result[1]) * minutes + int(result[2]) + 1 == images
     else:
         assert images <= minutes, "one a minute is more"
     (limit,) = yaml.safe_load(lines["Envoy"])["descriptors"]
@@ -309,7 +277,7 @@ def test_servers_let_no_more_pass_in_a_term(per: str, images: int) -> None:
 
 
 def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) -> None:
-    (tmp_path / "audit.json").write_text(json.dumps(of()))
+    (tmp_path / "audit.json").write_text(json.dumps(sample()))
     assert report.run([str(tmp_path)]) == 0
     assert [*tmp_path.glob("audit.sarif"), *tmp_path.glob("audit.junit.xml")]
     (model,) = json.loads((tmp_path / "audit.cdx.json").read_text())["components"]
@@ -328,50 +296,46 @@ def test_the_jobs_of_the_page_say_limits_that_can_fail_and_upload_what_is_writte
     (stated,) = re.findall(r"--acceptable (\S+)", command)
     assert limits(stated.split(","), budget_of(AuditConfig()))
     kept = gitlab["extraction"]["artifacts"]
-    written = {f"audit/{path.name}" for path in write_all(of(), tmp_path)}
+    written = {f"audit/{path.name}" for path in write_all(audit_result(sample()), tmp_path)}
     assert {kept["reports"]["junit"], *kept["paths"]} == written | {"audit/audit.json"}
 
 
-def spoilt(part: Any) -> Any:
-    """Every text in it with what is special somewhere."""
-    values = [spoilt(each) for each in part] if isinstance(part, list) else part
-    return f"{part}{HOSTILE}" if isinstance(part, str) else values
-
-
 def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:
-    text = json.dumps(of(verdicts=[judged("agreement", 0.9, False)]))
-    every = json.loads(
-        text, object_hook=lambda part: {name: spoilt(each) for name, each in part.items()}
-    )
-    told = every | {"schema": audit()["schema"]}
-    write_all(told, tmp_path)
-    levels(told)
-    assert held(told)
+    content = hostile(sample(verdicts=[judged("agreement", 0.9, False)]), HOSTILE)
+    write_all(audit_result(content), tmp_path)
+    levels(content)
+    assert held(content)
     assert CDX.validate_str((tmp_path / "audit.cdx.json").read_text()) is None
     assert not {"\x00", "\x1b", "\u202e"} & {*(tmp_path / "audit.junit.xml").read_text()}
 
 
 BROKEN: dict[str, Any] = {
-    **{"price.0.interval": [0.1], "price.0.queries_to": {"0.9": [1]}, "cells.0.curve": [[1]]},
-    **{
-        "price.0.budget": "3000",
-        "cells.0.seed": True,
-        "options.keep_below": "0.8",
-        "target.place": None,
-    },
-    **{"quota": {}, "controls": None, "headline.sentences": [], "made.wall_seconds": float("nan")},
+    "schema": "dfme.audit/9",
+    "more": 1,
+    "price": [{}],
+    "price.0.interval": [0.1],
+    "price.0.queries_to": {"0.9": [1]},
+    "price.0.budget": "3000",
+    "cells.0.curve": [[1]],
+    "cells.0.seed": True,
+    "options.keep_below": "0.8",
+    "target.place": None,
+    "quota": {},
+    "controls": None,
+    "headline.sentences": [],
+    "made.wall_seconds": float("nan"),
 }
 
 
 @pytest.mark.parametrize("place", BROKEN)
 def test_an_audit_that_does_not_fit_is_one_line(tmp_path: Path, place: str) -> None:
-    told: Any = of(verdicts=[judged("queries_to_90", 900, False)])
+    content: Any = sample(verdicts=[judged("queries_to_90", 900, False)])
     *path, last = place.split(".")
-    part = told
+    part = content
     for key in path:
         part = part[int(key)] if isinstance(part, list) else part[key]
     part[last] = BROKEN[place]
-    (tmp_path / "audit.json").write_text(json.dumps(told))
+    (tmp_path / "audit.json").write_text(json.dumps(content))
     with pytest.raises(RunError, match=r"audit\.json: expected ") as error:
         report.run([str(tmp_path)])
     assert (error.value.exit_code, "\n" in str(error.value)) == (2, False)

@@ -1,16 +1,20 @@
 """Fidelity by hand, and its statistics by brute force."""
 
 import math
+from dataclasses import astuple
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dfme.audits.audit.fidelity import FIGURES, calibration, examined, figures, kendall_tau
+from dfme.audits.audit.copies import ClassAgreement, CopyFigures, ExaminedCell, WhereWrong
+from dfme.audits.audit.fidelity import calibration, fidelity, figures, kendall_tau
 from dfme.spec import LabelMode
 
 P, LABEL = LabelMode("probabilities"), LabelMode("label")
+CELL = ExaminedCell("a", "frugal", "label", 0, Path(), examined_in_full=True)
 
 
 def test_kendalls_tau_is_that_of_every_pair_counted_one_by_one():
@@ -34,7 +38,7 @@ def test_figures_are_those_of_sums_over_classes_and_images():
     rng = torch.Generator().manual_seed(1)
     scores, other = (torch.randn(50, 6, generator=rng) for _ in range(2))
     p = other.softmax(1)
-    found, teacher, copy = (
+    result, teacher, copy = (
         figures(p, P, scores),
         p.double().tolist(),
         scores.double().softmax(1).tolist(),
@@ -45,11 +49,12 @@ def test_figures_are_those_of_sums_over_classes_and_images():
         l1 += sum(abs(x - y) for x, y in zip(one, two, strict=True))
         order, own = (sorted(range(6), key=lambda k: -of[k]) for of in (one, two))
         equal, top3 = equal + (order[0] == own[0]), top3 + (set(order[:3]) == set(own[:3]))
-    assert found["kl"] == pytest.approx(kl / 50, rel=1e-6)
-    assert found["l1"] == pytest.approx(l1 / 50, rel=1e-6)
-    assert (found["agreement"], found["top3_equal"]) == (equal / 50, top3 / 50)
+    assert result.kl == pytest.approx(kl / 50, rel=1e-6)
+    assert result.l1 == pytest.approx(l1 / 50, rel=1e-6)
+    assert (result.agreement, result.top3_equal) == (equal / 50, top3 / 50)
     assert 0 < top3 < 50
-    assert figures(other, LabelMode("logits"), scores) == pytest.approx(found, rel=1e-5)
+    by_logits = figures(other, LabelMode("logits"), scores)
+    assert astuple(by_logits) == pytest.approx(astuple(result), rel=1e-5)
 
 
 def test_answers_that_hide_scores_give_none_where_one_is_needed():
@@ -57,23 +62,24 @@ def test_answers_that_hide_scores_give_none_where_one_is_needed():
         torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 3.0, 1.0, 2.0]]),
         torch.tensor([0, 2]),
     )
-    known = {"agreement": 0.5, "agreement_balanced": 0.5}
-    assert figures(labels, LABEL, scores) == dict.fromkeys(FIGURES) | known
+    known = CopyFigures(agreement=0.5, agreement_balanced=0.5)
+    assert figures(labels, LABEL, scores) == known
     hidden = torch.tensor(
         [[0.9, math.nan, math.nan, math.nan], [math.nan, math.nan, 0.7, math.nan]]
     )
-    assert figures(hidden, LabelMode("top_k", k=1), scores) == dict.fromkeys(FIGURES) | known
-    seen = examined(labels, LABEL, scores, labels)
-    assert seen["teacher_ece"] is None
-    assert seen["clone_ece"]["value"] > 0
-    blind = examined(labels, LABEL, scores, None)
-    assert (blind["where_wrong"], blind["clone_ece"]) == (None, None)
+    assert figures(hidden, LabelMode("top_k", k=1), scores) == known
+    seen = fidelity(CELL, labels, LABEL, scores, labels)
+    assert seen.teacher_ece is None
+    assert seen.clone_ece
+    assert seen.clone_ece.value > 0
+    blind = fidelity(CELL, labels, LABEL, scores, None)
+    assert (blind.where_wrong, blind.clone_ece) == (None, None)
     constant = torch.full((2, 4), 0.25)
-    assert figures(constant, P, scores)["kendall_tau"] is None
+    assert figures(constant, P, scores).kendall_tau is None
     rounded = torch.tensor(
         [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     )  # any two others may follow
-    assert figures(rounded, P, scores)["top3_equal"] == 1.0
+    assert figures(rounded, P, scores).top3_equal == 1.0
 
 
 def test_one_copy_by_hand():
@@ -82,32 +88,30 @@ def test_one_copy_by_hand():
     labels = torch.tensor(
         [0, 1, 1, 0, 0, 0]
     )  # the teacher is wrong on the last three and on the second
-    found = examined(teacher, LABEL, 5 * torch.eye(3)[copy], labels, ("a", "b", "c"))
-    assert (found["images"], found["agreement"]) == (6, 4 / 6)
-    assert found["table"] == [[1, 1, 0], [0, 2, 0], [1, 0, 1]]
-    assert found["per_class"] == [
-        {"class": 0, "name": "a", "images": 2, "agreement": 0.5},
-        {"class": 1, "name": "b", "images": 2, "agreement": 1.0},
-        {"class": 2, "name": "c", "images": 2, "agreement": 0.5},
+    result = fidelity(CELL, teacher, LABEL, 5 * torch.eye(3)[copy], labels, ("a", "b", "c"))
+    assert (result.images, result.agreement) == (6, 4 / 6)
+    assert result.table == [[1, 1, 0], [0, 2, 0], [1, 0, 1]]
+    assert result.per_class == [
+        ClassAgreement(0, "a", 2, 0.5),
+        ClassAgreement(1, "b", 2, 1.0),
+        ClassAgreement(2, "c", 2, 0.5),
     ]
-    assert (found["where_wrong"]["images"], found["where_wrong"]["same"]) == (4, 2)
-    assert found["where_wrong"]["interval"] == pytest.approx(
-        [0.150, 0.850], abs=1e-3
-    )  # Wilson of 2 of 4
-    assert found["interval"] == pytest.approx([0.300, 0.903], abs=1e-3)  # and of 4 of 6
-    assert examined(teacher, LABEL, torch.eye(3)[copy], teacher)["where_wrong"] == {
-        "images": 0, "same": 0, "interval": None,
-    }  # fmt: skip
+    assert result.where_wrong
+    assert (result.where_wrong.images, result.where_wrong.same) == (4, 2)
+    wilson_of_2_of_4 = pytest.approx((0.150, 0.850), abs=1e-3)
+    assert result.where_wrong.interval == wilson_of_2_of_4
+    assert result.interval == pytest.approx((0.300, 0.903), abs=1e-3)  # and of 4 of 6
+    never_wrong = fidelity(CELL, teacher, LABEL, torch.eye(3)[copy], teacher)
+    assert never_wrong.where_wrong == WhereWrong(0, 0, None)
 
 
 def test_the_interval_of_a_calibration_error_is_that_of_the_binomial_it_is_drawn_from():
     """All scores .8 and 120 of 200 right: the error of a draw is |Binomial(200, .6) / 200 - .8|."""
     p = torch.tensor([[0.8, 0.2]], dtype=torch.float64).repeat(200, 1)
     labels = torch.tensor([0] * 120 + [1] * 80)
-    found = calibration(p, labels)
+    result = calibration(p, labels)
     drawn = np.abs(np.random.default_rng(0).binomial(200, 0.6, 200_000) / 200 - 0.8)
-    assert found["value"] == pytest.approx(0.2)
-    assert found["interval"] == pytest.approx(
-        np.quantile(drawn, [0.025, 0.975]).tolist(), abs=0.0101
-    )
-    assert calibration(p, labels) == found
+    assert result.value == pytest.approx(0.2)
+    quantiles = tuple(np.quantile(drawn, [0.025, 0.975]))
+    assert result.interval == pytest.approx(quantiles, abs=0.0101)
+    assert calibration(p, labels) == result

@@ -126,8 +126,8 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
         whole.total,
         whole.line,
     )  # --total counts the whole audit
-    told = foretold("--twin none --transfer false", answer=0.03)
-    assert told.time == (
+    message = foretold("--twin none --transfer false", answer=0.03)
+    assert message.time == (
         "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch honest accounts"
     )
     hint = "shorter with a smaller --budget, fewer --student-steps, --attackers or --defences"
@@ -142,14 +142,14 @@ def test_honest_accounts_take_the_time_of_images_that_detectors_look_at() -> Non
     cells = plan.first.cells
     seconds = {(cell.row, cell.budget): 60.0 for cell in cells}
     rehearsal = Rehearsal(0, SCORED, SPEC, 10, seconds, [(0.0, 0.001)], building=3.0, watched=0.002)
-    found = forecast(plan, cells, [cell.name for cell in cells], rehearsal, owner_of(plan.job))
+    expected = forecast(plan, cells, [cell.name for cell in cells], rehearsal, owner_of(plan.job))
     # four streams of six accounts with 600 images each
-    assert found.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
+    assert expected.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
     assert (plan.accounts, plan_of(["--profile", "standard"]).accounts) == (6, 20)
     assert plan_of(["--evaluation.dataset", "none", "--teacher.shape", "1,8,8"]).accounts == 0
-    images = SCORED + plan.halves["held_back"]
+    images = SCORED + plan.held_back
     asked = 3 * images * 0.001 * (1 + len(plan.texts))
-    billed = found.seconds["to bill honest users"]
+    billed = expected.seconds["to bill honest users"]
     assert bool(plan.texts) == bool(billed)
     assert billed >= asked * bool(plan.texts)
 
@@ -158,5 +158,5 @@ def test_the_seconds_of_a_phase_are_those_of_all_sessions(tmp_path: Path) -> Non
     for seconds in (1.25, 2.5):
         record_seconds(tmp_path, "would one notice?", seconds)
     record_seconds(tmp_path, "the price of a copy", 7.0)
-    told = json.loads((tmp_path / PHASES).read_text())
-    assert told == {"would one notice?": 3.7, "the price of a copy": 7.0}
+    message = json.loads((tmp_path / PHASES).read_text())
+    assert message == {"would one notice?": 3.7, "the price of a copy": 7.0}

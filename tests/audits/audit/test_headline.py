@@ -1,105 +1,42 @@
 """The words of an audit, from cells made by hand: reached, not reached, by some seeds."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from audit_runs import JOB, LOW, REACHED, Curve, alarm, bill, findings_of, outcome, stream, watched
 
 from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
-from dfme.audits.audit.findings import Findings
+from dfme.audits.audit.copies import Twin
 from dfme.audits.audit.headline import GATES, commands, headline, what_it_does_not_tell
 from dfme.audits.audit.options import limits
-from dfme.audits.compare.figures import ComparisonResult, Figures, Outcome
+from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.query_settings import QueriesConfig
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
-from dfme.methods.configs import KnockoffConfig
-from dfme.report.facts import LEVELS
-
-JOB = Job(
-    ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None
-)
-SUMMARY: dict[str, Any] = {"evaluation": {"images": 359, "held_back": False}}
-SUMMARY |= {"baselines": {"constant_agreement": 0.1, "chance": 0.1}}
 
 LAST = (3000, 0.939)
-Curve = Sequence[tuple[int, float]] | None
-REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75))
-
-
-def outcome(
-    row: str, mode: str, seed: int, curve: Curve, defence: str = "none", answers: str = "auto"
-) -> Outcome:
-    held = row == "knockoff"
-    job = replace(JOB, method_config=KnockoffConfig(pool="digits@like")) if held else JOB
-    cell = Cell(
-        row,
-        mode,
-        curve[-1][0] if held and curve else 3000,
-        seed,
-        job,
-        attempt(defence, answers, mode),
-    )
-    if curve is None:
-        return Outcome(cell, "failed", "it broke")
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("kl", "vote_accuracy", "vote_agreement", "teacher_accuracy")
-    )
-    nothing |= {"accuracy": None, "queries_to_teacher": None, "collapsed": None}
-    reached = {level: next((at for at, share in curve if share >= level), None) for level in LEVELS}
-    known = {"seconds": 1.0, "students": 1, "student_steps": 9, "spent": 3000, "made_with": "hands"}
-    own: Any = {
-        **nothing,
-        **known,
-        "queries_to": reached,
-        "curve": list(curve),
-        "agreement": curve[-1][1],
-    }
-    return Outcome(cell, "finished", figures=Figures(**own))
-
-
-def found(
-    *runs: Outcome, defended: Sequence[Outcome] = (), price: float | None = 1.5, bills: Any = ()
-) -> Findings:
-    second = ComparisonResult("b", {}, tuple(defended)) if defended else None
-    every = (*runs, *defended)
-    summaries = {each.cell.name: SUMMARY for each in every if each.figures}
-    return Findings(
-        "probabilities",
-        3000,
-        price,
-        ComparisonResult("a", {}, runs),
-        second,
-        every,
-        summaries,
-        bills,
-    )
 
 
 def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
     job = replace(JOB, queries=QueriesConfig(domain="text"))
-    told = outcome("frugal_text", "probabilities", 0, REACHED)
+    result = outcome("frugal_text", "probabilities", 0, REACHED)
     usual = outcome("frugal", "probabilities", 0, LOW)
-    first = headline(found(usual, replace(told, cell=replace(told.cell, job=job))), (0,))
-    assert (first["attacker"], first["knows"]) == ("frugal_text", "text")
-    assert "costs an attacker who knows that it is for text 850 queries" in first["sentences"][0]
-
-
-def bill(row: str, l1: float) -> dict[str, Any]:
-    return {"row": row, "held_out": {"l1_mean": l1, "accuracy_drop": 0.0}}
+    first = headline(findings_of(usual, replace(result, cell=replace(result.cell, job=job))), (0,))
+    assert (first.attacker, first.knows) == ("frugal_text", "text")
+    assert "costs an attacker who knows that it is for text 850 queries" in first.sentences[0]
 
 
 def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     strong = [outcome("frugal", "probabilities", seed, REACHED) for seed in (0, 1, 2)]
     weak = [outcome("dfme", "probabilities", seed, LOW) for seed in (0, 1, 2)]
     labels = [outcome("frugal", "label", seed, LOW) for seed in (0, 1, 2)]
-    of = found(*weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)])
-    told = headline(of, (0, 1, 2))
-    figures = [told[name] for name in ("attacker", "queries", "median", "cost")]
-    assert figures == ["frugal", [850] * 3, 850, 1.275]
-    price, like, hard = told["sentences"]
+    findings = findings_of(
+        *weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)]
+    )
+    result = headline(findings, (0, 1, 2))
+    figures = (result.attacker, result.queries, result.median, result.cost)
+    assert figures == ("frugal", [850] * 3, 850, 1.275)
+    price, like, hard = result.sentences
     assert like.startswith(
         "The price for somebody with images like yours is not known: no such attack"
     )
@@ -117,20 +54,21 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
 
 def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -> None:
     modes = {"probabilities": LOW, "probabilities:2": ((3000, 0.6),), "label": REACHED}
-    of = found(*(outcome("frugal", mode, 0, curve) for mode, curve in modes.items()))
-    told = headline(of, (0,))
-    assert (told["mode"], told["queries"], told["best_agreement"]["mean"]) == ("label", [850], 0.94)
-    assert "costs 850 queries, by labels alone (1.27" in told["sentences"][0]
-    best = {name: score.mean for name, _, score, _ in of.switches()}
+    findings = findings_of(*(outcome("frugal", mode, 0, curve) for mode, curve in modes.items()))
+    result = headline(findings, (0,))
+    assert result.best_agreement
+    assert (result.mode, result.queries, result.best_agreement.mean) == ("label", [850], 0.94)
+    assert "costs 850 queries, by labels alone (1.27" in result.sentences[0]
+    best = {switch.name: switch.agreement.mean for switch in findings.switches()}
     assert best == {"none": 0.94, "probabilities:2": 0.94, "label": 0.94}
-    assert advice(of, None)[0]["text"] == NOTHING
-    (verdict,) = of.verdicts({"agreement": 0.8})
-    assert (verdict["value"], verdict["pass"]) == (0.94, False)
+    assert advice(findings, None)[0].text == NOTHING
+    (verdict,) = findings.verdicts({"agreement": 0.8})
+    assert (verdict.value, verdict.holds) == (0.94, False)
     unfinished = outcome("frugal", "label", 0, None)
-    (verdict,) = found(outcome("frugal", "probabilities", 0, LOW), unfinished).verdicts(
+    (verdict,) = findings_of(outcome("frugal", "probabilities", 0, LOW), unfinished).verdicts(
         {"agreement": 0.8}
     )
-    assert verdict["pass"] is None, "labels might have done better"
+    assert verdict.holds is None, "labels might have done better"
 
 
 @pytest.mark.parametrize(
@@ -163,13 +101,13 @@ def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -
 def test_seeds_that_get_there_and_seeds_that_do_not(
     curves: list[Curve], median: float | None, words: str
 ) -> None:
-    of = found(
+    findings = findings_of(
         *(outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(curves))
     )
-    told = headline(of, range(len(curves)))
-    assert told["median"] == median
-    assert words in told["sentences"][0]
-    assert len(told["sentences"]) == 3
+    result = headline(findings, range(len(curves)))
+    assert result.median == median
+    assert words in result.sentences[0]
+    assert len(result.sentences) == 3
 
 
 def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_switch() -> None:
@@ -179,34 +117,36 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
         for row, curves in rows.items()
         for mode, curve in zip(("probabilities", "label"), curves, strict=True)
     ]
-    of = found(*runs, bills=[bill("none", 0.0), bill("label", 0.04)])
-    told = headline(of, (0,))
-    assert (told["attacker"], told["median"], told["labels"]["best_agreement"]["mean"]) == (
+    findings = findings_of(*runs, bills=[bill("none", 0.0), bill("label", 0.04)])
+    result = headline(findings, (0,))
+    assert result.labels
+    assert result.labels.best_agreement
+    assert (result.attacker, result.median, result.labels.best_agreement.mean) == (
         "frugal",
         850,
         0.75,
     )
-    assert [(each["mode"], each["attacker"], each["median"]) for each in told["like"]] == [
+    assert [(price.mode, price.attacker, price.median) for price in result.like] == [
         ("probabilities", "knockoff", 179),
         ("label", "knockoff", None),
     ]
-    assert told["sentences"][1] == (
+    assert result.sentences[1] == (
         "Somebody with 179 images like yours needs 179 queries for such a copy (0.27 at your "
         "price). If your "
         "model answered labels alone, this attacker would make a copy that agrees on 83.0% after "
         "179 queries."
     )
-    (line,) = advice(of, None)
-    assert "the best copy then agrees on 75.0% (94.0% before)." in line["text"]
-    assert "somebody with images like yours agrees on 83.0% (97.0% before)." in line["text"]
-    assert [point["agreement"] for point in of.pareto()] == [0.94, 0.75]
+    (line,) = advice(findings, None)
+    assert "the best copy then agrees on 75.0% (94.0% before)." in line.text
+    assert "somebody with images like yours agrees on 83.0% (97.0% before)." in line.text
+    assert [point.agreement for point in findings.pareto()] == [0.94, 0.75]
 
 
 def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
     fail = outcome("frugal", "probabilities", 0, ((3000, 0.115),))
     first, like, _ = headline(
-        found(fail, outcome("knockoff", "probabilities", 0, ((179, 0.83),))), (0,)
-    )["sentences"]
+        findings_of(fail, outcome("knockoff", "probabilities", 0, ((179, 0.83),))), (0,)
+    ).sentences
     assert first == (
         "No attack without images copied your model: after 3,000 queries the best copy agrees on "
         "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these "
@@ -216,9 +156,9 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
     assert like == (
         "Somebody with 179 images like yours makes a copy that agrees on 83.0% after 179 queries."
     )
-    better = headline(found(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,))[
-        "sentences"
-    ][0]
+    better = headline(
+        findings_of(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,)
+    ).sentences[0]
     assert better.startswith("No attack without images made a copy"), "Wilson: 0.117 to 0.191"
     assert better.endswith("not that the model is safe.")
 
@@ -239,23 +179,23 @@ def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
     ]
     paid = {"none": 0.0, "mad": 1.0, "grad2": 0.9, "lattice": 0.1, "label": 0.04}
     bills = [bill(*pair) for pair in paid.items()]
-    of = found(bare, labels, defended=tried, bills=bills)
-    lines = advice(of, None)
-    assert [each["from"] for each in lines] == ["defences.1", "price.1", "defences.2"]
-    assert [each["effect"].split()[0] for each in lines] == ["44.0", "19.0", "19.0"]
-    assert "Switch on mad" in lines[0]["text"]
-    assert "50.0% (94.0% before). Your users' answers change by 1.00 on average" in lines[0]["text"]
+    findings = findings_of(bare, labels, defended=tried, bills=bills)
+    lines = advice(findings, None)
+    assert [line.place for line in lines] == ["defences.1", "price.1", "defences.2"]
+    assert [line.effect.split()[0] for line in lines] == ["44.0", "19.0", "19.0"]
+    assert "Switch on mad" in lines[0].text
+    assert "50.0% (94.0% before). Your users' answers change by 1.00 on average" in lines[0].text
     names = ["none", "mad", "grad2", "lattice", "quota:images=800", "label"]
-    assert [point["name"] for point in of.pareto()] == names
-    assert [point["name"] for point in of.pareto() if point["dominated"]] == ["grad2", "lattice"]
+    assert [point.name for point in findings.pareto()] == names
+    assert [point.name for point in findings.pareto() if point.dominated] == ["grad2", "lattice"]
 
 
 def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     same = outcome("frugal", "probabilities", 0, ((3000, 0.93),), "lattice")
     labels = outcome("frugal", "label", 0, ((3000, 0.92),))
     bare = outcome("frugal", "probabilities", 0, REACHED)
-    told = advice(found(bare, labels, defended=[bare, same]), None)
-    assert [each["text"] for each in told] == [NOTHING]
+    result = advice(findings_of(bare, labels, defended=[bare, same]), None)
+    assert [line.text for line in result] == [NOTHING]
     spread = [
         ((3000, 0.99),),
         ((3000, 0.70),),
@@ -265,39 +205,30 @@ def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
         outcome("frugal", "probabilities", seed, curve) for seed, curve in enumerate(spread)
     ]
     label_seeds = [outcome("frugal", "label", seed, ((3000, 0.80),)) for seed in range(3)]
-    assert advice(found(*bare_seeds, *label_seeds), None)[0]["text"] == NOTHING
-    assert advice(found(bare), None)[0]["text"] == UNTRIED, (
+    assert advice(findings_of(*bare_seeds, *label_seeds), None)[0].text == NOTHING
+    assert advice(findings_of(bare), None)[0].text == UNTRIED, (
         "a service, whose switches nobody could try"
     )
 
 
-def alarm(detector: str, first: int | None, share: float | None, **other: Any) -> dict[str, Any]:
-    told = {"detector": detector, "row": "frugal", "mode": "probabilities", "defence": "none"}
-    return {**told, "first_alarm": first, "agreement_at_alarm": share, **other}
-
-
-def stream(detector: str, name: str, alarms: int) -> dict[str, Any]:
-    counts = {"sessions": 20, "sessions_with_alarm": alarms, "alarms": alarms}
-    counts["per_10000_upper"] = 168 + alarms
-    return {"detector": detector, "stream": name, **counts}
-
-
 def test_the_command_is_what_makes_an_audit_again() -> None:
     first = ("python", "run.py", "audit", "--teacher.authorised-by", "Jane Doe", "--out", "a")
-    said = commands("", first)
-    assert said == "python run.py audit --teacher.authorised-by 'Jane Doe' --out a"
-    assert commands(said, ("python", "run.py", "audit", "--resume", "--out", "a")) == said
+    command = commands("", first)
+    assert command == "python run.py audit --teacher.authorised-by 'Jane Doe' --out a"
+    assert commands(command, ("python", "run.py", "audit", "--resume", "--out", "a")) == command
     more = ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k")
-    assert commands(said, more) == f"{said} && python run.py audit --resume --out=a --budget 6k"
+    assert (
+        commands(command, more) == f"{command} && python run.py audit --resume --out=a --budget 6k"
+    )
 
 
 def test_an_attacker_that_cannot_learn_from_labels_has_a_line_and_no_cells() -> None:
     cell = Cell("dfme", "label", 3000, 0, JOB, attempt("none", "auto", "label"))
-    _, line = found(
+    _, line = findings_of(
         outcome("frugal", "label", 0, LOW), Outcome(cell, "not applicable", "it needs")
     ).price
-    told = [line[name] for name in ("state", "cells", "mean", "reason")]
-    assert told == ["not applicable", [], None, "it needs"]
+    result = (line.state, line.cells, line.mean, line.reason)
+    assert result == ("not applicable", [], None, "it needs")
 
 
 def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
@@ -307,28 +238,28 @@ def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
         ("knockoff", []),
     ):  # alone, so that it meets the defences
         bare = outcome(row, "probabilities", 0, REACHED)
-        of = found(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
-        (line,) = advice(of, None)
-        assert ([line["text"]] == texts) if texts else line["text"].startswith(f"Switch on {gate}")
-        assert (GATES in what_it_does_not_tell(of, 1, True)) == (row == "frugal")
+        findings = findings_of(bare, defended=[bare, outcome(row, "probabilities", 0, LOW, gate)])
+        (line,) = advice(findings, None)
+        assert ([line.text] == texts) if texts else line.text.startswith(f"Switch on {gate}")
+        assert (GATES in what_it_does_not_tell(findings, 1, True)) == (row == "frugal")
 
 
 def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
-    of = found(outcome("frugal", "probabilities", 0, REACHED))
+    findings = findings_of(outcome("frugal", "probabilities", 0, REACHED))
     benign = [stream(name, "random order", 0) for name in ("pairs", "labels", "prada")]
     benign += [stream("sprt", "random order", 3), stream("labels", "corrupted", 7)]
     benign.append(stream("pairs", "corrupted", 0))
     attacks = [alarm("pairs", 120, 0.31), alarm("pairs", 400, 0.52), alarm("labels", 48, 0.1)]
     attacks += [alarm("sprt", 3, 0.1), alarm("prada", None, None), alarm("prada", 9, 0.1)]
-    (line,) = advice(of, {"benign": benign, "attacks": attacks})
-    assert line["from"] == "detection.attacks.1"
-    assert line["effect"].startswith("42.0 points")
-    assert "after 400 queries, when the copy agreed on 52.0% (in the end on 94.0%)." in line["text"]
-    assert "false alarm: none of 40; at most 168 alarms in 10,000 queries," in line["text"]
-    (line,) = advice(of, {"benign": benign, "attacks": attacks[2:]})
-    assert "false alarm: 7 of 20 (corrupted); at most 175" in line["text"]
+    (line,) = advice(findings, watched(benign, attacks))
+    assert line.place == "detection.attacks.1"
+    assert line.effect.startswith("42.0 points")
+    assert "after 400 queries, when the copy agreed on 52.0% (in the end on 94.0%)." in line.text
+    assert "false alarm: none of 40; at most 168 alarms in 10,000 queries," in line.text
+    (line,) = advice(findings, watched(benign, attacks[2:]))
+    assert "false alarm: 7 of 20 (corrupted); at most 175" in line.text
     other = [alarm("pairs", 5, 0.1, defence="mad"), alarm("pairs", 5, 0.1, mode="label")]
-    assert advice(of, {"benign": benign, "attacks": other})[0]["text"] == NOTHING
+    assert advice(findings, watched(benign, other))[0].text == NOTHING
 
 
 def test_a_limit_is_held_against_the_worst_attack() -> None:
@@ -337,17 +268,21 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
         outcome("dfme", "probabilities", 0, LOW),
     ]
     runs += [outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96)))]
-    of = found(*runs)
+    findings = findings_of(*runs)
     asked = limits(
         ["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000
     )
-    told = {each["limit"]: (each["value"], each["pass"]) for each in of.verdicts(asked)}
-    assert told.pop("agreement") == (0.96, False)
-    assert [*told.values()] == [(700, False), (3000, True), (700, True)]
-    (never,) = found(outcome("dfme", "probabilities", 0, LOW)).verdicts({"queries_to_90": 3000})
-    assert (never["value"], never["pass"]) == (None, True)
-    (unknown,) = found(outcome("dfme", "probabilities", 0, None)).verdicts({"queries_to_90": 3000})
-    assert (unknown["pass"], "no attack has finished; the outcome of dfme" in unknown["text"]) == (
+    result = {verdict.limit: (verdict.value, verdict.holds) for verdict in findings.verdicts(asked)}
+    assert result.pop("agreement") == (0.96, False)
+    assert [*result.values()] == [(700, False), (3000, True), (700, True)]
+    (never,) = findings_of(outcome("dfme", "probabilities", 0, LOW)).verdicts(
+        {"queries_to_90": 3000}
+    )
+    assert (never.value, never.holds) == (None, True)
+    (unknown,) = findings_of(outcome("dfme", "probabilities", 0, None)).verdicts(
+        {"queries_to_90": 3000}
+    )
+    assert (unknown.holds, "no attack has finished; the outcome of dfme" in unknown.text) == (
         None,
         True,
     )
@@ -355,12 +290,12 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
         outcome("frugal", "probabilities", 0, LOW),
         outcome("frugal", "probabilities", 1, None),
     ]
-    holds, fails = found(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
-    assert (holds["pass"], fails["pass"]) == (
+    holds, fails = findings_of(*failed).verdicts({"queries_to_90": 3000, "agreement": 0.5})
+    assert (holds.holds, fails.holds) == (
         None,
         False,
     )  # a failed attack may have been a better one
-    assert holds["text"].endswith(
+    assert holds.text.endswith(
         "these failed; the outcome of frugal-probabilities-3k-seed1 is not known."
     )
     with pytest.raises(UserError, match="cannot be decided"):
@@ -368,9 +303,9 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
 
 
 def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
-    of = found(
+    findings = findings_of(
         *(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None)))
     )
-    (line,) = of.games({"agreement": 0.969})["advantage"]
-    assert line["values"] == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
-    assert of.games(None)["advantage"] == []
+    (line,) = findings.games(Twin(0.969, None, "twin")).advantage
+    assert line.values == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
+    assert findings.games(None).advantage == []

@@ -4,43 +4,38 @@ import base64
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import pytest
-from audit_pages import Page, audit, page_of
+from audit_pages import Page, audit, hostile, page_of
 
 HOSTILE = "<script src=//evil.example/x></script><img src=x onerror=go()>\"'&$x^{${{7*7}}{spent}"
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Of the whole sample; for reading only."""
-    return page_of(audit(), tmp_path_factory.mktemp("page"))
 
 
 def test_the_outline_is_one_question_and_its_parts_in_order(page: Page) -> None:
     assert [text for level, text in page.headings if level == "h1"] == [
         audit()["headline"]["sentences"][0]
     ]
-    for each, parts in ((page, 10), (page.behind, 9)):
-        assert [level for level, _ in each.headings].count("h2") == parts
-        levels = [int(level[1]) for level, _ in each.headings]
+    for entry, parts in ((page, 10), (page.behind, 9)):
+        assert [level for level, _ in entry.headings].count("h2") == parts
+        levels = [int(level[1]) for level, _ in entry.headings]
         assert all(after - before <= 1 for before, after in pairwise(levels))
-        assert ("html", {"lang": "en"}) in each.tags
+        assert ("html", {"lang": "en"}) in entry.tags
 
 
 def test_tables_have_captions_and_heads_with_a_scope_and_pictures_say_their_message(
     page: Page,
 ) -> None:
-    for of in (page, page.behind):
-        assert "" not in of.tables
-        assert {attributes["scope"] for tag, attributes in of.tags if tag == "th"} == {"col", "row"}
-        scrolled = [attributes for _, attributes in of.tags if attributes.get("class") == "wide"]
-        assert [(each["tabindex"], each["role"]) for each in scrolled] == [("0", "region")] * len(
-            of.tables
-        )
-        assert {each["aria-label"] for each in scrolled} == of.tables.keys(), (
+    for part in (page, page.behind):
+        assert "" not in part.tables
+        assert {attributes["scope"] for tag, attributes in part.tags if tag == "th"} == {
+            "col",
+            "row",
+        }
+        scrolled = [attributes for _, attributes in part.tags if attributes.get("class") == "wide"]
+        assert [(entry["tabindex"], entry["role"]) for entry in scrolled] == [
+            ("0", "region")
+        ] * len(part.tables)
+        assert {entry["aria-label"] for entry in scrolled} == part.tables.keys(), (
             "a keyboard can scroll it"
         )
     scores, _, pareto, *_ = (attributes["alt"] for tag, attributes in page.tags if tag == "img")
@@ -55,8 +50,8 @@ def test_tables_have_captions_and_heads_with_a_scope_and_pictures_say_their_mess
 
 def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(page: Page) -> None:
     links = []
-    for of, pictures in ((page, 3), (page.behind, 2)):
-        assert {tag for tag, _ in of.tags} & {
+    for part, pictures in ((page, 3), (page.behind, 2)):
+        assert {tag for tag, _ in part.tags} & {
             "script",
             "link",
             "iframe",
@@ -65,7 +60,10 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
             "base",
         } == set()
         addresses = [
-            (tag, each[name]) for tag, each in of.tags for name in ("src", "href") if name in each
+            (tag, entry[name])
+            for tag, entry in part.tags
+            for name in ("src", "href")
+            if name in entry
         ]
         links += [address for tag, address in addresses if tag == "a"]
         drawings = [address for tag, address in addresses if tag != "a" and "svg" in address]
@@ -76,7 +74,7 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
             assert "<script" not in drawing
             assert set(re.findall(r'href="([^#"]*)', drawing)) == {""}, "it refers to itself alone"
     named, named_behind = (
-        {each["id"] for _, each in of.tags if "id" in each} for of in (page, page.behind)
+        {entry["id"] for _, entry in part.tags if "id" in entry} for part in (page, page.behind)
     )
     own = {link.removeprefix("#") for link in links if link.startswith("#")}
     assert own == {"alarms", "changes"} <= named
@@ -88,32 +86,22 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
     assert not re.search(r"(price|defences|pareto|attacks)\.\d", page.text), "no key of the JSON"
 
 
-def hostile(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: hostile(each, name) for name, each in value.items()}
-    if isinstance(value, list):
-        return [hostile(each, key) for each in value]
-    return (
-        f"{value}{HOSTILE}" if isinstance(value, str) and key not in ("schema", "from") else value
-    )
-
-
 def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -> None:
     sheets = {
         "samples": "//evil.example/x.png",
         "disagreements": PICTURE,
         "<b>x": f'{PICTURE}" a="b',
     }
-    told = hostile(audit()) | {"pictures": sheets}
-    told["differences"]["shown"][0]["image"] = PICTURE
-    attacked = page_of(told, tmp_path)
+    content = hostile(audit(), HOSTILE) | {"pictures": sheets}
+    content["differences"]["shown"][0]["image"] = PICTURE
+    attacked = page_of(content, tmp_path)
     for bad, good in ((attacked, page), (attacked.behind, page.behind)):
-        tags, wanted = ({tag for tag, _ in each.tags} - {"figcaption"} for each in (bad, good))
+        tags, wanted = ({tag for tag, _ in entry.tags} - {"figcaption"} for entry in (bad, good))
         assert tags == wanted, "a sheet has a caption"
-        names, wanted = ({name for _, of in each.tags for name in of} for each in (bad, good))
+        names, wanted = ({name for _, part in entry.tags for name in part} for entry in (bad, good))
         assert names == wanted
         assert not any(
-            "evil" in each.get(name, "") for _, each in bad.tags for name in ("src", "href")
+            "evil" in entry.get(name, "") for _, entry in bad.tags for name in ("src", "href")
         )
-        assert [each["src"] for _, each in bad.tags if "png" in each.get("src", "")] == [PICTURE]
+        assert [entry["src"] for _, entry in bad.tags if "png" in entry.get("src", "")] == [PICTURE]
     assert f"{attacked.text}{attacked.behind.text}".count(HOSTILE) > 100

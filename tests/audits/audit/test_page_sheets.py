@@ -6,47 +6,44 @@ from typing import Any
 import pytest
 from audit_pages import audit, page_of
 
-from dfme.audits.audit import page as page_module
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the pictures, which take a second."""
-    monkeypatch.setattr(page_module, "curves", lambda told, alarms=False: [])
-    monkeypatch.setattr(page_module, "pareto", lambda told: None)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def test_images_that_differ_stand_with_both_answers_or_there_is_a_sentence(tmp_path: Path) -> None:
-    told = audit()
-    page = page_of(told, tmp_path)
+    content = audit()
+    page = page_of(content, tmp_path)
     assert (
         "The copy by frugal gives another answer than your model on 21 of 359 evaluation"
         in page.text
     )
     assert all(text in page.text for text in ("model: 3 copy: 8", "model: 9 copy: 7"))
     pictures = [
-        each["src"] for tag, each in page.tags if each.get("alt", "").startswith("Evaluation image")
+        entry["src"]
+        for tag, entry in page.tags
+        if entry.get("alt", "").startswith("Evaluation image")
     ]
-    assert pictures == [each["image"] for each in told["differences"]["shown"]]
-    told["differences"] |= {"differ": 0, "shown": []}
-    assert "gives your model's answer on all 359 evaluation images." in page_of(told, tmp_path).text
+    assert pictures == [entry["image"] for entry in content["differences"]["shown"]]
+    content["differences"] |= {"differ": 0, "shown": []}
+    assert (
+        "gives your model's answer on all 359 evaluation images." in page_of(content, tmp_path).text
+    )
 
 
-def standard(told: dict[str, Any]) -> dict[str, Any]:
+def standard(content: dict[str, Any]) -> dict[str, Any]:
     """The sample at the size of a standard audit: attackers, label modes, switches, detectors,
     images.
     """
-    told["price"] = [
+    content["price"] = [
         line | {"row": f"attacker {row}", "mode": mode}
         for row in range(7)
         for mode, line in zip(
-            ("probabilities", "label", "probabilities:2"), told["price"], strict=False
+            ("probabilities", "label", "probabilities:2"), content["price"], strict=False
         )
     ]
-    told["pareto"] = [told["pareto"][1] | {"name": f"switch {at}"} for at in range(10)]
-    watched = told["detection"]
+    content["pareto"] = [content["pareto"][1] | {"name": f"switch {at}"} for at in range(10)]
+    watched = content["detection"]
     cells = [
-        (line["cells"], line["row"]) for line in told["price"] if line["mode"] == "probabilities"
+        (line["cells"], line["row"]) for line in content["price"] if line["mode"] == "probabilities"
     ]
     like = watched["attacks"][0]
     watched["attacks"] = [
@@ -55,8 +52,8 @@ def standard(told: dict[str, Any]) -> dict[str, Any]:
         for name in names
         for at in range(9)
     ]
-    told["differences"]["shown"] = [told["differences"]["shown"][0]] * 24
-    return told
+    content["differences"]["shown"] = [content["differences"]["shown"][0]] * 24
+    return content
 
 
 def test_a_standard_audit_has_tables_for_six_sheets_of_paper(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Adversarial images: the optimum of a linear model, the ball and the bounds."""
 
-import math
 from typing import Any
 
 import pytest
@@ -9,6 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import small_net
 
+from dfme.audits.audit.attacks import Interval
+from dfme.audits.audit.copies import SourceKind, TransferRow
 from dfme.audits.audit.transfer import ATTACKS, Surrogate, adversarial, eps_of, gains, measure
 from dfme.spec import ImageSpec
 
@@ -43,12 +44,12 @@ def test_a_linear_model_is_attacked_as_far_as_can_be(spec: ImageSpec, name: str,
     x, labels = images(spec), torch.tensor([0, 1] * 3)
     logits = lambda x: torch.stack([-(x.flatten(1) @ weight), x.flatten(1) @ weight], 1)  # noqa: E731
     (low, high), eps = spec.bounds, 0.25  # four seventeenths; sixty-four of 255
-    found = adversarial(name, Surrogate("", "clone", logits), x, labels, eps, spec, rng())
+    result = adversarial(name, Surrogate("", "clone", logits), x, labels, eps, spec, rng())
     radius = eps * (high - low)
     if spec.levels:
         radius = int(eps * (spec.levels - 1)) * (high - low) / (spec.levels - 1)
     sign = torch.where(labels == 0, 1.0, -1.0)[:, None, None, None] * weight.sign().view(spec.shape)
-    assert torch.allclose(found, (x + radius * sign).clamp(low, high), atol=1e-5)
+    assert torch.allclose(result, (x + radius * sign).clamp(low, high), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*ATTACKS, "random signs"])
@@ -57,19 +58,19 @@ def test_no_image_leaves_the_ball_the_bounds_or_the_wire(spec: ImageSpec, name: 
     x, labels, net = images(spec, 20), torch.arange(20) % 3, small_net(spec).eval()
     source = Surrogate("", "clone", None if name == "random signs" else net)
     for eps in (0.01, 0.1, 0.9):
-        found = adversarial(
+        result = adversarial(
             name if name in ATTACKS else "fgsm", source, x, labels, eps, spec, rng()
         )
-        assert float((found - x).abs().max()) <= eps * (spec.bounds[1] - spec.bounds[0]) + 1e-6
-        assert spec.bounds[0] <= float(found.min()) <= float(found.max()) <= spec.bounds[1]
-        assert torch.equal(found, spec.quantise(found))
+        assert float((result - x).abs().max()) <= eps * (spec.bounds[1] - spec.bounds[0]) + 1e-6
+        assert spec.bounds[0] <= float(result.min()) <= float(result.max()) <= spec.bounds[1]
+        assert torch.equal(result, spec.quantise(result))
 
 
 def test_random_signs_move_every_pixel_as_far_as_they_may_either_way():
     x, source = torch.full((50, *FLOATS.shape), 0.5), Surrogate("", "stranger", None)
-    found = adversarial("fgsm", source, x, torch.zeros(50).long(), 0.1, FLOATS, rng())
-    assert torch.allclose((found - x).abs(), torch.tensor(0.1))
-    assert float((found > x).float().mean()) == pytest.approx(
+    result = adversarial("fgsm", source, x, torch.zeros(50).long(), 0.1, FLOATS, rng())
+    assert torch.allclose((result - x).abs(), torch.tensor(0.1))
+    assert float((result > x).float().mean()) == pytest.approx(
         0.5, abs=0.06
     )  # three deviations of 800
 
@@ -90,8 +91,8 @@ def test_on_a_network_the_steps_are_the_published_ones(name: str):
         y = torch.max(torch.min(y.detach() + step * direction.sign(), x + 0.2), x - 0.2).clamp(
             -1, 1
         )
-    found = adversarial(name, Surrogate("", "clone", net), x, labels, eps, spec, rng(3))
-    assert torch.allclose(found, y, atol=1e-5)
+    result = adversarial(name, Surrogate("", "clone", net), x, labels, eps, spec, rng(3))
+    assert torch.allclose(result, y, atol=1e-5)
 
 
 @pytest.mark.integration
@@ -132,21 +133,30 @@ def test_success_is_counted_and_random_signs_are_asked_once():
     assert asked == [(name, eps, 40) for name, times in (("random signs", 1), ("clone: a, b", 3))
                      for eps in (0.05, 0.1, 0.2) for _ in range(times)]  # fmt: skip
     assert len(rows) == 2 * 3 * 3
-    assert {(row["source"], row["success"]) for row in rows} == {
+    assert {(row.source, row.success) for row in rows} == {
         ("random signs", 0.5),
         ("clone: a, b", 0.75),
     }
-    assert rows[-1]["interval"] == pytest.approx([0.598, 0.858], abs=1e-3)  # Wilson of 30 of 40
-    assert not any(math.isnan(row["eps"]) or "logits" in row for row in rows)
+    assert rows[-1].interval == pytest.approx([0.598, 0.858], abs=1e-3)  # Wilson of 30 of 40
+    assert {row.eps for row in rows} == {0.05, 0.1, 0.2}
 
 
 def test_the_gain_is_over_the_best_stranger_and_not_over_the_teacher():
-    def row(source: str, kind: str, success: float, attack: str = "pgd20") -> dict[str, Any]:
-        return {"source": source, "kind": kind, "attack": attack, "eps": 0.1, "success": success}
+    def row(source: str, kind: SourceKind, success: float, attack: str = "pgd20") -> TransferRow:
+        return TransferRow(
+            source=source,
+            kind=kind,
+            agreement=None,
+            attack=attack,
+            eps=0.1,
+            success=success,
+            images=100,
+            interval=Interval(0.0, 1.0),
+        )
 
     rows = [row("random signs", "stranger", 0.03), row("twin", "stranger", 0.15)]
     rows += [row("twin", "stranger", 0.9, "fgsm"), row("teacher", "ceiling", 0.77)]
     rows.append(row("clone: a", "clone", 0.54))
-    (found,) = gains(rows)
-    assert (found["source"], found["attack"], found["over"]) == ("clone: a", "pgd20", "twin")
-    assert found["gain"] == pytest.approx(0.39)
+    (result,) = gains(rows)
+    assert (result.source, result.attack, result.over) == ("clone: a", "pgd20", "twin")
+    assert result.gain == pytest.approx(0.39)

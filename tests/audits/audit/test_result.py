@@ -1,0 +1,91 @@
+"""The dataclasses of an audit are the form of audit.json: what a release wrote is read, and written
+again byte for byte.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from audit_pages import audit
+from processes import PROJECT
+
+from dfme.audits.audit.copies import CopyExamination
+from dfme.audits.audit.phases import cached
+from dfme.audits.audit.result import audit_result, document, json_schema, parse, recorded
+from dfme.errors import RunError
+
+STORED = Path(__file__).with_name("audit_0_15.json").read_text(encoding="utf-8")
+"""Written by release 0.15; lists were cut short, and what was null was given a value."""
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """All dataclasses within a value."""
+    if is_dataclass(value):
+        yield value
+        value = [getattr(value, entry.name) for entry in fields(value)]
+    if isinstance(value, dict):
+        value = [*value.values()]
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from parts(part)
+
+
+def test_what_a_release_wrote_is_read_and_written_again_byte_for_byte() -> None:
+    result = audit_result(json.loads(STORED))
+    assert json.dumps(document(result), indent=1, allow_nan=False) + "\n" == STORED
+    empty = dict[str, bool]()
+    for part in parts(result):
+        for entry in fields(part):
+            name = f"{type(part).__name__}.{entry.name}"
+            empty[name] = empty.get(name, True) and getattr(part, entry.name) in (None, [], {}, "")
+    assert [name for name, is_empty in empty.items() if is_empty] == [], "it has every part"
+    assert len(empty) > 200
+
+
+def test_the_schema_in_docs_is_derived_from_the_dataclasses() -> None:
+    """Made by ``json.dumps(json_schema(), indent=1)``."""
+    schema = json.loads((PROJECT / "docs/audit.schema.json").read_text())
+    assert schema == json_schema()
+    for content in (json.loads(STORED), audit()):
+        jsonschema.Draft202012Validator(schema).validate(content)
+    assert {*schema["required"]} == audit().keys()
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(audit() | {"more": 1}, schema)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            [],
+            "found.json: expected all that dfme.audit/1 holds, got the whole: Input should be an object",
+        ),
+        ({"twin": {"file": "a"}}, "got twin.agreement: Field required; remove it, and resume"),
+        ({"asked": "3"}, "got asked: Input should be a valid integer; remove it"),
+        ({"fidelity": [{"class": "\x1b\n"}]}, "got fidelity.0.cell: Field required"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_line(content: Any, message: str) -> None:
+    with pytest.raises(RunError) as error:
+        parse(CopyExamination, content, "found.json")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_result_on_file_is_made_once_for_a_key_and_checked_when_it_is_read(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "found.json"
+    for key, asked in (("a", 3), ("a", 4), ("b", 5)):
+        examination = cached(file, CopyExamination, [key], lambda: CopyExamination(asked=asked))  # noqa: B023
+        assert examination.asked == (3 if key == "a" else 5)
+    file.write_text('{"of": ["b"], "found": {"asked": "many"}}')
+    with pytest.raises(RunError, match=r"found\.json: expected all .* got asked: Input"):
+        cached(file, CopyExamination, ["b"], CopyExamination)
+    assert recorded(tmp_path / "audit.json") is None
+    (tmp_path / "audit.json").write_text(json.dumps(json.loads(STORED) | {"halves": {}}))
+    with pytest.raises(RunError, match=r"audit\.json: expected all .* got halves\.dataset: Field"):
+        recorded(tmp_path / "audit.json")
