@@ -2,16 +2,9 @@
 here.
 """
 
-from collections.abc import Iterator, Mapping
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from dfme.config.detectors import NEED_FEATURES
-from dfme.config.settings import TeacherConfig
-from dfme.data import check_dataset
-from dfme.errors import UserError
 from dfme.teachers import options as local_options
-from dfme.teachers.defences import check_defences
 from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
 
 LOCAL = "dfme.teachers.local"
@@ -77,47 +70,3 @@ KINDS: dict[str, Kind] = {
     ),
     "timm": Kind(local_options.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
 }
-
-
-def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
-    """Check a teacher without torch: defences, watch, and the options of a built-in kind.
-
-    What a run is to say first, if anything. May raise UserError.
-    """
-    local = config.kind not in KINDS or KINDS[config.kind].is_local
-    check_defences(config, local)
-    if problems := [*_watch_problems(config, local)]:
-        raise UserError("; ".join(problems))
-    check = KINDS[config.kind].check if config.kind in KINDS else None
-    if check is None:
-        return ""
-    said: str | None = resolve_name(check)(config, options)
-    return said or ""
-
-
-def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
-    names = ",".join(teacher.watch)
-    benign = teacher.benign
-    needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
-    if names and not local:
-        yield (
-            f"--teacher.watch: a service is watched where it runs, by run.py serve --watch {names}"
-        )
-        return
-    if names and benign is None:
-        yield (
-            f"--teacher.benign: expected held-out labelled images to calibrate {names} "
-            "on: a set or FOLDER"
-        )
-    if needing and teacher.kind != "torch":
-        yield (
-            f"--teacher.watch: {needing}: expected a teacher of kind torch to look into, "
-            f"got {teacher.kind}"
-        )
-    if teacher.on_alarm == "label" and teacher.label_mode == "logits":
-        yield "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
-    try:
-        if benign is not None:
-            check_dataset(benign, download=False)
-    except UserError as error:
-        yield f"--teacher.benign: {error}"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from dfme.answers.reading import read_own
+from dfme.answers.reading import read_custom
 from dfme.config import defences
 from dfme.config.defence_options import DefenceOptions, OwnDefence
 from dfme.config.imports import blaming
@@ -162,7 +162,7 @@ def map_of(options: DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], 
             return lambda p_BK: noise(p_BK, _normal(p_BK, rng), sigma, keep_top)
         case OwnDefence(has_map=True):
             return blaming(f"the map of {options.name}", UserError)(
-                partial(read_own, options.make().map)
+                partial(read_custom, options.make().map)
             )
     return None
 

@@ -98,8 +98,8 @@ def as_tensor(raw: object) -> Tensor:
         ) from error
 
 
-def read_own(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
-    """Probabilities, float64, that code of the user's own makes of others. ValueError for anything
+def read_custom(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
+    """Probabilities, float64, that a user's code makes of others. ValueError for anything
     else.
     """
     y_BK = torch.as_tensor(call(p_BK.clone(), *more)).detach().cpu().double()

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfme import teachers
 from dfme.audits.audit.model import Metering
 from dfme.config.defences import Facts, parse_defences, stated
 from dfme.config.detectors import NEED_FEATURES
@@ -22,6 +21,7 @@ from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 from dfme.teachers import KINDS as KINDS
+from dfme.teachers import checks
 from dfme.teachers.options import ServeConfig as ServeConfig
 from dfme.teachers.options import TrainDataConfig
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
@@ -29,14 +29,14 @@ from dfme.teachers.options import check_training as check_training
 from dfme.teachers.remote.options import ServiceOptions
 
 if TYPE_CHECKING:
-    from dfme.teachers.serve.guard import Guard as Guard
+    from dfme.teachers.guard.guard import Guard as Guard
     from dfme.teachers.watch.detector import Detector as Detector
 
 
 def __getattr__(name: str) -> Any:
     """``Guard`` and ``Detector``, which load torch, only where they are asked for."""
     if name == "Guard":
-        from dfme.teachers.serve.guard import Guard
+        from dfme.teachers.guard.guard import Guard
 
         return Guard
     if name == "Detector":
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """Check a teacher without torch, and print which secrets go where as a command's first line."""
-    if said := teachers.check_teacher(config, options):
+    if said := checks.check_teacher(config, options):
         print(said, file=sys.stderr, flush=True)
 
 

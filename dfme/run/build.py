@@ -66,7 +66,7 @@ from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
-from dfme.teachers.serve.record import recorded_images
+from dfme.teachers.watch.log import recorded_images
 
 
 def run_job(

@@ -1,7 +1,7 @@
 """Detectors over honest accounts, per stream, and over accounts in a log of ``serve --record``."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from dfme.compute import Seldom
 from dfme.config.detectors import NEED_FEATURES
 from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec
-from dfme.teachers.defences.defence import taken
-from dfme.teachers.serve.record import digests, fingerprints, read_log
+from dfme.teachers.arrays import Array
+from dfme.teachers.features import as_asked
 from dfme.teachers.watch.detector import Observation
+from dfme.teachers.watch.log import LogBatch, LoggedImages, read_log
+from dfme.teachers.watch.record import digests, fingerprints
 from dfme.teachers.watch.streams import SESSION, STREAMS, held_out, session
 from dfme.teachers.watch.watch import Watch
 
@@ -91,7 +93,7 @@ def _benign(
             teacher.watch.load_state_dict({})  # nobody has asked yet
             rng = torch.Generator().manual_seed(seed * SESSIONS + number)
             for x_BCHW in session(stream, images, places_N, rng):
-                for part_BCHW in taken(x_BCHW, teacher).split(
+                for part_BCHW in as_asked(x_BCHW, teacher).split(
                     teacher.info.max_batch or len(x_BCHW)
                 ):
                     teacher(part_BCHW)
@@ -123,10 +125,10 @@ class Log:
         self._accounts = Counter[str]()
         self._images = self._distances = True
         for batch in self._batches():
-            self._accounts[batch["account"]] += len(batch["top"])
-            self._images &= batch["images"] is not None
-            self._distances &= not np.isnan(batch["distance"]).any()
-            known = 0 <= batch["top"].min() <= batch["top"].max() < classes
+            self._accounts[batch.account] += len(batch.top)
+            self._images &= batch.images is not None
+            self._distances &= batch.distance is not None and not np.isnan(batch.distance).any()
+            known = 0 <= batch.top.min() <= batch.top.max() < classes
             if not known or len(self._accounts) > MAX_COUNTED:
                 expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"
                 raise UserError(
@@ -149,17 +151,15 @@ class Log:
         """Log of other images."""
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
         score_B, top_B = seen.p_BK.max(1)
-        raw = (each.tobytes() for each in pixels_BCHW.numpy())
-        codes = {"fingerprint": fingerprints(pixels_BCHW), "digest": digests(raw)}
-        told: dict[str, Any] = {
-            name: np.array([int(each, 16) for each in own], np.uint64)
-            for name, own in codes.items()
-        }
-        told["images"] = pixels_BCHW.numpy()
-        told["score"] = score_B.numpy()
-        told["top"] = top_B.numpy()
-        told["distance"] = None if seen.distance_B is None else seen.distance_B.numpy()
-        return self._seen(told)
+        written = LoggedImages(
+            digest=_numbers(digests(image.tobytes() for image in pixels_BCHW.numpy())),
+            fingerprint=_numbers(fingerprints(pixels_BCHW)),
+            top=top_B.numpy(),
+            score=score_B.numpy(),
+            distance=None if seen.distance_B is None else seen.distance_B.numpy(),
+            images=pixels_BCHW.numpy(),
+        )
+        return self._seen(written)
 
     def seen_by(self, watch: Watch) -> dict[str, Any]:
         """Figures of the largest accounts, on their streams and on thinned ones."""
@@ -167,10 +167,10 @@ class Log:
         had = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
         repeats = Counter[str]()
         known = {tag: set[int]() for tag in had}
-        for batch in (each for each in self._batches() if each["account"] in had):
-            tag = batch["account"]
+        for batch in (each for each in self._batches() if each.account in had):
+            tag = batch.account
             seen = self._seen(batch)
-            own = {*batch["digest"].tolist()}
+            own = {*batch.digest.tolist()}
             for every in THINNED:
                 watch.account = f"{tag} {every}"
                 watch.observe(seen[-had[tag] % every :: every])
@@ -194,7 +194,7 @@ class Log:
             )
         return {"accounts": accounts, "accounts_in_all": len(self._accounts)}
 
-    def _batches(self) -> Iterator[dict[str, Any]]:
+    def _batches(self) -> Iterator[LogBatch]:
         try:
             yield from read_log(self._folder, self._shape)
         except OSError as error:
@@ -202,19 +202,24 @@ class Log:
                 f"{self._folder}: expected a log that can be read: {error.strerror}"
             ) from error
 
-    def _seen(self, batch: Mapping[str, Any]) -> Observation:
+    def _seen(self, batch: LoggedImages) -> Observation:
         """Missing scores are equal; missing images are fingerprints, with digests below 8 bits."""
-        score_B1, top_B1 = (torch.from_numpy(batch[name])[:, None] for name in ("score", "top"))
+        score_B1, top_B1 = (torch.from_numpy(each)[:, None] for each in (batch.score, batch.top))
         rest_BK = ((1 - score_B1.clamp(max=1)) / (self._classes - 1)).repeat(1, self._classes)
-        images_BCHW = 0.999 * _bits(batch["fingerprint"]) + 0.001 * _bits(batch["digest"])
+        images_BCHW = 0.999 * _bits(batch.fingerprint) + 0.001 * _bits(batch.digest)
         if self._images:
-            images_BCHW = torch.tensor(batch["images"]) / 255
-        known = self._distances and batch["distance"] is not None
-        distance_B = torch.from_numpy(batch["distance"]) if known else None
+            images_BCHW = torch.tensor(batch.images) / 255
+        distance_B = None
+        if self._distances and batch.distance is not None:
+            distance_B = torch.from_numpy(batch.distance)
         return Observation(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
 
 
-def _bits(codes_B: Any) -> Tensor:
+def _numbers(codes: Sequence[str]) -> Array:
+    return np.array([int(code, 16) for code in codes], np.uint64)
+
+
+def _bits(codes_B: Array) -> Tensor:
     """Codes of 64 bits as images (B, 1, 8, 8)."""
     bits_BN = np.unpackbits(codes_B.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
     return torch.from_numpy(bits_BN).float().view(-1, 1, 8, 8)

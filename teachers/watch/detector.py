@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,11 +55,15 @@ class Observation:
         return [math.log(max(each, 1e-300)) for each in self.distance_B.tolist()]
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Reading:
     """Statistic after each image, float64, larger is more suspicious; and new alarms."""
 
     statistic_B: Tensor
     alarm_B: Tensor
+
+    def __getitem__(self, part: slice) -> Reading:
+        return Reading(self.statistic_B[part], self.alarm_B[part])
 
 
 class Benign:
@@ -136,7 +140,8 @@ class Detector(ABC):
         if len(seen) > MAX_TOGETHER:
             starts = range(0, len(seen), MAX_TOGETHER)
             readings = [self.see(seen[start : start + MAX_TOGETHER]) for start in starts]
-            return Reading(*map(torch.cat, zip(*readings, strict=True)))
+            statistic_B = torch.cat([reading.statistic_B for reading in readings])
+            return Reading(statistic_B, torch.cat([reading.alarm_B for reading in readings]))
         statistic_B = torch.as_tensor(self.measure(seen, float(self.state["last"]))).double()
         if statistic_B.shape != (len(seen),) or not bool(statistic_B.isfinite().all()):
             raise ValueError(

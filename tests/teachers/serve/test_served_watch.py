@@ -29,7 +29,8 @@ from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.remote.options import V2Options
-from dfme.teachers.serve.record import Recording, account_tag, read_log
+from dfme.teachers.watch.log import read_log
+from dfme.teachers.watch.record import Recording, account_tag
 
 Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 
@@ -99,10 +100,10 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     # The log has every image with its distance, and no key is in it or in what was shown.
     batches = [*read_log(tmp_path / "log", (1, 8, 8))]
     for tag, images in ((EVE, pairs()[:80]), (USER, honest)):
-        kept = [each for each in batches if each["account"] == tag]
+        kept = [each for each in batches if each.account == tag]
         pixels = images.mul(255).round().byte().numpy()
-        assert np.array_equal(np.concatenate([each["images"] for each in kept]), pixels)
-        assert np.isfinite(np.concatenate([each["distance"] for each in kept])).all()
+        assert np.array_equal(np.concatenate([each.images for each in kept]), pixels)
+        assert np.isfinite(np.concatenate([each.distance for each in kept])).all()
     shown = "".join(path.read_text(errors="ignore") for path in (tmp_path / "log").iterdir())
     assert not any(key in shown + metrics + " ".join(told) for key in KEYS.values())
 

@@ -9,7 +9,7 @@ import torch
 from watched import benign, detector, seen, teacher
 
 from dfme.data import load_dataset
-from dfme.teachers.defences import defence
+from dfme.teachers import features
 from dfme.teachers.watch.detector import Benign, Observation
 from dfme.teachers.watch.detectors import shapiro_wilk, staircase
 
@@ -150,13 +150,13 @@ def test_features_are_calibrated_on_a_share_of_each_class(monkeypatch: pytest.Mo
     digits = teacher()
     asked = []
     with monkeypatch.context() as patch:
-        patch.setattr(defence, "MAX_TRAIN", 300)
-        taken = defence.taken
+        patch.setattr(features, "MAX_TRAIN", 300)
+        as_asked = features.as_asked
         patch.setattr(
-            defence, "taken", lambda images, of: asked.append(taken(images, of)) or asked[-1]
+            features, "as_asked", lambda x, digits: asked.append(as_asked(x, digits)) or asked[-1]
         )
-        few = defence.Mahalanobis(digits, "digits", "benign")
-    every_ND = taken(train.batch(slice(None)), digits).flatten(1)
+        few = features.Mahalanobis(digits, "digits", "benign")
+    every_ND = as_asked(train.batch(slice(None)), digits).flatten(1)
     places = [(every_ND == image_D).all(1).nonzero()[0, 0] for image_D in asked[0].flatten(1)]
     classes_N = train.required_labels[torch.stack(places)]
     assert classes_N.bincount().tolist() == [30] * 10
@@ -168,7 +168,7 @@ def test_features_are_calibrated_on_a_share_of_each_class(monkeypatch: pytest.Mo
         digits(asked[0])
         digits(every_ND[:5].view(-1, 1, 8, 8))
     centred = read[0] - torch.stack([read[0][classes_N == label].mean(0) for label in classes_N])
-    cov = centred.T @ centred / 300 + defence.RIDGE * torch.eye(centred.shape[1])
+    cov = centred.T @ centred / 300 + features.RIDGE * torch.eye(centred.shape[1])
     apart = [read[1] - read[0][classes_N == label].mean(0) for label in range(10)]
     expected = torch.stack(
         [(each * torch.linalg.solve(cov, each.T).T).sum(1) for each in apart]

@@ -11,6 +11,7 @@ from defended import digits, pairs, queries, watched
 from dfme.data import load_dataset
 from dfme.errors import Refused
 from dfme.teachers.watch import watch as module
+from dfme.teachers.watch.detector import Reading
 from dfme.teachers.watch.streams import held_out
 
 
@@ -127,13 +128,13 @@ def test_figures_are_those_of_the_readings_and_every_alarm_and_window_is_a_line(
     """
     teacher = watched("pairs,labels")
     watch = teacher.watch
-    own = watch._own()
-    for sign, each in zip((1, -1), own.detectors.values(), strict=True):
+    detectors = watch._current().detectors.values()
+    for sign, each in zip((1, -1), detectors, strict=True):
         at = iter(range(1, 10_000))
 
         def see(seen: Any, at: Any = at, sign: int = sign) -> Any:
             numbers = torch.tensor(list(itertools.islice(at, len(seen))))
-            return sign * numbers.double(), numbers % 70 == 0
+            return Reading(sign * numbers.double(), numbers % 70 == 0)
 
         each.see = see  # type: ignore[method-assign]
     for part in queries()[:701].split(130):

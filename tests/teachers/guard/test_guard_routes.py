@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from test_guard_paths import fastapi, flat, free, hosted, included, mounted, regular, score
 
 import dfme
-from dfme.teachers.serve.paths import MAX_PATH, Pattern, fold
+from dfme.teachers.guard.paths import MAX_PATH, Pattern, fold
 
 
 def test_other_routes_answer_as_they_do_without_a_guard(tmp_path: Path) -> None:

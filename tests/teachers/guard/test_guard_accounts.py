@@ -33,13 +33,13 @@ def asked(app: Any, headers: Headers, query: str = "", body: bytes = BODY) -> tu
 def accounts(monkeypatch: pytest.MonkeyPatch, app: dfme.Guard) -> list[str]:
     """The accounts that a guard has admitted, as they come."""
     admitted: list[str] = []
-    admit = app._admit
+    admit = app._gate.admit
 
     def noted(account: str, images: int) -> None:
         admitted.append(account)
         admit(account, images)
 
-    monkeypatch.setattr(app, "_admit", noted)
+    monkeypatch.setattr(app._gate, "admit", noted)
     return admitted
 
 

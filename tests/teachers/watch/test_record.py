@@ -19,9 +19,11 @@ import torch
 from dfme.cli.main import main
 from dfme.errors import RunError, UserError
 from dfme.run.lock import DirectoryLock
-from dfme.teachers.serve import record as module
-from dfme.teachers.serve.record import AlarmFile, Recording, account_tag, fingerprints, read_log
+from dfme.teachers.watch import record as module
+from dfme.teachers.watch.alarms import Alarm, AlarmFile
 from dfme.teachers.watch.detector import Observation
+from dfme.teachers.watch.log import read_log
+from dfme.teachers.watch.record import Recording, account_tag, fingerprints
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
 SHAPE = (1, 8, 8)
@@ -58,6 +60,10 @@ def listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
+def alarm(image: int) -> Alarm:
+    return Alarm(ONE, "pairs", 0.5, 0.25, image, is_first=True)
+
+
 def pixels(each: Observation) -> Any:
     return np.rint(each.images_BCHW.numpy() * 255).astype(np.uint8)
 
@@ -74,8 +80,8 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     }
     assert {*listed(tmp_path)} == images | {"log-2026-11-23.jsonl", "log-2026-11-24.jsonl"}
     batches = [*read_log(tmp_path, SHAPE)]
-    own = [each for each in batches if each["account"] == ONE]
-    assert {each["account"] for each in batches} == {ONE, OTHER}
+    own = [each for each in batches if each.account == ONE]
+    assert {each.account for each in batches} == {ONE, OTHER}
     p = torch.cat([first.p_BK, third.p_BK])
     expected = {
         "number": np.arange(1, 1_104),
@@ -85,15 +91,15 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     expected["images"] = np.concatenate([pixels(first), pixels(third)])
     expected["distance"] = np.concatenate([first.distance_B, third.distance_B])
     for name, values in expected.items():
-        assert np.array_equal(np.concatenate([each[name] for each in own]), values)
+        assert np.array_equal(np.concatenate([getattr(each, name) for each in own]), values)
     digests = [
         int(hashlib.blake2b(each.tobytes(), digest_size=8).hexdigest(), 16)
         for each in pixels(first)
     ]
-    assert np.concatenate([each["digest"] for each in own])[:1_100].tolist() == digests
-    assert own[0]["at"][0] == "2026-11-23T23:59:59.500Z"
-    (other,) = (each for each in batches if each["account"] == OTHER)
-    assert np.isnan(other["distance"]).all()
+    assert np.concatenate([each.digest for each in own])[:1_100].tolist() == digests
+    assert own[0].at[0] == "2026-11-23T23:59:59.500Z"
+    (other,) = (each for each in batches if each.account == OTHER)
+    assert np.isnan(other.distance).all()
     assert told == []
     for path in map(tmp_path.joinpath, listed(tmp_path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -147,7 +153,7 @@ def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("images-*")
     assert path.stat().st_size == 64 * 20
     (batch,) = read_log(tmp_path, SHAPE)
-    assert (len(batch["at"]), batch["images"]) == (30, None)
+    assert (len(batch.at), batch.images) == (30, None)
     places = [json.loads(line)["image"] for line in (tmp_path / "log-2026-11-23.jsonl").open()]
     assert places[18:22] == [18, 19, None, None]
 
@@ -158,12 +164,12 @@ def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:-20])
     images.write_bytes(images.read_bytes() + b"half an image")
     (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["number"].tolist() == [1, 2, 3, 4]
+    assert batch.number.tolist() == [1, 2, 3, 4]
     again = seen(2, 5)
     recording(tmp_path, 9, 10**6)(ONE, 1, again)
     (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["number"].tolist() == [1, 2, 3, 4, 1, 2]
-    assert np.array_equal(batch["images"][-2:], pixels(again))
+    assert batch.number.tolist() == [1, 2, 3, 4, 1, 2]
+    assert np.array_equal(batch.images[-2:], pixels(again))
 
 
 def test_a_disk_that_takes_no_more_ends_the_record_and_not_the_deletion(
@@ -204,7 +210,7 @@ def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path
         "".join(json.dumps(each) + "\n" for each in ({**lines[0], "more": "x" * 9}, *lines[1:]))
     )
     (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["images"].shape == (3, 1, 8, 8)
+    assert batch.images.shape == (3, 1, 8, 8)
     for shape in ("1x32768x32768", "0x0x0", f"1x{10**15}x{10**15}"):
         images = images.rename(tmp_path / f"images-2026-11-23-{ONE}-{shape}.u8")
         with images.open("r+b") as file:
@@ -239,7 +245,7 @@ def test_an_alarm_after_a_line_that_a_crash_tore_has_a_line_of_its_own(
     path = tmp_path / "alarms.jsonl"
     path.write_bytes(b'{"first": 1}\n' + torn)
     for number in (1, 2):
-        AlarmFile(path, pytest.fail)({"image": number})
+        AlarmFile(path, pytest.fail)(alarm(number))
     lines = path.read_bytes().split(b"\n")
     assert b"\n".join(lines[:-3]) == b'{"first": 1}\n' + torn  # evidence stays as it is
     assert [json.loads(line)["image"] for line in lines[-3:-1]] == [1, 2]
@@ -250,5 +256,5 @@ def test_an_alarm_file_that_is_whole_or_empty_gets_no_empty_line(tmp_path: Path)
     for before in (b"", b'{"first": 1}\n'):
         path = tmp_path / "alarms.jsonl"
         path.write_bytes(before)
-        AlarmFile(path, pytest.fail)({"image": 1})
+        AlarmFile(path, pytest.fail)(alarm(1))
         assert path.read_bytes().startswith(before + b'{"at"')

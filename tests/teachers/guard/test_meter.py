@@ -5,7 +5,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.teachers.serve.model import Meter
+from dfme.teachers.guard.meter import Meter
 
 
 class Clock:

@@ -20,14 +20,16 @@ from starlette.datastructures import Headers
 
 import dfme
 from dfme.teachers import json_text
+from dfme.teachers.guard.bodies import HttpBody
+from dfme.teachers.guard.meter import Meter
+from dfme.teachers.guard.readers import MAX_WAITING, SMALL
 from dfme.teachers.json_text import LARGE, load_json, require_numbers
 from dfme.teachers.open_inference.message import pack, unpack
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.open_inference.tensors import NamedTensor
-from dfme.teachers.serve.app import Keys, make_app
-from dfme.teachers.serve.bodies import MAX_WAITING, SMALL
-from dfme.teachers.serve.forms import HttpBody
-from dfme.teachers.serve.model import Meter, Model
+from dfme.teachers.serve.app import make_app
+from dfme.teachers.serve.keys import Keys
+from dfme.teachers.serve.model import Model
 
 PERCENT = [f"{100 * float(f'0.{each}'):.1f}" for each in SECRETS]
 HIDDEN: dict[str, bytes] = {

@@ -36,7 +36,7 @@ from torch import Tensor
 import dfme
 from dfme.teachers.open_inference.message import pack, unpack
 from dfme.teachers.open_inference.tensors import NamedTensor
-from dfme.teachers.serve.record import account_tag
+from dfme.teachers.watch.record import account_tag
 
 
 def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as_before() -> None:
