@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The HTTP header that says how long the JSON at the start of a body is, where raw bytes follow."""
+
 LARGE = 2**20  # bytes; a smaller document takes some milliseconds
 PIECE = 2**20  # bytes that are looked at without letting go
 FILLERS = (b'"', b"null", b"true", b"false", b"[]")

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from dfme.errors import UserError
 from dfme.teachers.guard.refusals import Rejected
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.json_text import HEADER_LENGTH
 
 Header = tuple[bytes, bytes]
 Pair = tuple[str, str]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope
 
 from dfme.teachers.guard.bodies import MAX_HELD, HttpBody, receive_again
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.json_text import HEADER_LENGTH
 
 ASKED = "dfme.asked"  # where an app finds, in its scope, the body that was read
 OF_PART = (  # headers that are not passed on: an answer is to be whole and readable

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from dfme.spec import ImageSpec
 from dfme.teachers.arrays import Array
 from dfme.teachers.guard.bodies import HttpBody
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.open_inference.message import (
-    HEADER_LENGTH,
     TensorList,
     pack,
     read_header_length,

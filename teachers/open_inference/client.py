@@ -20,8 +20,9 @@ from dfme.config.values import narrowed
 from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length, unpack
+from dfme.teachers.open_inference.message import pack, read_header_length, unpack
 from dfme.teachers.open_inference.metadata import V2Model, read_model
 from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.remote.endpoint import Endpoint, Reply

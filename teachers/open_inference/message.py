@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dfme.teachers.json_text import load_json, require_numbers
+from dfme.teachers.json_text import HEADER_LENGTH, load_json, require_numbers
 from dfme.teachers.open_inference.tensors import (
     NamedTensor,
     checked_shape,
@@ -22,7 +22,6 @@ from dfme.teachers.open_inference.tensors import (
     to_list,
 )
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
 _ALIGNMENT = 8  # raw bytes begin at a multiple of it
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 TensorList = Literal["inputs", "outputs"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from dfme.answers.reading import PartialAnswers
 from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
-from dfme.teachers.open_inference.message import HEADER_LENGTH
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import WRONG_NUMBER, outline, parse
 from dfme.teachers.remote.secrets import Secrets

@@ -20,8 +20,9 @@ from dfme.teachers.guard.forms import V2Form
 from dfme.teachers.guard.guard import PROMETHEUS, Guard
 from dfme.teachers.guard.meter import Meter
 from dfme.teachers.guard.refusals import FAILED, Rejected, refuse, rejected
+from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.open_inference import server as protocol
-from dfme.teachers.open_inference.message import HEADER_LENGTH, pack, read_header_length
+from dfme.teachers.open_inference.message import pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
 from dfme.teachers.serve import connections
 from dfme.teachers.serve.model import Model
