@@ -139,21 +139,24 @@ def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
     return _held(swapped_BK.scatter(-1, top_B1, y_BK.gather(-1, greatest_B1)), p_BK)
 
 
+MAPS: dict[str, Callable[..., Tensor]] = {
+    "lattice": lattice,
+    "temperature": temperature,
+    "modelguard_w": modelguard_w,
+    "reverse_sigmoid": reverse_sigmoid,
+}
+"""Maps whose parameters, after p, are the options of the defence of this name."""
+
+
 def map_of(options: DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
     """Return the map that an attacker can compute from a defence's name and options; None: there is
     none.
 
     q is taken for uniform, noise is drawn from ``rng``.
     """
+    if options.name in MAPS:
+        return partial(MAPS[options.name], **vars(options))
     match options:
-        case defences.Lattice(n=n):
-            return lambda p_BK: lattice(p_BK, n)
-        case defences.Temperature(t=t):
-            return lambda p_BK: temperature(p_BK, t)
-        case defences.ModelGuardW(epsilon=epsilon, margin=margin):
-            return lambda p_BK: modelguard_w(p_BK, epsilon, margin)
-        case defences.ReverseSigmoid(beta=beta, gamma=gamma):
-            return lambda p_BK: reverse_sigmoid(p_BK, beta, gamma)
         case defences.Mad(epsilon=epsilon, vertices=vertices):
             return lambda p_BK: mad(p_BK, uniform(p_BK), epsilon, vertices)
         case defences.Grad2(epsilon=epsilon):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from processes import PROJECT
 from torch import Tensor
 
 from dfme import compute
@@ -23,8 +24,7 @@ from dfme.teachers.local.weights import read_weights
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig, check_training
 from dfme.teachers.training.train import channel_statistics, shift, train_teacher
 
-ROOT = Path(__file__).resolve().parents[3]
-RECIPES = sorted((ROOT / "configs" / "teachers").glob("*.yaml"))
+RECIPES = sorted((PROJECT / "configs" / "teachers").glob("*.yaml"))
 
 
 def tiny(out: Path, **changes: Any) -> TrainTeacherConfig:
@@ -37,7 +37,7 @@ def tiny(out: Path, **changes: Any) -> TrainTeacherConfig:
 
 
 def recipe(name: str, out: Path) -> TrainTeacherConfig:
-    values = yaml.safe_load((ROOT / "configs" / "teachers" / f"{name}.yaml").read_text())
+    values = yaml.safe_load((PROJECT / "configs" / "teachers" / f"{name}.yaml").read_text())
     return dataclasses.replace(
         from_mapping(TrainTeacherConfig, values, name), out=str(out), device="cpu"
     )
@@ -226,7 +226,7 @@ def test_recipes_are_whole_and_named_after_their_data() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["digits", "shapes", "letters"])
 def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) -> None:
-    embedded = ROOT / "teachers" / "checkpoints" / f"{name}.safetensors"
+    embedded = PROJECT / "teachers" / "checkpoints" / f"{name}.safetensors"
     again = train_teacher(recipe(name, tmp_path / "again.safetensors"))
     (old, old_card), (new, new_card) = read_weights(embedded), read_weights(again.path)
     assert old_card.recipe == new_card.recipe
