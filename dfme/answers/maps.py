@@ -322,7 +322,7 @@ def _level(heights_BK: Tensor, volume_B1: Tensor) -> Tensor:
     return ((sums_BK - volume_B1) / counts_K).amax(-1, keepdim=True)
 
 
-def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
+def _exchange(held: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
     """Scores after the best exchange, classes (last axis) in the order of their cost.
 
     ``cut`` has come off and ``rise`` been given to the top already; the rest of the cut goes to the
@@ -330,9 +330,9 @@ def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float
     the dearest to the cheapest until they meet, or ``half`` has moved in all.
     """
     room_before = pad(room.cumsum(-1), (1, 0))
-    kept_after = pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))
+    kept_after = pad(held.flip(-1).cumsum(-1).flip(-1), (0, 1))
     meet = (room_before + rise).minimum(kept_after + cut).amax(-1, keepdim=True)
     moved = meet.maximum(cut).maximum(rise).clamp(max=half)
-    taken = (moved - cut - kept_after[..., 1:]).clamp_(min=0).minimum(kept)
-    given = (moved - rise - room_before[..., :-1]).clamp_(min=0).minimum(room)
-    return kept + given - taken
+    drawn = (moved - cut - kept_after[..., 1:]).clamp_(min=0).minimum(held)
+    added = (moved - rise - room_before[..., :-1]).clamp_(min=0).minimum(room)
+    return held + added - drawn

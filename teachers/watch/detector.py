@@ -52,7 +52,7 @@ class Observation:
     def log_distances(self) -> list[float]:
         assert self.distance_B is not None, "a detector of features, and a teacher without features"
         # a vector's last bits vary by place
-        return [math.log(max(each, 1e-300)) for each in self.distance_B.tolist()]
+        return [math.log(max(distance, 1e-300)) for distance in self.distance_B.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +196,7 @@ def rows_of(images_BCHW: Tensor) -> Tensor:
         )
         levels_BCHW = (grey_B1HW / shape[1]).round_()
     raw = images_BCHW.contiguous().numpy()
-    digests = b"".join(hashlib.blake2b(each, digest_size=DIGEST).digest() for each in raw)
+    digests = b"".join(hashlib.blake2b(image, digest_size=DIGEST).digest() for image in raw)
     digest_BD = torch.tensor(list(digests), dtype=torch.uint8).view(torch.int8).view(-1, DIGEST)
     return torch.cat([(levels_BCHW.flatten(1) - 128).to(torch.int8), digest_BD], 1)
 
@@ -235,10 +235,10 @@ def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tenso
         last = dict[int, int]()  # of each image the place where it came last
         digests = digests_of(all_MR)
         wanted = {*equal_Z.tolist()}
-        for place, own in enumerate(digests):
+        for place, digest in enumerate(digests):
             if place - past in wanted:
-                repeats_B[place - past] = place - last.get(own, -window - 1) <= window
-            last[own] = place
+                repeats_B[place - past] = place - last.get(digest, -window - 1) <= window
+            last[digest] = place
     return nearest_B.double().sqrt() / 255, repeats_B
 
 

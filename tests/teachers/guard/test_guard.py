@@ -2,6 +2,7 @@
 out.
 """
 
+import asyncio
 import gzip
 import json
 import re
@@ -18,14 +19,14 @@ from defended import WEIGHTS, digits, pairs, queries
 from guarded_apps import (
     BODY,
     SECRETS,
-    Asked,
+    Answer,
     X,
     answering,
     ask,
+    exchange,
     guard,
     lax,
     leaks,
-    messages,
     read,
     scope_of,
     served,
@@ -63,7 +64,7 @@ def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as
     )
 
 
-def asked_in_v2(app: Any, batch: Tensor, binary: bool, **outputs: Any) -> Asked:
+def asked_in_v2(app: Any, batch: Tensor, binary: bool, **outputs: Any) -> Answer:
     image = NamedTensor("x", batch.numpy())
     body, length = pack(
         {"parameters": {"binary_data_output": binary}, **outputs}, [image], "inputs", binary
@@ -214,7 +215,8 @@ def test_what_asks_no_scores_passes_message_by_message() -> None:
         for scope in (http, {"type": "websocket", "path": "/predict"}, {"type": "lifespan"}):
             received = {"type": f"{scope['type']}.request", "body": body}
             sent = [
-                messages(app, scope, [received]) for app in (others, guard(others, paths=paths))
+                asyncio.run(exchange(app, scope, [received]))
+                for app in (others, guard(others, paths=paths))
             ]
             assert sent[0] == sent[1]
     feedback = answering(b'{"thanks": 1}', 201, Content_Type="application/json", Set_Cookie="a=b")

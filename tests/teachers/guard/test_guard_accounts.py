@@ -1,5 +1,6 @@
 """Who asks: no second header, cookie or parameter makes a new account of one that was refused."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from urllib.parse import parse_qs
 import pytest
 import torch
 from defended import WEIGHTS, digits, pairs
-from guarded_apps import BODY, FORM, answering, guard, messages, scope_of
+from guarded_apps import BODY, FORM, answered, answering, guard, scope_of
 from processes import PROJECT
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -24,10 +25,8 @@ def asked(app: Any, headers: Headers, query: str = "", body: bytes = BODY) -> tu
     scope = scope_of("POST", "/predict", {})
     scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in headers]
     scope["query_string"] = query.encode()
-    start, *rest = messages(
-        app, scope, [{"type": "http.request", "body": body, "more_body": False}]
-    )
-    return start["status"], b"".join(each.get("body", b"") for each in rest)
+    status, _, content = asyncio.run(answered(app, scope, body))
+    return status, content
 
 
 def accounts(monkeypatch: pytest.MonkeyPatch, app: dfme.Guard) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from clients import question
 from defended import digits, queries
-from guarded_apps import BODY, SECRETS, SHAPE, X, answering, ask, guard, model, scope_of
+from guarded_apps import BODY, SECRETS, SHAPE, X, answered, answering, ask, guard, model, scope_of
 from starlette.datastructures import Headers
 
 import dfme
@@ -165,16 +165,7 @@ def test_serve_refuses_a_key_that_comes_twice() -> None:
 
 
 async def _status(app: Any, scope: dict[str, Any], body: bytes) -> int:
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return int(sent[0]["status"])
+    return (await answered(app, scope, body))[0]
 
 
 async def quiet(scope: Any, receive: Any, send: Any) -> None:
@@ -186,16 +177,16 @@ async def waits(app: Any, path: str, body: bytes, others: int = 1) -> tuple[list
     """Statuses of so many requests with a body at once, and the longest wait of ``/health``
     meanwhile.
     """
-    asked = [
+    tasks = [
         asyncio.ensure_future(_status(app, scope_of("POST", path, {}), body)) for _ in range(others)
     ]
     longest = 0.0
-    while not all(each.done() for each in asked):
+    while not all(task.done() for task in tasks):
         started = time.perf_counter()
         await asyncio.sleep(0.001)
         assert await _status(app, scope_of("GET", "/health", {}), b"") == 200
         longest = max(longest, time.perf_counter() - started)
-    return [each.result() for each in asked], longest
+    return [task.result() for task in tasks], longest
 
 
 def slow(seconds: float) -> Callable[[Any], Any]:
