@@ -87,17 +87,17 @@ def test_what_says_who_asks_may_stand_once(name: str) -> None:
         ("X-Other", "2"),
     ]
     for more, query_more in ((harmless, "&q=1&q=2"), ([], "")):
-        kept = more if name != "a cookie" else [each for each in more if each[0] != "Cookie"]
-        assert asked(app, headers + kept, query + query_more)[0] == 404, name
+        added = more if name != "a cookie" else [pair for pair in more if pair[0] != "Cookie"]
+        assert asked(app, headers + added, query + query_more)[0] == 404, name
     for value in ("mallory", "eve", ""):
-        again = [(each, re.sub("eve|1.2.3.4", value, text)) for each, text in headers]
+        again = [(pair, re.sub("eve|1.2.3.4", value, text)) for pair, text in headers]
         again_query = query.replace("eve", value)
         for more, query_more in ((again, again_query), (again[::-1], again_query)):
             for both in (headers + more, more + headers):
                 status, body = asked(app, both, f"{query}&{query_more}" if query else "")
                 assert (status, b"once" in body) == (400, True), (name, value)
     if headers:
-        other_case = [(each.upper().replace("-", "_"), text) for each, text in headers]
+        other_case = [(pair.upper().replace("-", "_"), text) for pair, text in headers]
         assert asked(app, headers + other_case, query)[0] == 400
     assert app.meter.refused["account"] >= 6
 

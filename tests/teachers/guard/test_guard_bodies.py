@@ -31,7 +31,7 @@ from dfme.teachers.serve.app import make_app
 from dfme.teachers.serve.keys import Keys
 from dfme.teachers.serve.model import Model
 
-PERCENT = [f"{100 * float(f'0.{each}'):.1f}" for each in SECRETS]
+PERCENT = [f"{100 * float(f'0.{score}'):.1f}" for score in SECRETS]
 HIDDEN: dict[str, bytes] = {
     "another name": json.dumps({"logits": model(X).tolist()}).encode(),
     "a text": f"the scores are {SECRETS}".encode(),
@@ -54,10 +54,10 @@ def test_an_error_that_the_form_cannot_read_goes_out_without_its_body(status: in
         headers = {"ETag": SECRETS[0], "Content_Type": "application/json", "X_Kept": "yes"}
         for open_too in (False, True):
             app = guard(answering(body, status, **headers), paths=["/predict"], fail_open=open_too)
-            told, kept, content = ask(app)
-            assert (told, content, kept["x-kept"]) == (status, b"", "yes"), name
-            assert "etag" not in kept
-            assert kept["content-length"] == "0"
+            answer_status, out_headers, content = ask(app)
+            assert (answer_status, content, out_headers["x-kept"]) == (status, b"", "yes"), name
+            assert "etag" not in out_headers
+            assert out_headers["content-length"] == "0"
             assert app.meter.answered == 0
             assert app.meter.failed == (status >= 500)
 
@@ -93,16 +93,16 @@ def test_fastapi_errors_of_a_guarded_route_have_their_status_alone() -> None:
     app = fastapi.FastAPI()
 
     @app.post("/predict")
-    async def predict(asked: dict[str, list[Any]]) -> Any:
+    async def predict(document: dict[str, list[Any]]) -> Any:
         raise fastapi.HTTPException(
-            409, {"scores of it": model(torch.tensor(asked["images"])).tolist()}
+            409, {"scores of it": model(torch.tensor(document["images"])).tolist()}
         )
 
     before = guard(app, paths=["/predict"])
-    told = {"Content_Type": "application/json"}
-    assert b"scores of it" in ask(app, **told)[2]
-    assert ask(before, **told)[::2] == (409, b"")
-    assert ask(before, body=b'{"images": "0.5"}', **told)[::2] == (422, b"")
+    json_type = {"Content_Type": "application/json"}
+    assert b"scores of it" in ask(app, **json_type)[2]
+    assert ask(before, **json_type)[::2] == (409, b"")
+    assert ask(before, body=b'{"images": "0.5"}', **json_type)[::2] == (422, b"")
     assert ask(before, "GET", body=b"")[::2] == (405, b'{"detail":"Method Not Allowed"}')
 
 
@@ -156,7 +156,7 @@ def test_serve_refuses_a_key_that_comes_twice() -> None:
             for other in (name, name.upper(), name.replace("-", "_")):
                 pair = [(name, first), (other, second)]
                 scope["headers"] = [
-                    (each.encode(), scheme + value.encode()) for each, value in pair
+                    (header.encode(), scheme + value.encode()) for header, value in pair
                 ]
                 status = asyncio.run(_status(app, scope, body))
                 assert status == 400, (name, other, first, second)
@@ -239,12 +239,12 @@ def test_few_large_bodies_wait_to_be_read_and_the_others_are_refused() -> None:
 def test_health_answers_while_sixty_megabytes_are_read() -> None:
     """Of numbers with a point and without, flat and nested; and of what is no number at all."""
     numbers = b"[%s0.5]" % (b"0.123456," * 6_500_000)
-    whole = b"[%s0]" % (b"255," * 15_000_000)
+    integers = b"[%s0]" % (b"255," * 15_000_000)
     options: dict[str, Any] = {"teacher": model, "shape": SHAPE, "num_classes": 5, "form": "v2"}
     guarded = dfme.Guard(quiet, paths=["/v2/models/{m}/infer"], **options)
     for data in (
         numbers,
-        whole,
+        integers,
         b"[" + b"[]," * 20_000_000 + b"[]]",
         b"[" + b'"",' * 20_000_000 + b'""]',
     ):

@@ -43,7 +43,7 @@ POSTS: dict[str, Any] = {"methods": ["POST"]}
 
 def flat() -> Any:
     routes = ["/predict", "/v1/models/{m}:classify", "/models/{name:path}/predict", "/r"]
-    return Starlette(routes=[Route(each, score, **POSTS) for each in routes])
+    return Starlette(routes=[Route(path, score, **POSTS) for path in routes])
 
 
 def included() -> Any:
@@ -87,10 +87,10 @@ def rewritten() -> Any:
 async def regular(scope: Any, receive: Any, send: Any) -> None:
     """No framework: expressions that ignore case and end in a dollar sign."""
     path = unquote(scope["path"])
-    known = re.match(
+    scored = re.match(
         r"/?(api/)?(predict|models/.*/predict|v1/models/[^/]*:classify)/?$", path, re.I | re.S
     )
-    handler = Route("/{rest:path}", score if known else free, **POSTS)
+    handler = Route("/{rest:path}", score if scored else free, **POSTS)
     await handler.app(scope, receive, send)
 
 
@@ -306,7 +306,7 @@ def test_the_fuzzer_finds_what_the_bare_apps_give() -> None:
 @pytest.mark.parametrize("name", ["fastapi", "mounted", "root_path"])
 def test_none_of_some_hundred_spellings_over_a_socket_gets_undefended_scores(name: str) -> None:
     app, before = behind_guard(name, inside=False)
-    told = 0
+    defended = 0
     with served(app) as port:
         for raw, _ in spellings(name, 300, 5):
             ran.clear()
@@ -320,8 +320,8 @@ def test_none_of_some_hundred_spellings_over_a_socket_gets_undefended_scores(nam
             assert not leaks((response.status, {}, body)), raw
             scores = response.status == 200 and b"scores" in body
             assert before.meter.answered == answered_before + scores, raw
-            told += scores
-    assert told > 1
+            defended += scores
+    assert defended > 1
 
 
 KNOWN = {
