@@ -3,9 +3,10 @@
 Defences and detectors share it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,11 +112,18 @@ class InnerAnswers:
     distance_B: Tensor | None
 
 
-def ask_inside(teacher: Teacher, images: Tensor, features: Mahalanobis | None) -> InnerAnswers:
-    """Ask a teacher that gives unrounded scores."""
+def ask_inside(
+    teacher: Teacher,
+    images: Tensor,
+    features: Mahalanobis | None,
+    ask: Callable[[Tensor], Any] | None = None,
+) -> InnerAnswers:
+    """Answers of a teacher that gives unrounded scores; ``ask``: by what it is asked, if not
+    itself.
+    """
     mode = teacher.label_mode
     with nullcontext(list[Tensor]()) if features is None else features.listening() as heard:
-        answers = teacher(images)
+        answers = (ask or teacher)(images)
         raw = read_answers(answers, len(images), teacher.num_classes, mode, DeferredChecks(), CPU)
     p_BK = raw.double().softmax(1) if mode == LOGITS else raw
     if mode == PROBABILITIES:

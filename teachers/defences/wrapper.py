@@ -53,7 +53,7 @@ class Defended(Wrapper):
         self.undefended = restrict(teacher, label_mode)
         self.label_mode = label_mode
         self.info = replace(
-            teacher.info,
+            self.info,
             defences=tuple(map(str, defences)),
             stateful=self,
             undefended=self.undefended,
@@ -66,12 +66,12 @@ class Defended(Wrapper):
         ]
         self._fresh = {defence.name: defence.state_dict() for defence in self._stack}
 
-    def __call__(self, images: Tensor, /) -> Tensor:
+    def _answers(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Tensor:
         """Refused where a quota is used up, or an alarm was raised and the watch is to refuse."""
         if self.watch:
             self.watch.admit()
         self.admit(len(images))
-        return self._defended(images)
+        return self._defended(images, ask)
 
     def admit(self, images: int) -> None:
         """Refused where a defence does not answer so many images more."""
@@ -92,7 +92,7 @@ class Defended(Wrapper):
         self.watch = None
         before = self.state_dict()
         try:
-            return self._defended(images)
+            return self._defended(images, self._teacher)
         finally:
             self.load_state_dict(before)
             self.watch = watch
@@ -102,7 +102,7 @@ class Defended(Wrapper):
         given.
         """
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
-        now = _comparable(self._defended(images))
+        now = _comparable(self._defended(images, self._teacher))
         recorded = _comparable(answers)
         if now.shape != recorded.shape or bool(((now - recorded).abs() > tolerance).any()):
             expected = (
@@ -137,9 +137,9 @@ class Defended(Wrapper):
             if defence.state
         }
 
-    def _defended(self, images: Tensor) -> Tensor:
+    def _defended(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Tensor:
         watch = self.watch
-        answers = ask_inside(self._teacher, images, watch.features if watch else None)
+        answers = ask_inside(self._teacher, images, watch.features if watch else None, ask)
         p_BK = answers.p_BK
         cut_B = watch.see(images, p_BK, answers.distance_B) if watch else None
         y_BK = p_BK
