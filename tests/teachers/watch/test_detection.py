@@ -16,7 +16,8 @@ from dfme.errors import RunError, UserError
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
-from dfme.teachers.watch import DETECTORS, detection, log
+from dfme.teachers.watch import DETECTORS, detection
+from dfme.teachers.watch import log as log_reader
 from dfme.teachers.watch.detection import THINNED, Log, detect
 from dfme.teachers.watch.detector import Detector, Observation
 from dfme.teachers.watch.record import Recording, account_tag
@@ -114,7 +115,7 @@ def written(folder: Path, accounts: dict[str, Tensor]) -> None:
 def test_accounts_of_a_log_and_their_thinned_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(log_reader, "LINES_AT_ONCE", 7)
     monkeypatch.setattr(detection, "ACCOUNTS", 2)
     rng = torch.Generator().manual_seed(0)
     accounts = dict[str, Tensor]()
@@ -182,13 +183,13 @@ def test_a_log_of_another_teacher_is_none(tmp_path: Path) -> None:
     for spec, classes in ((ImageSpec((1, 4, 16)), 10), (SPEC, 2)):
         with pytest.raises(UserError, match="expected the log of this teacher"):
             Log(tmp_path, spec, classes)
-    file = next(tmp_path.glob("log-*"))
+    log = next(tmp_path.glob("log-*"))
     with pytest.raises(UserError, match="expected a folder that"):
         Log(tmp_path / "nothing", SPEC, 10)
-    file.write_text("")
+    log.write_text("")
     with pytest.raises(UserError, match="expected a log with images, got none"):
         Log(tmp_path, SPEC, 10)
-    file.unlink()
-    file.mkdir()
+    log.unlink()
+    log.mkdir()
     with pytest.raises(RunError, match="expected a log that can be read"):
         Log(tmp_path, SPEC, 10)
