@@ -127,7 +127,7 @@ class Log:
         for batch in self._batches():
             self._accounts[batch.account] += len(batch.top)
             self._images &= batch.images is not None
-            self._distances &= batch.distance is not None and not np.isnan(batch.distance).any()
+            self._distances &= not np.isnan(batch.distance).any()
             known = 0 <= batch.top.min() <= batch.top.max() < classes
             if not known or len(self._accounts) > MAX_COUNTED:
                 expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"

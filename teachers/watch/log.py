@@ -46,6 +46,7 @@ class LoggedImages:
 class LogBatch(LoggedImages):
     """Lines of one account (its tag), in their order; ``number`` is int64."""
 
+    distance: Array
     account: str
     at: list[str]
     number: Array
