@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfme import teachers
 from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.files import make_folder
@@ -20,6 +19,7 @@ from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers import KINDS as KINDS
+from dfme.teachers.checks import check_teacher as check_teacher_options
 from dfme.teachers.options import ServeConfig as ServeConfig
 from dfme.teachers.options import ServiceOptions
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
@@ -28,16 +28,16 @@ from dfme.teachers.owner import label_mode_of as label_mode_of
 
 if TYPE_CHECKING:
     from dfme.data import ImageSet
+    from dfme.teachers.guard.guard import Guard as Guard
     from dfme.teachers.owner.measuring import Measuring, Metering
     from dfme.teachers.owner.utility import Draw
-    from dfme.teachers.serve.guard import Guard as Guard
     from dfme.teachers.watch.detector import Detector as Detector
 
 
 def __getattr__(name: str) -> Any:
     """``Guard`` and ``Detector``, which load torch, only where they are asked for."""
     if name == "Guard":
-        from dfme.teachers.serve.guard import Guard
+        from dfme.teachers.guard.guard import Guard
 
         return Guard
     if name == "Detector":
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """Check a teacher without torch, and print which secrets go where as a command's first line."""
-    if line := teachers.check_teacher(config, options):
+    if line := check_teacher_options(config, options):
         print(line, file=sys.stderr, flush=True)
 
 

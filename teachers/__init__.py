@@ -3,14 +3,8 @@
 A kind's module is imported when a teacher of that kind is made or checked. No torch here.
 """
 
-from collections.abc import Iterator, Mapping
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from dfme.config.detectors import NEED_FEATURES
-from dfme.config.settings import TeacherConfig
-from dfme.data import check_dataset
-from dfme.errors import UserError
 from dfme.teachers import options as of_kind
 
 LOCAL = "dfme.teachers.local"
@@ -72,49 +66,3 @@ KINDS: dict[str, Kind] = {
     "hf": Kind(of_kind.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER),
     "timm": Kind(of_kind.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
 }
-
-
-def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
-    """Check a teacher without torch: defences, watch, and the options of a built-in kind.
-
-    Returns the line that a run prints first, empty if there is none. May raise UserError.
-    """
-    kind = KINDS.get(config.kind)
-    local = kind is None or kind.is_local
-    if config.defences:
-        from dfme.teachers.defences import check_defences
-
-        check_defences(config, local)
-    if problems := [*_watch_problems(config, local)]:
-        raise UserError("; ".join(problems))
-    if kind is None or kind.check is None:
-        return ""
-    return resolve_name(kind.check)(config, options) or ""
-
-
-def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
-    names = ",".join(teacher.watch)
-    benign = teacher.benign
-    needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
-    if names and not local:
-        yield (
-            f"--teacher.watch: a service is watched where it runs, by run.py serve --watch {names}"
-        )
-        return
-    if names and benign is None:
-        yield (
-            f"--teacher.benign: expected held-out labelled images to calibrate {names} "
-            "on: a set or FOLDER"
-        )
-    if needing and teacher.kind != "torch":
-        yield (
-            f"--teacher.watch: {needing}: expected a teacher of kind torch to look into, "
-            f"got {teacher.kind}"
-        )
-    if teacher.on_alarm == "label" and teacher.label_mode == "logits":
-        yield "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
-    try:
-        if benign is not None:
-            check_dataset(benign, download=False)
-    except UserError as error:
-        yield f"--teacher.benign: {error}"

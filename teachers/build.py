@@ -19,7 +19,8 @@ from dfme.data.class_names import require_text
 from dfme.errors import UserError
 from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
-from dfme.teachers import KINDS, check_teacher
+from dfme.teachers import KINDS
+from dfme.teachers.checks import check_teacher
 from dfme.teachers.label_modes import Wrapper, restrict
 
 LOGGER = logging.getLogger("dfme")

@@ -22,13 +22,13 @@ def decimals(scores: Tensor) -> int | None:
     """The fewest decimals that carry the scores exactly (to float32); None if they are not
     rounded.
     """
-    known = scores[torch.isfinite(scores)].double()
-    slack = 2 * FLOAT32 * known.abs()
+    finite = scores[torch.isfinite(scores)].double()
+    slack = 2 * FLOAT32 * finite.abs()
     for places in range(1, MAX_DECIMALS):
         step = 10.0**-places
         if slack.numel() and slack.max() > step / 4:
             return None
-        if (((known / step).round() * step - known).abs() <= slack).all():
+        if (((finite / step).round() * step - finite).abs() <= slack).all():
             return places
     return None
 
@@ -78,7 +78,7 @@ def _cut_mode(p_BK: Tensor) -> LabelMode | None:
     places = rounded_to(p_BK)
     if places is not None:
         return LabelMode("probabilities", places)
-    shown = int((p_BK > 0).sum(1).max())
-    if shown == p_BK.shape[1] or bool((p_BK.double().sum(1) > 1 + SLACK).any()):
+    revealed = int((p_BK > 0).sum(1).max())
+    if revealed == p_BK.shape[1] or bool((p_BK.double().sum(1) > 1 + SLACK).any()):
         return None
-    return LabelMode("top_k", decimals(p_BK), max(shown, 1))
+    return LabelMode("top_k", decimals(p_BK), max(revealed, 1))

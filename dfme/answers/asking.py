@@ -79,7 +79,7 @@ class Reader:
             wide_BCHW[:, :, 1 + down : 1 + down + height, 1 + right : 1 + right + width]
             for down, right in SHIFTS[: self._config.vote]
         ]
-        return torch.cat([each for each in moved for _ in range(self._config.repeat)])
+        return torch.cat([shifted for shifted in moved for _ in range(self._config.repeat)])
 
     def read(self, answers: Tensor) -> Tensor:
         """One answer for each image, of those to all that ``expand`` made of it.
@@ -90,12 +90,12 @@ class Reader:
         """
         if on_accelerator(answers.device) or not bool((gaps := unanswered(answers)).any()):
             return self._learnable(self._merged(answers))
-        known_B = ~gaps.view(self.times, -1).all(dim=0)
-        known = self._learnable(self._merged(answers)[known_B])
-        mark = torch.tensor(NO_ANSWER if known.ndim == 1 else torch.nan, dtype=known.dtype)
-        whole = mark.repeat(len(known_B), *known.shape[1:])
-        whole[known_B] = known
-        return whole
+        answered_B = ~gaps.view(self.times, -1).all(dim=0)
+        learnable = self._learnable(self._merged(answers)[answered_B])
+        mark = torch.tensor(NO_ANSWER if learnable.ndim == 1 else torch.nan, dtype=learnable.dtype)
+        batch = mark.repeat(len(answered_B), *learnable.shape[1:])
+        batch[answered_B] = learnable
+        return batch
 
     def _merged(self, answers: Tensor) -> Tensor:
         """One answer for each image; scores that are missing (NaN) count for nothing."""

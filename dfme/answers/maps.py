@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from dfme.answers.reading import read_own
+from dfme.answers.reading import read_custom
 from dfme.config import defences
 from dfme.config.defence_options import DefenceOptions, OwnDefence
 from dfme.config.imports import blaming
@@ -139,21 +139,24 @@ def noise(p_BK: Tensor, z_BK: Tensor, sigma: float, keep_top: bool) -> Tensor:
     return _held(swapped_BK.scatter(-1, top_B1, y_BK.gather(-1, greatest_B1)), p_BK)
 
 
+MAPS: dict[str, Callable[..., Tensor]] = {
+    "lattice": lattice,
+    "temperature": temperature,
+    "modelguard_w": modelguard_w,
+    "reverse_sigmoid": reverse_sigmoid,
+}
+"""Maps whose parameters, after p, are the options of the defence of this name."""
+
+
 def map_of(options: DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], Tensor] | None:
     """Return the map that an attacker can compute from a defence's name and options; None: there is
     none.
 
     q is taken for uniform, noise is drawn from ``rng``.
     """
+    if options.name in MAPS:
+        return partial(MAPS[options.name], **vars(options))
     match options:
-        case defences.Lattice(n=n):
-            return lambda p_BK: lattice(p_BK, n)
-        case defences.Temperature(t=t):
-            return lambda p_BK: temperature(p_BK, t)
-        case defences.ModelGuardW(epsilon=epsilon, margin=margin):
-            return lambda p_BK: modelguard_w(p_BK, epsilon, margin)
-        case defences.ReverseSigmoid(beta=beta, gamma=gamma):
-            return lambda p_BK: reverse_sigmoid(p_BK, beta, gamma)
         case defences.Mad(epsilon=epsilon, vertices=vertices):
             return lambda p_BK: mad(p_BK, uniform(p_BK), epsilon, vertices)
         case defences.Grad2(epsilon=epsilon):
@@ -162,7 +165,7 @@ def map_of(options: DefenceOptions, rng: torch.Generator) -> Callable[[Tensor], 
             return lambda p_BK: noise(p_BK, _normal(p_BK, rng), sigma, keep_top)
         case OwnDefence(has_map=True):
             return blaming(f"the map of {options.name}", UserError)(
-                partial(read_own, options.make().map)
+                partial(read_custom, options.make().map)
             )
     return None
 
@@ -319,7 +322,7 @@ def _level(heights_BK: Tensor, volume_B1: Tensor) -> Tensor:
     return ((sums_BK - volume_B1) / counts_K).amax(-1, keepdim=True)
 
 
-def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
+def _exchange(held: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float) -> Tensor:
     """Scores after the best exchange, classes (last axis) in the order of their cost.
 
     ``cut`` has come off and ``rise`` been given to the top already; the rest of the cut goes to the
@@ -327,9 +330,9 @@ def _exchange(kept: Tensor, room: Tensor, cut: Tensor, rise: Tensor, half: float
     the dearest to the cheapest until they meet, or ``half`` has moved in all.
     """
     room_before = pad(room.cumsum(-1), (1, 0))
-    kept_after = pad(kept.flip(-1).cumsum(-1).flip(-1), (0, 1))
+    kept_after = pad(held.flip(-1).cumsum(-1).flip(-1), (0, 1))
     meet = (room_before + rise).minimum(kept_after + cut).amax(-1, keepdim=True)
     moved = meet.maximum(cut).maximum(rise).clamp(max=half)
-    taken = (moved - cut - kept_after[..., 1:]).clamp_(min=0).minimum(kept)
-    given = (moved - rise - room_before[..., :-1]).clamp_(min=0).minimum(room)
-    return kept + given - taken
+    drawn = (moved - cut - kept_after[..., 1:]).clamp_(min=0).minimum(held)
+    added = (moved - rise - room_before[..., :-1]).clamp_(min=0).minimum(room)
+    return held + added - drawn

@@ -47,7 +47,7 @@ def read_answers(
     if mode.kind == "label":
         _require_labels(answers, batch, classes)
         answers = answers.detach().to(device, torch.int64, copy=True)
-        ok, found = _labels(answers, classes)
+        ok, describe = _labels(answers, classes)
         expected = f"labels from 0 to {classes - 1}"
     else:
         _require_scores(answers, batch, classes, mode)
@@ -57,24 +57,24 @@ def read_answers(
         tolerance = SUM + rounding + eps
         answers = answers.detach().to(device, torch.float32, copy=True)
         if mode.kind == "logits":
-            (ok, found) = _logits(answers)
+            ok, describe = _logits(answers)
             expected = "finite logits"
         elif mode.kind == "probabilities":
-            (ok, found) = _probabilities(answers, tolerance)
+            ok, describe = _probabilities(answers, tolerance)
             expected = (
                 f"probabilities, none negative and with a sum of one each (within {tolerance:.2g})"
             )
         else:
             hidden = max(classes - (mode.k or classes), 0)
-            (ok, found) = _top_k(answers, hidden, tolerance)
+            ok, describe = _top_k(answers, hidden, tolerance)
             expected = f"at most {hidden} NaN (unrevealed) per row, the others from 0 to 1 in all"
-    deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
+    deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {describe()}"))
     if mode.decimals is None and mode.k is None:
         return answers
-    kept = cut_to(answers, mode)
-    if not on_accelerator(device) and _tells_more(answers, kept, eps):
+    cut = cut_to(answers, mode)
+    if not on_accelerator(device) and _tells_more(answers, cut, eps):
         more()
-    return kept
+    return cut
 
 
 def as_tensor(raw: object) -> Tensor:
@@ -95,8 +95,8 @@ def as_tensor(raw: object) -> Tensor:
         ) from error
 
 
-def read_own(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
-    """Probabilities, float64, that code of the user's own makes of others. ValueError for anything
+def read_custom(call: Callable[..., Any], p_BK: Tensor, *more: Tensor) -> Tensor:
+    """Probabilities, float64, that a user's code makes of others. ValueError for anything
     else.
     """
     y_BK = torch.as_tensor(call(p_BK.clone(), *more)).detach().cpu().double()
@@ -290,21 +290,21 @@ def _top_k(scores_BK: Tensor, hidden: int, tolerance: float) -> Verdict:
     low = revealed.amin()
     total = revealed.sum(1).amax()
 
-    def found() -> str:
-        known = f"a smallest value of {float(low):.4g} and a largest sum of {float(total):.4g}"
-        return f"{int(fewest)} to {int(most)} NaN per row, {known}"
+    def describe() -> str:
+        extremes = f"a smallest value of {float(low):.4g} and a largest sum of {float(total):.4g}"
+        return f"{int(fewest)} to {int(most)} NaN per row, {extremes}"
 
-    return (most <= hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance), found
+    return (most <= hidden) & (low >= -NEGATIVE) & (total <= 1 + tolerance), describe
 
 
 def _labels(labels_B: Tensor, classes: int) -> Verdict:
     low, high = labels_B.aminmax()
 
-    def found() -> str:
+    def describe() -> str:
         hint = f" ({NO_LABEL}: its scores were NaN)" if low == NO_LABEL else ""
         return f"labels from {int(low)} to {int(high)}{hint}"
 
-    return (low >= 0) & (high < classes), found
+    return (low >= 0) & (high < classes), describe
 
 
 def _describe(scores_BK: Tensor, low: float, off: float) -> str:

@@ -46,8 +46,8 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
     """
     stack = parse_defences(config.knows)
     maps = [map_of(options, rng) for options in stack]
-    for options, each in zip(stack, maps, strict=True):
-        if each is None:
+    for options, change in zip(stack, maps, strict=True):
+        if change is None:
             hint = (
                 ", or give the class a method map(p_BK) for attackers who know it"
                 if options.kind
@@ -57,8 +57,8 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
             raise UserError(f"--answers.knows {options}: {expected}{hint}")
 
     def defended(p_NK: Tensor) -> Tensor:
-        for each in filter(None, maps):
-            p_NK = each(p_NK)
+        for change in filter(None, maps):
+            p_NK = change(p_NK)
         return p_NK if raw_mode.decimals is None else cut_to(p_NK, raw_mode)
 
     return defended
@@ -138,7 +138,7 @@ def trained_net(p_NK: Tensor, y_NK: Tensor, seed: int, rng: torch.Generator) -> 
         torch.default_generator.manual_seed(derived_seed(seed, "recovery net"))
         hidden = [(nn.Linear(a, b), nn.BatchNorm1d(b), nn.LeakyReLU()) for a, b in pairwise(sizes)]
         net = nn.Sequential(
-            *(layer for each in hidden for layer in each), nn.Linear(sizes[-1], sizes[0])
+            *(layer for layers in hidden for layer in layers), nn.Linear(sizes[-1], sizes[0])
         )
         optimizer = Adam(net.parameters(), lr=1e-2)
         for _ in range(EPOCHS):

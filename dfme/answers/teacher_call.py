@@ -67,8 +67,8 @@ class TeacherCall:
         except TeacherError as error:
             if self._remote:
                 came = gaps.answers
-                whole = isinstance(came, Tensor) and bool(came.isfinite().all())
-                raise (Misfit if whole else Unusable)(str(error), error.reason) from error
+                numbers = isinstance(came, Tensor) and bool(came.isfinite().all())
+                raise (Misfit if numbers else Unusable)(str(error), error.reason) from error
             raise
         except Exception as error:  # there are dtypes that nothing can be done with
             what = f"what none can be read from ({type(error).__name__})"
@@ -78,8 +78,8 @@ class TeacherCall:
         teacher = self._teacher
         if not images:
             return torch.empty(0, device=self._device)
-        given = raw, images, teacher.num_classes, teacher.label_mode
-        return read_answers(*given, self._deferred, self._device, self._more)
+        form = (images, teacher.num_classes, teacher.label_mode)
+        return read_answers(raw, *form, self._deferred, self._device, self._more)
 
     def _more(self) -> None:
         self.tells_more = True

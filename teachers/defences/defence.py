@@ -1,36 +1,18 @@
-"""Defences and their state, for one account: behind ``serve``, that of the API key."""
+"""What a defence is: for one account; behind ``serve``, that of all keys."""
 
 import hmac
-import math
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dfme.answers import maps
-from dfme.answers.reading import read_own
-from dfme.compute.modes import defaults_kept
 from dfme.compute.state import copied
-from dfme.config.imports import blaming
-from dfme.data import load_dataset
-from dfme.errors import DfmeError, Refused, TeacherError, UserError
 from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
-from dfme.teachers.defences import key_of
-from dfme.teachers.own_state import own_state, require_form
-
-RIDGE = 1e-3  # of the identity, in a covariance of features
-MAX_TRAIN = (
-    5_000  # images of a train part that means and covariance of features are taken from (heuristic)
-)
-MIN_OF_CLASS = 20  # of each class, whatever that comes to
-TIED = 1 + 1e-4  # ratio of distances taken for equal
-SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
+from dfme.teachers.defences.checks import key_of
 
 
 class Defence(ABC):
@@ -48,17 +30,15 @@ class Defence(ABC):
         self.options = options
         self.name = options.name
         self.classes = teacher.num_classes
-        self.state = {
-            name: torch.empty(0, each[0] or self.classes).double()
-            if isinstance(each, tuple)
-            else each
-            for name, each in self.STATE.items()
-        }
+        self.state = {name: self._initial(form) for name, form in self.STATE.items()}
         self._eight_bits = replace(teacher.spec, levels=256)
         key = key_of(options) if "key" in options.facts(2).needs else b""
         self._key = hmac.digest(key, self.name.encode(), "sha256")
         net = "net" in (getattr(options, "q", None), getattr(options, "wrong", None))
         self.net = _untrained_net(teacher.spec, self.classes, self.draw(b"net")) if net else None
+
+    def _initial(self, form: Any) -> Any:
+        return torch.empty(0, form[0] or self.classes).double() if type(form) is tuple else form
 
     def admit(self, images: int) -> None:
         """Called before the model is asked for so many images; Refused where they are not to be
@@ -71,13 +51,13 @@ class Defence(ABC):
         """Answers in place of the probabilities ``p_BK``, which stay as they are."""
 
     def draw(self, what: bytes) -> torch.Generator:
-        drawn = hmac.digest(self._key, what, "sha256")[:8]
-        return torch.Generator().manual_seed(int.from_bytes(drawn, "big") >> 1)
+        digest = hmac.digest(self._key, what, "sha256")
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     def draws(self, images_BCHW: Tensor) -> list[torch.Generator]:
         """One per image, as its 8 bits are."""
         levels = self._eight_bits.encode(images_BCHW.cpu()).contiguous().numpy()
-        return [self.draw(each.tobytes()) for each in levels]
+        return [self.draw(image.tobytes()) for image in levels]
 
     def state_dict(self) -> dict[str, Any]:
         return copied(self.state)
@@ -85,286 +65,6 @@ class Defence(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave."""
         self.state.update(copied(state))
-
-
-class MapDefence(Defence):
-    """The map of this name, and where q is a network's, with that."""
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        options = self.options
-        if self.net is None and (known := maps.map_of(options, torch.Generator())):
-            return known(p_BK)
-        assert self.net is not None
-        if self.name == "mad":
-            return maps.mad(p_BK, self.net(images_BCHW), options.epsilon, options.vertices)
-        return maps.grad2(p_BK, self.net(images_BCHW), options.epsilon, options.margin_kept)
-
-
-class MisinformDefence(Defence):
-    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is
-    at home.
-    """
-
-    def __init__(self, options: Any, teacher: Teacher) -> None:
-        super().__init__(options, teacher)
-        if options.gate == "mahalanobis":
-            what = "--teacher.defences: misinform: gate=mahalanobis with data"
-            self._distances = Mahalanobis(teacher, options.data, what)
-            honest = load_dataset(options.data, "test", shape=teacher.spec.shape).batch(
-                slice(0, None, 2)
-            )
-            self._honest_N = self._distances(taken(honest, teacher)).sort().values * TIED
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        s_B = p_BK.amax(1)
-        if self.options.gate == "mahalanobis":
-            s_B = self._at_home(images_BCHW)
-        elif self.options.gate == "entropy":
-            s_B = 1 - torch.special.entr(p_BK).sum(1) / math.log(self.classes)
-        wrong_BK = p_BK.roll(1, dims=1) if self.net is None else self.net(images_BCHW)
-        if self.options.wrong == "permute":  # in one cycle: no class stays
-            draws = self.draws(images_BCHW)
-            order_BK = torch.stack([torch.randperm(self.classes, generator=each) for each in draws])
-            wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
-        # no batch counts
-        a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])
-        return (1 - a_B1) * p_BK + a_B1 * wrong_BK
-
-    def _at_home(self, images_BCHW: Tensor) -> Tensor:
-        """Share of honest images (every second one of the test part) further from their class."""
-        nearer_B = torch.searchsorted(self._honest_N, self._distances(images_BCHW), right=True)
-        return 1 - nearer_B.double() / len(self._honest_N)
-
-
-class Mahalanobis:
-    """Squared distances of images' features to those of their nearest class.
-
-    Features are what the last linear layer reads. Classes have their means, and share a covariance,
-    of the data's train part, of which each class gives at most its share of ``MAX_TRAIN`` images,
-    drawn by seed 0. UserError, which begins with ``what``, for data and networks that do not fit.
-    """
-
-    def __init__(self, teacher: Teacher, data: str, what: str) -> None:
-        network = teacher.info.network or nn.Module()
-        layers = [each for each in network.modules() if isinstance(each, nn.Linear)]
-        train = load_dataset(data, "train", shape=teacher.spec.shape)
-        labels_N = train.required_labels
-        classes = range(teacher.num_classes)
-        if not layers or labels_N.unique().tolist() != [*classes]:
-            expected = (
-                f"expected images of all {len(classes)} classes, and a network with a linear layer"
-            )
-            raise UserError(f"{what} {data}: {expected}")
-        self._teacher = teacher
-        self._last = layers[-1]
-        rng = torch.Generator().manual_seed(0)
-        most = max(MAX_TRAIN // len(classes), MIN_OF_CLASS)
-        of_class = [(labels_N == label).nonzero()[:, 0] for label in classes]
-        few = [rows_N[torch.randperm(len(rows_N), generator=rng)[:most]] for rows_N in of_class]
-        few_N = torch.cat(few).sort().values
-        labels_N = labels_N[few_N]
-        features_NF = self._rows(self._listened(taken(train.batch(few_N), teacher)))
-        self._means_KF = torch.stack([features_NF[labels_N == label].mean(0) for label in classes])
-        cov_FF = (features_NF - self._means_KF[labels_N]).T.cov(correction=0)
-        # multiplied by this, features have the unit matrix as their covariance: one product for all
-        # classes
-        factor_FF = torch.linalg.cholesky(cov_FF + RIDGE * torch.eye(len(cov_FF)).double())
-        unit_FF = torch.eye(len(factor_FF)).double()
-        self._white_FF = torch.linalg.solve_triangular(
-            factor_FF, unit_FF, upper=False
-        ).T.contiguous()
-        self._centres_KF = self._means_KF @ self._white_FF
-
-    def __call__(self, images_BCHW: Tensor) -> Tensor:
-        """Those of images as the teacher takes them, which is asked for them."""
-        return self.distances(self._listened(images_BCHW))
-
-    @contextmanager
-    def listening(self) -> Iterator[list[Tensor]]:
-        """Features of what the teacher is asked meanwhile, call by call, for ``distances``."""
-        kept = list[Tensor]()
-        with self._last.register_forward_hook(
-            lambda layer, given, out: kept.append(given[0].detach())
-        ):
-            yield kept
-
-    def distances(self, kept: list[Tensor]) -> Tensor:
-        """One image at a time, so that batches change no bit."""
-        white_B1F = (row_1F @ self._white_FF for row_1F in self._rows(kept).split(1))
-        return torch.stack(
-            [(row_1F - self._centres_KF).square().sum(1).amin() for row_1F in white_B1F]
-        )
-
-    def _listened(self, images_BCHW: Tensor) -> list[Tensor]:
-        with self.listening() as kept:
-            for part_BCHW in images_BCHW.split(self._teacher.spec.at_once(256)):
-                self._teacher(part_BCHW)
-        return kept
-
-    def _rows(self, kept: list[Tensor]) -> Tensor:
-        return torch.cat(kept).flatten(1).double().cpu()
-
-
-def taken(x_BCHW: Tensor, teacher: Teacher) -> Tensor:
-    """Images within 0 and 1 as the teacher takes them, where it wants them."""
-    low, high = teacher.spec.bounds
-    return teacher.spec.quantise(x_BCHW * (high - low) + low).to(teacher.info.device)
-
-
-class AdaptedDefence(Defence):
-    """An object of the user's own, once another has been tried; its ``state``, if any, is what is
-    kept.
-    """
-
-    def __init__(self, options: Any, teacher: Teacher) -> None:
-        self.name = options.name
-        self._subject = f"defence {self.name}"
-        x_2CHW = torch.full((2, *teacher.spec.shape), teacher.spec.bounds[0])
-        with self._theirs(UserError):
-            self._own = options.make()
-            tried = options.make()
-            self._form = copied(own_state(tried, self._subject, UserError))
-            read_own(tried.answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
-        require_form(
-            self._form, own_state(tried, self._subject, UserError), self._subject, UserError
-        )
-
-    @contextmanager
-    def _theirs(self, error: type[DfmeError]) -> Iterator[None]:
-        """What goes wrong in their code, as one line."""
-        with blaming(self._subject, error), defaults_kept(self._subject, error):
-            yield
-
-    @property
-    def state(self) -> dict[str, Any]:  # type: ignore[override]
-        return own_state(self._own, self._subject, TeacherError)
-
-    def admit(self, images: int) -> None:
-        with self._theirs(TeacherError):
-            getattr(self._own, "admit", super().admit)(images)
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        with self._theirs(TeacherError):
-            y_BK = read_own(self._own.answer, p_BK, images_BCHW.clone())
-        require_form(self._form, self.state, self._subject, TeacherError)
-        return y_BK
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        own = self.state
-        own.clear()
-        own.update(copied(state))
-
-
-class CentroidDefence(Defence):
-    """ModelGuard-S: the first stored answer of equal top class within epsilon; else p, stored."""
-
-    STATE: ClassVar = {"over_budget": 0, "centroids": (0,)}
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        stored_NK = self.state["centroids"]
-        tops = p_BK.argmax(1).tolist()
-        answers = list[Tensor]()
-        new = list[Tensor]()
-        tops_N = stored_NK.argmax(1) if len(stored_NK) else torch.empty(0)
-        own = {top: stored_NK[tops_N == top] for top in {*tops}}
-        for p_K, top in zip(p_BK, tops, strict=True):
-            apart_N = torch.cdist(p_K[None], own[top], p=1.0)[0]
-            near_N = (apart_N <= self.options.epsilon).nonzero()
-            if len(near_N) or len(own[top]) >= self.options.limit:
-                answers.append(own[top][near_N[0, 0] if len(near_N) else apart_N.argmin()])
-                self.state["over_budget"] += not len(near_N)
-            else:
-                own[top] = torch.cat([own[top], p_K[None]])
-                new.append(p_K[None])
-                answers.append(p_K)
-        self.state["centroids"] = torch.cat([stored_NK, *new])
-        return torch.stack(answers)
-
-
-class NoiseDefence(Defence):
-    """Noise whose row is drawn by the key from the number of the image answered, or from the image
-    itself.
-    """
-
-    STATE: ClassVar = {"answered": 0}
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        first = self.state["answered"]
-        options = self.options
-        self.state["answered"] += len(p_BK)
-        fresh = (self.draw(b"number %d" % each) for each in range(first, first + len(p_BK)))
-        draws = fresh if options.fresh else self.draws(images_BCHW)
-        rows = [torch.randn(self.classes, generator=each, dtype=torch.float64) for each in draws]
-        return maps.noise(p_BK, torch.stack(rows), options.sigma, options.keep_top)
-
-
-class WatermarkDefence(Defence):
-    """DAWN: on images that the key draws, swap the top score with another."""
-
-    STATE: ClassVar = {"marked": 0}
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        y_BK = p_BK.clone()
-        for row, draw in enumerate(self.draws(images_BCHW)):
-            if float(torch.rand((), generator=draw)) < self.options.rate:
-                top = int(p_BK[row].argmax())
-                other = (
-                    top + int(torch.randint(1, self.classes, (), generator=draw))
-                ) % self.classes
-                y_BK[row, [top, other]] = p_BK[row, [other, top]]
-                self.state["marked"] += 1
-        return y_BK
-
-
-class QuotaDefence(Defence):
-    """Refuse a request that would exceed ``images`` in all, or in the last ``window`` seconds."""
-
-    STATE: ClassVar = {"images": 0, "refused": 0, "window": (2,)}  # when, how many
-
-    def admit(self, images: int) -> None:
-        most = self.options.images
-        window = self.options.window
-        had = self.state["images"]
-        now = time.time()
-        had_N2 = self.state["window"] = self.state["window"][
-            self.state["window"][:, 0] > now - window
-        ]
-        if window:
-            had = int(had_N2[:, 1].sum())
-        if had + images <= most:
-            return
-        self.state["refused"] += images
-        text = f"the quota of {most:,} images is used up ({had:,} answered, {images:,} asked for)"
-        if not window or images > most:
-            raise Refused(text, "quota", retry=False)
-        # of those that must have left it by then
-        last = int((had_N2[:, 1].cumsum(0) < had + images - most).sum())
-        seconds = float(had_N2[last, 0]) + window - now
-        raise Refused(f"{text} within {window:g} s", "quota", retry_after=seconds)
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        self.state["images"] += len(p_BK)
-        if self.options.window:
-            now_12 = torch.tensor([[time.time(), len(p_BK)]], dtype=torch.float64)
-            self.state["window"] = torch.cat([self.state["window"], now_12])
-        return p_BK
-
-
-class WorkDefence(Defence):
-    """Seconds of work per image: base ^ (nats of earlier answers, less ``usual`` for each)."""
-
-    STATE: ClassVar = {"images": 0, "nats": 0.0, "seconds_of_work": 0.0}
-
-    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
-        for p_K in p_BK:
-            extra = self.state["nats"] - self.options.usual * self.state["images"]
-            power = extra * math.log(self.options.base)
-            self.state["seconds_of_work"] += max(
-                math.exp(min(power, math.log(SECONDS[1]))), SECONDS[0]
-            )
-            self.state["nats"] += float(torch.special.entr(p_K).sum())
-            self.state["images"] += 1
-        return p_BK
 
 
 def _untrained_net(

@@ -16,10 +16,11 @@ from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher
-from dfme.teachers.defences import DEFENCES, OWN
+from dfme.teachers.defences import CUSTOM, DEFENCES
 from dfme.teachers.defences.defence import Defence
+from dfme.teachers.features import LOGITS, PROBABILITIES, ask_inside
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
-from dfme.teachers.watch.watch import LOGITS, PROBABILITIES, Watch, asked
+from dfme.teachers.watch.watch import Watch
 
 TOLERANCE = 1e-4  # by which answers may differ that were computed on another machine
 
@@ -42,19 +43,8 @@ class Defended(Wrapper):
         label_mode: LabelMode,
         watching: Callable[[Teacher], Watch] | None = None,
     ) -> None:
-        needing = ", ".join(each.name for each in defences if each.name != "quota")
-        option, verb = (
-            ("--teacher.defences", "defended") if defences else ("--teacher.watch", "watched")
-        )
-        if teacher.info.remote:
-            raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
-        if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
-            who = needing or "the watch"
-            raise UserError(
-                f"{option}: {who}: expected a teacher with unrounded scores, got {given}"
-            )
+        _require_unrounded(teacher, defences, watching is not None)
         super().__init__(teacher)
-        charged = self.info.charged
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
             raise UserError(
@@ -63,18 +53,18 @@ class Defended(Wrapper):
         self.undefended = restrict(teacher, label_mode)
         self.label_mode = label_mode
         self.info = replace(
-            teacher.info,
+            self.info,
             defences=tuple(map(str, defences)),
             stateful=self,
             undefended=self.undefended,
             preview=self.preview,
             watch=self.watch,
-            charged=charged,
         )
         self._stack: list[Defence] = [
-            find_target(DEFENCES.get(it.name, OWN))(it, teacher) for it in defences
+            find_target(DEFENCES.get(options.name, CUSTOM))(options, teacher)
+            for options in defences
         ]
-        self._fresh = {each.name: each.state_dict() for each in self._stack}
+        self._fresh = {defence.name: defence.state_dict() for defence in self._stack}
 
     def _answers(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Tensor:
         """Refused where a quota is used up, or an alarm was raised and the watch is to refuse."""
@@ -85,8 +75,8 @@ class Defended(Wrapper):
 
     def admit(self, images: int) -> None:
         """Refused where a defence does not answer so many images more."""
-        for each in self._stack:
-            each.admit(images)
+        for defence in self._stack:
+            defence.admit(images)
 
     def around(self, teacher: Teacher) -> "Defended":
         """The same defences and watch, with the same state, around another teacher in place of
@@ -111,64 +101,85 @@ class Defended(Wrapper):
         """Count answers from a record as if they were given now. ValueError where others would be
         given.
         """
-        own, found = (
-            each.cpu().double().nan_to_num(nan=-1.0)
-            for each in (self._defended(images, self._teacher), answers)
-        )
         tolerance = TOLERANCE + 10.0 ** -(self.label_mode.decimals or 99)
-        if own.shape != found.shape or bool(((own - found).abs() > tolerance).any()):
+        now = _comparable(self._defended(images, self._teacher))
+        recorded = _comparable(answers)
+        if now.shape != recorded.shape or bool(((now - recorded).abs() > tolerance).any()):
             expected = (
                 "other answers than on record; expected the same key, files and arithmetic as then"
             )
             raise ValueError(f"{'+'.join(self.info.defences) or 'watch'}: {expected}")
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: each.state_dict() for name, each in self._stateful.items()}
-
     @property
     def _stateful(self) -> dict[str, Defence | Watch]:
-        return {each.name: each for each in self._stack} | (
-            {"watch": self.watch} if self.watch else {}
-        )
+        parts: dict[str, Defence | Watch] = {defence.name: defence for defence in self._stack}
+        if self.watch:
+            parts["watch"] = self.watch
+        return parts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. ValueError for a state of another form."""
         validate_like(self._fresh, state, "teacher")
-        for name, each in self._stateful.items():
-            each.load_state_dict(state[name])
+        for name, part in self._stateful.items():
+            part.load_state_dict(state[name])
 
     def report(self) -> dict[str, Any]:
         """Counts of each defence, and its stored rows, by name, for the owner."""
         return {
-            each.name: {k: len(v) if isinstance(v, Tensor) else v for k, v in each.state.items()}
-            for each in self._stack
-            if each.state
+            defence.name: {
+                name: len(value) if isinstance(value, Tensor) else value
+                for name, value in defence.state.items()
+            }
+            for defence in self._stack
+            if defence.state
         }
 
     def _defended(self, images: Tensor, ask: Callable[[Tensor], Any]) -> Tensor:
-        wanted = self.label_mode
         watch = self.watch
-        features = watch.features if watch else None
-        raw, p_BK, distance_B = asked(self._teacher, images, features, ask)
-        cut_B = watch.see(images, p_BK, distance_B) if watch else None
+        answers = ask_inside(self._teacher, images, watch.features if watch else None, ask)
+        p_BK = answers.p_BK
+        cut_B = watch.see(images, p_BK, answers.distance_B) if watch else None
         y_BK = p_BK
-        plain = reveal(raw, self._teacher.label_mode, wanted)
-        for each in self._stack:
-            y_BK = each.answer(y_BK, images)
+        plain = reveal(answers.raw, self._teacher.label_mode, self.label_mode)
+        for defence in self._stack:
+            y_BK = defence.answer(y_BK, images)
         if cut_B is not None and cut_B.any():
-            y_BK = torch.where(
-                cut_B[:, None], one_hot(y_BK.argmax(1), self.num_classes).double(), y_BK
-            )
+            tops_BK = one_hot(y_BK.argmax(1), self.num_classes).double()
+            y_BK = torch.where(cut_B[:, None], tops_BK, y_BK)
         if y_BK is p_BK:
             return plain
-        short_BK = y_BK.float()
-        top_B1 = y_BK.argmax(1, keepdim=True)
-        most_B1, short_top_B1 = short_BK.max(1, keepdim=True)
-        most_B1 = torch.where(short_top_B1 == top_B1, most_B1, most_B1.nextafter(most_B1 + 1))
-        # so no top class is tied by rounding
-        defended = reveal(short_BK.scatter(1, top_B1, most_B1), PROBABILITIES, wanted)
+        defended = reveal(_in_float32(y_BK), PROBABILITIES, self.label_mode)
         changed_B = (y_BK != p_BK).any(1)
         return torch.where(changed_B if plain.ndim == 1 else changed_B[:, None], defended, plain)
+
+
+def _require_unrounded(teacher: Teacher, defences: Sequence[DefenceOptions], watched: bool) -> None:
+    """UserError for a teacher that cannot be defended, or watched, here."""
+    option = "--teacher.defences" if defences else "--teacher.watch"
+    if teacher.info.remote:
+        verb = "defended" if defences else "watched"
+        raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
+    needing = ", ".join(options.name for options in defences if options.name != "quota")
+    mode = teacher.label_mode
+    if (needing or watched) and mode not in (PROBABILITIES, LOGITS):
+        who = needing or "the watch"
+        raise UserError(f"{option}: {who}: expected a teacher with unrounded scores, got {mode}")
+
+
+def _comparable(answers: Tensor) -> Tensor:
+    return answers.cpu().double().nan_to_num(nan=-1.0)
+
+
+def _in_float32(y_BK: Tensor) -> Tensor:
+    """Answers in float32, of which no top class is tied by rounding."""
+    short_BK = y_BK.float()
+    top_B1 = y_BK.argmax(1, keepdim=True)
+    most_B1, short_top_B1 = short_BK.max(1, keepdim=True)
+    most_B1 = torch.where(short_top_B1 == top_B1, most_B1, most_B1.nextafter(most_B1 + 1))
+    return short_BK.scatter(1, top_B1, most_B1)
 
 
 def behind(teacher: Teacher) -> Teacher:

@@ -1,12 +1,6 @@
-"""The web application around a model: routes, keys, messages of refusals, connections, and its
-guard.
-"""
+"""The web application around a model: its routes, what they refuse, and its guard."""
 
-import asyncio
-import hmac
 import logging
-import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,30 +9,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
+from dfme.teachers.guard.app_answers import ASKED
+from dfme.teachers.guard.bodies import HttpBody
+from dfme.teachers.guard.forms import V2Form
+from dfme.teachers.guard.guard import PROMETHEUS, Guard
+from dfme.teachers.guard.meter import Meter
+from dfme.teachers.guard.refusals import FAILED, Rejected, refuse, rejected
 from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
-from dfme.teachers.serve.accounts import require_once
-from dfme.teachers.serve.forms import HttpBody, V2Form
-from dfme.teachers.serve.guard import ASKED, FAILED, PROMETHEUS, Guard
-from dfme.teachers.serve.model import Meter, Model, Rejected, refuse, rejected
+from dfme.teachers.serve import connections
+from dfme.teachers.serve.model import Model
 from dfme.version import __version__
-
-REQUEST_SECONDS = (
-    60.0  # a client may take to send a request's head, to send its body, and to read the answer
-)
-MAX_CONNECTIONS = (
-    128  # for each one more, the one that has waited for its client for the longest is closed
-)
-KEY_HEADERS = ("authorization", "x-api-key")
-PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +64,8 @@ class Endpoints:
         """
         self._require(request)
         if ASKED not in request.scope:  # the router took another spelling for this path
-            raise Rejected(
-                404, f"{short(request.url.path)}: expected a path in its one spelling", "not found"
-            )
+            path = short(request.url.path)
+            raise Rejected(404, f"{path}: expected a path in its one spelling", "not found")
         images = request.scope[ASKED].question.images
         try:
             answers = await self._model.ask(images)
@@ -87,7 +73,7 @@ class Endpoints:
             raise rejected(refused) from None
         except Exception:  # whatever it is, it is the owner's and not for those who ask
             logger.exception("the teacher failed on a batch of %d images", len(images))
-            return _error(500, FAILED)
+            return JSONResponse({"error": FAILED}, 500)  # which the guard counts
         content, length = pack({}, [NamedTensor("scores", answers)], "outputs", binary=True)
         return Response(content, headers={HEADER_LENGTH: str(length)})
 
@@ -109,22 +95,20 @@ class Endpoints:
         if isinstance(error, Rejected):
             return refuse(self._meter, error)
         assert isinstance(error, HTTPException)
-        self._meter.refused["not found"] += 1
         what = f"{request.method} {short(request.url.path)}"
         text = f"{what}: expected a path and method of the inference protocol v2"
-        return _error(error.status_code, text, error.headers)
+        return refuse(self._meter, Rejected(error.status_code, text, "not found", error.headers))
 
     def _require(self, request: Request) -> None:
         """Rejected unless the path names this model and this version."""
         model = request.path_params["model"]
         version = request.path_params.get("version", protocol.VERSION)
-        expected = f"unknown model {short(model)}: expected {self._service.name!r}"
-        if model == self._service.name:
-            expected = (
-                f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
-            )
-        if (model, version) != (self._service.name, protocol.VERSION):
-            raise Rejected(404, expected, "not found")
+        name = self._service.name
+        if model != name:
+            raise Rejected(404, f"unknown model {short(model)}: expected {name!r}", "not found")
+        if version != protocol.VERSION:
+            text = f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
+            raise Rejected(404, text, "not found")
 
 
 class ServedForm(V2Form):
@@ -134,7 +118,7 @@ class ServedForm(V2Form):
         super().__init__(service.spec, service.num_classes)
         self._service = service
 
-    def images(self, body: HttpBody) -> Array:
+    def images(self, body: HttpBody, /) -> Array:
         try:
             encoding = body.headers.get("content-encoding", "identity")
             if encoding != "identity":
@@ -147,91 +131,13 @@ class ServedForm(V2Form):
         body.question = question
         return question.images
 
-    def replace(self, body: HttpBody, answers: Array) -> HttpBody:
-        content, length = protocol.write_answer(self._service, body.request.question, answers)
+    def replace(self, answer: HttpBody, scores: Array, /) -> HttpBody:
+        assert answer.request is not None
+        content, length = protocol.write_answer(self._service, answer.request.question, scores)
         if length is None:
             return HttpBody.of(content, Headers({"Content-Type": "application/json"}))
-        told = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
-        return HttpBody.of(content, Headers(told))
-
-
-class Keys:
-    """Require a key, ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``: each is an account."""
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str], meter: Meter) -> None:
-        self._app = app
-        self._keys = {key: key.encode() for key in keys}
-        self._meter = meter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        try:
-            require_once(scope["headers"], KEY_HEADERS, "key given twice")
-        except Rejected as refused:
-            await refuse(self._meter, refused)(scope, receive, send)
-            return
-        known = self._accounts(dict(scope["headers"]))
-        if scope["path"] in PUBLIC_PATHS or known:
-            await self._app({**scope, "account": known[0]} if known else scope, receive, send)
-            return
-        self._meter.refused["unauthorised"] += 1
-        response = _error(
-            401, "expected the API key of this service", {"WWW-Authenticate": "Bearer"}
-        )
-        await response(scope, receive, send)
-
-    def _accounts(self, headers: Mapping[bytes, bytes]) -> list[str]:
-        """The account whose key is sent, if it is one's; all are compared, so that the time tells
-        nothing.
-        """
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        return [name for name, key in self._keys.items() if hmac.compare_digest(given.strip(), key)]
-
-
-class Connection(H11Protocol):
-    """A connection, closed where it is late or one of too many; uvicorn bounds idle ones.
-
-    ``waits``: for what of its client, ``since`` when; empty while answering.
-    """
-
-    waits = ""
-    since = 0.0
-    request: object = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.watch()
-        if len(self.connections) > MAX_CONNECTIONS:
-            waiting = [
-                each for each in self.connections if isinstance(each, Connection) and each.look()
-            ]
-            min(waiting, key=lambda each: each.since).transport.abort()
-
-    def watch(self) -> None:
-        """Once a second, until it is closed: late is late, however much has come meanwhile."""
-        if self.look() and self.waits != "idle" and time.monotonic() - self.since > REQUEST_SECONDS:
-            self.transport.abort()
-        elif not self.transport.is_closing():
-            self.loop.call_later(1.0, self.watch)
-
-    def look(self) -> bool:
-        """Note for what, and in which request, it waits; whether for anything."""
-        cycle = self.cycle
-        waits = ""
-        if self.transport.get_write_buffer_size():
-            waits = "reader"
-        elif cycle is None or cycle.response_complete:
-            waits = "head" if self.timeout_keep_alive_task is None else "idle"
-        elif cycle.more_body:
-            waits = "body"
-        if (waits, cycle) != (self.waits, self.request):
-            self.waits = waits
-            self.request = cycle
-            self.since = time.monotonic()
-        return bool(waits) and not self.transport.is_closing()
+        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
+        return HttpBody.of(content, Headers(headers))
 
 
 def make_app(service: protocol.Service, model: Model, teacher: Teacher, **options: Any) -> Guard:
@@ -244,7 +150,9 @@ def make_app(service: protocol.Service, model: Model, teacher: Teacher, **option
     app.router.redirect_slashes = False
     path = f"/v2/models/{service.name}"
     paths = (f"{path}/infer", f"{path}/versions/{protocol.VERSION}/infer")
-    most = service.most_bytes
+    limit_text = f"{service.most_bytes} bytes"
+    if service.max_batch:
+        limit_text = f"{service.max_batch} images ({limit_text})"
     return Guard(
         app,
         teacher=teacher,
@@ -252,15 +160,8 @@ def make_app(service: protocol.Service, model: Model, teacher: Teacher, **option
         paths=lambda scope: scope["method"] == "POST" and scope["path"] in paths,
         account=lambda scope: scope.get("account", ""),
         errors=bytes,  # those of the app above, which have no scores
-        limit=(
-            most,
-            f"{service.max_batch} images ({most} bytes)" if service.max_batch else f"{most} bytes",
-        ),
-        seconds=REQUEST_SECONDS,
+        limit=(service.most_bytes, limit_text),
+        seconds=connections.REQUEST_SECONDS,
         in_turn=True,
         **options,
     )
-
-
-def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"error": text}, status, headers)

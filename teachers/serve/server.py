@@ -17,11 +17,15 @@ from dfme.errors import UserError
 from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
 from dfme.teachers.defences.wrapper import behind
+from dfme.teachers.guard.meter import Meter
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig
-from dfme.teachers.serve.app import MAX_CONNECTIONS, Connection, Keys, make_app
-from dfme.teachers.serve.model import Meter, Model
-from dfme.teachers.serve.record import AlarmFile, Recording, account_tag
+from dfme.teachers.serve.app import make_app
+from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
+from dfme.teachers.serve.keys import Keys
+from dfme.teachers.serve.model import Model
+from dfme.teachers.watch.alarms import AlarmFile
+from dfme.teachers.watch.record import Recording, account_tag
 
 IDLE_SECONDS = 120  # clients give a connection up sooner, so no request comes on a closing one
 SHUTDOWN_SECONDS = 30  # requests under way may take to end once the server is to stop
@@ -59,8 +63,9 @@ class Serving:
         self.service = Service(name, teacher.spec, teacher.num_classes, teacher.label_mode, most)
         self.meter = Meter(images_per_second, requests_per_second)
         self._model = Model(behind(teacher), threads)
-        own = {"meter": self.meter, "threads": threads, "tell": tell}
-        self._guard = make_app(self.service, self._model, teacher, **own)
+        self._guard = make_app(
+            self.service, self._model, teacher, meter=self.meter, threads=threads, tell=tell
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Keys(self._guard, keys, self.meter) if keys else self._guard,

@@ -6,6 +6,6 @@ from dfme.config import detectors
 
 # name -> "module:Class", a ``detector.Detector``
 DETECTORS = {
-    each: f"dfme.teachers.watch.detectors:{each.capitalize()}Detector"
-    for each in detectors.DETECTORS
+    name: f"dfme.teachers.watch.detectors:{name.capitalize()}Detector"
+    for name in detectors.DETECTORS
 }

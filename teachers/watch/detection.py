@@ -1,7 +1,7 @@
 """Detectors over honest accounts, per stream, and over accounts in a log of ``serve --record``."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from dfme.measured import (
 )
 from dfme.spec import ImageSpec
 from dfme.statistics import share_at_most
-from dfme.teachers.defences.defence import taken
-from dfme.teachers.serve.record import digests, fingerprints, read_log
+from dfme.teachers.arrays import Array
+from dfme.teachers.features import as_asked
 from dfme.teachers.watch.detector import Observation
+from dfme.teachers.watch.log import LogBatch, LoggedImages, read_log
+from dfme.teachers.watch.record import digests, fingerprints
 from dfme.teachers.watch.streams import SESSION, STREAMS, held_out, session
 from dfme.teachers.watch.watch import Watch
 
@@ -108,7 +110,7 @@ def _accounts(
         rng = torch.Generator().manual_seed(seed * SESSIONS + number)
         for x_BCHW in session(stream, images, places_N, rng):
             most = teacher.info.max_batch or len(x_BCHW)
-            for part_BCHW in taken(x_BCHW, teacher).split(most):
+            for part_BCHW in as_asked(x_BCHW, teacher).split(most):
                 teacher(part_BCHW)
         accounts.append(teacher.watch.report()["detectors"])
         seldom(f"watched {number + 1} of {sessions} honest accounts: {stream}")
@@ -143,10 +145,10 @@ class Log:
         self._accounts = Counter[str]()
         self._images = self._distances = True
         for batch in self._batches():
-            self._accounts[batch["account"]] += len(batch["top"])
-            self._images &= batch["images"] is not None
-            self._distances &= not np.isnan(batch["distance"]).any()
-            fits = 0 <= batch["top"].min() <= batch["top"].max() < classes
+            self._accounts[batch.account] += len(batch.top)
+            self._images &= batch.images is not None
+            self._distances &= not np.isnan(batch.distance).any()
+            fits = 0 <= batch.top.min() <= batch.top.max() < classes
             if not fits or len(self._accounts) > MAX_COUNTED:
                 expected = f"{classes} classes and at most {MAX_COUNTED:,} accounts"
                 raise UserError(
@@ -169,16 +171,15 @@ class Log:
         """Log of other images."""
         pixels_BCHW = seen.images_BCHW.mul(255).round().byte()
         score_B, top_B = seen.p_BK.max(1)
-        raw = (image.tobytes() for image in pixels_BCHW.numpy())
-        batch: dict[str, Any] = {
-            "fingerprint": _numbers(fingerprints(pixels_BCHW)),
-            "digest": _numbers(digests(raw)),
-            "images": pixels_BCHW.numpy(),
-            "score": score_B.numpy(),
-            "top": top_B.numpy(),
-            "distance": None if seen.distance_B is None else seen.distance_B.numpy(),
-        }
-        return self._seen(batch)
+        written = LoggedImages(
+            digest=_numbers(digests(image.tobytes() for image in pixels_BCHW.numpy())),
+            fingerprint=_numbers(fingerprints(pixels_BCHW)),
+            top=top_B.numpy(),
+            score=score_B.numpy(),
+            distance=None if seen.distance_B is None else seen.distance_B.numpy(),
+            images=pixels_BCHW.numpy(),
+        )
+        return self._seen(written)
 
     def seen_by(self, watch: Watch) -> LogDetection:
         """Figures of the largest accounts, on their streams and on thinned ones."""
@@ -186,10 +187,10 @@ class Log:
         images = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
         repeats = Counter[str]()
         digests_before = {tag: set[int]() for tag in images}
-        for batch in (batch for batch in self._batches() if batch["account"] in images):
-            tag = batch["account"]
+        for batch in (batch for batch in self._batches() if batch.account in images):
+            tag = batch.account
             seen = self._seen(batch)
-            digests = {*batch["digest"].tolist()}
+            digests = {*batch.digest.tolist()}
             for every in THINNED:
                 watch.account = f"{tag} {every}"
                 watch.observe(seen[-images[tag] % every :: every])
@@ -210,7 +211,7 @@ class Log:
             accounts.append(LoggedAccount(tag, count, repeats[tag], thinned))
         return LogDetection(tuple(accounts), len(self._accounts))
 
-    def _batches(self) -> Iterator[dict[str, Any]]:
+    def _batches(self) -> Iterator[LogBatch]:
         try:
             yield from read_log(self._folder, self._shape)
         except OSError as error:
@@ -218,23 +219,24 @@ class Log:
                 f"{self._folder}: expected a log that can be read: {error.strerror}"
             ) from error
 
-    def _seen(self, batch: Mapping[str, Any]) -> Observation:
+    def _seen(self, batch: LoggedImages) -> Observation:
         """Missing scores are equal; missing images are fingerprints, with digests below 8 bits."""
-        score_B1, top_B1 = (torch.from_numpy(batch[name])[:, None] for name in ("score", "top"))
+        score_B1, top_B1 = (torch.from_numpy(each)[:, None] for each in (batch.score, batch.top))
         rest_BK = ((1 - score_B1.clamp(max=1)) / (self._classes - 1)).repeat(1, self._classes)
-        images_BCHW = 0.999 * _bits(batch["fingerprint"]) + 0.001 * _bits(batch["digest"])
+        images_BCHW = 0.999 * _bits(batch.fingerprint) + 0.001 * _bits(batch.digest)
         if self._images:
-            images_BCHW = torch.tensor(batch["images"]) / 255
-        fits = self._distances and batch["distance"] is not None
-        distance_B = torch.from_numpy(batch["distance"]) if fits else None
+            images_BCHW = torch.tensor(batch.images) / 255
+        distance_B = None
+        if self._distances and batch.distance is not None:
+            distance_B = torch.from_numpy(batch.distance)
         return Observation(images_BCHW, rest_BK.scatter(1, top_B1, score_B1), distance_B)
 
 
-def _numbers(codes: Sequence[str]) -> Any:
+def _numbers(codes: Sequence[str]) -> Array:
     return np.array([int(code, 16) for code in codes], np.uint64)
 
 
-def _bits(codes_B: Any) -> Tensor:
+def _bits(codes_B: Array) -> Tensor:
     """Codes of 64 bits as images (B, 1, 8, 8)."""
     bits_BN = np.unpackbits(codes_B.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
     return torch.from_numpy(bits_BN).float().view(-1, 1, 8, 8)

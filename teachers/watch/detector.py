@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,14 +52,18 @@ class Observation:
     def log_distances(self) -> list[float]:
         assert self.distance_B is not None, "a detector of features, and a teacher without features"
         # a vector's last bits vary by place
-        return [math.log(max(each, 1e-300)) for each in self.distance_B.tolist()]
+        return [math.log(max(distance, 1e-300)) for distance in self.distance_B.tolist()]
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Reading:
     """Statistic after each image, float64, larger is more suspicious; and new alarms."""
 
     statistic_B: Tensor
     alarm_B: Tensor
+
+    def __getitem__(self, part: slice) -> Reading:
+        return Reading(self.statistic_B[part], self.alarm_B[part])
 
 
 class Benign:
@@ -136,7 +140,8 @@ class Detector(ABC):
         if len(seen) > MAX_TOGETHER:
             starts = range(0, len(seen), MAX_TOGETHER)
             readings = [self.see(seen[start : start + MAX_TOGETHER]) for start in starts]
-            return Reading(*map(torch.cat, zip(*readings, strict=True)))
+            statistic_B = torch.cat([reading.statistic_B for reading in readings])
+            return Reading(statistic_B, torch.cat([reading.alarm_B for reading in readings]))
         statistic_B = torch.as_tensor(self.measure(seen, float(self.state["last"]))).double()
         if statistic_B.shape != (len(seen),) or not bool(statistic_B.isfinite().all()):
             raise ValueError(
@@ -191,7 +196,7 @@ def rows_of(images_BCHW: Tensor) -> Tensor:
         )
         levels_BCHW = (grey_B1HW / shape[1]).round_()
     raw = images_BCHW.contiguous().numpy()
-    digests = b"".join(hashlib.blake2b(each, digest_size=DIGEST).digest() for each in raw)
+    digests = b"".join(hashlib.blake2b(image, digest_size=DIGEST).digest() for image in raw)
     digest_BD = torch.tensor(list(digests), dtype=torch.uint8).view(torch.int8).view(-1, DIGEST)
     return torch.cat([(levels_BCHW.flatten(1) - 128).to(torch.int8), digest_BD], 1)
 
@@ -230,10 +235,10 @@ def nearest_before(rows_BR: Tensor, past_NR: Tensor, window: int) -> tuple[Tenso
         last = dict[int, int]()  # of each image the place where it came last
         digests = digests_of(all_MR)
         wanted = {*equal_Z.tolist()}
-        for place, own in enumerate(digests):
+        for place, digest in enumerate(digests):
             if place - past in wanted:
-                repeats_B[place - past] = place - last.get(own, -window - 1) <= window
-            last[own] = place
+                repeats_B[place - past] = place - last.get(digest, -window - 1) <= window
+            last[digest] = place
     return nearest_B.double().sqrt() / 255, repeats_B
 
 

@@ -130,7 +130,7 @@ class PradaDetector(Detector):
     def _distances(self, top: int, rows_BR: Tensor) -> Tensor:
         """Distance of each to its class's growing set; NaN for the first one and for retries."""
         name = f"set {top}"
-        found = list[float]()
+        distances = list[float]()
         within_BB = squared(rows_BR, rows_BR)
         set_NR = self.state[name]
         members = {*digests_of(set_NR)}
@@ -142,11 +142,12 @@ class PradaDetector(Detector):
             else torch.full((len(rows_BR),), math.inf)
         )
         for row_R, within_B in zip(rows_BR, within_BB, strict=True):
-            own = digests[len(found)]
-            near = math.sqrt(float(nearest_B[len(found)])) / 255
-            found.append(math.nan if near == math.inf or (near == 0 and own in members) else near)
+            digest = digests[len(distances)]
+            near = math.sqrt(float(nearest_B[len(distances)])) / 255
+            new = near < math.inf and (near > 0 or digest not in members)
+            distances.append(near if new else math.nan)
             if near > limit and len(set_NR) < self.rows[name]:
-                members.add(own)
+                members.add(digest)
                 set_NR = torch.cat([set_NR, row_R[None]])
                 nearest_B = nearest_B.minimum(within_B)
                 if near < math.inf:
@@ -157,7 +158,7 @@ class PradaDetector(Detector):
                     limit = max(limit, mean - math.sqrt(max(squares, 0) / count))
         self.state["limits"][top] = torch.tensor([count, mean, squares, limit], dtype=torch.float64)
         self.state[name] = set_NR
-        return torch.tensor(found, dtype=torch.float64)
+        return torch.tensor(distances, dtype=torch.float64)
 
     def _test(self, distances_N2: Tensor, last: float) -> float:
         _, class_N, count_K = distances_N2[:, 0].unique(return_inverse=True, return_counts=True)
@@ -337,8 +338,9 @@ class SequentialDetector(Detector):
     def measure(self, seen: Observation, last: float) -> Tensor:
         mean, sd = self.benign.log_distance
         statistics = list[float]()
-        for each in seen.log_distances:
-            statistics.append(last := self.step(last, min(max((each - mean) / sd, -4.0), 4.0)))
+        for distance in seen.log_distances:
+            last = self.step(last, min(max((distance - mean) / sd, -4.0), 4.0))
+            statistics.append(last)
         return torch.tensor(statistics, dtype=torch.float64)
 
 

@@ -21,16 +21,16 @@ SPEC = ImageSpec((1, 8, 8))
 PROBABILITIES, LABEL = LabelMode("probabilities"), LabelMode("label")
 
 
-def reader(told: LabelMode = PROBABILITIES, classes: int = 3, **options: Any) -> Reader:
-    return Reader(AnswersConfig(**options), told, classes)
+def reader(mode: LabelMode = PROBABILITIES, classes: int = 3, **options: Any) -> Reader:
+    return Reader(AnswersConfig(**options), mode, classes)
 
 
 def test_an_image_comes_first_then_moved_by_a_pixel_with_its_edges_repeated() -> None:
     image = torch.arange(6.0).reshape(1, 1, 2, 3)
-    asked = reader(repeat=2, vote=4).expand(torch.cat([image, 10 + image]))
-    assert len(asked) == 2 * 2 * 4
-    assert torch.equal(asked[:4], torch.cat([image, 10 + image] * 2))
-    right, left, down = (asked[4 * number, 0].tolist() for number in (1, 2, 3))
+    queries = reader(repeat=2, vote=4).expand(torch.cat([image, 10 + image]))
+    assert len(queries) == 2 * 2 * 4
+    assert torch.equal(queries[:4], torch.cat([image, 10 + image] * 2))
+    right, left, down = (queries[4 * number, 0].tolist() for number in (1, 2, 3))
     assert right == [[1, 2, 2], [4, 5, 5]]
     assert left == [[0, 0, 1], [3, 3, 4]]
     assert down == [[3, 4, 5], [3, 4, 5]]
@@ -142,12 +142,12 @@ def test_planned_steps_are_all_taken_though_a_rest_of_the_budget_is_not_spent(
 
 
 def test_repeats_that_are_answered_alike_are_said_to_be_in_vain() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     for answers in (torch.rand(2, 3).repeat(2, 1), torch.rand(4, 3)):
-        each = reader(repeat=2)
-        each.tell = said.append
+        asking_twice = reader(repeat=2)
+        asking_twice.tell = lines.append
         for _ in range(2):
-            each.read(answers)
-    assert said == [
+            asking_twice.read(answers)
+    assert lines == [
         "warning: an image that is asked again is answered alike: --answers.repeat buys nothing"
     ]

@@ -66,12 +66,12 @@ def lead(y_BK: Tensor, p_BK: Tensor) -> Tensor:
 )
 def test_by_hand(epsilon: float, y: tuple[float, ...]) -> None:
     p_BK = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
-    found = minimise(p_BK.log(), p_BK, epsilon, 0.0)
-    torch.testing.assert_close(found, torch.tensor([y], dtype=torch.float64), atol=1e-12, rtol=0)
+    y_BK = minimise(p_BK.log(), p_BK, epsilon, 0.0)
+    torch.testing.assert_close(y_BK, torch.tensor([y], dtype=torch.float64), atol=1e-12, rtol=0)
     p_BK = torch.tensor([[0.4, 0.35, 0.25]], dtype=torch.float64)  # where raising the top is best
     best_BK = torch.tensor([[0.5, 0.35, 0.15]], dtype=torch.float64)
-    found = minimise(torch.tensor([[0.0, 1.0, 2.0]]), p_BK, 0.2, 0.0)
-    torch.testing.assert_close(found, best_BK, atol=1e-12, rtol=0)
+    y_BK = minimise(torch.tensor([[0.0, 1.0, 2.0]]), p_BK, 0.2, 0.0)
+    torch.testing.assert_close(y_BK, best_BK, atol=1e-12, rtol=0)
 
 
 def test_the_recorded_optima_of_a_library_are_met_and_every_bound_is_kept() -> None:

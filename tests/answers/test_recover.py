@@ -36,8 +36,8 @@ def test_drawn_probabilities_are_as_the_prior_and_every_class_leads_as_often() -
 def test_the_table_finds_what_a_search_entry_by_entry_finds(by_class: bool) -> None:
     p, answers = drawn(1_000, 3, rng()), drawn(20, 3, rng(1)).float()
     y = (p.log() / 2).softmax(1)
-    found = Table(p, y, by_class)(answers)
-    for answer, recovered in zip(answers.double(), found, strict=True):
+    table = Table(p, y, by_class)
+    for answer, recovered in zip(answers.double(), table(answers), strict=True):
         mine = [i for i in range(1_000) if not by_class or y[i].argmax() == answer.argmax()]
         far = {i: float((y[i] - answer).abs().sum()) for i in mine}
         reach = max(TOLERANCE, min(far.values())) + 1e-7
@@ -50,9 +50,11 @@ def test_the_table_finds_what_a_search_entry_by_entry_finds(by_class: bool) -> N
 def test_answers_without_a_defence_are_recovered_as_they_are_and_batches_change_nothing() -> None:
     p = drawn(20_000, 4, rng())
     table, answers = Table(p, p, True), drawn(300, 4, rng(1)).float()
-    whole = table(answers)
-    assert (whole - answers).abs().sum(1).mean() < 0.02
-    assert torch.allclose(whole, torch.cat([table(part) for part in answers.split(7)]), atol=1e-6)
+    recovered = table(answers)
+    assert (recovered - answers).abs().sum(1).mean() < 0.02
+    assert torch.allclose(
+        recovered, torch.cat([table(part) for part in answers.split(7)]), atol=1e-6
+    )
     assert table(answers[:0]).shape == (0, 4)
 
 
@@ -83,8 +85,8 @@ def test_a_seed_gives_one_table_and_repeats_average_the_noise(
     mean = (once / once.sum(1, keepdim=True)).unflatten(0, (4, -1)).mean(0).float()
 
     def missed(repeat: int) -> float:
-        asked = AnswersConfig(recover="table", knows="noise:sigma=0.2", repeat=repeat)
-        table = make_recovery(asked, PROBABILITIES, 3, 0)
+        config = AnswersConfig(recover="table", knows="noise:sigma=0.2", repeat=repeat)
+        table = make_recovery(config, PROBABILITIES, 3, 0)
         return float((table(mean[:500]).mean(0) - torch.tensor([0.8, 0.15, 0.05])).abs().sum())
 
     assert missed(4) < missed(1)

@@ -10,7 +10,7 @@ from dfme.config.imports import find_target
 from dfme.data import load_dataset
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
-from dfme.teachers.defences.defence import Mahalanobis
+from dfme.teachers.features import Mahalanobis
 from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.watch import DETECTORS
 from dfme.teachers.watch.detector import Benign, Detector, Observation

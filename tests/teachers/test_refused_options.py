@@ -16,8 +16,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.errors import Refused, UserError
 from dfme.spec import ImageSpec, LabelMode
-from dfme.teachers import check_teacher
 from dfme.teachers.build import make_teacher
+from dfme.teachers.checks import check_teacher
 from dfme.teachers.defences.wrapper import Defended
 
 SPEC = ImageSpec((1, 4, 4))

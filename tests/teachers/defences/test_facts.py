@@ -32,11 +32,11 @@ WITHOUT_EFFECT = (
     "watermark:rate=0:key_env=K quota:images=20000 pow quota:images=20000+pow+temperature:t=1"
 )
 ZERO = WITHOUT_EFFECT.split()
-MOVING = [each for each in EVERY if "quota" not in each and "pow" not in each]
+MOVING = [text for text in EVERY if "quota" not in text and "pow" not in text]
 
 
 def test_every_defence_of_the_settings_is_carried_out_and_in_these_tables() -> None:
-    assert DEFENCES.keys() == OPTIONS.keys() == {each.partition(":")[0] for each in EVERY}
+    assert DEFENCES.keys() == OPTIONS.keys() == {text.partition(":")[0] for text in EVERY}
 
 
 @pytest.mark.parametrize("text", EVERY)
@@ -48,13 +48,13 @@ def test_what_it_states_is_true(text: str) -> None:
     assert y.dtype == torch.float32
     assert float(y.min()) >= 0
     assert float((y.double().sum(1) - 1).abs().max()) < 1e-6
-    kept = y.argmax(1) == p.argmax(1)
+    same_top = y.argmax(1) == p.argmax(1)
     if facts.keeps_top == "yes":
-        assert kept.all()
+        assert same_top.all()
     else:
-        assert bool((~kept).any()) or "net" in text or "beta=.7" in text
+        assert bool((~same_top).any()) or "net" in text or "beta=.7" in text
     if facts.keeps_top == "p_top>=1/2":
-        assert kept[p.amax(1) >= 0.5].all()
+        assert same_top[p.amax(1) >= 0.5].all()
     if facts.l1 is not None:
         assert float((y.double() - p.double()).abs().sum(1).max()) <= facts.l1 + 1e-6
     assert text not in MOVING or not torch.equal(y, p), "without effect"
@@ -79,7 +79,7 @@ def test_how_images_are_split_changes_no_bit_of_answers_and_state(text: str) -> 
         parts = zip(p.split(sizes), images.split(sizes), strict=True)
         answers.append(torch.cat([defence.answer(*part) for part in parts]))
         states.append(
-            {name: each for name, each in defence.state_dict().items() if name != "window"}
+            {name: value for name, value in defence.state_dict().items() if name != "window"}
         )
     for other, state in zip(answers[1:], states[1:], strict=True):
         exact = "mahalanobis" not in text  # which asks the network
@@ -106,10 +106,10 @@ def test_a_top_class_that_float32_would_tie_stays_ahead() -> None:
     first.
     """
     scores = torch.tensor([[0.0] * 9 + [1e-9], [0.0] * 9 + [1.0]])
-    asked = wrap_callable(
+    teacher = wrap_callable(
         lambda x: scores[: len(x)], shape=(1, 8, 8), num_classes=10, label_mode="logits"
     )
-    first, second = Defended(asked, parse_defences("modelguard_s"), LabelMode("probabilities"))(
+    first, second = Defended(teacher, parse_defences("modelguard_s"), LabelMode("probabilities"))(
         queries()[:2]
     )
     assert int(second.argmax()) == 9

@@ -60,8 +60,8 @@ def test_the_mahalanobis_gate_is_calibrated_on_every_second_held_out_image() -> 
     (defence,) = defended("misinform:gate=mahalanobis:data=digits:tau=.1:wrong=roll")._stack
     gate = defence._at_home  # type: ignore[attr-defined]
     test, train = load_dataset("digits", "test").images, load_dataset("digits", "train").images
-    asked = (test[::2], test[1::2], train, queries()[359:859])
-    flagged = [float((gate(images) < 0.1).double().mean()) for images in asked]
+    streams = (test[::2], test[1::2], train, queries()[359:859])
+    flagged = [float((gate(images) < 0.1).double().mean()) for images in streams]
     assert flagged[0] == pytest.approx(0.1, abs=1 / 180)
     assert flagged[1] < 0.2
     # a threshold from training images would flag more held-out ones than it says

@@ -73,13 +73,13 @@ def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: P
     bench.environment["K"] = KEY
     serve = ["serve", "--port", "0", "--teacher.defences", "quota:images=500+noise:key_env=K"]
     server = bench.start([*serve, "--teacher.checkpoint", str(PROJECT / WEIGHTS)])
-    found = re.match(r"digits at (\S+): [^+]* extract: [^+]*\n", server.stdout.readline())
-    assert "noise" not in found[0]
+    opening = re.match(r"digits at (\S+): [^+]* extract: [^+]*\n", server.stdout.readline())
+    assert "noise" not in opening[0]
     assert server.stdout.readline().startswith(
         "behind quota:images=500:window=0.0+noise:sigma=0.2:"
     )
     line = (
-        f"extract --method.name procedural --teacher v2 --teacher.url {found[1]} "
+        f"extract --method.name procedural --teacher v2 --teacher.url {opening[1]} "
         "--teacher.model digits"
     )
     run = bench.start(
@@ -121,8 +121,8 @@ def test_no_key_is_written_anywhere_by_a_run(
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 4
     forms = [KEY.encode(), KEY.encode().hex().encode(), KEY.encode("utf-16-le")]
-    shown = ["".join(capfd.readouterr()).encode(), *(path.read_bytes() for path in files)]
-    assert not any(form in content for content in shown for form in forms)
+    outputs = ["".join(capfd.readouterr()).encode(), *(path.read_bytes() for path in files)]
+    assert not any(form in content for content in outputs for form in forms)
     assert (
         "noise:sigma=0.2:fresh=true:keep_top=false:key_env=K"
         in (tmp_path / "run/config.yaml").read_text()

@@ -30,9 +30,9 @@ def comparable(state: dict[str, Any]) -> str:
 @pytest.mark.parametrize("text", [*STATEFUL, "watch"])
 def test_a_state_taken_up_or_replayed_goes_on_bit_by_bit(text: str) -> None:
     parts = torch.cat([pairs()[:300], queries()[:600]]).split(300)
-    made = partial(watched, ALL) if text == "watch" else partial(defended, text)
-    whole, resumed, replaying, before = (made() for _ in range(4))
-    answers = [whole(part) for part in parts]
+    make = partial(watched, ALL) if text == "watch" else partial(defended, text)
+    unbroken, resumed, replaying, before = (make() for _ in range(4))
+    answers = [unbroken(part) for part in parts]
     before(parts[0])
     resumed.load_state_dict(before.state_dict())
     for part, answer in zip(parts[1:], answers[1:], strict=True):
@@ -40,15 +40,18 @@ def test_a_state_taken_up_or_replayed_goes_on_bit_by_bit(text: str) -> None:
     for part, answer in zip(parts[:2], answers[:2], strict=True):
         replaying.replay_answer(part, answer)
     assert torch.equal(replaying(parts[2]), answers[2])
-    states = [comparable(each.state_dict()) for each in (whole, resumed, replaying)]
+    states = [comparable(teacher.state_dict()) for teacher in (unbroken, resumed, replaying)]
     assert states[0] == states[1] == states[2] != comparable(before.state_dict())
-    assert KEY not in str(whole.report()) + str(whole.state_dict()) + repr(whole) + str(
-        whole.info.defences
+    assert KEY not in str(unbroken.report()) + str(unbroken.state_dict()) + repr(unbroken) + str(
+        unbroken.info.defences
     )
     if text == "watch":
-        reports = [each.info.watch.report() for each in (whole, resumed, replaying)]
+        reports = [teacher.info.watch.report() for teacher in (unbroken, resumed, replaying)]
         assert reports[0] == reports[1] == reports[2]
-        assert len([each for each in reports[0]["detectors"].values() if each["first_alarm"]]) >= 5
+        assert (
+            len([teacher for teacher in reports[0]["detectors"].values() if teacher["first_alarm"]])
+            >= 5
+        )
 
 
 @pytest.mark.parametrize("text", STATEFUL)
@@ -66,8 +69,8 @@ def test_an_honest_users_look_leaves_the_state_alone(
     last = teacher._stack[-1]
     answer = last.answer
 
-    def fails(*given: Any) -> Any:
-        answer(*given)
+    def fails(*arguments: Any) -> Any:
+        answer(*arguments)
         raise RuntimeError
 
     monkeypatch.setattr(last, "answer", fails)
@@ -108,9 +111,9 @@ def test_modelguard_s_answers_the_first_stored_within_epsilon_in_order() -> None
     expected, over = [], 0
     for row in p:
         store = stores.setdefault(int(row.argmax()), [])
-        distances = [float((row - each).abs().sum()) for each in store]
+        distances = [float((row - stored).abs().sum()) for stored in store]
         near = [
-            each for each, distance in zip(store, distances, strict=True) if distance <= epsilon
+            stored for stored, distance in zip(store, distances, strict=True) if distance <= epsilon
         ]
         if near:
             expected.append(near[0])
@@ -120,8 +123,8 @@ def test_modelguard_s_answers_the_first_stored_within_epsilon_in_order() -> None
         else:
             expected.append(store[distances.index(min(distances))])
             over += 1
-    found = torch.cat([defence.answer(part, part) for part in p.split(128)])
-    assert torch.equal(found, torch.stack(expected))
+    answers = torch.cat([defence.answer(part, part) for part in p.split(128)])
+    assert torch.equal(answers, torch.stack(expected))
     assert over > 0
     stored = sum(map(len, stores.values()))
     assert teacher.report() == {"modelguard_s": {"over_budget": over, "centroids": stored}}
@@ -171,13 +174,13 @@ def test_work_is_that_of_the_stream_so_far() -> None:
     teacher = defended("pow:usual=.2:base=1.05")
     p = truths()[:400].double()
     teacher(queries()[:400])
-    told = [
+    nats = [
         -sum(x * math.log(x) for x in row if x > 0) for row in (p / p.sum(1, keepdim=True)).tolist()
     ]
-    seconds = [min(max(1.05 ** (sum(told[:n]) - 0.2 * n), 0.1), 2_948.0) for n in range(400)]
+    seconds = [min(max(1.05 ** (sum(nats[:n]) - 0.2 * n), 0.1), 2_948.0) for n in range(400)]
     report = teacher.report()["pow"]
     assert report["images"] == 400
-    assert report["nats"] == pytest.approx(sum(told))
+    assert report["nats"] == pytest.approx(sum(nats))
     assert report["seconds_of_work"] == pytest.approx(sum(seconds))
     assert min(seconds) < 0.3
     steep = defended("pow:base=1000")

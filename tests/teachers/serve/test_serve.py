@@ -144,8 +144,8 @@ def test_every_path_of_the_protocol_answers(toy: tuple[str, LinearTeacher]) -> N
 def test_the_batch_limit_is_the_smaller_one_and_is_said() -> None:
     teacher = LinearTeacher(SPEC)
     teacher.info = TeacherInfo(max_batch=64)
-    for asked, limit in ((None, 64), (32, 32), (100, 64)):
-        with Serving(teacher, "toy", max_batch=asked) as serving:
+    for option, limit in ((None, 64), (32, 32), (100, 64)):
+        with Serving(teacher, "toy", max_batch=option) as serving:
             response = post(serving.url, images(256))
             assert response.status_code == 400
             assert response.json() == {
@@ -207,9 +207,9 @@ def test_only_the_key_opens_and_it_is_shown_nowhere():
         assert httpx2.get(f"{url}/metrics").status_code == 401
         for headers in ({"Authorization": f"Bearer {key}"}, {"X-API-Key": key}):
             assert post(url, images(2), **headers).status_code == 200
-        shown = httpx2.get(f"{url}/metrics", headers={"X-API-Key": key}).text
-        assert 'reason="unauthorised"} 4' in shown
-        assert key not in shown
+        page = httpx2.get(f"{url}/metrics", headers={"X-API-Key": key}).text
+        assert 'reason="unauthorised"} 4' in page
+        assert key not in page
         assert serving.meter.images == 4
 
 
@@ -246,12 +246,12 @@ def test_a_failure_is_500_without_a_word_of_it_and_counts(failure: object, caplo
 def test_health_and_metrics_answer_while_the_model_works_on_one_batch_at_a_time():
     teacher = Gated()
     with Serving(teacher, "toy") as serving, ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(post, serving.url, images(2 + number)) for number in range(4)]
+        requests = [pool.submit(post, serving.url, images(2 + number)) for number in range(4)]
         assert teacher.entered.wait(20)
         assert httpx2.get(f"{serving.url}/v2/health/ready").status_code == 200
         assert counts(serving.url)['dfme_requests_answered_total{model="toy"}'] == 0
         teacher.gate.set()
-        assert [len(raw_answers(one.result())) for one in asked] == [2, 3, 4, 5]
+        assert [len(raw_answers(request.result())) for request in requests] == [2, 3, 4, 5]
         assert serving.meter.images == teacher.images == 14
     assert teacher.most == 1
 

@@ -28,10 +28,10 @@ OPENING = re.compile(
 def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr of a command that cannot work."""
     assert main(["serve", *shlex.split(words)]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    return shown.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return printed.err
 
 
 @pytest.mark.integration
@@ -40,15 +40,15 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     key = "only-in-the-environment"
     bench.environment["SERVICE_KEY"] = key
     common = ["serve", "--port", "0", "--device", "cpu"]
-    own = (
+    custom = (
         "--teacher meter:Meter --teacher.log own.log --teacher.label-mode top_k:2 --threads 1"
     ).split()
     keyed = "--max-batch 64 --api-key-env SERVICE_KEY".split()
-    processes = [bench.start([*common, *words]) for words in (keyed, own)]
+    processes = [bench.start([*common, *words]) for words in (keyed, custom)]
     openings = [
         OPENING.fullmatch(process.stdout.readline()) for process in processes if process.stdout
     ]
-    digits, meter = (found.groupdict() for found in openings if found)
+    digits, meter = (opening.groupdict() for opening in openings if opening)
     assert (
         digits["what"] == "1x8x8 images, at most 64 a request; 10 classes; label mode probabilities"
     )
@@ -59,9 +59,9 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
         "--teacher.api-key-env SERVICE_KEY"
     )
     body = question(torch.full((2, 1, 8, 8), 0.5))
-    for found, headers in ((digits, {"X-API-Key": key}), (digits, {}), (meter, {})):
-        url = f"{found['url']}/v2/models/{found['name']}/infer"
-        expected = 200 if headers or found is meter else 401
+    for opening, headers in ((digits, {"X-API-Key": key}), (digits, {}), (meter, {})):
+        url = f"{opening['url']}/v2/models/{opening['name']}/infer"
+        expected = 200 if headers or opening is meter else 401
         assert httpx2.post(url, json=body, headers=headers).status_code == expected
     assert sum(int(line) for line in (tmp_path / "own.log").read_text().split()) == 2
     for process, number in zip(processes, (signal.SIGTERM, signal.SIGINT), strict=True):
@@ -87,15 +87,15 @@ def test_a_host_that_lets_others_in_is_said(
 
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
     monkeypatch.setenv("K", "secret")
-    told: list[str] = []
+    lines_told: list[str] = []
     config = ServeConfig(host, 0, "toy", api_key_env=key)
-    end = serve(LinearTeacher(ImageSpec((1, 2, 2))), config, told.append)
-    assert len(told) == lines
+    end = serve(LinearTeacher(ImageSpec((1, 2, 2))), config, lines_told.append)
+    assert len(lines_told) == lines
     assert end.startswith("served 0 images")
     if host != "127.0.0.1":
-        assert "--teacher.authorised-by" in told[0]
-        assert ("WHOEVER REACHES IT CAN QUERY IT" in told[1]) == (key is None)
-        assert "secret" not in told[1]
+        assert "--teacher.authorised-by" in lines_told[0]
+        assert ("WHOEVER REACHES IT CAN QUERY IT" in lines_told[1]) == (key is None)
+        assert "secret" not in lines_told[1]
 
 
 def test_every_mistake_is_named_at_once(
@@ -105,8 +105,8 @@ def test_every_mistake_is_named_at_once(
     numbers = (
         "--port 70000 --max-batch 0 --images-per-second 0 --requests-per-second -1 --threads -1"
     )
-    found = re.findall(r"(--[\w.-]+): expected", problem(numbers, capsys))
-    assert sorted(found) == sorted(numbers.split()[::2])
+    flags = re.findall(r"(--[\w.-]+): expected", problem(numbers, capsys))
+    assert sorted(flags) == sorted(numbers.split()[::2])
     words = (
         "--model a/b --api-key-env NO_SUCH_KEY --device gpu --teacher.checkpoint nowhere.pt --prt 3"
     )

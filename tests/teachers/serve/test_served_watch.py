@@ -29,7 +29,8 @@ from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.options import V2Options
-from dfme.teachers.serve.record import Recording, account_tag, read_log
+from dfme.teachers.watch.log import read_log
+from dfme.teachers.watch.record import Recording, account_tag
 
 Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
 
@@ -50,10 +51,10 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
     """A stream of pairs and an honest one in turns: answers, alarms, meters, the record and the
     refusal.
     """
-    teacher, told = watched("pairs,sequential", on_alarm="refuse"), list[str]()
-    teacher.watch.record = Recording(tmp_path / "log", 3, 10**6, told.append)
+    teacher, alarms = watched("pairs,sequential", on_alarm="refuse"), list[str]()
+    teacher.watch.record = Recording(tmp_path / "log", 3, 10**6, alarms.append)
     honest = queries()[1:300:2]
-    with Serving(teacher, "digits", key=[*KEYS.values()], tell=told.append) as serving:
+    with Serving(teacher, "digits", key=[*KEYS.values()], tell=alarms.append) as serving:
         clients = []
         for name in KEYS:
             os.environ[name] = KEYS[name]
@@ -78,12 +79,12 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
         assert serving.meter.images == 80 + 150
         assert serving.meter.refused == {"watch": 14}
     teacher.watch.account = EVE
-    found = teacher.watch.report()["detectors"]
+    rung = teacher.watch.report()["detectors"]
     teacher.watch.account = USER
     quiet = teacher.watch.report()
     assert quiet["images"] == 150
     assert [each["alarms"] for each in quiet["detectors"].values()] == [0, 0]
-    for name, each in found.items():
+    for name, each in rung.items():
         assert (
             f'dfme_watch_alarms_total{{model="digits",detector="{name}"}} {each["alarms"]}'
             in metrics
@@ -93,18 +94,18 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
             in metrics
         )
         counted = f"image {each['first_alarm']} that it asked, evaluation images included"
-        assert told.count(f"ALARM: {name}, account {EVE}, {counted}") == 1
-    assert len(told) == 2
+        assert alarms.count(f"ALARM: {name}, account {EVE}, {counted}") == 1
+    assert len(alarms) == 2
     assert not re.search(f"{EVE}|{USER}", metrics)
     # The log has every image with its distance, and no key is in it or in what was shown.
     batches = [*read_log(tmp_path / "log", (1, 8, 8))]
     for tag, images in ((EVE, pairs()[:80]), (USER, honest)):
-        kept = [each for each in batches if each["account"] == tag]
+        batches_of_tag = [each for each in batches if each.account == tag]
         pixels = images.mul(255).round().byte().numpy()
-        assert np.array_equal(np.concatenate([each["images"] for each in kept]), pixels)
-        assert np.isfinite(np.concatenate([each["distance"] for each in kept])).all()
-    shown = "".join(path.read_text(errors="ignore") for path in (tmp_path / "log").iterdir())
-    assert not any(key in shown + metrics + " ".join(told) for key in KEYS.values())
+        assert np.array_equal(np.concatenate([each.images for each in batches_of_tag]), pixels)
+        assert np.isfinite(np.concatenate([each.distance for each in batches_of_tag])).all()
+    text = "".join(path.read_text(errors="ignore") for path in (tmp_path / "log").iterdir())
+    assert not any(key in text + metrics + " ".join(alarms) for key in KEYS.values())
 
 
 def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_there_are_honest_images() -> (
@@ -113,11 +114,11 @@ def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_ther
     for benign in (None, "digits"):
         config = from_mapping(TeacherConfig, {"benign": benign, "label_mode": "label"})
         teacher = make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"), recorded=True)
-        kept = list[Any]()
+        records = list[Any]()
         assert isinstance(teacher, Defended)
-        teacher.watch.record = lambda *given, kept=kept: kept.append(given)
+        teacher.watch.record = lambda *entry, records=records: records.append(entry)
         assert torch.equal(teacher(queries()[:50]), digits(mode="label")(queries()[:50]))
-        ((account, number, seen),) = kept
+        ((account, number, seen),) = records
         assert (account, number, len(seen)) == ("", 1, 50)
         assert (seen.distance_B is None) == (benign is None)
         assert teacher.watch.report() == {"images": 50, "on_alarm": "log", "detectors": {}}
@@ -151,8 +152,8 @@ def test_the_curl_line_of_the_docs_works() -> None:
     (line,) = re.findall(r"^    (curl .*)$", page, re.MULTILINE)
     with Serving(digits(), "digits") as serving:
         line = line.replace("http://127.0.0.1:8080", serving.url)
-        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30)
-    (output,) = json.loads(done.stdout)["outputs"]
+        curl = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=30)
+    (output,) = json.loads(curl.stdout)["outputs"]
     assert output["shape"] == [1, 10]
     assert sum(output["data"]) == pytest.approx(1, abs=1e-3)
 
@@ -167,11 +168,11 @@ def test_the_command_says_who_is_watched_and_records_from_its_first_image(tmp_pa
     process = bench.start(
         f"{line} --watch sequential --benign digits --alarm-file alarms.jsonl".split()
     )
-    opening, *said = [process.stdout.readline() for _ in range(4)]
+    opening, *facts = [process.stdout.readline() for _ in range(4)]
     url = re.search(r"http://127\.0\.0\.1:\d+", opening)
     assert url is not None, process.communicate()
     assert "--teacher.api-key-env EVE_KEY" in opening
-    assert said == [
+    assert facts == [
         "watched by sequential; on an alarm: log\n",
         f"accounts: EVE_KEY {EVE}, USER_KEY {USER}\n",
         "recording digests and scores, deleted after 7 days\n",
@@ -225,6 +226,6 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setenv("EVE_KEY", "a key")
     assert main(["serve", *words.split()]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"dfme: {SERVE[words]}: ")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"dfme: {SERVE[words]}: ")
+    assert printed.count("\n") == 1

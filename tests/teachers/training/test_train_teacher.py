@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from processes import PROJECT
 from torch import Tensor
 
 from dfme.cli.train_teacher import show_epoch
@@ -23,8 +24,7 @@ from dfme.teachers.local.weights import read_weights
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig, check_training
 from dfme.teachers.training.train import channel_statistics, shift, train_teacher
 
-ROOT = Path(__file__).resolve().parents[3]
-RECIPES = sorted((ROOT / "configs" / "teachers").glob("*.yaml"))
+RECIPES = sorted((PROJECT / "configs" / "teachers").glob("*.yaml"))
 
 
 def tiny(out: Path, **changes: Any) -> TrainTeacherConfig:
@@ -37,7 +37,7 @@ def tiny(out: Path, **changes: Any) -> TrainTeacherConfig:
 
 
 def recipe(name: str, out: Path) -> TrainTeacherConfig:
-    values = yaml.safe_load((ROOT / "configs" / "teachers" / f"{name}.yaml").read_text())
+    values = yaml.safe_load((PROJECT / "configs" / "teachers" / f"{name}.yaml").read_text())
     return dataclasses.replace(
         from_mapping(TrainTeacherConfig, values, name), out=str(out), device="cpu"
     )
@@ -132,9 +132,8 @@ def test_shift_is_a_crop_of_the_padded_image_perhaps_mirrored() -> None:
     moved = shift(x_BCHW, 2, True, torch.Generator().manual_seed(3))
     places = set()
     for image, before in zip(moved, x_BCHW, strict=True):
-        found = [place for place, crop in crops(before, 2).items() if torch.equal(crop, image)]
-        assert len(found) == 1
-        places.add(found[0])
+        (place,) = (place for place, crop in crops(before, 2).items() if torch.equal(crop, image))
+        places.add(place)
     assert len(places) > 20
     still = shift(x_BCHW, 2, False, torch.Generator().manual_seed(3))
     for image, before in zip(still, x_BCHW, strict=True):
@@ -226,7 +225,7 @@ def test_recipes_are_whole_and_named_after_their_data() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["digits", "shapes", "letters"])
 def test_the_recipe_makes_the_embedded_teacher_again(tmp_path: Path, name: str) -> None:
-    embedded = ROOT / "teachers" / "checkpoints" / f"{name}.safetensors"
+    embedded = PROJECT / "teachers" / "checkpoints" / f"{name}.safetensors"
     again = train_teacher(recipe(name, tmp_path / "again.safetensors"))
     (old, old_card), (new, new_card) = read_weights(embedded), read_weights(again.path)
     assert old_card.recipe == new_card.recipe

@@ -19,11 +19,11 @@ from dfme.measured import Detection, DetectorFacts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.defences.wrapper import Defended
-from dfme.teachers.serve import record
-from dfme.teachers.serve.record import Recording, account_tag
 from dfme.teachers.watch import DETECTORS, detection
+from dfme.teachers.watch import log as log_reader
 from dfme.teachers.watch.detection import THINNED, Log, detect
 from dfme.teachers.watch.detector import Detector, Observation
+from dfme.teachers.watch.record import Recording, account_tag
 from dfme.teachers.watch.streams import STREAMS, held_out, session
 from dfme.teachers.watch.watch import Watch
 
@@ -108,7 +108,7 @@ def written(folder: Path, accounts: dict[str, Tensor]) -> None:
 def test_accounts_of_a_log_and_their_thinned_streams(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(log_reader, "LINES_AT_ONCE", 7)
     monkeypatch.setattr(detection, "ACCOUNTS", 2)
     rng = torch.Generator().manual_seed(0)
     accounts = dict[str, Tensor]()

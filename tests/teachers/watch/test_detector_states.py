@@ -43,20 +43,20 @@ def asked() -> Observation:
     return some(400, 3)
 
 
-def made(name: str) -> Detector:
-    own: Detector = find_target(DETECTORS[name])(calibration())
-    return own
+def calibrated(name: str) -> Detector:
+    detector: Detector = find_target(DETECTORS[name])(calibration())
+    return detector
 
 
 def test_the_registry_has_what_options_name() -> None:
     assert tuple(DETECTORS) == settings.DETECTORS
     for name in DETECTORS:
-        own = made(name)
-        assert own.name == name
-        assert own.statistic
-        assert own.threshold > 0
-        known = (benign().plain, benign().corrupted)
-        blind = Benign(*(Observation(each.images_BCHW, each.p_BK) for each in known), 10)
+        detector = calibrated(name)
+        assert detector.name == name
+        assert detector.statistic
+        assert detector.threshold > 0
+        observations = (benign().plain, benign().corrupted)
+        blind = Benign(*(Observation(seen.images_BCHW, seen.p_BK) for seen in observations), 10)
         if name in settings.NEED_FEATURES:
             with pytest.raises(AssertionError, match="without features"):
                 find_target(DETECTORS[name])(blind).see(blind.plain)
@@ -69,8 +69,8 @@ def test_the_registry_has_what_options_name() -> None:
 def test_any_cut_into_batches_and_a_state_taken_up_read_the_same_bits(
     name: str, sizes: tuple[int, ...]
 ) -> None:
-    whole, cut, readings, start = made(name), made(name), [], 0
-    expected = whole.see(asked())
+    uncut, cut, readings, start = calibrated(name), calibrated(name), [], 0
+    expected = uncut.see(asked())
     assert expected.statistic_B.dtype == torch.float64
     assert expected.statistic_B.unique().numel() > 3
     for size in itertools.cycle(sizes):
@@ -82,12 +82,11 @@ def test_any_cut_into_batches_and_a_state_taken_up_read_the_same_bits(
             torch.save(cut.state_dict(), file)
             cut.see(asked()[:50])
             file.seek(0)
-            cut = made(name)
+            cut = calibrated(name)
             cut.load_state_dict(torch.load(file, weights_only=True))
-    statistics, alarms = (torch.cat(each) for each in zip(*readings, strict=True))
-    assert torch.equal(statistics, expected.statistic_B)
-    assert torch.equal(alarms, expected.alarm_B)
-    torch.testing.assert_close(cut.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    assert torch.equal(torch.cat([part.statistic_B for part in readings]), expected.statistic_B)
+    assert torch.equal(torch.cat([part.alarm_B for part in readings]), expected.alarm_B)
+    torch.testing.assert_close(cut.state_dict(), uncut.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("classes", [CLASSES, 1_000])
@@ -104,12 +103,12 @@ def test_memory_is_bounded_as_it_is_stated(
     plain, corrupted, stream = map(
         widened, (calibration().plain, calibration().corrupted, some(1_300, 4))
     )
-    own: Detector = find_target(DETECTORS[name])(Benign(plain, corrupted, classes))
+    detector: Detector = find_target(DETECTORS[name])(Benign(plain, corrupted, classes))
     if name == "duplicates":
-        own.rows["earlier"] = 1_200
-    own.see(stream)
-    tensors = (each for each in own.state_dict().values() if isinstance(each, Tensor))
-    taken = sum(each.numel() * each.element_size() for each in tensors)
-    assert taken <= own.memory_mb * 1e6 + 1
-    if own.rows and name != "prada":
-        assert taken > own.memory_mb * 1e6 - 200, "all of it is used"
+        detector.rows["earlier"] = 1_200
+    detector.see(stream)
+    tensors = (tensor for tensor in detector.state_dict().values() if isinstance(tensor, Tensor))
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert size <= detector.memory_mb * 1e6 + 1
+    if detector.rows and name != "prada":
+        assert size > detector.memory_mb * 1e6 - 200, "all of it is used"

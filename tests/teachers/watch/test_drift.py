@@ -24,9 +24,9 @@ def test_data_free_queries_ring(program: str) -> None:
 
 
 def test_held_out_images_ring_nothing() -> None:
-    asked = seen(held_out(True))
+    stream = seen(held_out(True))
     for name in ("labels", "scores", "coverage", "mahalanobis", "sequential", "sprt"):
-        assert not detector(name).see(asked).alarm_B.any(), name
+        assert not detector(name).see(stream).alarm_B.any(), name
     for name in ("mahalanobis", "coverage"):
         assert not detector(name).see(seen(worn(held_out(True)))).alarm_B.any()
     # many doubtful answers of many kinds, and few
@@ -40,8 +40,11 @@ def test_worn_images_belong_to_what_the_sequential_tests_are_calibrated_on() -> 
     draws = [torch.randint(179, (300,), generator=rng) for _ in range(6)]
     sessions = [seen(worn(held_out(True)[draw], seed)) for seed, draw in enumerate(draws)]
     early = [
-        sum(bool(detector("sequential", own).see(each[:100]).alarm_B.any()) for each in sessions)
-        for own in (plain, benign())
+        sum(
+            bool(detector("sequential", honest).see(session[:100]).alarm_B.any())
+            for session in sessions
+        )
+        for honest in (plain, benign())
     ]
     assert early[0] == 6
     assert early[1] <= 3

@@ -35,13 +35,13 @@ def test_the_nearest_before_is_the_one_that_loops_find(shape, window, monkeypatc
         looks = torch.stack([each.sum(1) / each.shape[1] for each in parts], 1).round()
     looks = looks.flatten(1) / 255
     rows = rows_of(images_BCHW)
-    found, repeated = (torch.cat(both) for both in zip(
+    nearest, repeated = (torch.cat(both) for both in zip(
         nearest_before(rows[:25], rows[:0], window), nearest_before(rows[25:], rows[:25], window), strict=True
     ))  # fmt: skip
     for at in range(40):
         before = range(max(0, at - window), at)
         apart = min((float((looks[at] - looks[each]).norm()) for each in before), default=math.inf)
-        assert float(found[at]) == pytest.approx(apart, abs=1e-9)
+        assert float(nearest[at]) == pytest.approx(apart, abs=1e-9)
         assert bool(repeated[at]) == any(
             torch.equal(images_BCHW[at], images_BCHW[each]) for each in before
         )
@@ -63,8 +63,8 @@ def test_what_sends_no_pairs_is_no_pair_and_dfme_is_found_before_query_600() -> 
     """It asks a batch, the same batch moved, then five batches for the student."""
     for program in ("leaves", "strokes", "noise", "generators"):
         assert float(detector("pairs").see(drawn(program)).statistic_B.max()) < 0.02
-    whole = seen(torch.cat([held_out(True), held_out(False)]), inside=False)
-    assert float(detector("pairs").see(whole).statistic_B.max()) == 0
+    honest = seen(torch.cat([held_out(True), held_out(False)]), inside=False)
+    assert float(detector("pairs").see(honest).statistic_B.max()) == 0
     images = procedural("generators", 600)
     batches = torch.cat([images[:256], pairs(images[:256], 1, 1e-3)[1::2], images[256:]])
     for name in ("pairs", "duplicates"):
@@ -75,10 +75,14 @@ def test_retries_are_counted_apart_and_ring_nothing() -> None:
     images = held_out(True)[
         torch.randint(len(held_out(True)), (600,), generator=RNG().manual_seed(0))
     ]
-    duplicates, asked = detector("duplicates"), seen(images, inside=False)
-    again = [any(torch.equal(images[at], images[each]) for each in range(at)) for at in range(600)]
-    readings = [each.see(asked) for each in (duplicates, detector("pairs"), detector("prada"))]
-    assert not any(bool(each.alarm_B.any()) for each in readings)
+    duplicates, stream = detector("duplicates"), seen(images, inside=False)
+    again = [
+        any(torch.equal(images[at], images[earlier]) for earlier in range(at)) for at in range(600)
+    ]
+    readings = [
+        earlier.see(stream) for earlier in (duplicates, detector("pairs"), detector("prada"))
+    ]
+    assert not any(bool(earlier.alarm_B.any()) for earlier in readings)
     assert duplicates.state["repeats"] == sum(again) > 400
     assert float(readings[0].statistic_B[-1]) < 10
 
@@ -101,30 +105,37 @@ def test_prada_rings_at_query_120_on_pairs_of_digits(step: float | None) -> None
 def test_prada_is_its_authors_algorithm() -> None:
     """Written down once more, image by image, on the images' 8 bits."""
     parts = [procedural("strokes", 150), pairs(procedural("leaves", 60)), held_out(True)]
-    asked = seen(torch.cat(parts), inside=False)
-    images, tops = (asked.images_BCHW * 255).round().double().flatten(1) / 255, asked.p_BK.argmax(1)
-    sets, taken, limits, distances = ({}, {}, {}, {})  # type: tuple[dict, ...]
-    statistic, found = 0.0, list[float]()
+    stream = seen(torch.cat(parts), inside=False)
+    images, tops = (
+        (stream.images_BCHW * 255).round().double().flatten(1) / 255,
+        stream.p_BK.argmax(1),
+    )
+    sets, counted, limits, distances = ({}, {}, {}, {})  # type: tuple[dict, ...]
+    statistic, statistics = 0.0, list[float]()
     for number, (image, top) in enumerate(zip(images, tops.tolist(), strict=True), 1):
         if top not in sets:
-            sets[top], taken[top], limits[top], distances[top] = [image], [0.0], 0.0, []
+            sets[top], counted[top], limits[top], distances[top] = [image], [0.0], 0.0, []
         else:
-            nearest = min(float((image - each).norm()) for each in sets[top])
+            nearest = min(float((image - member).norm()) for member in sets[top])
             distances[top].append((number, nearest))
             if nearest > limits[top]:
                 sets[top].append(image)
-                taken[top].append(nearest)
-                mean = sum(taken[top]) / len(taken[top])
-                sd = math.sqrt(sum((each - mean) ** 2 for each in taken[top]) / len(taken[top]))
+                counted[top].append(nearest)
+                mean = sum(counted[top]) / len(counted[top])
+                sd = math.sqrt(
+                    sum((member - mean) ** 2 for member in counted[top]) / len(counted[top])
+                )
                 limits[top] = max(limits[top], mean - sd)
         if number % 10 == 0:
-            pooled = sorted(pair for each in distances.values() if len(each) >= 10 for pair in each)
-            d = torch.tensor([each for _, each in pooled], dtype=torch.float64)
+            pooled = sorted(
+                pair for member in distances.values() if len(member) >= 10 for pair in member
+            )
+            d = torch.tensor([member for _, member in pooled], dtype=torch.float64)
             d = d[(d - d.mean()).abs() < 3 * d.std(correction=0)] if len(d) > 100 else d
             statistic = 1 - shapiro_wilk(d) if len(d) > 100 else statistic
-        found.append(statistic)
-    own = detector("prada")
-    assert own.see(asked).statistic_B.tolist() == pytest.approx(found, abs=1e-9)
+        statistics.append(statistic)
+    prada = detector("prada")
+    assert prada.see(stream).statistic_B.tolist() == pytest.approx(statistics, abs=1e-9)
     for top in range(10):
-        assert len(own.state[f"set {top}"]) == len(sets.get(top, []))
-    assert max(found) > 0.02
+        assert len(prada.state[f"set {top}"]) == len(sets.get(top, []))
+    assert max(statistics) > 0.02

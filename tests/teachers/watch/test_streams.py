@@ -66,10 +66,10 @@ def test_a_tenth_of_repeats_is_the_image_before_exactly_or_moved_by_a_pixel() ->
         assert again[off[1:]].all()  # what is moved is the image before
         moved += int(off.sum())
         exact += int((again & ~off[1:]).sum())
-    asked = 20 * SESSION
-    assert moved / asked == pytest.approx(0.05, abs=0.008)
+    images = 20 * SESSION
+    assert moved / images == pytest.approx(0.05, abs=0.008)
     # one in 90 draws is the same by chance
-    assert exact / asked == pytest.approx(0.05 + 0.95 / 90, abs=0.012)
+    assert exact / images == pytest.approx(0.05 + 0.95 / 90, abs=0.012)
 
 
 def test_no_image_comes_but_from_its_places_and_within_0_and_1() -> None:

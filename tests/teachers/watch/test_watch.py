@@ -11,6 +11,7 @@ from defended import digits, pairs, queries, watched
 from dfme.data import load_dataset
 from dfme.errors import Refused
 from dfme.teachers.watch import watch as module
+from dfme.teachers.watch.detector import Reading
 from dfme.teachers.watch.streams import held_out
 
 
@@ -30,29 +31,31 @@ def test_answers_under_log_are_those_of_the_unwatched_teacher_bit_by_bit(mode: s
 
 def test_probabilities_and_distances_are_those_of_arithmetic_and_before_any_defence() -> None:
     teacher, seen = watched("sequential", defences="lattice:n=4", mode="label"), []
-    teacher.watch.record = lambda account, number, each: seen.append((account, number, each))
+    teacher.watch.record = lambda account, number, entry: seen.append((account, number, entry))
     images = queries()[:100]
     for part in images.split(60):
         teacher(part)
-    assert [each[:2] for each in seen] == [("", 1), ("", 61)]
-    assert torch.equal(torch.cat([each.images_BCHW for *_, each in seen]), images)
-    p = torch.cat([each.p_BK for *_, each in seen])
+    assert [entry[:2] for entry in seen] == [("", 1), ("", 61)]
+    assert torch.equal(torch.cat([entry.images_BCHW for *_, entry in seen]), images)
+    p = torch.cat([entry.p_BK for *_, entry in seen])
     assert p.dtype == torch.float64
     logits = digits(mode="logits")
     assert torch.allclose(p, logits(images).double().softmax(1), atol=1e-12)
     # Squared distances, from the definition.
-    train, kept = load_dataset("digits", "train"), []
-    last = [each for each in logits.info.network.modules() if isinstance(each, torch.nn.Linear)][-1]  # type: ignore[attr-defined]
-    with last.register_forward_hook(lambda layer, given, out: kept.append(given[0].double())):
+    train, inputs = load_dataset("digits", "train"), []
+    last = [entry for entry in logits.info.network.modules() if isinstance(entry, torch.nn.Linear)][
+        -1
+    ]  # type: ignore[attr-defined]
+    with last.register_forward_hook(lambda layer, given, out: inputs.append(given[0].double())):
         logits(train.batch(slice(None)))
         logits(images)
-    features, own, labels = *kept, train.required_labels
+    features, queried, labels = *inputs, train.required_labels
     means = torch.stack([features[labels == label].mean(0) for label in range(10)])
     spread = features - means[labels]
     inverse = (spread.T @ spread / len(spread) + 1e-3 * torch.eye(spread.shape[1])).inverse()
-    apart = own[:, None] - means
+    apart = queried[:, None] - means
     expected = torch.einsum("bkf,fg,bkg->bk", apart, inverse, apart).amin(1)
-    assert torch.allclose(torch.cat([each.distance_B for *_, each in seen]), expected, rtol=1e-4)
+    assert torch.allclose(torch.cat([entry.distance_B for *_, entry in seen]), expected, rtol=1e-4)
 
 
 def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
@@ -89,15 +92,15 @@ def test_after_an_alarm_refuse_refuses_the_next_request_for_good_and_sees_nothin
 
 def test_of_a_large_request_what_comes_after_the_alarm_is_not_answered() -> None:
     """5,000 images at once: looked at in parts of 256, refused as a whole."""
-    large, kept = torch.cat([queries()[:300], *[pairs()] * 8])[:5_000], list[Any]()
+    large, records = torch.cat([queries()[:300], *[pairs()] * 8])[:5_000], list[Any]()
     teacher = watched("pairs", on_alarm="refuse", defences="quota:images=9000")
-    teacher.watch.record = lambda account, number, seen: kept.append((number, len(seen)))
+    teacher.watch.record = lambda account, number, seen: records.append((number, len(seen)))
     with pytest.raises(Refused, match="an alarm was raised for this account") as caught:
         teacher(large)
     first = teacher.watch.report()["detectors"]["pairs"]["first_alarm"]
     parts = -(-first // 256)
     assert (caught.value.reason, caught.value.retry) == ("watch", False)
-    assert kept == [(1 + 256 * part, 256) for part in range(parts)]
+    assert records == [(1 + 256 * part, 256) for part in range(parts)]
     assert teacher.watch.report()["images"] == 256 * parts < 5_000
     assert teacher.report()["quota"] == {"images": 0, "refused": 0, "window": 0}
     labelled = watched("pairs", on_alarm="label")
@@ -127,28 +130,30 @@ def test_figures_are_those_of_the_readings_and_every_alarm_and_window_is_a_line(
     """
     teacher = watched("pairs,labels")
     watch = teacher.watch
-    own = watch._own()
-    for sign, each in zip((1, -1), own.detectors.values(), strict=True):
+    detectors = watch._current().detectors.values()
+    for sign, detector in zip((1, -1), detectors, strict=True):
         at = iter(range(1, 10_000))
 
         def see(seen: Any, at: Any = at, sign: int = sign) -> Any:
             numbers = torch.tensor(list(itertools.islice(at, len(seen))))
-            return sign * numbers.double(), numbers % 70 == 0
+            return Reading(sign * numbers.double(), numbers % 70 == 0)
 
-        each.see = see  # type: ignore[method-assign]
+        detector.see = see  # type: ignore[method-assign]
     for part in queries()[:701].split(130):
         teacher(part)
-    found = watch.report()["detectors"]
+    report = watch.report()["detectors"]
     keys = ("first_alarm", "alarms", "largest", "largest_600")
-    assert [found["pairs"][key] for key in keys] == [70, 10, 701, 600]
-    assert [found["labels"][key] for key in keys] == [70, 10, -1, -1]
+    assert [report["pairs"][key] for key in keys] == [70, 10, 701, 600]
+    assert [report["labels"][key] for key in keys] == [70, 10, -1, -1]
     lines = watch.drain()
     assert watch.drain() == []
     alarms = [
         (line["images"], line["alarm"], line["statistic"]) for line in lines if "alarm" in line
     ]
     rung = range(70, 701, 70)
-    assert sorted(alarms) == [(n, *each) for n in rung for each in (("labels", -n), ("pairs", n))]
+    assert sorted(alarms) == [
+        (n, *detector) for n in rung for detector in (("labels", -n), ("pairs", n))
+    ]
     windows = [(line["images"], line["largest"]) for line in lines if "largest" in line]
     assert windows == [(n, {"pairs": n, "labels": -(n - 49)}) for n in range(50, 701, 50)]
     json.dumps(lines, allow_nan=False)

@@ -11,19 +11,19 @@ time in proportion to the path.
 import difflib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Scope
 
 from dfme.errors import UserError
-from dfme.teachers.serve.model import Rejected
-from dfme.teachers.serve.routes import Leaf, in_order, read_routes, segments_of
+from dfme.teachers.guard.refusals import Rejected
+from dfme.teachers.guard.route_reader import read_routes
+from dfme.teachers.guard.routes import PARAMETER, in_order, segments_of
 
 MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server
-PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 OTHER_PLACEHOLDERS = re.compile(r"[<>*{}]|/:")  # of frameworks whose routes are written otherwise
 # + is a blank to some
 INVISIBLE = str.maketrans("", "", "+" + "".join(map(chr, [*range(33), 127])))
@@ -35,7 +35,7 @@ class Pattern:
     """The fixed texts of a route: anything may stand between them, and before them."""
 
     def __init__(self, route: str) -> None:
-        pieces = [fold(unquote(piece)) for piece in PLACEHOLDER.split("/" + route.lstrip("/"))]
+        pieces = [fold(unquote(piece)) for piece in PARAMETER.split("/" + route.lstrip("/"))]
         if len(pieces) > 1 or pieces[0] != "/":
             pieces[-1] = pieces[-1].rstrip("/")
         self._pieces = pieces
@@ -52,6 +52,18 @@ class Pattern:
         return text.endswith(last) and in_order(text, self._pieces[:-1], end)
 
 
+class ChosenPaths:
+    """What an owner's callable says of a request's scope: whether it asks for scores."""
+
+    warnings: Sequence[str] = ()
+
+    def __init__(self, choose: Callable[[Scope], bool]) -> None:
+        self.guards = choose
+
+    def slipped(self, scope: Scope) -> bool:
+        return False
+
+
 class GuardedPaths:
     """The routes of an app that answer scores, by paths that are written as its routes are.
 
@@ -64,20 +76,18 @@ class GuardedPaths:
         paths = [paths] if isinstance(paths, str) else paths
         _require_normal(paths)
         self._routes = read_routes(app)
-        guarded, unknown = self._routes.among(paths)
-        self.warnings = [self._warning(path) for path in unknown]
-        others = [leaf for leaf in self._routes.leaves if leaf not in guarded]
-        self._guarded = guarded
-        self._taken = {
-            key: _only(
-                [getattr(leaf, key) for leaf in guarded], [getattr(leaf, key) for leaf in others]
-            )
-            for key in ("route", "endpoint")
-        }
-        templates = [leaf.template for leaf in guarded]
+        named = {path: self._routes.named(path) for path in paths}
+        self._guarded = list(dict.fromkeys(leaf for leaves in named.values() for leaf in leaves))
+        self.warnings = [
+            self._warning(path)
+            for path, leaves in named.items()
+            if not leaves and self._routes.misses(path)
+        ]
+        self._signs = {key: self._objects(key) for key in ("route", "endpoint")}
+        templates = [leaf.template for leaf in self._guarded]
         self._patterns = [Pattern(route) for route in dict.fromkeys([*paths, *templates])]
         # only where each path is a route, so that none of them is served by a route of another name
-        self._settled = self._routes.certain and self._routes.covers(paths)
+        self._settled = self._routes.certain and all(named.values())
 
     def guards(self, scope: Scope) -> bool:
         """Whether a request may ask for scores. Rejected for a path that is not clear."""
@@ -91,13 +101,19 @@ class GuardedPaths:
         spellings = {text, text.rstrip("/")}
         if not any(any(map(pattern.ends, spellings)) for pattern in self._patterns):
             return False
-        leaves = self._possible(scope)
+        leaves = self._routes.resolve(scope) if self._settled else []
         # what no known route takes may go anywhere, and so may what goes to an app of any routes
         return not leaves or any(leaf in self._guarded or leaf.opaque for leaf in leaves)
 
     def slipped(self, scope: Scope) -> bool:
         """Whether the app's router gave a request that was not guarded to a guarded route."""
-        return any(_is_one(scope.get(key), things) for key, things in self._taken.items())
+        return any(_is_among(scope.get(key), signs) for key, signs in self._signs.items())
+
+    def _objects(self, key: str) -> list[Any]:
+        """The objects that only guarded routes have under this key of a scope."""
+        others = [getattr(leaf, key) for leaf in self._routes.leaves if leaf not in self._guarded]
+        objects = [getattr(leaf, key) for leaf in self._guarded]
+        return [thing for thing in objects if thing is not None and not _is_among(thing, others)]
 
     def _warning(self, path: str) -> str:
         """One line for the owner about a path that is no route."""
@@ -105,17 +121,13 @@ class GuardedPaths:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"Guard: paths: expected a route of the app, got {path!r}{hint}"
 
-    def _possible(self, scope: Scope) -> list[Leaf]:
-        """The routes, one of which the app's router takes; none where that is not known."""
-        return self._routes.resolve(scope) if self._settled else []
-
 
 def _require_normal(paths: Sequence[str]) -> None:
     """UserError unless each guarded path can be that of a request."""
     if not paths:
         raise UserError("Guard: paths: expected at least one, got none; leave it out to guard all")
     for path in paths:
-        sample = "/" + PLACEHOLDER.sub("x", path).lstrip("/")
+        sample = "/" + PARAMETER.sub("x", path).lstrip("/")
         if OTHER_PLACEHOLDERS.search(sample):
             wanted = "expected parameters as {name} or {name:path}"
             raise UserError(f"Guard: paths: {path!r}: {wanted}")
@@ -164,11 +176,6 @@ def _fault(path: str, decoded: str) -> str | None:
     return None
 
 
-def _only(things: list[Any], others: list[Any]) -> list[Any]:
-    """Those that are not among the others."""
-    return [thing for thing in things if not _is_one(thing, others)]
-
-
-def _is_one(one: Any, of: Sequence[Any]) -> bool:
+def _is_among(thing: Any, things: list[Any]) -> bool:
     """By identity: what an owner wrote may compare as it likes."""
-    return one is not None and any(one is each for each in of)
+    return any(thing is other for other in things)

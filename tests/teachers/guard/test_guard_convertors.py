@@ -35,49 +35,34 @@ class LoweredMount(Mount):
         return super().matches({**scope, "path": scope["path"].lower()})
 
 
-def converted() -> Starlette:
-    routes = [
-        Route("/models/{x:rest}", score, methods=POST),
-        Route("/models/{a}/{b}", free, methods=POST),
-    ]
-    return Starlette(routes=routes)
+def two(scoring: str, other: str, kind: type[Route] = Route) -> Starlette:
+    """A route that scores, and a free one behind it."""
+    return Starlette(routes=[kind(scoring, score, methods=POST), Route(other, free, methods=POST)])
 
 
 def converted_again() -> Starlette:
     """A convertor of the owner's under the name of one of the library's."""
     convertors.register_url_convertor("int", Rest())
-    routes = [
-        Route("/models/{x:int}", score, methods=POST),
-        Route("/models/{a}/{b}", free, methods=POST),
-    ]
-    return Starlette(routes=routes)
-
-
-def lowered() -> Starlette:
-    routes = [
-        Lowered("/models/predict", score, methods=POST),
-        Route("/models/{name}", free, methods=POST),
-    ]
-    return Starlette(routes=routes)
+    return two("/models/{x:int}", "/models/{a}/{b}")
 
 
 def flagged() -> Starlette:
-    routes = [
-        Route("/models/predict", score, methods=POST),
-        Route("/models/{name}", free, methods=POST),
-    ]
-    for route in routes:
+    app = two("/models/predict", "/models/{name}")
+    for route in app.routes:
         route.path_regex = re.compile(route.path_regex.pattern, re.I)
-    return Starlette(routes=routes)
+    return app
 
 
 def patched() -> Starlette:
     """One object has a method of its own."""
-    app = Starlette(routes=[*flagged().routes])
+    app = flagged()
     for route in app.routes:
-        lowered_route = Lowered(route.path, route.endpoint, methods=POST)
-        route.matches = lowered_route.matches
+        route.matches = Lowered(route.path, route.endpoint, methods=POST).matches
     return app
+
+
+def lowered() -> Starlette:
+    return two("/models/predict", "/models/{name}", Lowered)
 
 
 def lowered_mount() -> Starlette:
@@ -86,21 +71,25 @@ def lowered_mount() -> Starlette:
     return Starlette(routes=routes)
 
 
-def inner_root() -> Starlette:
+def rooted(path: str, prefix: str, other: str) -> Starlette:
+    """A mounted app with a root of its own, and a free route before it, which a client meets
+    first.
+    """
     inner = fastapi.FastAPI()
     inner.root_path = "/z"
-    inner.add_api_route("/models/{n:path}", score, methods=POST)
-    routes = [Route("/models/{n}/info", free, methods=POST), Mount("/", inner)]
-    return Starlette(routes=routes)
+    inner.add_api_route(path, score, methods=POST)
+    return Starlette(routes=[Route(other, free, methods=POST), Mount(prefix, inner)])
+
+
+def inner_root() -> Starlette:
+    return rooted("/models/{n:path}", "/", "/models/{n}/info")
 
 
 def below_inner_root() -> Starlette:
     """A path is free for its text, and scores for the root of the mounted app."""
-    inner = fastapi.FastAPI()
-    inner.root_path = "/z"
-    inner.add_api_route("/{n}/info", score, methods=POST)
-    routes = [Mount("/", inner), Route("/{z}/models/info", free, methods=POST)]
-    return Starlette(routes=routes)
+    app = rooted("/{n}/info", "/", "/{z}/models/info")
+    app.routes.reverse()
+    return app
 
 
 def outer_root() -> Any:
@@ -115,7 +104,7 @@ def outer_root() -> Any:
 @pytest.mark.parametrize(
     ("make", "guarded", "raw"),
     [
-        (converted, "/models/{x:rest}", "/models/a/b"),
+        (lambda: two("/models/{x:rest}", "/models/{a}/{b}"), "/models/{x:rest}", "/models/a/b"),
         (converted_again, "/models/{x:int}", "/models/a/b"),
         (lowered, "/models/predict", "/models/PREDICT"),
         (flagged, "/models/predict", "/models/PREDICT"),
@@ -150,11 +139,9 @@ def test_a_free_route_beside_an_inner_root_answers_as_it_does() -> None:
 
 
 def test_a_mounted_app_with_a_root_of_its_own_leaves_what_is_beside_it_alone() -> None:
-    inner = fastapi.FastAPI()
-    inner.root_path = "/z"
-    inner.add_api_route("/models/{n:path}", score, methods=POST)
-    routes = [Mount("/inner", inner), Route("/models/{n}/info", free, methods=POST)]
-    before = guard(Starlette(routes=routes), paths=["/models/{n:path}"])
+    app = rooted("/models/{n:path}", "/inner", "/models/{n}/info")
+    app.routes.reverse()
+    before = guard(app, paths=["/models/{n:path}"])
     assert ask(before, path="/models/m/info")[::2] == (200, b"free: /models/m/info")
     assert before.meter.images == 0
     assert not leaks(ask(before, path="/inner/models/m/info"))

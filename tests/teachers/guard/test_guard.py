@@ -2,6 +2,7 @@
 out.
 """
 
+import asyncio
 import gzip
 import json
 import re
@@ -18,14 +19,14 @@ from defended import WEIGHTS, digits, pairs, queries
 from guarded_apps import (
     BODY,
     SECRETS,
-    Asked,
+    Answer,
     X,
     answering,
     ask,
+    exchange,
     guard,
     lax,
     leaks,
-    messages,
     read,
     scope_of,
     served,
@@ -36,7 +37,7 @@ from torch import Tensor
 import dfme
 from dfme.teachers.open_inference.message import pack, unpack
 from dfme.teachers.open_inference.tensors import NamedTensor
-from dfme.teachers.serve.record import account_tag
+from dfme.teachers.watch.record import account_tag
 
 
 def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as_before() -> None:
@@ -63,13 +64,13 @@ def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as
     )
 
 
-def asked_in_v2(app: Any, batch: Tensor, binary: bool, **outputs: Any) -> Asked:
+def asked_in_v2(app: Any, batch: Tensor, binary: bool, **outputs: Any) -> Answer:
     image = NamedTensor("x", batch.numpy())
     body, length = pack(
         {"parameters": {"binary_data_output": binary}, **outputs}, [image], "inputs", binary
     )
-    told = {"Inference_Header_Content_Length": str(length)} if length else {}
-    return ask(app, path="/v2/models/m/infer", body=body, **told)
+    headers = {"Inference_Header_Content_Length": str(length)} if length else {}
+    return ask(app, path="/v2/models/m/infer", body=body, **headers)
 
 
 async def other_v2(scope: Any, receive: Any, send: Any) -> None:
@@ -83,8 +84,8 @@ async def other_v2(scope: Any, receive: Any, send: Any) -> None:
         answers = np.array([[f"{row.max()}:{row.argmax()}".encode()] for row in answers], object)
     header = {"model_name": "m", "by": "them"}
     body, length = pack(header, [NamedTensor("probs", answers)], "outputs", bool(lengths))
-    told = [(b"inference-header-content-length", str(length).encode())] if length else []
-    await send({"type": "http.response.start", "status": 200, "headers": told})
+    headers = [(b"inference-header-content-length", str(length).encode())] if length else []
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -164,11 +165,12 @@ TRIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("paths", [["/predict"], "/predict", None])
 def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) -> None:
     app = guard(lax, paths=paths)
-    for name, asked in TRIES.items():
-        assert leaks(ask(lax, **asked)) or name in ("pixels out of bounds", "an image too large"), (
-            name
-        )
-        answer = ask(app, **asked)
+    for name, request in TRIES.items():
+        assert leaks(ask(lax, **request)) or name in (
+            "pixels out of bounds",
+            "an image too large",
+        ), name
+        answer = ask(app, **request)
         assert not leaks(answer), name
         status, headers, body = answer
         assert status in (200, 400, 500), name
@@ -214,7 +216,8 @@ def test_what_asks_no_scores_passes_message_by_message() -> None:
         for scope in (http, {"type": "websocket", "path": "/predict"}, {"type": "lifespan"}):
             received = {"type": f"{scope['type']}.request", "body": body}
             sent = [
-                messages(app, scope, [received]) for app in (others, guard(others, paths=paths))
+                asyncio.run(exchange(app, scope, [received]))
+                for app in (others, guard(others, paths=paths))
             ]
             assert sent[0] == sent[1]
     feedback = answering(b'{"thanks": 1}', 201, Content_Type="application/json", Set_Cookie="a=b")
@@ -234,14 +237,14 @@ def test_neither_a_pipeline_nor_a_connection_that_ends_early_gets_an_undefended_
     )
     chunked = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunked += b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-    whole = [
+    requests = [
         head.format(path).encode() + BODY
         for path in ("/predict", "/health", "//predict/", "/predict")
     ]
     with served(app) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as pipeline:
             end = b"GET /end HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-            pipeline.sendall(b"".join([*whole, chunked, end]))
+            pipeline.sendall(b"".join([*requests, chunked, end]))
             came = b"".join(iter(lambda: pipeline.recv(65_536), b""))
         assert re.findall(rb"HTTP/1.1 (\d+)", came) == [
             b"200",
@@ -253,7 +256,7 @@ def test_neither_a_pipeline_nor_a_connection_that_ends_early_gets_an_undefended_
         ]
         assert not leaks((200, {}, came))
         assert came.count(b'{"scores": [[') == 3
-        for cut in (whole[0][:-9], whole[0], chunked[:-5], whole[0][:40]):
+        for cut in (requests[0][:-9], requests[0], chunked[:-5], requests[0][:40]):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as leaving:
                 leaving.sendall(cut)
                 leaving.shutdown(socket.SHUT_WR)

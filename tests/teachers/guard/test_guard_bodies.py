@@ -15,21 +15,23 @@ import pytest
 import torch
 from clients import question
 from defended import digits, queries
-from guarded_apps import BODY, SECRETS, SHAPE, X, answering, ask, guard, model, scope_of
+from guarded_apps import BODY, SECRETS, SHAPE, X, answered, answering, ask, guard, model, scope_of
 from starlette.datastructures import Headers
 
 import dfme
 from dfme.teachers import json_text
+from dfme.teachers.guard.bodies import HttpBody
+from dfme.teachers.guard.meter import Meter
+from dfme.teachers.guard.readers import MAX_WAITING, SMALL
 from dfme.teachers.json_text import LARGE, load_json, require_numbers
 from dfme.teachers.open_inference.message import pack, unpack
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.open_inference.tensors import NamedTensor
-from dfme.teachers.serve.app import Keys, make_app
-from dfme.teachers.serve.bodies import MAX_WAITING, SMALL
-from dfme.teachers.serve.forms import HttpBody
-from dfme.teachers.serve.model import Meter, Model
+from dfme.teachers.serve.app import make_app
+from dfme.teachers.serve.keys import Keys
+from dfme.teachers.serve.model import Model
 
-PERCENT = [f"{100 * float(f'0.{each}'):.1f}" for each in SECRETS]
+PERCENT = [f"{100 * float(f'0.{score}'):.1f}" for score in SECRETS]
 HIDDEN: dict[str, bytes] = {
     "another name": json.dumps({"logits": model(X).tolist()}).encode(),
     "a text": f"the scores are {SECRETS}".encode(),
@@ -52,10 +54,10 @@ def test_an_error_that_the_form_cannot_read_goes_out_without_its_body(status: in
         headers = {"ETag": SECRETS[0], "Content_Type": "application/json", "X_Kept": "yes"}
         for open_too in (False, True):
             app = guard(answering(body, status, **headers), paths=["/predict"], fail_open=open_too)
-            told, kept, content = ask(app)
-            assert (told, content, kept["x-kept"]) == (status, b"", "yes"), name
-            assert "etag" not in kept
-            assert kept["content-length"] == "0"
+            answer_status, out_headers, content = ask(app)
+            assert (answer_status, content, out_headers["x-kept"]) == (status, b"", "yes"), name
+            assert "etag" not in out_headers
+            assert out_headers["content-length"] == "0"
             assert app.meter.answered == 0
             assert app.meter.failed == (status >= 500)
 
@@ -91,16 +93,16 @@ def test_fastapi_errors_of_a_guarded_route_have_their_status_alone() -> None:
     app = fastapi.FastAPI()
 
     @app.post("/predict")
-    async def predict(asked: dict[str, list[Any]]) -> Any:
+    async def predict(document: dict[str, list[Any]]) -> Any:
         raise fastapi.HTTPException(
-            409, {"scores of it": model(torch.tensor(asked["images"])).tolist()}
+            409, {"scores of it": model(torch.tensor(document["images"])).tolist()}
         )
 
     before = guard(app, paths=["/predict"])
-    told = {"Content_Type": "application/json"}
-    assert b"scores of it" in ask(app, **told)[2]
-    assert ask(before, **told)[::2] == (409, b"")
-    assert ask(before, body=b'{"images": "0.5"}', **told)[::2] == (422, b"")
+    json_type = {"Content_Type": "application/json"}
+    assert b"scores of it" in ask(app, **json_type)[2]
+    assert ask(before, **json_type)[::2] == (409, b"")
+    assert ask(before, body=b'{"images": "0.5"}', **json_type)[::2] == (422, b"")
     assert ask(before, "GET", body=b"")[::2] == (405, b'{"detail":"Method Not Allowed"}')
 
 
@@ -154,7 +156,7 @@ def test_serve_refuses_a_key_that_comes_twice() -> None:
             for other in (name, name.upper(), name.replace("-", "_")):
                 pair = [(name, first), (other, second)]
                 scope["headers"] = [
-                    (each.encode(), scheme + value.encode()) for each, value in pair
+                    (header.encode(), scheme + value.encode()) for header, value in pair
                 ]
                 status = asyncio.run(_status(app, scope, body))
                 assert status == 400, (name, other, first, second)
@@ -163,16 +165,7 @@ def test_serve_refuses_a_key_that_comes_twice() -> None:
 
 
 async def _status(app: Any, scope: dict[str, Any], body: bytes) -> int:
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return int(sent[0]["status"])
+    return (await answered(app, scope, body))[0]
 
 
 async def quiet(scope: Any, receive: Any, send: Any) -> None:
@@ -184,16 +177,16 @@ async def waits(app: Any, path: str, body: bytes, others: int = 1) -> tuple[list
     """Statuses of so many requests with a body at once, and the longest wait of ``/health``
     meanwhile.
     """
-    asked = [
+    tasks = [
         asyncio.ensure_future(_status(app, scope_of("POST", path, {}), body)) for _ in range(others)
     ]
     longest = 0.0
-    while not all(each.done() for each in asked):
+    while not all(task.done() for task in tasks):
         started = time.perf_counter()
         await asyncio.sleep(0.001)
         assert await _status(app, scope_of("GET", "/health", {}), b"") == 200
         longest = max(longest, time.perf_counter() - started)
-    return [each.result() for each in asked], longest
+    return [task.result() for task in tasks], longest
 
 
 def slow(seconds: float) -> Callable[[Any], Any]:
@@ -246,12 +239,12 @@ def test_few_large_bodies_wait_to_be_read_and_the_others_are_refused() -> None:
 def test_health_answers_while_sixty_megabytes_are_read() -> None:
     """Of numbers with a point and without, flat and nested; and of what is no number at all."""
     numbers = b"[%s0.5]" % (b"0.123456," * 6_500_000)
-    whole = b"[%s0]" % (b"255," * 15_000_000)
+    integers = b"[%s0]" % (b"255," * 15_000_000)
     options: dict[str, Any] = {"teacher": model, "shape": SHAPE, "num_classes": 5, "form": "v2"}
     guarded = dfme.Guard(quiet, paths=["/v2/models/{m}/infer"], **options)
     for data in (
         numbers,
-        whole,
+        integers,
         b"[" + b"[]," * 20_000_000 + b"[]]",
         b"[" + b'"",' * 20_000_000 + b'""]',
     ):

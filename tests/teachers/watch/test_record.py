@@ -19,9 +19,11 @@ import torch
 from dfme.cli.main import main
 from dfme.errors import RunError, UserError
 from dfme.run.lock import DirectoryLock
-from dfme.teachers.serve import record as module
-from dfme.teachers.serve.record import AlarmFile, Recording, account_tag, fingerprints, read_log
+from dfme.teachers.watch import record as module
+from dfme.teachers.watch.alarms import Alarm, AlarmFile
 from dfme.teachers.watch.detector import Observation
+from dfme.teachers.watch.log import read_log
+from dfme.teachers.watch.record import Recording, account_tag, fingerprints
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
 SHAPE = (1, 8, 8)
@@ -50,21 +52,25 @@ def seen(count: int, seed: int = 0, distance: bool = True) -> Observation:
     )
 
 
-def recording(folder: Path, days: int, images: int, said: list[str] | None = None) -> Recording:
-    return Recording(folder, days, images, ([] if said is None else said).append)
+def recording(folder: Path, days: int, images: int, lines: list[str] | None = None) -> Recording:
+    return Recording(folder, days, images, ([] if lines is None else lines).append)
 
 
 def listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def pixels(each: Observation) -> Any:
-    return np.rint(each.images_BCHW.numpy() * 255).astype(np.uint8)
+def alarm(image: int) -> Alarm:
+    return Alarm(ONE, "pairs", 0.5, 0.25, image, is_first=True)
+
+
+def pixels(observation: Observation) -> Any:
+    return np.rint(observation.images_BCHW.numpy() * 255).astype(np.uint8)
 
 
 def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -> None:
-    told: list[str] = []
-    record, first, third = recording(tmp_path, 3, 10**6, told), seen(1_100), seen(3, 2)
+    warnings: list[str] = []
+    record, first, third = recording(tmp_path, 3, 10**6, warnings), seen(1_100), seen(3, 2)
     record(ONE, 1, first)
     record(OTHER, 1, seen(7, 1, False))
     Clock.at += timedelta(seconds=1)
@@ -74,8 +80,8 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     }
     assert {*listed(tmp_path)} == images | {"log-2026-11-23.jsonl", "log-2026-11-24.jsonl"}
     batches = [*read_log(tmp_path, SHAPE)]
-    own = [each for each in batches if each["account"] == ONE]
-    assert {each["account"] for each in batches} == {ONE, OTHER}
+    batches_of_one = [batch for batch in batches if batch.account == ONE]
+    assert {batch.account for batch in batches} == {ONE, OTHER}
     p = torch.cat([first.p_BK, third.p_BK])
     expected = {
         "number": np.arange(1, 1_104),
@@ -85,16 +91,18 @@ def test_what_is_written_is_read_again_by_account_and_in_order(tmp_path: Path) -
     expected["images"] = np.concatenate([pixels(first), pixels(third)])
     expected["distance"] = np.concatenate([first.distance_B, third.distance_B])
     for name, values in expected.items():
-        assert np.array_equal(np.concatenate([each[name] for each in own]), values)
+        assert np.array_equal(
+            np.concatenate([getattr(batch, name) for batch in batches_of_one]), values
+        )
     digests = [
-        int(hashlib.blake2b(each.tobytes(), digest_size=8).hexdigest(), 16)
-        for each in pixels(first)
+        int(hashlib.blake2b(batch.tobytes(), digest_size=8).hexdigest(), 16)
+        for batch in pixels(first)
     ]
-    assert np.concatenate([each["digest"] for each in own])[:1_100].tolist() == digests
-    assert own[0]["at"][0] == "2026-11-23T23:59:59.500Z"
-    (other,) = (each for each in batches if each["account"] == OTHER)
-    assert np.isnan(other["distance"]).all()
-    assert told == []
+    assert np.concatenate([batch.digest for batch in batches_of_one])[:1_100].tolist() == digests
+    assert batches_of_one[0].at[0] == "2026-11-23T23:59:59.500Z"
+    (other,) = (batch for batch in batches if batch.account == OTHER)
+    assert np.isnan(other.distance).all()
+    assert warnings == []
     for path in map(tmp_path.joinpath, listed(tmp_path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "a key" not in "".join(path.read_text(errors="ignore") for path in tmp_path.iterdir())
@@ -113,20 +121,20 @@ def test_a_fingerprint_is_that_of_arithmetic_and_hardly_moves_with_a_small_chang
 
 
 def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Path) -> None:
-    kept = [
+    staying = [
         "notes.txt",
         "log-2026-11-22.jsonl.bak",
         f"images-2026-11-01-{ONE}.u8",
         "log-2026-11-22.jsonl",
     ]
     gone = ["log-2026-11-21.jsonl", "log-2025-12-31.jsonl", f"images-2026-11-20-{OTHER}-1x8x8.u8"]
-    for name in (*kept, *gone):
+    for name in (*staying, *gone):
         (tmp_path / name).write_text("")
     outside = tmp_path.parent / "outside.jsonl"
     outside.write_text("mine")
     (tmp_path / "log-2026-11-19.jsonl").symlink_to(outside)
     record = recording(tmp_path, 2, 0)  # of today and yesterday
-    assert listed(tmp_path) == sorted(kept)
+    assert listed(tmp_path) == sorted(staying)
     assert outside.read_text() == "mine"
     record(ONE, 1, seen(2))
     Clock.at += timedelta(days=1)
@@ -135,19 +143,19 @@ def test_nothing_stays_longer_than_said_and_nothing_else_is_deleted(tmp_path: Pa
     assert "log-2026-11-23.jsonl" in listed(tmp_path)
     Clock.at += timedelta(days=1)
     record.expire()
-    assert listed(tmp_path) == sorted(kept[:3])
+    assert listed(tmp_path) == sorted(staying[:3])
 
 
 def test_images_stop_at_the_cap_which_is_said_once(tmp_path: Path) -> None:
-    told: list[str] = []
-    record = recording(tmp_path, 9, 64 * 25, told)
+    lines: list[str] = []
+    record = recording(tmp_path, 9, 64 * 25, lines)
     for number in range(3):
         record(ONE, 1 + 10 * number, seen(10, number))
-    assert told == ["the images recorded reach 0.0016 MB: no more are kept, only lines about them"]
+    assert lines == ["the images recorded reach 0.0016 MB: no more are kept, only lines about them"]
     (path,) = tmp_path.glob("images-*")
     assert path.stat().st_size == 64 * 20
     (batch,) = read_log(tmp_path, SHAPE)
-    assert (len(batch["at"]), batch["images"]) == (30, None)
+    assert (len(batch.at), batch.images) == (30, None)
     places = [json.loads(line)["image"] for line in (tmp_path / "log-2026-11-23.jsonl").open()]
     assert places[18:22] == [18, 19, None, None]
 
@@ -158,24 +166,24 @@ def test_a_kill_tears_the_last_line_and_no_other(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:-20])
     images.write_bytes(images.read_bytes() + b"half an image")
     (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["number"].tolist() == [1, 2, 3, 4]
+    assert batch.number.tolist() == [1, 2, 3, 4]
     again = seen(2, 5)
     recording(tmp_path, 9, 10**6)(ONE, 1, again)
     (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["number"].tolist() == [1, 2, 3, 4, 1, 2]
-    assert np.array_equal(batch["images"][-2:], pixels(again))
+    assert batch.number.tolist() == [1, 2, 3, 4, 1, 2]
+    assert np.array_equal(batch.images[-2:], pixels(again))
 
 
 def test_a_disk_that_takes_no_more_ends_the_record_and_not_the_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.01)
-    told: list[str] = []
-    record, old = recording(tmp_path, 1, 0, told), tmp_path / "log-2026-11-21.jsonl"
+    lines: list[str] = []
+    record, old = recording(tmp_path, 1, 0, lines), tmp_path / "log-2026-11-21.jsonl"
     (tmp_path / "log-2026-11-23.jsonl").symlink_to(tmp_path / "elsewhere")
     for _ in range(2):
         record(ONE, 1, seen(1))
-    (line,) = told
+    (line,) = lines
     assert line.startswith("WARNING: nothing is recorded from here on: ")
     assert not (tmp_path / "elsewhere").exists()
     old.write_text("a line\n")
@@ -190,9 +198,9 @@ def test_one_server_at_a_time_writes_into_a_folder(
 ) -> None:
     with closing(DirectoryLock(tmp_path)):
         assert main(["serve", "--port", "0", "--record", str(tmp_path), "--retain-days", "3"]) == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert re.fullmatch(
-        r"dfme: --record .*: in use by process \d+; .* or choose another --record\n", said
+        r"dfme: --record .*: in use by process \d+; .* or choose another --record\n", printed
     )
 
 
@@ -201,10 +209,10 @@ def test_a_log_of_a_stranger_costs_no_memory_and_ends_in_one_line(tmp_path: Path
     log, images = tmp_path / "log-2026-11-23.jsonl", tmp_path / f"images-2026-11-23-{ONE}-1x8x8.u8"
     lines = [json.loads(line) for line in log.open()]
     log.write_text(
-        "".join(json.dumps(each) + "\n" for each in ({**lines[0], "more": "x" * 9}, *lines[1:]))
+        "".join(json.dumps(line) + "\n" for line in ({**lines[0], "more": "x" * 9}, *lines[1:]))
     )
     (batch,) = read_log(tmp_path, SHAPE)
-    assert batch["images"].shape == (3, 1, 8, 8)
+    assert batch.images.shape == (3, 1, 8, 8)
     for shape in ("1x32768x32768", "0x0x0", f"1x{10**15}x{10**15}"):
         images = images.rename(tmp_path / f"images-2026-11-23-{ONE}-{shape}.u8")
         with images.open("r+b") as file:
@@ -239,7 +247,7 @@ def test_an_alarm_after_a_line_that_a_crash_tore_has_a_line_of_its_own(
     path = tmp_path / "alarms.jsonl"
     path.write_bytes(b'{"first": 1}\n' + torn)
     for number in (1, 2):
-        AlarmFile(path, pytest.fail)({"image": number})
+        AlarmFile(path, pytest.fail)(alarm(number))
     lines = path.read_bytes().split(b"\n")
     assert b"\n".join(lines[:-3]) == b'{"first": 1}\n' + torn  # evidence stays as it is
     assert [json.loads(line)["image"] for line in lines[-3:-1]] == [1, 2]
@@ -250,5 +258,5 @@ def test_an_alarm_file_that_is_whole_or_empty_gets_no_empty_line(tmp_path: Path)
     for before in (b"", b'{"first": 1}\n'):
         path = tmp_path / "alarms.jsonl"
         path.write_bytes(before)
-        AlarmFile(path, pytest.fail)({"image": 1})
+        AlarmFile(path, pytest.fail)(alarm(1))
         assert path.read_bytes().startswith(before + b'{"at"')

@@ -1,4 +1,4 @@
-"""The state of a user's defence or detector: what a checkpoint can keep, in one form."""
+"""The state of a custom defence or detector: what a checkpoint can keep, in one form."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 from dfme.compute.state import validate_like
 from dfme.errors import DfmeError
 
-KEPT = (bool, int, float, str, Tensor)
+STORABLE = (bool, int, float, str, Tensor)
 
 
-def own_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, Any]:
+def custom_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, Any]:
     """The dict ``state`` of a user's object, empty without one. Raises ``error`` for anything
     else.
     """
@@ -19,7 +19,7 @@ def own_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, 
     if not isinstance(state, dict):
         raise error(f"{expected}, got {type(state).__name__} {state!r:.60}")
     for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, KEPT):
+        if not isinstance(name, str) or not isinstance(value, STORABLE):
             raise error(f"{expected}, got {type(value).__name__} {value!r:.60} under {name!r:.40}")
     return state
 

@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from test_guard_paths import fastapi, flat, free, hosted, included, mounted, regular, score
 
 import dfme
-from dfme.teachers.serve.paths import MAX_PATH, Pattern, fold
+from dfme.teachers.guard.paths import MAX_PATH, Pattern, fold
 
 
 def test_other_routes_answer_as_they_do_without_a_guard(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_other_routes_answer_as_they_do_without_a_guard(tmp_path: Path) -> None:
 
 def test_a_route_that_the_app_does_not_have_is_said(caplog: pytest.LogCaptureFixture) -> None:
     guard(flat(), paths=["/predict", "/predcit", "/models/{x}/predict"])
-    assert [each.getMessage() for each in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "Guard: paths: expected a route of the app, got '/predcit'; did you mean '/predict'?"
     ]
     caplog.clear()

@@ -5,7 +5,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.teachers.serve.model import Meter
+from dfme.teachers.guard.meter import Meter
 
 
 class Clock:
@@ -69,10 +69,10 @@ def test_counts_are_in_the_text_format_of_prometheus():
     text = meter.exposition("digits")
     sample = re.compile(r'(dfme_\w+)\{model="digits"(?:,reason="([\w ]+)")?\} ([\d.]+)')
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    found = {
+    samples = {
         match.groups()[:2]: float(match[3]) for line in lines if (match := sample.fullmatch(line))
     }
-    assert found == {
+    assert samples == {
         ("dfme_images_served_total", None): 12,
         ("dfme_requests_served_total", None): 2,
         ("dfme_requests_answered_total", None): 1,
@@ -81,7 +81,7 @@ def test_counts_are_in_the_text_format_of_prometheus():
         ("dfme_requests_refused_total", "malformed"): 1,
         ("dfme_requests_refused_total", "rate limit"): 2,
     }
-    assert len(found) == len(lines)
+    assert len(samples) == len(lines)
     assert text.count("# TYPE") == text.count("# HELP") == 6
     assert meter.summary().startswith(
         "served 12 images in 2 requests (0.2 s of the model); 1 of them f"

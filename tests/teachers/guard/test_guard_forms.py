@@ -44,13 +44,13 @@ def test_the_lines_of_the_docs_read_and_replace_what_the_adapter_writes_and_read
     adapter = JsonAdapter(
         api.description.image, body_of(api, Secrets({})), api.description.answer, spec
     )
-    told = ask(
+    answer = ask(
         guard(rows, paths=["/v1/{name}:predict"], **form),
         path="/v1/m:predict",
         body=adapter.encode(X).body,
     )
-    answers = adapter.decode(Reply(*told), len(X))
-    assert ((answers * 4 % 1 == 0).all(), leaks(told)) == (True, False)
+    answers = adapter.decode(Reply(*answer), len(X))
+    assert ((answers * 4 % 1 == 0).all(), leaks(answer)) == (True, False)
     assert answers.argmax(1).equal(model(X).argmax(1))
 
 
@@ -79,20 +79,22 @@ def picture(text: str | bytes) -> np.ndarray[Any, Any]:
 
 def pairs_of(rows: list[list[float]], names: list[str]) -> list[Any]:
     return [
-        [{"label": name, "score": each} for name, each in zip(names, row, strict=True)]
+        [{"label": name, "score": score} for name, score in zip(names, row, strict=True)]
         for row in rows
     ]
 
 
 def odd_answer(rows: list[list[float]]) -> Any:
-    found = [
+    entries = [
         [
-            {"tag": {"sure": 100 * each, "en": name}}
-            for name, each in zip("ape bee cow dog elk".split(), row, strict=True)
+            {"tag": {"sure": 100 * entry, "en": name}}
+            for name, entry in zip("ape bee cow dog elk".split(), row, strict=True)
         ]
         for row in rows
     ]
-    return {"result": [SECRETS, {"items": [{"found": each, "best": SECRETS} for each in found]}]}
+    return {
+        "result": [SECRETS, {"items": [{"found": entry, "best": SECRETS} for entry in entries]}]
+    }
 
 
 PNG = png(np.full((4, 4, 1), 7, np.uint8))
@@ -177,13 +179,13 @@ def test_an_adapters_file_is_a_form_for_the_app_that_it_describes(
     x_BCHW = low + levels_BCHW / 255 * (high - low)
     seen: list[Tensor] = []
 
-    def own(images: Tensor) -> Tensor:
+    def network(images: Tensor) -> Tensor:
         return (images.flatten(1) @ weight).softmax(1)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        found = torch.tensor(np.array(images_in(await read(receive))), dtype=torch.float32)
-        seen.append(found.reshape(-1, *shape))
-        await answering(json.dumps(answer_of(own(seen[-1]).tolist())).encode())(
+        images = torch.tensor(np.array(images_in(await read(receive))), dtype=torch.float32)
+        seen.append(images.reshape(-1, *shape))
+        await answering(json.dumps(answer_of(network(seen[-1]).tolist())).encode())(
             scope, receive, send
         )
 
@@ -193,17 +195,19 @@ def test_an_adapters_file_is_a_form_for_the_app_that_it_describes(
         "bounds": bounds,
         "form": path,
     }
-    before = dfme.Guard(app, teacher=own, defences=f"{__name__}:Seen", **options)
-    told = ask(before, body=adapter.encode(x_BCHW).body)
-    assert told[0] == 200
-    for each in (seen[-1], Seen.images[-1]):
-        assert torch.allclose(each, x_BCHW, atol=1e-6)
-    answers = adapter.decode(Reply(*told), len(x_BCHW))
+    before = dfme.Guard(app, teacher=network, defences=f"{__name__}:Seen", **options)
+    answer = ask(before, body=adapter.encode(x_BCHW).body)
+    assert answer[0] == 200
+    for value in (seen[-1], Seen.images[-1]):
+        assert torch.allclose(value, x_BCHW, atol=1e-6)
+    answers = adapter.decode(Reply(*answer), len(x_BCHW))
     p_BK = answers.softmax(1) if name == "logits" else answers
     assert torch.allclose(p_BK * 4, (p_BK * 4).round(), atol=1e-4), p_BK
-    assert p_BK.argmax(1).equal(own(x_BCHW).argmax(1))
-    assert not any(f"{each:.6f}"[2:].encode() in told[2] for each in own(x_BCHW).flatten().tolist())
-    assert not leaks(told)
+    assert p_BK.argmax(1).equal(network(x_BCHW).argmax(1))
+    assert not any(
+        f"{value:.6f}"[2:].encode() in answer[2] for value in network(x_BCHW).flatten().tolist()
+    )
+    assert not leaks(answer)
 
 
 def bomb(side: int) -> bytes:
@@ -250,12 +254,12 @@ def test_a_file_that_is_no_form_is_refused_before_it_serves(
     base = ("image: {encoding: png}", "request: {bytes: image/png}")
     lines = [line for line in base if line.split(":")[0] != change.split(":")[0]]
     (tmp_path / "own.yaml").write_text("\n".join([*lines, change]))
-    given = {"shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4"}
+    options = {"shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4"}
     for path in ("own.yaml", "none.yaml"):
         with pytest.raises(
             dfme.UserError, match=text if path == "own.yaml" else "none.yaml: no such file"
         ):
-            dfme.Guard(rows, teacher=model, form=str(tmp_path / path), **given)
+            dfme.Guard(rows, teacher=model, form=str(tmp_path / path), **options)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ SHAPE = (1, 4, 4)
 WEIGHT = torch.randn(16, 5, generator=torch.Generator().manual_seed(3))
 X = torch.rand((3, *SHAPE), generator=torch.Generator().manual_seed(4))
 BODY = json.dumps({"images": X.tolist()}).encode()
-Asked = tuple[int, dict[str, str], bytes]
+Answer = tuple[int, dict[str, str], bytes]
 
 
 def model(images: Tensor) -> Tensor:
@@ -39,13 +39,11 @@ FORM: dict[str, Any] = {
 
 
 def guard(app: Any, **options: Any) -> dfme.Guard:
-    given = {"teacher": model, "shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4", **FORM}
-    return dfme.Guard(app, **{**given, **options})
+    usual = {"teacher": model, "shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4", **FORM}
+    return dfme.Guard(app, **{**usual, **options})
 
 
-def messages(
-    app: Any, scope: dict[str, Any], received: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+async def exchange(app: Any, scope: Any, received: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What an app sends for a scope and what it receives; then the client is gone."""
     sent: list[dict[str, Any]] = []
 
@@ -55,8 +53,19 @@ def messages(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    await app(scope, receive, send)
     return sent
+
+
+async def answered(app: Any, scope: dict[str, Any], body: bytes = BODY) -> Answer:
+    sent = await exchange(app, scope, [{"type": "http.request", "body": body, "more_body": False}])
+    return answer_of(sent)
+
+
+def answer_of(sent: list[dict[str, Any]]) -> Answer:
+    start, *rest = sent
+    headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+    return start["status"], headers, b"".join(message.get("body", b"") for message in rest)
 
 
 def scope_of(method: str, path: str, headers: dict[str, str]) -> dict[str, Any]:
@@ -73,19 +82,17 @@ def ask(
     body: bytes = BODY,
     step: int = 0,
     **headers: str,
-) -> Asked:
+) -> Answer:
     """An answer; the body comes in pieces of ``step`` bytes."""
     step = step or max(1, len(body))
     parts = [body[start : start + step] for start in range(0, len(body), step)] or [b""]
     received = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     received[-1]["more_body"] = False
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    start, *rest = messages(app, scope_of(method, path, named), received)
-    told = {name.decode().lower(): value.decode() for name, value in start["headers"]}
-    return start["status"], told, b"".join(each.get("body", b"") for each in rest)
+    return answer_of(asyncio.run(exchange(app, scope_of(method, path, named), received)))
 
 
-def leaks(answer: Asked) -> bool:
+def leaks(answer: Answer) -> bool:
     """Whether an undefended score can be read in it, whatever it is packed in."""
     _, headers, body = answer
     texts = [body, str(headers).encode()]
@@ -109,24 +116,22 @@ async def lax(scope: Any, receive: Any, send: Any) -> None:
     headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
     body = await read(receive)
     body = UNPACKED.get(headers.get("content-encoding", ""), bytes)(body)
-    known = "predict" in unquote(unquote(scope["raw_path"].decode())).lower() and body
-    scores = model(torch.tensor(json.loads(body)["images"])).tolist() if known else None
-    content = (
-        json.dumps({"scores": scores, "best": scores}).encode()
-        if known
-        else b'{"detail":"not found"}'
-    )
-    tag = SECRETS[0].encode() if known else b"none"
-    told = [(b"Content-Type", b"application/json"), (b"ETag", tag), (b"X-Kept", b"yes")]
+    scored = "predict" in unquote(unquote(scope["raw_path"].decode())).lower() and body
+    scores = model(torch.tensor(json.loads(body)["images"])).tolist() if scored else None
+    content = b'{"detail":"not found"}'
+    if scored:
+        content = json.dumps({"scores": scores, "best": scores}).encode()
+    tag = SECRETS[0].encode() if scored else b"none"
+    answer_headers = [(b"Content-Type", b"application/json"), (b"ETag", tag), (b"X-Kept", b"yes")]
     for name, packed in (("gzip", gzip.compress), ("br", brotli.compress)):
         if name in headers.get("accept-encoding", ""):
             content = packed(content)
-            told.append((b"Content-Encoding", name.encode()))
+            answer_headers.append((b"Content-Encoding", name.encode()))
             break
-    status = 200 if known else 404
+    status = 200 if scored else 404
     if "range" in headers:
         status, content = 206, content[20:]
-    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.start", "status": status, "headers": answer_headers})
     for start in range(0, len(content), 50):
         await send(
             {"type": "http.response.body", "body": content[start : start + 50], "more_body": True}
@@ -136,10 +141,8 @@ async def lax(scope: Any, receive: Any, send: Any) -> None:
 
 def answering(body: bytes = TRUTH, status: int = 200, **headers: str) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        told = [
-            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": told})
+        raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body", "body": body})
 
     return app

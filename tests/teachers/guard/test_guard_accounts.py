@@ -1,5 +1,6 @@
 """Who asks: no second header, cookie or parameter makes a new account of one that was refused."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from urllib.parse import parse_qs
 import pytest
 import torch
 from defended import WEIGHTS, digits, pairs
-from guarded_apps import BODY, FORM, answering, guard, messages, scope_of
+from guarded_apps import BODY, FORM, answered, answering, guard, scope_of
 from processes import PROJECT
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -24,22 +25,20 @@ def asked(app: Any, headers: Headers, query: str = "", body: bytes = BODY) -> tu
     scope = scope_of("POST", "/predict", {})
     scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in headers]
     scope["query_string"] = query.encode()
-    start, *rest = messages(
-        app, scope, [{"type": "http.request", "body": body, "more_body": False}]
-    )
-    return start["status"], b"".join(each.get("body", b"") for each in rest)
+    status, _, content = asyncio.run(answered(app, scope, body))
+    return status, content
 
 
 def accounts(monkeypatch: pytest.MonkeyPatch, app: dfme.Guard) -> list[str]:
     """The accounts that a guard has admitted, as they come."""
     admitted: list[str] = []
-    admit = app._admit
+    admit = app._gate.admit
 
     def noted(account: str, images: int) -> None:
         admitted.append(account)
         admit(account, images)
 
-    monkeypatch.setattr(app, "_admit", noted)
+    monkeypatch.setattr(app._gate, "admit", noted)
     return admitted
 
 
@@ -88,17 +87,17 @@ def test_what_says_who_asks_may_stand_once(name: str) -> None:
         ("X-Other", "2"),
     ]
     for more, query_more in ((harmless, "&q=1&q=2"), ([], "")):
-        kept = more if name != "a cookie" else [each for each in more if each[0] != "Cookie"]
-        assert asked(app, headers + kept, query + query_more)[0] == 404, name
+        added = more if name != "a cookie" else [pair for pair in more if pair[0] != "Cookie"]
+        assert asked(app, headers + added, query + query_more)[0] == 404, name
     for value in ("mallory", "eve", ""):
-        again = [(each, re.sub("eve|1.2.3.4", value, text)) for each, text in headers]
+        again = [(pair, re.sub("eve|1.2.3.4", value, text)) for pair, text in headers]
         again_query = query.replace("eve", value)
         for more, query_more in ((again, again_query), (again[::-1], again_query)):
             for both in (headers + more, more + headers):
                 status, body = asked(app, both, f"{query}&{query_more}" if query else "")
                 assert (status, b"once" in body) == (400, True), (name, value)
     if headers:
-        other_case = [(each.upper().replace("-", "_"), text) for each, text in headers]
+        other_case = [(pair.upper().replace("-", "_"), text) for pair, text in headers]
         assert asked(app, headers + other_case, query)[0] == 400
     assert app.meter.refused["account"] >= 6
 

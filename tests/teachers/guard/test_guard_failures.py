@@ -32,7 +32,7 @@ async def by_file(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.pathsend", "path": __file__})
 
 
-def failing(*given: Any) -> Any:
+def failing(*arguments: Any) -> Any:
     raise RuntimeError(SECRETS[0])
 
 
@@ -82,9 +82,9 @@ def test_a_failure_is_a_500_that_tells_nothing_unless_its_owner_wants_the_answer
     }
     assert (closed.meter.failed, closed.meter.answered) == (1, 0)
     Broken.tried = 0
-    whole = "half" not in name and name != "a file"
+    complete = "half" not in name and name != "a file"
     assert ask(guard(app, fail_open=True, **options), path=path)[2] == (
-        ask(app)[2] if whole else answer[2]
+        ask(app)[2] if complete else answer[2]
     )
 
 

@@ -1,52 +1,39 @@
-"""Defences, watch, limits, alarms and counts before any ASGI app that answers images with
-scores.
-"""
+"""``dfme.Guard``: what happens to one request, from its path to what goes out in its place."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
-from dfme.errors import Refused
-from dfme.spec import LabelMode
+from dfme.errors import Refused, UserError
+from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
-from dfme.teachers.defences.wrapper import Defended, behind
-from dfme.teachers.serve.accounts import Account
-from dfme.teachers.serve.bodies import (
-    MAX_HELD,
-    BodyReaders,
-    is_phrase,
-    receive_again,
-    receive_body,
-    respond,
-)
-from dfme.teachers.serve.forms import AdapterForm, HttpBody, form_of
-from dfme.teachers.serve.guarded_teacher import Given, make_guarded
-from dfme.teachers.serve.model import Meter, Rejected, asked, one_thread, refuse, rejected
-from dfme.teachers.serve.paths import MAX_PATH, GuardedPaths
-from dfme.teachers.serve.record import account_tag
+from dfme.teachers.guard.accounts import Account
+from dfme.teachers.guard.adapter_form import AdapterForm
+from dfme.teachers.guard.app_answers import ask_app, is_phrase, respond
+from dfme.teachers.guard.asking import one_thread
+from dfme.teachers.guard.bodies import MAX_HELD, HttpBody, receive_again, receive_body
+from dfme.teachers.guard.forms import BodyForm, CustomForm, V2Form
+from dfme.teachers.guard.gate import Gate, make_guarded
+from dfme.teachers.guard.meter import Meter
+from dfme.teachers.guard.paths import MAX_PATH, ChosenPaths, GuardedPaths
+from dfme.teachers.guard.readers import BodyReaders
+from dfme.teachers.guard.refusals import Rejected, failure, refuse, rejected
+from dfme.teachers.watch.record import account_tag
 
-ASKED = "dfme.asked"  # where an app finds, in its scope, the body that was read
-FAILED = "the model failed on this request; it has been counted"
-OF_PART = (
-    "accept-encoding",
-    "range",
-    "if-range",
-)  # not passed on: an answer is to be whole and readable
 PROMETHEUS = "text/plain; version=0.0.4"
 CONTENT_FREE = ("HEAD", "OPTIONS")  # methods whose answers are headers alone
 
+Value = TypeVar("Value")
 logger = logging.getLogger("dfme")
 
 
@@ -76,8 +63,8 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        teacher: Any,
-        form: Any = None,
+        teacher: Teacher | Callable[..., Any] | str,
+        form: BodyForm | str | None = None,
         images: Callable[[HttpBody], Any] | None = None,
         scores: Callable[[HttpBody], Any] | None = None,
         replace: Callable[[HttpBody, Array], bytes] | None = None,
@@ -97,14 +84,18 @@ class Guard:
         **options: Any,
     ) -> None:
         self._app = app
-        self._teacher = make_guarded(teacher, options, alarm_file)
-        own = SimpleNamespace(images=images, scores=scores, replace=replace)
-        self._form = form_of(form, own, self._teacher)
-        if isinstance(self._form, AdapterForm):
-            answers = answers or self._form.answers
-        answers = answers or ("probabilities" if isinstance(teacher, str) else None)
-        self._paths = None if paths is None or callable(paths) else GuardedPaths(paths, app)
-        self._chosen = paths if callable(paths) else None
+        guarded = make_guarded(teacher, options, alarm_file)
+        self._spec = guarded.spec
+        self._form = _form_of(form, (images, scores, replace), guarded)
+        if answers is None and isinstance(self._form, AdapterForm):
+            answers = self._form.answers
+        if answers is None and isinstance(teacher, str):
+            answers = "probabilities"
+        self._paths: GuardedPaths | ChosenPaths
+        if paths is None or callable(paths):
+            self._paths = ChosenPaths(paths or (lambda scope: True))
+        else:
+            self._paths = GuardedPaths(paths, app)
         self._strict = paths is not None
         self._account = Account(account)
         self._errors = errors
@@ -112,20 +103,12 @@ class Guard:
         self._fail_open = fail_open
         self._limit = (limit, f"{limit} bytes") if isinstance(limit, int) else limit
         self._seconds = seconds
-        self._tell = tell
         self.meter = meter or Meter()
-        self._watch: Any = self._teacher.info.watch
-        self._defended: Defended | None = None
-        if isinstance(self._teacher, Defended):
-            self._given = Given(behind(self._teacher))  # the teacher as the app answers for it
-            self._given.label_mode = LabelMode.parse(answers) if answers else self._given.label_mode
-            self._defended = self._teacher.around(self._given)
-        self._features = self._watch.features if self._defended and self._watch else None
-        self._turns = asyncio.Semaphore(1) if in_turn or self._features else None
+        self._gate = Gate(guarded, answers, self.meter, tell)
+        self._turns = asyncio.Semaphore(1) if in_turn or self._gate.features else None
         self._worker = one_thread(threads)
         self._readers = BodyReaders()
-        self.meter.alarms.update(dict.fromkeys(self._watch.names if self._watch else (), 0))
-        for line in self._paths.warnings if self._paths else ():
+        for line in self._paths.warnings:
             logger.warning(line)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,8 +134,8 @@ class Guard:
             await self._app(scope, receive, self._checked(scope, receive, send))
             return
         await response(scope, receive, send)
-        for each in rest:
-            await each
+        for task in rest:
+            await task
 
     def close(self) -> None:
         """Defend nothing more; what is under way ends first."""
@@ -165,28 +148,22 @@ class Guard:
         if length > MAX_PATH:
             text = f"expected a path of at most {MAX_PATH} bytes, got {length}"
             raise Rejected(414, text, "path too long")
-        if self._paths is not None:
-            return self._paths.guards(scope)
-        return self._chosen is None or self._chosen(scope)
+        return self._paths.guards(scope)
 
     def _checked(self, scope: Scope, receive: Receive, send: Send) -> Send:
         """``send`` of a request that is not guarded, unless the app's router takes it for one that
         is.
         """
-        if self._paths is None:
-            return send
-        paths = self._paths
         stopped = False
 
         async def checked(message: Message) -> None:
             nonlocal stopped
-            if message["type"] == "http.response.start" and paths.slipped(scope):
+            if message["type"] == "http.response.start" and self._paths.slipped(scope):
                 stopped = True
                 logger.error(
                     "the app answers scores at a path that is not guarded: %r", scope["path"]
                 )
-                response = refuse(self.meter, Rejected(500, FAILED, "failed"))
-                await response(scope, receive, send)
+                await refuse(self.meter, failure())(scope, receive, send)
             elif not stopped:
                 await send(message)
 
@@ -198,16 +175,19 @@ class Guard:
         """What goes out: the app's answer, defended, or fit to go out as it is. Rejected for all
         else.
         """
-        account = self._account_of(scope)
-        free = scope["method"] in CONTENT_FREE
-        images = None if free else await self._readers.read_request(body, self._images, body)
-        count = 0 if images is None else len(images)
+        count = 0
         answer = None
         try:
+            account = account_tag(self._account(scope))
+            content_free = scope["method"] in CONTENT_FREE
+            images = None
+            if not content_free:
+                images = await self._readers.read_request(body, partial(self._images, body))
+            count = 0 if images is None else len(images)
             with ExitStack() as turn:
                 heard = await self._enter(turn, account, count)
-                answer = await self._answer(scope, receive, body, rest)
-                if free:
+                answer = await ask_app(self._app, scope, receive, body, rest)
+                if content_free:
                     return respond(answer, b"")
                 return await self._settled(answer, account, images, heard)
         except Refused as refused:
@@ -218,18 +198,8 @@ class Guard:
         except Exception as error:  # whatever it is, it is the owner's and not for those who ask
             logger.exception("there is no answer that can be defended")
             if answer is None or not self._fail_open:
-                raise Rejected(500, FAILED, "failed") from error
+                raise failure() from error
             return respond(answer)
-
-    def _account_of(self, scope: Scope) -> str:
-        """The digest of the account. Rejected where it is not clear, or cannot be read."""
-        try:
-            return account_tag(self._account(scope))
-        except Rejected:
-            raise
-        except Exception as error:
-            logger.exception("there is no account that can be read")
-            raise Rejected(500, FAILED, "failed") from error
 
     async def _enter(self, turn: ExitStack, account: str, images: int) -> list[Tensor] | None:
         """Wait for a turn; what a watch hears in it. Rejected or Refused where none is to be
@@ -244,57 +214,17 @@ class Guard:
             await self._turns.acquire()
             turn.callback(self._turns.release)
         self.meter.ask(images)
-        await self._work(self._admit, account, images)
+        await self._work(partial(self._gate.admit, account, images))
         turn.callback(self.meter.took, time.perf_counter())
-        return turn.enter_context(self._features.listening()) if self._features else None
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, body: HttpBody, rest: list[asyncio.Future[None]]
-    ) -> HttpBody:
-        """The app's whole answer; what it does after it goes to ``rest``. ValueError for half an
-        answer.
-        """
-        content = bytearray()
-        starts: list[Message] = []
-        whole = asyncio.get_running_loop().create_future()
-
-        async def hold(message: Message) -> None:
-            kind = message["type"]
-            if whole.done() or kind != f"http.response.{'body' if starts else 'start'}":
-                raise ValueError(f"expected one start of an answer and its body, got {kind}")
-            if kind == "http.response.start":
-                starts.append(message)
-                return
-            content.extend(message.get("body", b""))
-            if len(content) > MAX_HELD:
-                raise ValueError(f"expected an answer of at most {MAX_HELD} bytes")
-            if not message.get("more_body", False):
-                whole.set_result(None)
-
-        headers = [
-            each for each in scope["headers"] if each[0].decode("latin-1").lower() not in OF_PART
-        ]
-        inner = {
-            **scope,
-            "headers": headers,
-            "extensions": {},
-            ASKED: body,
-        }
-        task = asyncio.ensure_future(self._app(inner, receive_again(body, receive), hold))
-        await asyncio.wait({task, whole}, return_when=asyncio.FIRST_COMPLETED)
-        if not whole.done():
-            raise task.exception() or ValueError("expected an answer, got none that is whole")
-        rest.append(task)
-        told = Headers(raw=[(name.lower(), value) for name, value in starts[0].get("headers", ())])
-        return HttpBody.of(content, told, body, starts[0]["status"])
+        return turn.enter_context(self._gate.features.listening()) if self._gate.features else None
 
     async def _settled(
         self, answer: HttpBody, account: str, images: Array | None, heard: list[Tensor] | None
     ) -> Response:
         """The answer, defended. ValueError for one that might tell more than it is to."""
-        scores = await self._readers.read(answer, self._scores, answer)
+        scores = await self._readers.read(answer, partial(self._scores, answer))
         if answer.status >= 300 and scores is None:
-            await self._work(self._hear)
+            await self._work(self._gate.count_alarms)
             if answer.status < 500 and images is not None:
                 self.meter.ask(-len(images), -1)
             self.meter.failed += answer.status >= 500
@@ -303,10 +233,11 @@ class Guard:
             raise ValueError(
                 f"expected images and scores that can be read, got status {answer.status}"
             )
-        answers = await self._work(self._defend, account, images, scores, heard)
-        new = await self._readers.read(answer, self._form.replace, answer, answers)
-        response = respond(answer, bytes(new))
-        response.headers.update(getattr(new, "headers", {}))
+        answers = await self._work(partial(self._gate.defend, account, images, scores, heard))
+        content = await self._readers.read(answer, partial(self._form.replace, answer, answers))
+        response = respond(answer, bytes(content))
+        if isinstance(content, HttpBody):
+            response.headers.update(content.headers)
         self.meter.answered += 1
         return response
 
@@ -321,57 +252,21 @@ class Guard:
         logger.info("left out the %d bytes of an answer with status %d", len(answer), answer.status)
         return respond(answer, b"")
 
-    async def _work(self, call: Callable[..., Any], *given: Any) -> Any:
+    async def _work(self, call: Callable[[], Value]) -> Value:
         """In the one thread that knows the state."""
-        if self._watch is None and self._defended is None:
-            return call(*given)
-        return await asyncio.get_running_loop().run_in_executor(self._worker, call, *given)
-
-    def _admit(self, account: str, images: int) -> None:
-        """Refused where alarm or defence say so before the app is asked; nobody unknown has an
-        alarm.
-        """
-        if self._watch is not None:
-            self._watch.account = account
-            if self._watch.knows:
-                self._watch.admit()
-        if self._defended is not None:
-            self._defended.admit(images)
-
-    def _defend(
-        self, account: str, images: Array, scores: Array, heard: list[Tensor] | None
-    ) -> Array:
-        """Answers in place of the scores. Refused where alarm or defence say so now."""
-        try:
-            if self._defended is None:
-                return scores
-            if self._watch is not None:
-                self._watch.account = account
-            self._given.scores = torch.from_numpy(scores)
-            self._given.heard = heard
-            return asked(self._defended, images)
-        finally:
-            self._hear()
-
-    def _hear(self) -> None:
-        """Count the watch's alarms since the last time."""
-        for line in self._watch.drain() if self._watch is not None else ():
-            if "alarm" in line:
-                self.meter.alarm(line)
-            if line.get("first"):
-                number = f"image {line['images']:,} that it asked, evaluation images included"
-                self._tell(f"ALARM: {line['alarm']}, account {self._watch.account}, {number}")
+        if self._gate.is_open:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def _images(self, body: HttpBody) -> Array | None:
         """The images in a request's body, float32; None for what is none, or meant for another
         API.
         """
-        spec = self._teacher.spec
         try:
             images = np.array(self._form.images(body), np.float32)
-            low, high = map(np.float32, spec.bounds)
-            fits = images.shape[1:] == spec.shape and low <= images.min() and images.max() <= high
-            return images if fits else None
+            low, high = map(np.float32, self._spec.bounds)
+            within = low <= images.min() and images.max() <= high
+            return images if within and images.shape[1:] == self._spec.shape else None
         except Rejected:
             raise
         except Exception:
@@ -388,3 +283,31 @@ class Guard:
             return scores.astype(np.int64 if labels else np.float32)
         except Exception:
             return None
+
+
+def _form_of(
+    form: BodyForm | str | None,
+    callables: tuple[
+        Callable[[HttpBody], Any] | None,
+        Callable[[HttpBody], Any] | None,
+        Callable[[HttpBody, Array], bytes] | None,
+    ],
+    teacher: Teacher,
+) -> BodyForm:
+    """Where images and scores are: by a form, or by all of three callables. UserError for both and
+    for neither.
+    """
+    file = isinstance(form, str) and form.endswith((".yaml", ".yml"))
+    unknown = isinstance(form, str) and form != "v2" and not file
+    if unknown or (form is None) == (None in callables):
+        raise UserError(
+            "Guard: expected either form, v2, an adapter's YAML file or an object of yours, "
+            f"or all of images, scores, replace; got form={form!r}"
+        )
+    if form is None:
+        images, scores, replace = callables
+        assert images is not None and scores is not None and replace is not None  # noqa: PT018
+        return CustomForm(images, scores, replace)
+    if not isinstance(form, str):
+        return form
+    return AdapterForm(form, teacher) if file else V2Form(teacher.spec, teacher.num_classes)

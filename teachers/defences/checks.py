@@ -1,0 +1,72 @@
+"""What is checked of defences before anything is loaded. No torch."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from dfme.config.defence_options import DefenceOptions
+from dfme.config.defences import Misinform, parse_defences
+from dfme.config.settings import TeacherConfig
+from dfme.data import check_dataset
+from dfme.errors import UserError
+from dfme.spec import LabelMode
+from dfme.teachers.remote.secrets import Secrets
+
+
+def check_defences(teacher: TeacherConfig, local: bool) -> None:
+    """UserError with all problems of the defences; no torch. ``local``: in this process."""
+    stack = parse_defences(teacher.defences)
+    mode = LabelMode.parse(teacher.label_mode or "probabilities")
+    problems = list[str]()
+    for defence in stack:
+        texts = _problems(defence, mode, teacher.kind)
+        problems += [f"{defence.name}: {text}" for text in texts]
+    times = Counter(defence.name for defence in stack)
+    problems += [
+        f"{name}: expected once, got {count}" for name, count in times.items() if count > 1
+    ]
+    if stack and mode.kind == "logits":
+        hint = "an attribute label_mode says that a custom teacher gives logits"
+        problems = [
+            f"expected --teacher.label-mode probabilities, top_k or label, got logits ({hint})"
+        ]
+    if stack and not local:
+        where = f"run.py serve --teacher.defences {'+'.join(map(str, stack))}"
+        problems = [f"a service is defended where it runs: {where}; leave it out here"]
+    if problems:
+        raise UserError(f"--teacher.defences: {'; '.join(problems)}")
+
+
+def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[str]:
+    """Problems of one defence: what it lacks, or what a label mode does to it that it must not
+    do.
+    """
+    step = 10.0 ** -(mode.decimals or 0)
+    margin = options.margin_kept
+    if mode.decimals and margin is not None and step >= margin:
+        undone = (
+            f"--teacher.label-mode {mode} undoes the margin {margin:g} that keeps the top class"
+        )
+        yield f"{undone}; expected more decimals, or a margin above {step:g}"
+    try:
+        if isinstance(options, Misinform) and options.data:
+            check_dataset(options.data, download=False)
+        if "key" in options.facts(2).needs:
+            key_of(options)
+    except UserError as error:
+        yield str(error)
+    if isinstance(options, Misinform) and (options.gate == "mahalanobis") != bool(options.data):
+        yield (
+            "expected data with gate=mahalanobis, and with no other gate; got "
+            f"{options.data or 'none'}"
+        )
+    if isinstance(options, Misinform) and options.gate == "mahalanobis" and kind != "torch":
+        yield f"gate=mahalanobis looks into the network of a teacher of kind torch, got {kind}"
+
+
+def key_of(options: DefenceOptions) -> bytes:
+    """A defence's key, from the environment. UserError, which names the variable, where there is
+    none.
+    """
+    if (name := getattr(options, "key_env", None)) is None:
+        raise UserError("expected key_env=NAME, the environment variable that holds its key")
+    return Secrets.from_environment([name]).fill(f"${{{name}}}").encode()

@@ -1,0 +1,1 @@
+"""``dfme.Guard``: defences, a watch, limits and counts before any ASGI app that answers scores."""

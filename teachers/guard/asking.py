@@ -1,0 +1,40 @@
+"""How a server asks a teacher: one call at a time in a thread of its own, and answers checked."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from dfme.answers.reading import read_answers
+from dfme.compute.deferred import DeferredChecks
+from dfme.errors import TeacherError
+from dfme.spec import Teacher
+from dfme.teachers.arrays import Array
+
+CPU = torch.device("cpu")
+
+
+def checked_answers(teacher: Teacher, images_BCHW: Array) -> Array:
+    """Answers to float32 images, scores (B, K) float32 or labels (B,) int64.
+
+    Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out:
+    such answers might tell more than it allows.
+    """
+    images = torch.from_numpy(images_BCHW)
+    if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
+        images = teacher.spec.quantise(images)
+    device = torch.device(teacher.info.device)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            raw = teacher(images.to(device))
+    except SystemExit as error:  # it gives up, but the process is not its own here
+        raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
+    form = (len(images), teacher.num_classes, teacher.label_mode)
+    answers: Array = read_answers(raw, *form, DeferredChecks(), CPU).numpy()
+    return answers
+
+
+def one_thread(threads: int) -> ThreadPoolExecutor:
+    """A thread for arithmetic with so many CPU threads; 0: as many as torch uses."""
+    # each thread has its own number
+    prepare = (lambda: torch.set_num_threads(threads)) if threads else None
+    return ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
