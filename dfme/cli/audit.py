@@ -104,7 +104,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     asked = compare.own_arguments(AuditConfig, file, flags)
     config: AuditConfig = asked.config
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
-    layers = [*file.of_cells, typed(of_cells)]
+    layers = [file.shared, file.flags, typed(of_cells)]
     kind = str(value_of(layers, "teacher.kind") or "torch")
     away = _away(kind, config)
     if not asked.settings.gives("budget"):

@@ -99,10 +99,10 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
     arguments.finish(own_problems(config, tuple(file.rows)))
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
     if file.own.author is Author.SHIPPED and not any(flag.key == "budgets" for flag in flags):
-        kind = str(value_of([*file.of_cells, typed(of_cells)], "teacher.kind") or "")
+        kind = str(value_of([file.shared, file.flags, typed(of_cells)], "teacher.kind") or "")
         for problem in price_problems(kind, "budgets"):
             raise UserError(f"--budgets: {problem.text}")
-    out = directory_of(config.out, config.resume, Path(file.name).stem or "compare")
+    out = directory_of(config.out, config.resume, Path(file.own.file).stem or "compare")
     command = ("python", "run.py", "compare", *words)
     teacher = {"label_mode": config.label_modes[0]}
     return base_of(config.methods, file, of_cells, command, teacher, OWN).plan(config, out)
@@ -122,16 +122,16 @@ def base_of(
     itself. What is wrong with a row's options is said once its cells are planned; UserError for
     what is no row.
     """
-    require_shared([*file.of_cells, typed(flags)], own)
+    require_shared([file.shared, file.flags, typed(flags)], own)
     arch = value_of([file.flags, typed(flags)], "student.arch")
     shared = dict(file.shared.content)
     names = methods or tuple(file.rows)
     rows = {}
-    for name, content in row_contents(names, file.rows, shared, arch, file.name).items():
+    for name, content in row_contents(names, file.rows, shared, arch, file.own.file).items():
         unheeded = {*SECTIONS} - {*find_method(content["method"]["name"]).sections}
         layers = [
             Layer(Author.DEFAULT, {"teacher": teacher}),
-            Layer(Author.RECORD, {**content, "recipe": name}, file.name),
+            Layer(Author.RECORD, {**content, "recipe": name}, file.own.file),
             file.flags.without(*unheeded),
         ]
         heeded = [flag for flag in flags if flag.key.partition(".")[0] not in unheeded]

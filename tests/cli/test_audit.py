@@ -164,6 +164,10 @@ def test_a_detector_that_the_data_cannot_feed_is_left_out(here: Path) -> None:
         each for each in plan.not_run if each.what == "detectors mahalanobis, sequential, sprt"
     ]
     assert "train_labels" in told.why
+    Path("a").mkdir()
+    Path("a/audit.yaml").write_text(sealed(dump_yaml(plan.options)))
+    again = plan_of(["--resume", "--out", "a"])
+    assert (again.not_run, again.watch) == (plan.not_run, plan.watch)
     assert (plan.halves.scored, plan.held_back) == (45, 45)
 
 

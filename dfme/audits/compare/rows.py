@@ -41,15 +41,6 @@ class ComparisonFile(NamedTuple):
     shared: Layer
     flags: Layer
 
-    @property
-    def name(self) -> str:
-        return self.own.file
-
-    @property
-    def of_cells(self) -> tuple[Layer, Layer]:
-        """What the file says of all cells."""
-        return self.shared, self.flags
-
 
 def comparison_file(file: Layer, own: Iterable[str]) -> ComparisonFile:
     """The parts of a file with these ``own`` options. UserError if it is damaged."""
