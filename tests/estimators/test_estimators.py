@@ -91,7 +91,7 @@ def test_one_direction_gives_the_true_directional_derivative(
     """
     toy = Toy((3, 32, 32))
     toy.student, toy.teacher = toy.student.to(dtype), toy.teacher.to(dtype)
-    found, true = [], []
+    slopes, true = [], []
     for seed in range(64):
         u_BCHW = point(1, (3, 32, 32), seed)
         estimate = FiniteDifference(form=form).estimate(
@@ -99,9 +99,9 @@ def test_one_direction_gives_the_true_directional_derivative(
         )
         v_BCHW = torch.randn(1, 3, 32, 32, generator=rng(seed))
         v_BCHW /= v_BCHW.norm()
-        found.append((estimate.grad_BCHW * v_BCHW).sum() / v_BCHW.numel())
+        slopes.append((estimate.grad_BCHW * v_BCHW).sum() / v_BCHW.numel())
         true.append((toy.gradient(u_BCHW.to(dtype)) * v_BCHW).sum())
-    found_S, true_S = torch.stack(found).double(), torch.stack(true).double()
+    found_S, true_S = torch.stack(slopes).double(), torch.stack(true).double()
     assert torch.corrcoef(torch.stack([found_S, true_S]))[0, 1] > least
     assert float((found_S * true_S).sum() / true_S.square().sum()) == pytest.approx(1, abs=off)
 

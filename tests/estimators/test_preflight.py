@@ -241,9 +241,9 @@ def test_a_run_whose_answers_are_saturated_is_warned_with_number_cause_and_remed
     finding = saturated.probe()
     chosen = choose(OPEN, finding, saturated.teacher.spec, reuse=False)
     line = str(warning(finding, chosen))
-    found = f"{finding.candidate(float(chosen.step)).forward:.2f}"
+    correlation = f"{finding.candidate(float(chosen.step)).forward:.2f}"
     assert all(
-        word in line for word in (found, "rounded to 2 decimals", "--estimator.objective kl")
+        word in line for word in (correlation, "rounded to 2 decimals", "--estimator.objective kl")
     )
     assert "\n" not in line
     assert saturated.correlation(OPEN, float(chosen.step)) < 0.5

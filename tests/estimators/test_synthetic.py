@@ -49,9 +49,9 @@ class Wavy:
 
 def synthetic(every: int = 4, seed: int = 0, **options: Any) -> Synthetic:
     config = EstimatorConfig(kind="synthetic", every=every, **options)
-    made = make_estimator(config, SPEC, torch.tanh, None, seed)
-    assert isinstance(made, Synthetic)
-    return made
+    estimator = make_estimator(config, SPEC, torch.tanh, None, seed)
+    assert isinstance(estimator, Synthetic)
+    return estimator
 
 
 def plain() -> Any:

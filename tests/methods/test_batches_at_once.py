@@ -84,13 +84,13 @@ def test_what_is_said_to_be_asked_is_asked_charged_and_counted(
     method = method_of(name, teacher, **({"gan_steps": 1} if name == "dfms" else {}))
     method.prepare()
     for _ in range(2):
-        said, cost = method.asks(), method.cost
+        asks, cost = method.asks(), method.cost
         spent, requests = teacher.images, method.oracle.ledger.requests
         calls.clear()
         method.step()
-        assert calls == said
+        assert calls == asks
         assert sum(call.images for call in calls) == cost == teacher.images - spent
-        assert method.oracle.ledger.requests == requests + len(said)
+        assert method.oracle.ledger.requests == requests + len(asks)
         students = [call for call in calls if call.purpose == "student"]
         assert len(students) == 1, "one call for all batches of the students"
     assert method.oracle.ledger.spent == teacher.images

@@ -111,10 +111,10 @@ def test_the_metrics_tell_a_wire_that_hides_the_published_step():
     lattice = make_method(
         "dfme", make_parts(LinearTeacher(EIGHT_BIT), 10_000), space="lattice", step=1.0
     )
-    hidden, told = numbers(published.step()), numbers(lattice.step())
+    hidden, visible = numbers(published.step()), numbers(lattice.step())
     assert hidden["probe_alignment"] < 0.3
-    assert told["probe_alignment"] == pytest.approx(1, abs=1e-5)
-    assert told["difference_snr"] > 100
+    assert visible["probe_alignment"] == pytest.approx(1, abs=1e-5)
+    assert visible["difference_snr"] > 100
 
 
 def test_auto_checks_once_charges_it_as_check_and_walks_on_the_lattice():

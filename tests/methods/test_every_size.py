@@ -91,8 +91,8 @@ CELLS = {
 """Worked out by hand."""
 
 
-def options_for(method: str, **own: float) -> dict[str, float]:
-    return small_runs.small_options(method, **{**SIZES, **own})
+def options_for(method: str, **sizes: float) -> dict[str, float]:
+    return small_runs.small_options(method, **{**SIZES, **sizes})
 
 
 class Watched(LinearTeacher):

@@ -52,11 +52,11 @@ def test_a_larger_budget_adds_passes_over_all_that_is_held_by_a_schedule_of_thei
     larger.students.load_state_dict(trainer.state_dict())
     spend(method, larger)
     assert larger.students.steps_due_under(24, 17) == 9, "as many as before, on more"
-    told = larger.students.train_pending(1)
-    assert told["student_lr"] == told["student_lr_greatest"] == 0.05
-    told = larger.students.train_pending(100)
+    metrics = larger.students.train_pending(1)
+    assert metrics["student_lr"] == metrics["student_lr_greatest"] == 0.05
+    metrics = larger.students.train_pending(100)
     assert (larger.students.steps, larger.students.steps_left) == (18, 0)
-    assert 0 < told["student_lr"] < 0.01
+    assert 0 < metrics["student_lr"] < 0.01
 
 
 @pytest.mark.parametrize("mode", ["probabilities", "logits", "top_k:2", "label"])

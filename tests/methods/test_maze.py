@@ -74,8 +74,8 @@ def test_of_an_iteration_the_last_batch_is_held_or_all(store, batches, reuse):
 def test_the_generators_steps_are_sgds_with_momentum_and_weight_decay(published):
     """Written out here: v = momentum * v + (grad + decay * w)."""
     momentum, decay = (0.9, 5e-4) if published else (0.0, 0.0)
-    own = {} if published else {"generator_momentum": 0.0, "generator_weight_decay": 0.0}
-    _, parts, method = begun(generator_lr=0.5, **own)
+    options = {} if published else {"generator_momentum": 0.0, "generator_weight_decay": 0.0}
+    _, parts, method = begun(generator_lr=0.5, **options)
     weights = [parameter.detach().clone() for parameter in parts.generator.parameters()]
     velocities = [torch.zeros_like(weight) for weight in weights]
     for _ in range(4):

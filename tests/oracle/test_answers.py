@@ -99,9 +99,15 @@ shares = st.lists(st.floats(0.0, 1.0, width=32), min_size=1, max_size=6).map(
 
 
 def cut(raw: object, mode: str, more: list[str] | None = None) -> np.ndarray[Any, Any]:
-    classes, said = np.shape(raw)[1], more if more is not None else []
+    classes, more_told = np.shape(raw)[1], more if more is not None else []
     answers = read_answers(
-        raw, 1, classes, LabelMode.parse(mode), DeferredChecks(), CPU, lambda: said.append("more")
+        raw,
+        1,
+        classes,
+        LabelMode.parse(mode),
+        DeferredChecks(),
+        CPU,
+        lambda: more_told.append("more"),
     )
     return answers.numpy()
 
@@ -128,13 +134,13 @@ def test_what_is_rounded_already_stays_as_it_is_bit_by_bit(
     row: np.ndarray[Any, Any], decimals: int
 ) -> None:
     """By us, by NumPy in either precision, and as text."""
-    mode, said = LabelMode("probabilities", decimals=decimals), list[str]()
+    mode, lines = LabelMode("probabilities", decimals=decimals), list[str]()
     ours = reveal(torch.from_numpy(row)[None], LabelMode("probabilities"), mode).numpy()
     theirs = np.round(row.astype(np.float64), decimals).astype(np.float32)[None]
     text = np.array([[float(f"{value:.{decimals}f}") for value in row]], np.float32)
     for given_B in (ours, theirs, text):
-        assert cut(torch.from_numpy(given_B), str(mode), said).tobytes() == given_B.tobytes()
-    assert said == []
+        assert cut(torch.from_numpy(given_B), str(mode), lines).tobytes() == given_B.tobytes()
+    assert lines == []
 
 
 @pytest.mark.parametrize("decimals", [20, 45, 46, 300, 999_999])
@@ -159,9 +165,9 @@ def test_top_k_is_chosen_before_rounding(
     assert row[shown].min() >= row[~shown].max(initial=0.0)
     expected = row if decimals is None else rounded(row, decimals)
     assert kept[shown].tobytes() == expected[shown].tobytes()
-    said: list[str] = []
-    assert cut(kept[None], str(mode), said).tobytes() == kept.tobytes()
-    assert said == []
+    lines: list[str] = []
+    assert cut(kept[None], str(mode), lines).tobytes() == kept.tobytes()
+    assert lines == []
 
 
 @pytest.mark.parametrize(
@@ -180,9 +186,9 @@ def test_top_k_is_chosen_before_rounding(
     ],
 )
 def test_what_counts_as_telling_more(raw: object, mode: str, more: bool) -> None:
-    said: list[str] = []
-    cut(raw, mode, said)
-    assert bool(said) == more
+    lines: list[str] = []
+    cut(raw, mode, lines)
+    assert bool(lines) == more
 
 
 class Service:
@@ -210,12 +216,12 @@ class Service:
 def test_it_is_said_once_and_nothing_more_is_learnt_or_written(
     declared: str, wanted: str | None, wire: RequestPolicy | None, tmp_path: Path
 ) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     x = torch.rand(6, 1, 2, 2, generator=torch.Generator().manual_seed(0))
     service = Service(declared, wire)
     service.max_batch = 2  # type: ignore[attr-defined]
     teacher = wrap_callable(service, label_mode=wanted)
-    oracle = Oracle(teacher, Ledger(100), Journal(tmp_path / "j"), tell=told.append)
+    oracle = Oracle(teacher, Ledger(100), Journal(tmp_path / "j"), tell=lines.append)
     answers = torch.cat([oracle(x), oracle(x)])
     mode = LabelMode.parse(wanted or declared)
     expected = reveal(service(x), LabelMode("probabilities"), mode)
@@ -226,8 +232,8 @@ def test_it_is_said_once_and_nothing_more_is_learnt_or_written(
     silent = (
         wanted is not None and wire is None
     )  # a restriction of one's own teacher is what was asked for
-    assert len(told) == (not silent)
-    assert all(f"tells more than {mode}" in line for line in told)
+    assert len(lines) == (not silent)
+    assert all(f"tells more than {mode}" in line for line in lines)
 
 
 class Tagged(Tensor):

@@ -162,10 +162,10 @@ def test_what_was_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = Oracle(service, Ledger(100), tell=lines.append)
     started = time.monotonic()
     oracle(images(4))
-    elapsed, told = time.monotonic() - started, oracle.service
-    assert told["refused"] == {"429": 2}
+    elapsed, service_record = time.monotonic() - started, oracle.service
+    assert service_record["refused"] == {"429": 2}
     assert lines == ["busy; asking again in 0.1 s"] * 2, "a second failure for the same reason"
-    assert 0.1 <= told["seconds_waited"] <= elapsed
+    assert 0.1 <= service_record["seconds_waited"] <= elapsed
 
 
 OUTCOMES = st.sampled_from(["ok", "ok", "429", "500", "nan", "stop before", "stop after", 2])

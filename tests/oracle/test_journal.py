@@ -34,10 +34,10 @@ def record(seq: int, rows: int = 3, labels: bool = False) -> Record:
 
 def journal(folder: Path, *numbers: int) -> Journal:
     """A journal that these records were appended to."""
-    made = Journal(folder)
+    written = Journal(folder)
     for seq in numbers:
-        made.append(record(seq))
-    return made
+        written.append(record(seq))
+    return written
 
 
 def plain(record: Record) -> tuple[object, ...]:
@@ -47,11 +47,11 @@ def plain(record: Record) -> tuple[object, ...]:
 
 
 def rest(journal: Journal) -> list[tuple[object, ...]]:
-    found = []
+    records = []
     while journal.replaying:
-        found.append(plain(journal.peek()))
+        records.append(plain(journal.peek()))
         journal.advance()
-    return found
+    return records
 
 
 def records(*numbers: int) -> list[tuple[object, ...]]:
@@ -89,11 +89,11 @@ def test_a_torn_last_record_is_cut_off(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")
-    segment, made = folder / "000000.bin", Journal(folder)
+    segment, written = folder / "000000.bin", Journal(folder)
     count = data.draw(st.integers(1, 3))
     sizes = [0]
     for seq in range(count):
-        made.append(record(seq))
+        written.append(record(seq))
         sizes.append(segment.stat().st_size)
     segment.write_bytes(segment.read_bytes()[: data.draw(st.integers(sizes[-2], sizes[-1] - 1))])
     again = Journal(folder)
@@ -108,11 +108,11 @@ def test_a_last_record_that_a_power_cut_left_as_zeros_is_cut_off(
     tmp_path: Path, begun: int
 ) -> None:
     segment = tmp_path / "000000.bin"
-    made = journal(tmp_path, 1)
-    whole = segment.stat().st_size
-    made.append(record(2))
+    written = journal(tmp_path, 1)
+    size = segment.stat().st_size
+    written.append(record(2))
     content = segment.read_bytes()
-    segment.write_bytes(content[: whole + begun] + bytes(len(content) - whole - begun))
+    segment.write_bytes(content[: size + begun] + bytes(len(content) - size - begun))
     assert rest(Journal(tmp_path)) == records(1)
 
 
@@ -122,9 +122,9 @@ def test_a_changed_byte_before_the_last_record_is_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     segment = tmp_path_factory.mktemp("journal") / "000000.bin"
-    made = journal(segment.parent, 1)
+    written = journal(segment.parent, 1)
     end = segment.stat().st_size
-    made.append(record(2))
+    written.append(record(2))
     content = bytearray(segment.read_bytes())
     content[data.draw(st.integers(0, end - 1))] ^= data.draw(st.integers(1, 255))
     segment.write_bytes(content)
@@ -133,9 +133,9 @@ def test_a_changed_byte_before_the_last_record_is_found(
 
 
 def test_a_torn_record_before_the_last_segment_is_found(tmp_path: Path) -> None:
-    made, first = journal(tmp_path, 1), tmp_path / "000000.bin"
-    made.rotate()
-    made.append(record(2))
+    written, first = journal(tmp_path, 1), tmp_path / "000000.bin"
+    written.rotate()
+    written.append(record(2))
     first.write_bytes(first.read_bytes()[:-1])
     with pytest.raises(RunError, match="answers are damaged"):
         Journal(tmp_path)
@@ -145,14 +145,14 @@ def test_a_torn_record_before_the_last_segment_is_found(tmp_path: Path) -> None:
 
 
 def test_each_of_the_last_two_checkpoints_finds_its_records(tmp_path: Path) -> None:
-    made = Journal(tmp_path)
-    states = [made.state_dict()]
+    written = Journal(tmp_path)
+    states = [written.state_dict()]
     for seq in range(1, 7):
-        made.append(record(seq))
+        written.append(record(seq))
         if seq % 2 == 0:
-            states.append(made.state_dict())
-            made.rotate()
-    made.append(record(7))
+            states.append(written.state_dict())
+            written.rotate()
+    written.append(record(7))
     assert rest(Journal(tmp_path, states[3])) == records(7)
     assert rest(Journal(tmp_path, states[2])) == records(5, 6, 7)
     assert len(list(tmp_path.glob("*.bin"))) <= 3
@@ -168,12 +168,12 @@ def test_a_checkpoint_during_a_replay_keeps_what_is_still_to_be_read(tmp_path: P
 
 
 def test_a_fallback_to_the_previous_checkpoint_is_kept_by_the_next_rotation(tmp_path: Path) -> None:
-    made = journal(tmp_path, 1)
-    previous = made.state_dict()
-    made.rotate()
-    made.append(record(2))
-    made.rotate()  # its checkpoint is then found damaged
-    made.append(record(3))
+    written = journal(tmp_path, 1)
+    previous = written.state_dict()
+    written.rotate()
+    written.append(record(2))
+    written.rotate()  # its checkpoint is then found damaged
+    written.append(record(3))
     again = Journal(tmp_path, previous)
     assert rest(again) == records(2, 3)
     again.append(record(4))

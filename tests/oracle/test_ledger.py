@@ -220,9 +220,9 @@ def test_a_torn_last_line_was_never_sent(path: Path) -> None:
     ledger = charged(path, 10)
     kept = path.read_bytes()
     ledger.charge(20, "student")
-    whole = path.read_bytes()
-    for end in range(len(kept), len(whole)):
-        path.write_bytes(whole[:end])
+    content = path.read_bytes()
+    for end in range(len(kept), len(content)):
+        path.write_bytes(content[:end])
         assert audit(path).spent == 10
         Ledger(100, path).close()
         assert path.read_bytes() == kept
@@ -251,12 +251,14 @@ def written(path: Path, facts: dict[str, Any] | None = None) -> bytes:
 
 @pytest.mark.parametrize("bit", [0, *exhaustive(*range(1, 8))])
 def test_every_flipped_bit_is_found_and_its_line_named(bit: int, path: Path) -> None:
-    whole = written(path, {"levels": 256})
+    content = written(path, {"levels": 256})
     for place in range(
-        len(whole) - 1
+        len(content) - 1
     ):  # without its last end of line, the last line is one that a kill tore
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        line = whole[:place].count(b"\n") + 1
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        )
+        line = content[:place].count(b"\n") + 1
         with pytest.raises(RunError, match=rf"ledger.jsonl, line ({line}|{line + 1}): expected"):
             audit(path)
 

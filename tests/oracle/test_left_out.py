@@ -210,8 +210,8 @@ def test_evaluation_images_without_a_class_are_scored_by_nobody(tmp_path: Path) 
         result = clone(tmp_path / "run", service, budget=100, evaluation=evaluation)
     asked = service.served[:60]
     gaps = sum(mark_of(image, 0.25) != 0 for image in asked)
-    told = result.summary["evaluation"]
-    assert (told["images"], told["no_answer"]) == (60 - gaps, gaps)
+    facts = result.summary["evaluation"]
+    assert (facts["images"], facts["no_answer"]) == (60 - gaps, gaps)
     agreement = result.summary["agreement"] * (60 - gaps)
     assert agreement == pytest.approx(round(agreement))
     assert any(f"and for {gaps} evaluation images" in line for line in result.summary["warnings"])

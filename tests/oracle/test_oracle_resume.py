@@ -83,11 +83,11 @@ class Kill:
     ) -> None:
         if self.after <= 0:
             raise Killed
-        whole = b"".join(chunks)
+        data = b"".join(chunks)
         last = self.after == 1
-        APPEND(file, whole[: int(len(whole) * self.torn)] if last else whole)
-        charged = last and self.torn == 1.0 and b'"charge"' in whole
-        self.instant(server, json.loads(whole)["images"] if charged else 0)
+        APPEND(file, data[: int(len(data) * self.torn)] if last else data)
+        charged = last and self.torn == 1.0 and b'"charge"' in data
+        self.instant(server, json.loads(data)["images"] if charged else 0)
 
 
 APPEND = dfme.files.AppendFile.append

@@ -49,8 +49,8 @@ def asked(
     heard, number, images_of = Heard(), itertools.count(), sizes or itertools.repeat(1)
     events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
-    def at(moment: float, act: Callable[..., None], *given: Any) -> None:
-        heapq.heappush(events, (moment, next(number), act, given))
+    def at(moment: float, act: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(events, (moment, next(number), act, arguments))
 
     def want(now: float, images: int, arrived: float | None = None) -> None:
         since = now if arrived is None else arrived
@@ -60,28 +60,28 @@ def asked(
         else:
             at(now + latency / 2, serve, images, now)
 
-    def serve(now: float, images: int, left: float) -> None:
+    def serve(now: float, images: int, sent_at: float) -> None:
         wait = limit.admit(now, images if by_images else 1)
         if wait is None:
             heard.served.append((now, images))
             at(now + latency / 2, answer, images)
         else:
             heard.refused.append(now)
-            at(now + latency / 2, refuse, images, left, hint(wait))
+            at(now + latency / 2, refuse, images, sent_at, hint(wait))
 
     def answer(now: float, images: int) -> None:
         pace.passed(now, images)
         want(now, next(images_of))
 
-    def refuse(now: float, images: int, left: float, wish: float | None) -> None:
-        pace.refused(now, left, wish)
+    def refuse(now: float, images: int, sent_at: float, wish: float | None) -> None:
+        pace.refused(now, sent_at, wish)
         at(now + (wish or 0.0), want, images)
 
     for _ in range(in_flight):
         at(0.0, want, next(images_of))
     while events and events[0][0] < seconds:
-        now, _, act, given = heapq.heappop(events)
-        act(now, *given)
+        now, _, act, arguments = heapq.heappop(events)
+        act(now, *arguments)
     return heard
 
 

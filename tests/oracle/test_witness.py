@@ -69,7 +69,7 @@ def test_a_batch_given_up_half_answered_moves_the_state_as_far_as_it_did(
 
 def test_what_is_refused_moves_nothing() -> None:
     teacher, plain = Counting({1: failing(Refused)}), Counting()
-    answers = [Oracle(taken(each), Ledger(20))(images(5)) for each in (teacher, plain)]
+    answers = [Oracle(taken(counted), Ledger(20))(images(5)) for counted in (teacher, plain)]
     assert torch.equal(*answers)
     assert teacher.answered == 5
 

@@ -49,9 +49,9 @@ def test_labels_learnt_are_those_of_a_teacher_that_answers_labels(
 
 @pytest.mark.parametrize(("learn", "loss"), [("scores", "l1"), ("kl", "kl")])
 def test_what_is_learnt_is_the_loss_by_another_name(learn: str, loss: str, tmp_path: Path) -> None:
-    own = {"lr": 0.01, "replay_steps": 1, "replay_batch": 8}
-    clone(tmp_path / "named", Metered(), 200, student=own, answers={"learn": learn})
-    clone(tmp_path / "loss", Metered(), 200, student=own | {"loss": loss})
+    options = {"lr": 0.01, "replay_steps": 1, "replay_batch": 8}
+    clone(tmp_path / "named", Metered(), 200, student=options, answers={"learn": learn})
+    clone(tmp_path / "loss", Metered(), 200, student=options | {"loss": loss})
     assert student(tmp_path / "named") == student(tmp_path / "loss")
 
 
@@ -114,8 +114,11 @@ def test_a_record_of_defended_answers_is_recovered_for_nothing(tmp_path: Path) -
 def test_rounds_go_on_under_a_larger_budget_as_they_do_where_each_image_is_asked_once(
     tmp_path: Path,
 ) -> None:
-    own = {"lr": 0.01, "steps": 30, "rounds": (0.5, 1.0), "replay_batch": 8}
-    how: dict[str, Any] = {"method_options": {"batch_size": 5, "latent_size": 16}, "student": own}
+    options = {"lr": 0.01, "steps": 30, "rounds": (0.5, 1.0), "replay_batch": 8}
+    how: dict[str, Any] = {
+        "method_options": {"batch_size": 5, "latent_size": 16},
+        "student": options,
+    }
     taken = {}
     for times, rest in ((1, 0), (3, 2)):
         out, answers = tmp_path / str(times), {"answers": {"repeat": times}}

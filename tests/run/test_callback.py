@@ -121,9 +121,9 @@ def test_what_can_be_no_metric_ends_the_run_and_all_paid_is_kept(tmp_path: Path)
 
 @pytest.mark.parametrize("value", [float("nan"), 2, np.float32(2)])
 def test_numbers_of_any_kind_are_metrics(value: float) -> None:
-    (found,) = callback_metrics({"a": value}).values()
-    assert type(found) is float
-    assert found == 2 or not math.isfinite(found)
+    (metric,) = callback_metrics({"a": value}).values()
+    assert type(metric) is float
+    assert metric == 2 or not math.isfinite(metric)
 
 
 def test_a_callback_of_another_form_is_refused_before_the_first_query(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_scores_are_the_truths_and_stand_beside_what_users_are_served(
     images = load_dataset("digits", "test", shape=(1, 8, 8)).subset(60).batch(slice(None))
     copy, honest = dfme.load_student(out / "student.safetensors"), teacher._answers(images, 0)
     with torch.no_grad():
-        own = copy(images).argmax(1)
+        copied = copy(images).argmax(1)
     for name, answers in (("agreement", teacher._scores(images)), ("agreement_served", honest)):
-        assert summary[name] == pytest.approx((own == answers.argmax(1)).double().mean().item())
+        assert summary[name] == pytest.approx((copied == answers.argmax(1)).double().mean().item())
     table, page = end_table(summary, out), " ".join(page_of(out).text)
     for text in (
         "efences",

@@ -63,10 +63,10 @@ def test_images_and_requests_are_those_of_the_ledger(
     words = [*BASE, "--method.name", *MADE[name].split()]
     with narrow_generators():
         assert main([*words, "--out", "run", "--dry-run"]) == 0
-        said, before = capsys.readouterr().out, list(Path().iterdir())
+        table, before = capsys.readouterr().out, list(Path().iterdir())
         assert before == []
         assert main([*words, "--out", "run"]) == 0
-    summary, rows = json.loads(Path("run/summary.json").read_text()), told(said)
+    summary, rows = json.loads(Path("run/summary.json").read_text()), told(table)
     purposes = {each: count for each, count in summary["spent_by_purpose"].items() if count}
     planned = dict(re.findall(r"(\w+) ([\d,]+)", rows["images"][0].partition(": ")[2]))
     assert {each: number(count) for each, count in planned.items()} == purposes
@@ -74,7 +74,7 @@ def test_images_and_requests_are_those_of_the_ledger(
     assert number(rows["images"][1]) == summary["evaluation_queries"] == 31
     assert number(rows["requests"][0]) == summary["requests"]
     assert float(rows["cost"][0].split()[0]) == round(summary["cost"], 2)
-    assert max(map(len, said.splitlines())) <= 80
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def sizes(text: str) -> list[float]:
@@ -160,10 +160,10 @@ def test_only_a_replay_that_cannot_fit_is_refused(
         *more,
     ]
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("dfme: --student.replay-capacity: the full replay takes ")
+    message = capsys.readouterr().err
+    assert message.startswith("dfme: --student.replay-capacity: the full replay takes ")
     instead = ", or take --student.replay-store disk" if store == "memory" else ""
-    assert f"100.0 kB free; lower it{instead}; nothing was asked" in said
-    assert said.count("\n") == 1
+    assert f"100.0 kB free; lower it{instead}; nothing was asked" in message
+    assert message.count("\n") == 1
     assert not Path("run").exists()
     assert main([*words, "--student.replay-capacity", "100"]) == 0

@@ -134,11 +134,11 @@ def test_a_student_that_did_not_change_is_scored_once(
     student = {"arch": "cnn_small", "steps": 12, "rounds": (0.5, 1.0), "replay_batch": 8}
     images = torch.rand(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     clone(tmp_path / "a", Metered(), evaluation={"images": images, "points": 10}, student=student)
-    told = [
+    records = [
         record for record in read_metrics(tmp_path / "a" / "metrics.jsonl") if "agreement" in record
     ]
-    values = [record["agreement"] for record in told]
-    assert len(told) > len(scored) >= len(set(values))
+    values = [record["agreement"] for record in records]
+    assert len(records) > len(scored) >= len(set(values))
 
 
 def test_scoring_leaves_the_mode_and_the_statistics_as_they_were():
@@ -162,12 +162,12 @@ def test_every_nth_paid_batch_is_held_back_and_the_newest_are_kept():
 def test_the_students_last_evaluation_is_not_made_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[nn.Module] = []
+    scored: list[nn.Module] = []
 
     def score(
         examination: Examination, student: nn.Module, vote: nn.Module | None
     ) -> dict[str, float]:
-        made.append(student)
+        scored.append(student)
         return score_all(examination, student, vote)
 
     monkeypatch.setattr("dfme.run.run.score_all", score)
@@ -175,7 +175,7 @@ def test_the_students_last_evaluation_is_not_made_again(
     evaluation = {"images": images, "points": 2}
     for out, teacher, again in (("whole", Metered(), 0), ("stopped", Metered({13: ctrl_c}), 1)):
         result = clone(here / out, teacher, evaluation=evaluation, device="cpu")
-        assert (result.finished, len(made)) == (not again, again)
+        assert (result.finished, len(scored)) == (not again, again)
         with torch.no_grad():
             alike = result.student(images).argmax(1) == Metered()(images).argmax(1)
         assert result.summary["agreement"] == alike.double().mean().item()

@@ -70,18 +70,18 @@ def test_an_option_with_an_effect_is_taken(line: str) -> None:
 
 
 def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path) -> None:
-    own = tmp_path / "mine.yaml"
-    own.write_text("schedule: {decay: 0.5}\nwandb: {project: mine}\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("schedule: {decay: 0.5}\nwandb: {project: mine}\n")
     weights = [
         "--teacher.checkpoint",
         "teachers/checkpoints/digits.safetensors",
         "--config",
-        str(own),
+        str(file),
     ]
     with pytest.raises(UserError, match=r"^\S+mine\.yaml: schedule\.decay: takes effect only with"):
         parse_extract(weights)
     assert parse_extract([*weights, "--schedule.kind", "steps"]).config.schedule.decay == 0.5
-    own.write_text("student: {shrink: 0.5}\n")
+    file.write_text("student: {shrink: 0.5}\n")
     with pytest.raises(UserError, match=r"^\S+mine\.yaml: student\.shrink: takes effect only with"):
         parse_extract(weights)
     assert parse_extract([*weights, "--student.lr", ".1"]).config.student.shrink == 0.5, (
@@ -90,16 +90,16 @@ def test_files_of_ones_own_are_held_to_it_too_and_records_are_not(tmp_path: Path
 
 
 def test_every_rule_is_about_options_that_there_are() -> None:
-    known = {option.key for option in options_of(ExtractConfig)} | {"method.name", "method.keeps"}
+    options = {option.key for option in options_of(ExtractConfig)} | {"method.name", "method.keeps"}
     for entry in METHODS.values():
-        known |= {option.key for option in options_of(entry.config, "method.")}
-        known |= {
+        options |= {option.key for option in options_of(entry.config, "method.")}
+        options |= {
             option.key
             for name in SECTIONS
             for option in options_of(entry.section(name), f"{name}.")
         }
     for keys, conditions in EFFECTS.items():
-        assert {*keys.split(), *(each.partition("=")[0] for each in conditions)} <= known
+        assert {*keys.split(), *(each.partition("=")[0] for each in conditions)} <= options
 
 
 SMALL: dict[str, Any] = {

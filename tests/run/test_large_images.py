@@ -107,8 +107,8 @@ def test_held_back_queries_are_kept_as_bytes() -> None:
 def test_top_five_by_hand_and_of_many_classes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = torch.arange(100.0).repeat(4, 1)  # class 99 first, then 98, ...
     top = torch.tensor([99, 95, 94, 0])
-    found = compare(ranked, top, LabelMode("label"))
-    assert (found["agreement"], found["agreement_top5"]) == (0.25, 0.5)
+    scores_found = compare(ranked, top, LabelMode("label"))
+    assert (scores_found["agreement"], scores_found["agreement_top5"]) == (0.25, 0.5)
     assert "agreement_top5" not in compare(ranked[:, :99], top.clamp(max=98), LabelMode("label"))
     soft = torch.rand(4, 100).softmax(1)
     whole = compare(ranked, soft, LabelMode("probabilities"))

@@ -97,14 +97,14 @@ def test_a_link_in_the_place_of_a_file_harms_nothing(
 @pytest.mark.integration
 def test_wandb_is_not_let_into_a_folder_elsewhere(tmp_path: Path) -> None:
     """It follows the link, so it is not even asked; the run goes on without it."""
-    run, elsewhere, told = tmp_path / "run", tmp_path / "elsewhere", list[str]()
+    run, elsewhere, lines = tmp_path / "run", tmp_path / "elsewhere", list[str]()
     run.mkdir()
     elsewhere.mkdir()
     (run / "wandb").symlink_to(elsewhere)
     (run / "wandb.json").symlink_to(elsewhere / "file")
-    tracked = WandbRun(WandbConfig(mode="offline"), run, {}, told.append)
+    tracked = WandbRun(WandbConfig(mode="offline"), run, {}, lines.append)
     assert tracked._run is None
-    assert "wandb: it is a link" in told[0]
+    assert "wandb: it is a link" in lines[0]
     assert os.listdir(elsewhere) == []
 
 

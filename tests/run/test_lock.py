@@ -117,10 +117,10 @@ def test_what_a_stranger_wrote_is_no_holder_and_steers_no_terminal(tmp_path: Pat
 
     all_hold(holds, ((text,) for text in texts))
     left(tmp_path, 0, json.dumps({"host": "a\x1b[2Jb\n" + "c" * 300, "pid": {"x": "\r"}}))
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError) as refusal:
         DirectoryLock(tmp_path)
-    assert str(said.value).isprintable()
-    assert len(str(said.value)) < 400
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 400
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dead link"])

@@ -109,15 +109,15 @@ def test_several_students_are_scored_alone_and_as_a_vote():
         lambda part: parts.oracle(part, "evaluation"),
     )
     examination.prepare()
-    found = score_all(examination, parts.students.delivered, parts.students.vote)
+    figures = score_all(examination, parts.students.delivered, parts.students.vote)
     names = "accuracy teacher_accuracy agreement kl vote_accuracy vote_agreement vote_kl"
     names += " constant_agreement agreement_balanced vote_agreement_balanced"
-    assert set(found) == set(names.split())
+    assert set(figures) == set(names.split())
     with torch.no_grad():
         mean_NK = torch.stack([net.eval()(images).softmax(1) for net in parts.students.nets]).mean(
             0
         )
-    assert found["vote_agreement"] == pytest.approx(
+    assert figures["vote_agreement"] == pytest.approx(
         (mean_NK.argmax(1) == labels).double().mean().item()
     )
 

@@ -95,8 +95,8 @@ def test_what_is_ours_under_another_name_gives_the_same_student(
     result = clone(
         tmp_path / "own", Metered(), 200, **{"student": {"arch": "cnn_small"}} | OURS[what]
     )
-    own = torch.load(tmp_path / "own" / "checkpoint.pt")["trainer"]["nets"]
-    assert all(torch.equal(value, own[name]) for name, value in ours.items())
+    custom = torch.load(tmp_path / "own" / "checkpoint.pt")["trainer"]["nets"]
+    assert all(torch.equal(value, custom[name]) for name, value in ours.items())
     written = load_yaml(tmp_path / "own" / "config.yaml")
     method = written["method"]
     named = [method["name"], written["student"]["arch"], method.get("generator", "auto")]
@@ -314,13 +314,13 @@ def test_a_network_that_does_not_fit_is_refused_before_the_first_query(
 def test_the_seed_makes_the_weights_of_each_of_several() -> None:
     words = f"--student.arch {__name__}:Net --student.count 2 --method.generator {__name__}:Flat"
     job = parse_extract(words.split())
-    made = [build_nets(job, SPEC, 10, torch.device("cpu")) for _ in range(2)]
-    one, other = (list(each.parameters()) for each in made[0].students)
+    built = [build_nets(job, SPEC, 10, torch.device("cpu")) for _ in range(2)]
+    one, other = (list(each.parameters()) for each in built[0].students)
     assert not torch.equal(one[0], other[0])
     assert all(
-        torch.equal(a, b) for a, b in zip(one, made[1].students[0].parameters(), strict=True)
+        torch.equal(a, b) for a, b in zip(one, built[1].students[0].parameters(), strict=True)
     )
-    assert isinstance(made[0].generator, GeneratorNet)
+    assert isinstance(built[0].generator, GeneratorNet)
 
 
 # The student's file
@@ -352,18 +352,18 @@ def test_a_file_alone_imports_nothing(
     Path(f"{name}.py").write_text("raise SystemExit('imported')\n")
     weights = tmp_path / "student.safetensors"
     save_student(weights, Net(), f"{name}:Net", SPEC, 10)
-    told = (
+    message = (
         rf"its network is {name}:Net, and no file alone .*: in Python, say dfme.load_student\(path, "
         r"arch=Net\)"
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         dfme.load_student(weights)
     assert main(["export", "--student", str(weights), "--format", "pt2"]) == 2
     assert "no file alone has a module imported" in capsys.readouterr().err
     assert name not in sys.modules
     with torch.no_grad():
-        own = dfme.load_student(weights, arch=Net)(torch.rand(2, 1, 8, 8))
-    assert own.shape == (2, 10)
+        scores = dfme.load_student(weights, arch=Net)(torch.rand(2, 1, 8, 8))
+    assert scores.shape == (2, 10)
     config = f"student: {{arch: '{__name__}:Net'}}\n"
     (tmp_path / "config.yaml").write_text(sealed(config))  # a run's own says it
     assert load_student_of_run(weights).arch == f"{name}:Net"

@@ -45,15 +45,15 @@ def events(out: str | Path, name: str) -> list[dict[str, Any]]:
 def test_a_file_is_named_with_its_digest_its_classes_and_dates() -> None:
     before = datetime.now(UTC).replace(microsecond=0)
     assert main([*SMALL, "--teacher.checkpoint", str(DIGITS), "--out", "run"]) == 0
-    told = summary(Path("run"))
-    assert told["teacher"]["target"] == f"digits.safetensors, sha256 {sha(DIGITS)}"
-    assert told["teacher"]["class_names"] == list("0123456789")
-    assert events("run", "budget")[0]["teacher"] == told["teacher"]
-    dates = [datetime.fromisoformat(told[name]) for name in ("started", "ended")]
+    facts = summary(Path("run"))
+    assert facts["teacher"]["target"] == f"digits.safetensors, sha256 {sha(DIGITS)}"
+    assert facts["teacher"]["class_names"] == list("0123456789")
+    assert events("run", "budget")[0]["teacher"] == facts["teacher"]
+    dates = [datetime.fromisoformat(facts[name]) for name in ("started", "ended")]
     assert before <= dates[0] <= dates[1] <= datetime.now(UTC)
     assert main(["--resume", "--out", "run", "--budget", "140"]) == 0
     again = summary(Path("run"))
-    assert again["started"] == told["started"]
+    assert again["started"] == facts["started"]
     starts, ends = ([each[name] for each in again["stretches"]] for name in ("started", "ended"))
     assert starts == [each["started"] for each in events("run", "stretch")]
     assert ends == [each["at"] for each in events("run", "ended")]
@@ -73,9 +73,9 @@ def test_a_module_of_ones_own_is_named_and_may_be_mended(
     path = Path("recorded_teacher.py")
     path.write_text(source)
     assert main([*SMALL, "--teacher", "recorded_teacher:T", "--out", "run"]) == 0
-    told, digest = summary(Path("run"))["teacher"], sha(path)
-    assert told["target"] == f"recorded_teacher:T in recorded_teacher.py, sha256 {digest}"
-    assert told["class_names"] == ["dark", "light"]
+    facts, digest = summary(Path("run"))["teacher"], sha(path)
+    assert facts["target"] == f"recorded_teacher:T in recorded_teacher.py, sha256 {digest}"
+    assert facts["class_names"] == ["dark", "light"]
     path.write_text(source + "# mended\n")
     capsys.readouterr()
     assert main(["--resume", "--out", "run", "--budget", "140"]) == 0
@@ -126,9 +126,13 @@ def test_a_checkpoint_that_lies_elsewhere_goes_on_if_it_is_the_same(
         Path("runs/a/summary.json").unlink(missing_ok=True)
     shutil.copy(DIGITS, "elsewhere/u.safetensors")
     assert main(["--resume", "--out", "runs/a", "--budget", "180"]) == 0
-    told = summary(Path("runs/a"))["teacher"]
-    assert told["files"]["checkpoint"] == digests[0]
-    assert (told["kind"], told["num_classes"], told["label_mode"]) == ("torch", 10, "probabilities")
+    facts = summary(Path("runs/a"))["teacher"]
+    assert facts["files"]["checkpoint"] == digests[0]
+    assert (facts["kind"], facts["num_classes"], facts["label_mode"]) == (
+        "torch",
+        10,
+        "probabilities",
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,11 +204,11 @@ def test_what_a_teacher_is_is_plain_data() -> None:
 
 
 def test_the_files_of_every_kind_are_digested() -> None:
-    found = made("w.pt", "m.onnx", "p.ts", "ca.pem", "log.txt", "a b.npz", "digits")
+    paths = made("w.pt", "m.onnx", "p.ts", "ca.pem", "log.txt", "a b.npz", "digits")
     for kind, option, name in (("torch", "checkpoint", "w.pt"), ("torchscript", "program", "p.ts")):
-        assert digests(kind, **{option: name}) == {option: found[name]}
+        assert digests(kind, **{option: name}) == {option: paths[name]}
     assert digests("v2", url="http://h", model="digits", ca_file="ca.pem") == {}
-    own = {
+    digested = {
         "weights": "a b.npz",
         "ca_file": "ca.pem",
         "log": "log.txt",
@@ -212,7 +216,7 @@ def test_the_files_of_every_kind_are_digested() -> None:
         "n": 3,
         "folder": ".",
     }
-    assert digests("mine:T", **own) == {"weights": found["a b.npz"]}
+    assert digests("mine:T", **digested) == {"weights": paths["a b.npz"]}
 
 
 def test_folders_and_what_lies_beside_a_file() -> None:
@@ -276,12 +280,12 @@ def test_an_adapter_is_written_out_without_secrets() -> None:
     Path("labels.txt").write_text("cat\ndog\n")
     Path("a.yaml").write_text(ADAPTER)
     text = resolved_adapter("json", {"adapter": "a.yaml", "url": ""})
-    told = yaml.safe_load(text)
-    assert told["url"] == "https://host/v1?version=2&apikey=***"
-    assert told["headers"] == {"X-Api-Key": "***", "X-Token": "${KEY}", "Accept-Language": "en"}
-    assert told["request"]["json"] == {"i": "${image}", "auth": {"password": "***"}}
-    assert told["answer"]["classes"] == ["cat", "dog"]
-    assert told["image"]["encoding"] == "png_base64"
+    adapter = yaml.safe_load(text)
+    assert adapter["url"] == "https://host/v1?version=2&apikey=***"
+    assert adapter["headers"] == {"X-Api-Key": "***", "X-Token": "${KEY}", "Accept-Language": "en"}
+    assert adapter["request"]["json"] == {"i": "${image}", "auth": {"password": "***"}}
+    assert adapter["answer"]["classes"] == ["cat", "dog"]
+    assert adapter["image"]["encoding"] == "png_base64"
 
 
 def test_images_of_no_known_size_are_those_of_the_evaluation(

@@ -204,8 +204,8 @@ def test_the_command_line_refuses_and_repeats(
 
 
 def files() -> dict[str, bytes]:
-    found = (path for path in Path("run").rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path): path.read_bytes() for path in found}
+    paths = (path for path in Path("run").rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path): path.read_bytes() for path in paths}
 
 
 def test_what_is_no_run_is_left_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,8 +290,8 @@ def test_a_run_of_another_release_is_refused_by_its_name(
     config = here / "run/config.yaml"
     config.write_text(config.read_text().replace(f"# dfme {RELEASE}, ", line))
     assert main(["--resume", "--out", "run"]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert f"expected a file of dfme {RELEASE}, got one of dfme {release}" in said
+    (message,) = capsys.readouterr().err.splitlines()
+    assert f"expected a file of dfme {RELEASE}, got one of dfme {release}" in message
 
 
 # Processes
@@ -314,11 +314,11 @@ def test_a_signal_keeps_a_run_for_the_command(tmp_path: Path) -> None:
         ):
             time.sleep(0.005)
         process.send_signal(number)
-        said, err = process.communicate(timeout=60)
+        output, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert "stopping after the step in progress" in err
         assert "Traceback" not in err
-        command = shlex.split(said.strip().splitlines()[-1])
+        command = shlex.split(output.strip().splitlines()[-1])
         bench.here(command[command.index("--resume") :])
         assert bench.student(out) == bench.student("whole")
         assert bench.served(out) == bench.served("whole") == 2_500 + 359
@@ -336,9 +336,9 @@ def test_two_at_once_run_once_and_a_killed_one_ends_as_if_never_killed(tmp_path:
         time.sleep(0.01)
     for process in pair:
         process.send_signal(signal.SIGKILL)
-    said = [process.communicate()[1] for process in pair]
-    assert sorted(process.returncode for process in pair) == [-signal.SIGKILL, 2], said
-    assert sum("in use by process" in text for text in said) == 1
+    errors = [process.communicate()[1] for process in pair]
+    assert sorted(process.returncode for process in pair) == [-signal.SIGKILL, 2], errors
+    assert sum("in use by process" in text for text in errors) == 1
     bench.here(words)
     assert "nothing was asked now" in bench.here(words)
     whole.here(whole.flags("run", *small))

@@ -170,23 +170,32 @@ def test_the_queries_are_worth_what_a_good_training_makes_of_them(
     run: Path, tmp_path: Path
 ) -> None:
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    told: list[str] = []
+    lines: list[str] = []
     out = tmp_path / "again"
-    made, source = retrain(run, out, settings(seed=5), told.append), summary(run)
-    assert made["agreement"] > source["agreement"] + 0.15
-    assert made["source"]["agreement"] == source["agreement"]
+    retrained, source = retrain(run, out, settings(seed=5), lines.append), summary(run)
+    assert retrained["agreement"] > source["agreement"] + 0.15
+    assert retrained["source"]["agreement"] == source["agreement"]
     assert {path: path.read_bytes() for path in files} == files, "the run stays as it is"
-    assert summary(out) == made
-    own = {"method": "retrain", "spent": 0, "evaluation_queries": 0, "answers": PAID, "seed": 5}
-    own |= {"student_steps": 60, "students": 1}
-    assert made | own == made
-    assert made["source"] | {"run": str(run), "method": "static", "spent": PAID} == made["source"]
+    assert summary(out) == retrained
+    expected = {
+        "method": "retrain",
+        "spent": 0,
+        "evaluation_queries": 0,
+        "answers": PAID,
+        "seed": 5,
+    }
+    expected |= {"student_steps": 60, "students": 1}
+    assert retrained | expected == retrained
+    assert (
+        retrained["source"] | {"run": str(run), "method": "static", "spent": PAID}
+        == retrained["source"]
+    )
     assert load_yaml(out / "config.yaml")["method"] == {"name": "retrain", "run": str(run)}
     names = ".lock config.yaml student.safetensors summary.json".split()
     assert sorted(path.name for path in out.iterdir()) == names
-    assert len(told) == 10
+    assert len(lines) == 10
     assert re.fullmatch(
-        r"60 / 60 steps  agreement [\d.]+% \(constant answer [\d.]+%\)  loss [\d.]+", told[-1]
+        r"60 / 60 steps  agreement [\d.]+% \(constant answer [\d.]+%\)  loss [\d.]+", lines[-1]
     )
     # What it scores is what the teacher would have said.
     data = load_dataset("digits", "test", shape=(1, 8, 8)).subset(200)
@@ -194,7 +203,7 @@ def test_the_queries_are_worth_what_a_good_training_makes_of_them(
     truth, student = Metered()(images).argmax(dim=1), dfme.load_student(out)(images).argmax(dim=1)
     pairs = {"agreement": truth == student, "accuracy": student == data.labels}
     for name, alike in (pairs | {"teacher_accuracy": truth == data.labels}).items():
-        assert made[name] == pytest.approx(alike.double().mean().item())
+        assert retrained[name] == pytest.approx(alike.double().mean().item())
 
 
 def test_a_seed_decides_everything_and_nothing_outside_is_moved(run: Path, tmp_path: Path) -> None:
@@ -209,16 +218,16 @@ def test_a_seed_decides_everything_and_nothing_outside_is_moved(run: Path, tmp_p
 
 
 def test_held_back_answers_are_on_record_too_and_what_is_not_kept_is_said(tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     student = {"lr": 0.01, "replay_steps": 1, "replay_capacity": 100}
     recorded = clone(tmp_path / "small", Metered(), student=student).summary["evaluation"]
     unscored = settings(evaluation={"dataset": "none"}, student={"steps": 10})
-    made = retrain(tmp_path / "small", tmp_path / "again", unscored, told.append)
-    assert made["answers"] == 100
-    assert told[0].startswith("100 of 400 paid answers are kept")
-    assert made["evaluation"] == recorded
+    retrained = retrain(tmp_path / "small", tmp_path / "again", unscored, lines.append)
+    assert retrained["answers"] == 100
+    assert lines[0].startswith("100 of 400 paid answers are kept")
+    assert retrained["evaluation"] == recorded
     assert recorded["held_back"]
-    assert made["accuracy"] is None
+    assert retrained["accuracy"] is None
 
 
 def test_what_cannot_work(run: Path, tmp_path: Path) -> None:
@@ -239,16 +248,22 @@ def test_the_command_trains_as_the_run_did_unless_told_otherwise(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["retrain", "--run", str(run)]) == 0
-    made, source = summary(tmp_path / "run-retrained"), summary(run)
+    retrained, source = summary(tmp_path / "run-retrained"), summary(run)
     for name in ("student_steps", "seed", "student_arch", "evaluation"):
-        assert made[name] == source[name], name
+        assert retrained[name] == source[name], name
     shown = capsys.readouterr().out
-    assert f"{made['agreement']:.2%} (the run's own student: {source['agreement']:.2%})" in shown
+    assert (
+        f"{retrained['agreement']:.2%} (the run's own student: {source['agreement']:.2%})" in shown
+    )
     assert f"{PAID} of {run} (static); no query was asked" in shown
     flags = "--student.arch cnn_medium --student.steps 12 --seed 4 --out".split()
     assert main(["retrain", "--run", str(run), *flags, str(tmp_path / "other")]) == 0
-    made = summary(tmp_path / "other")
-    assert (made["student_arch"], made["student_steps"], made["seed"]) == ("cnn_medium", 12, 4)
+    retrained = summary(tmp_path / "other")
+    assert (retrained["student_arch"], retrained["student_steps"], retrained["seed"]) == (
+        "cnn_medium",
+        12,
+        4,
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,12 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as run:
-        found = {
+        layout = {
             path.relative_to(tmp_path).as_posix()
             for path in vars(run).values()
             if isinstance(path, Path)
         }
-    assert found - {"."} == {
+    assert layout - {"."} == {
         *(
             "config.yaml adapter.yaml ledger.jsonl journal metrics.jsonl checkpoint.pt "
             "checkpoint.previous.pt student.safetensors watch.jsonl summary.json"

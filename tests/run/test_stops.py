@@ -121,13 +121,13 @@ def to_its_end(out: Path, kind: Kind, moments: list[dict[int, Callable[[], objec
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, int]]:
     """A run of each kind that nobody stopped, and the images that its teacher served."""
-    made: dict[str, tuple[Path, int]] = {}
+    runs: dict[str, tuple[Path, int]] = {}
 
     def run(name: str) -> tuple[Path, int]:
-        if name not in made:
+        if name not in runs:
             out = tmp_path_factory.mktemp("whole") / "run"
-            made[name] = out, sum(teacher.images for teacher in to_its_end(out, KINDS[name], []))
-        return made[name]
+            runs[name] = out, sum(teacher.images for teacher in to_its_end(out, KINDS[name], []))
+        return runs[name]
 
     return run
 

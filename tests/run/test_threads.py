@@ -97,8 +97,8 @@ def unsaid(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
 
 
 def summary(out: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((Path(out) / "summary.json").read_text())
-    return told
+    content: dict[str, Any] = json.loads((Path(out) / "summary.json").read_text())
+    return content
 
 
 def test_a_run_says_and_records_its_threads_and_goes_on_with_them(

@@ -73,10 +73,10 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def foretold(text: str) -> float:
     """Seconds of the line before the first query."""
-    (told,) = re.findall(
+    (time,) = re.findall(
         r"^about ([\d:]+)(?: s)? on this machine.*: student .* steps of \d+ images", text, re.M
     )
-    parts = [int(part) for part in told.split(":")]
+    parts = [int(part) for part in time.split(":")]
     return sum(60**place * part for place, part in enumerate(reversed(parts)))
 
 
@@ -135,10 +135,10 @@ def test_where_the_automatic_student_does_not_fit_a_smaller_one_is_trained(
     least = {}
     for arch in ("cnn_small", "cnn_large"):
         assert main([*words, "--student.arch", arch, "--minutes", "0.001"]) == 2
-        (found,) = re.findall(
+        (chosen,) = re.findall(
             r"at least ([\d.]+) on this machine, for \d+ steps of", capsys.readouterr().err
         )
-        least[arch] = float(found)
+        least[arch] = float(chosen)
     assert main([*words, "--minutes", f"{1.5 * least['cnn_large']}", "--dry-run"]) == 0
     assert "cnn_large" in capsys.readouterr().out
     minutes = (least["cnn_small"] + least["cnn_large"]) / 2
@@ -181,10 +181,10 @@ def test_a_program_that_draws_slowly_is_named_and_seldom_asked(
     monkeypatch.setitem(sys.modules, "slow_program", module)
     monkeypatch.setitem(PROGRAMS, "text", "slow_program:draw")
     assert main("--recipe frugal --budget 12k --minutes 0.1 --out run".split()) == 2
-    told = capsys.readouterr().err
-    (minutes,) = re.findall(r"expected at least ([\d.]+) on this machine", told)
+    lines = capsys.readouterr().err
+    (minutes,) = re.findall(r"expected at least ([\d.]+) on this machine", lines)
     words = r"([\d:]+) of it drawing images by text, (\d+) ms each; give more, other"
-    ((of_it, each),) = re.findall(words, told)
+    ((of_it, each),) = re.findall(words, lines)
     assert sum(drawn) <= 31, "1, 2, 4, 8 and 16 images take more than the time for one program"
     assert 20 <= int(each) <= 40
     # a third of 12,000 images and of the three others that are drawn beside each one
@@ -225,15 +225,15 @@ def test_a_rehearsal_changes_nothing(words: str, monkeypatch: pytest.MonkeyPatch
         if "knockoff" not in words or word not in ("--method.latent-size", "16")
     ]
     flags = [*small, *words.split(), "--budget", "400"]
-    found = []
+    rehearsed = []
     rehearse = build.rehearse
     monkeypatch.setattr(
-        build, "rehearse", lambda *parts, **how: found.append(rehearse(*parts, **how))
+        build, "rehearse", lambda *parts, **how: rehearsed.append(rehearse(*parts, **how))
     )
     with narrow_generators():
         assert main([*flags, "--out", "without"]) == 0
-        assert found[0] is not None
-        assert found[0].image > 0 < found[0].fresh
+        assert rehearsed[0] is not None
+        assert rehearsed[0].image > 0 < rehearsed[0].fresh
         monkeypatch.setattr(build, "rehearse", rehearse)
         assert main([*flags, "--out", "with"]) == 0
     assert lasting(Path("without")) == lasting(Path("with"))
@@ -256,8 +256,8 @@ def test_time_left_is_of_the_work_that_is_left() -> None:
     """Rounds of 40 and 80 steps of 256 images at a quarter and at the whole of 320 images."""
     parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 320, steps=120, rounds=(0.25, 1.0))
     method = make_method("static", parts)
-    found = Rehearsed(image=0.5, learnt=1 / 16, fresh=9.0, replayed=2.0, score=0.0, answer=None)
-    work = Work(JOB, method, found)
+    rehearsed = Rehearsed(image=0.5, learnt=1 / 16, fresh=9.0, replayed=2.0, score=0.0, answer=None)
+    work = Work(JOB, method, rehearsed)
     assert work.left == pytest.approx(320 * 0.5 + 120 * 2.0)
     assert work.standing(0.0).left is None, "the teacher's own time is not known before it answers"
     for _ in range(5):
@@ -277,11 +277,11 @@ def test_steps_on_a_lone_batch_are_told_as_parts_of_all(
     parts = make_parts(LinearTeacher(ImageSpec((1, 8, 8))), 8, steps=40, rounds=rounds)
     trainer = parts.students
     work = Work(JOB, make_method("static", parts))
-    told: list[str] = []
+    lines: list[str] = []
     step = trainer._step
 
     def watched(images: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        told.append(work.standing(1.0).where)
+        lines.append(work.standing(1.0).where)
         return step(images, answers)
 
     trainer._step = watched  # type: ignore[method-assign]
@@ -290,7 +290,7 @@ def test_steps_on_a_lone_batch_are_told_as_parts_of_all(
     assert trainer.steps_left == left
     trainer.train_pending(40)
     # the batch is held once its first step is taken
-    assert told[1:] == [f"step {number} of 40" for number in range(1, 40)]
+    assert lines[1:] == [f"step {number} of 40" for number in range(1, 40)]
 
 
 @pytest.mark.integration

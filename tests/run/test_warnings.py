@@ -59,15 +59,15 @@ def test_paid_answers_are_counted_as_the_teacher_counts_them(
     tmp_path: Path,
 ) -> None:
     teacher = Counting()
-    told = clone(tmp_path / "run", teacher, **SCORED).summary
+    summary = clone(tmp_path / "run", teacher, **SCORED).summary
     assert sum(teacher.by_class) == BUDGET + 100
-    answers = told["answers"]
+    answers = summary["answers"]
     counts = zip(answers["queries"], answers["teacher"], strict=True)
     assert [sum(pair) for pair in counts] == teacher.by_class
-    assert sum(answers["queries"]) == told["spent"] == BUDGET
+    assert sum(answers["queries"]) == summary["spent"] == BUDGET
     assert sum(answers["teacher"]) == sum(answers["student"]) == 100
-    assert told["baselines"]["constant_agreement"] == max(answers["teacher"]) / 100
-    assert told["baselines"]["constant_accuracy"] == pytest.approx(0.1, abs=0.03)
+    assert summary["baselines"]["constant_agreement"] == max(answers["teacher"]) / 100
+    assert summary["baselines"]["constant_accuracy"] == pytest.approx(0.1, abs=0.03)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["answers"] == answers
 
 
@@ -75,9 +75,9 @@ def test_a_teacher_of_one_answer_is_told_before_anything_is_paid(
     tmp_path: Path, heard: Heard
 ) -> None:
     teacher, lines = heard
-    told = clone(tmp_path / "run", teacher, **SCORED).summary
-    assert told["agreement"] == told["baselines"]["constant_agreement"] == 1.0
-    (line,) = told["warnings"]
+    summary = clone(tmp_path / "run", teacher, **SCORED).summary
+    assert summary["agreement"] == summary["baselines"]["constant_agreement"] == 1.0
+    (line,) = summary["warnings"]
     assert "class 3 to all 100 evaluation images" in line
     assert lines == [(100, f"warning: {line}")], "once, when only the evaluation had been asked"
     clone(tmp_path / "run", teacher, resume=True, **SCORED)
@@ -88,10 +88,10 @@ def test_one_class_among_the_paid_is_told_while_most_of_the_budget_is_left(
     tmp_path: Path, heard: Heard
 ) -> None:
     teacher, lines = heard
-    told = clone(tmp_path / "run", teacher).summary
+    summary = clone(tmp_path / "run", teacher).summary
     assert lines[0][0] == 100 < BUDGET
     assert "class 3 to 100.0% of the 100 images" in lines[0][1]
-    (line,) = told["warnings"]
+    (line,) = summary["warnings"]
     assert "to all 20 held-back queries" in line
 
 
@@ -101,14 +101,14 @@ def test_a_student_that_learns_nothing_is_told_why_by_the_runs_own_record(tmp_pa
         "evaluation": {"dataset": "digits", "limit": 50, "points": 20},
         "method_options": {"batch_size": 20, "student_steps": 1, "latent_size": 16},
     }
-    told = clone(tmp_path / "still", Metered(), **still).summary
-    assert "the loss did not fall (" in told["warnings"][-1]
+    result = clone(tmp_path / "still", Metered(), **still).summary
+    assert "the loss did not fall (" in result["warnings"][-1]
     in_rounds = {**still, "student": {"lr": 1e-9, "steps": 20, "rounds": (0.5, 1.0)}}
-    told = clone(tmp_path / "rounds", Metered(), **in_rounds).summary
-    assert "images that it was trained on it agrees on" in told["warnings"][-1], (
+    result = clone(tmp_path / "rounds", Metered(), **in_rounds).summary
+    assert "images that it was trained on it agrees on" in result["warnings"][-1], (
         "losses there tell no fall"
     )
-    assert "images unlike" not in " ".join(told["warnings"])
+    assert "images unlike" not in " ".join(result["warnings"])
 
 
 def test_the_command_line_shows_baselines_and_warnings(
@@ -128,9 +128,9 @@ def test_the_command_line_shows_baselines_and_warnings(
     assert main(words.split()) == 0
     out, err = (" ".join(text.split()) for text in capsys.readouterr())  # whatever the width
     assert "constant answer accuracy 16.00%, agreement 100.00%; a guess: 10.00%" in out
-    told = "the teacher answers class 3 to all 50 evaluation images"
-    assert f"warning {told}" in out
-    assert err.index(f"warning: {told}") < err.index("100 / 100 queries")
+    warned = "the teacher answers class 3 to all 50 evaluation images"
+    assert f"warning {warned}" in out
+    assert err.index(f"warning: {warned}") < err.index("100 / 100 queries")
 
 
 RECIPES = {
