@@ -305,9 +305,9 @@ class Arguments:
 
     def _variants(self, below: recipes.Content) -> tuple[Variant, ...]:
         """The variants of the file and of the recipe below it, less what is given above them."""
-        variants = recipes.variants_of(recipes.merged(below, self._content))
+        variants = recipes.variants_of(below, self._content, self._flags)
         self._content.pop("when", None)
-        return recipes.beaten(variants, self._flags)
+        return variants
 
     def _choose(self, section: str, name: str, default: str) -> str:
         """The kind or method that is asked for; a recipe's section about another one is set aside.
