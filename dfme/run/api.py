@@ -257,7 +257,7 @@ def _job(
     keywords["teacher"] = teacher
     layers = [Layer(Author.RECIPE, below), Layer(Author.KEYWORD, keywords)]
     method, layers = choose(layers, "method.name", "dfme")
-    when = recipes.layered_variants(layer.content for layer in layers)
+    when = recipes.variants_of(*(layer.content for layer in layers))
     layers = [layer.without("when") for layer in layers]
     entry = find_method(method, objects.get("method.name"))
     for name in (name for name in SECTIONS if name in given and name not in entry.sections):

@@ -101,21 +101,22 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     ]
 
 
-def variants_of(content: Mapping[str, Any]) -> tuple[Variant, ...]:
-    """A recipe's blocks ``when``, in their order. UserError for what is wrong in one."""
-    blocks = content.get("when") or ()
-    if isinstance(blocks, list | tuple) and all(isinstance(block, Mapping) for block in blocks):
-        return tuple(_variant(block, number) for number, block in enumerate(blocks, 1))
-    raise UserError(f"when: expected blocks such as {EXAMPLE}, got {blocks!r:.80}")
+def variants_of(*layers: Mapping[str, Any]) -> tuple[Variant, ...]:
+    """The blocks ``when`` of a recipe and of layers above it, in their order.
 
-
-def layered_variants(contents: Iterable[Mapping[str, Any]]) -> tuple[Variant, ...]:
-    """The variants of layers of options, the lowest first, less what layers above them set."""
-    variants: tuple[Variant, ...] = ()
-    for content in contents:
-        keys = {key for key, _ in flatten(content, ())}
-        variants = (*beaten(variants, keys), *variants_of(content))
-    return variants
+    What a layer gives, by section or by dotted key, beats the blocks of those below. UserError for
+    what is wrong in a block.
+    """
+    variants: list[Variant] = []
+    for layer in layers:
+        blocks = layer.get("when") or ()
+        if not isinstance(blocks, list | tuple) or not all(
+            isinstance(block, Mapping) for block in blocks
+        ):
+            raise UserError(f"when: expected blocks such as {EXAMPLE}, got {blocks!r:.80}")
+        above = [_variant(block, number) for number, block in enumerate(blocks, 1)]
+        variants = [*beaten(variants, {key for key, _ in flatten(layer, ())}), *above]
+    return tuple(variants)
 
 
 EXAMPLE = "{side_above: 16, set: {student: {lr: 0.002}}}"
@@ -136,16 +137,14 @@ def _variant(block: Mapping[str, Any], number: int) -> Variant:
     return dataclasses.replace(variant, set=values)
 
 
-def beaten(variants: Iterable[Variant], keys: Collection[str]) -> tuple[Variant, ...]:
-    """The variants without the options of these keys, which a flag or a file above them gives."""
-    less = [
-        dataclasses.replace(
-            variant, set={key: value for key, value in variant.set.items() if key not in keys}
-        )
-        for variant in variants
-        if not any(key in keys for key in variant.unless_given)
-    ]
-    return tuple(variant for variant in less if variant.set)
+def beaten(variants: Iterable[Variant], keys: Collection[str]) -> list[Variant]:
+    """The variants without the options of these keys, which a layer above them gives."""
+    remaining = []
+    for variant in variants:
+        values = {key: value for key, value in variant.set.items() if key not in keys}
+        if values and not any(key in keys for key in variant.unless_given):
+            remaining.append(dataclasses.replace(variant, set=values))
+    return remaining
 
 
 def with_variants(job: Job, mode: LabelMode, shape: Shape) -> tuple[Job, str]:
@@ -198,10 +197,9 @@ def merged(below: Content, above: Content) -> Content:
         if isinstance(under, dict) and isinstance(value, dict):
             value = {**under, **value}
         result[name] = value
-    variants = layered_variants((below, above))
     result.pop("when", None)
-    if variants:
-        result["when"] = [plain(variant, "when") for variant in variants]
+    if variants := variants_of(below, above):
+        result["when"] = plain(variants, "when")
     return result
 
 
