@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import DfmeError, UserError
+from dfme.problems import Ref, Text, say
 
 LULL = 1.5  # seconds without a word from a computation, but for one of its steps
 MAX_PENDING = 4_096  # flags of an accelerator that wait to be read at most
@@ -87,11 +88,17 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+        raise UserError(
+            say("{device}: expected auto, cpu, cuda or cuda:N, got {!r}", name)
+        ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UserError(
-            f"--device {name}: this machine has {found} CUDA devices; choose another, or cpu"
+            say(
+                "{}: this machine has {} CUDA devices; choose another, or cpu",
+                Ref("device", name),
+                found,
+            )
         )
     return device
 
@@ -203,7 +210,7 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     found = os.environ.get(name)
     if found not in fit and (found is not None or torch.cuda.is_initialized()):
         expected = f"expected {name}={fit[0]} before CUDA starts"
-        raise UserError(f"--deterministic: {expected}, got {found}; set it to that")
+        raise UserError(say("{deterministic}: {}, got {}; set it to that", expected, found))
     was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")
     cudnn.deterministic = True
@@ -214,8 +221,8 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in (said := str(error)):
             raise
-        message = f"--deterministic: {said.partition(', but')[0]}; start a new run without it"
-        raise DfmeError(message) from error
+        cause = said.partition(", but")[0]
+        raise DfmeError(say("{deterministic}: {}; start a new run without it", cause)) from error
     finally:
         torch.set_deterministic_debug_mode(was[0])
         cudnn.deterministic, cudnn.benchmark = was[1:]
@@ -231,12 +238,12 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
+LARGE = say("{method.batch_size}, {student.replay_batch} or {student.replay_capacity}")
 
 
 @contextmanager
-def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
-    """One line that says what to do where memory is not enough; ``large``: the flags that take
+def within_memory(device: torch.device, large: Text = LARGE) -> Iterator[None]:
+    """One line that says what to do where memory is not enough; ``large``: the options that take
     less.
     """
     try:
@@ -247,8 +254,8 @@ def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
             raise
         # CUDA says much more
         said = ". ".join(text.splitlines()[0].split(". ")[:3]) if text else "no more to be had"
-        message = f"out of memory on {device}: {said}; start a new run with a smaller {large}"
-        raise DfmeError(message) from error
+        advice = say("start a new run with a smaller {}", large)
+        raise DfmeError(say("out of memory on {}: {}; {}", device, said, advice)) from error
 
 
 @contextmanager

@@ -2,19 +2,39 @@
 do.
 """
 
+from dfme.problems import Message, Problem, Ref, Text, joined, pieces_of, say
+
 
 class DfmeError(Exception):
     """Base of every error the command line prints as one line instead of a traceback."""
 
     exit_code = 1
 
+    @property
+    def message(self) -> Message:
+        """What is wrong; the options in it are spelled by whoever shows it."""
+        return Message(pieces_of(self.args[0])) if self.args else Message()
+
 
 class UserError(DfmeError):
     """Something in the command, the configuration or the files given cannot work; nothing was
     queried.
+
+    ``problems``: the options that are wrong, where it is options. ``about``: what ``text`` is said
+    of, and the message begins with.
     """
 
     exit_code = 2
+
+    def __init__(self, *said: Text | Problem, about: Text | Ref = "") -> None:
+        self.problems = tuple(part for part in said if isinstance(part, Problem))
+        sentences = [
+            say("{}: {}", Ref(part.key), part.text) if isinstance(part, Problem) else part
+            for part in said
+        ]
+        self.about = about
+        self.text = joined(sentences, "; ")
+        super().__init__(say("{}: {}", about, self.text) if about else self.text)
 
 
 class ShapeUnknown(UserError):  # noqa: N818 (what is not known, not a fault)
@@ -34,7 +54,7 @@ class ServiceError(DfmeError):
 
     exit_code = 3
 
-    def __init__(self, message: str, reason: str = "unusable answer") -> None:
+    def __init__(self, message: Text, reason: str = "unusable answer") -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -70,7 +90,7 @@ class Refused(ServiceError):  # noqa: N818 (an outcome, not a fault of the progr
     body: bytes = b""
 
     def __init__(
-        self, message: str, reason: str, retry: bool = True, retry_after: float | None = None
+        self, message: Text, reason: str, retry: bool = True, retry_after: float | None = None
     ) -> None:
         super().__init__(message, reason)
         self.retry = retry
@@ -82,7 +102,7 @@ class BatchTooLarge(Refused):
     it says.
     """
 
-    def __init__(self, message: str, limit: int | None = None) -> None:
+    def __init__(self, message: Text, limit: int | None = None) -> None:
         super().__init__(message, "batch too large", retry=False)
         self.limit = limit
 
@@ -106,7 +126,7 @@ class Misfit(Unusable):
     afterwards.
     """
 
-    def __init__(self, message: str, reason: str, for_good: bool = False) -> None:
+    def __init__(self, message: Text, reason: str, for_good: bool = False) -> None:
         super().__init__(message, reason)
         self.for_good = for_good
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.precision import in_force
+from dfme.problems import flag, say
 
 WARM_UP = 3  # calls before a form is captured, which are steps like any other,
 RECENT = 64  # among the last so many
@@ -32,7 +33,9 @@ _side = cache(torch.cuda.Stream)
 def require_gpu(device: torch.device) -> None:
     """UserError for a device that has no graphs."""
     if device.type != "cuda":
-        raise UserError(f"--graphs: expected a CUDA device, got {device.type}; leave --graphs out")
+        raise UserError(
+            say("{graphs}: expected a CUDA device, got {}; leave {graphs} out", device.type)
+        )
 
 
 class Graph:
@@ -160,7 +163,9 @@ def release(nets: Iterable[nn.Module | None]) -> None:
 @cache
 def warn_not_captured(part: str, reason: str) -> None:
     """Say, once, why a part of a run goes on kernel by kernel."""
-    logging.getLogger("dfme").warning("--graphs: %s goes on without, since %s", part, reason)
+    logging.getLogger("dfme").warning(
+        f"{flag('graphs')}: %s goes on without, since %s", part, reason
+    )
 
 
 @contextmanager

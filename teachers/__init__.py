@@ -10,6 +10,7 @@ from dfme.config.detectors import NEED_FEATURES
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError
+from dfme.problems import Message, Problem, Ref, flag, say
 from dfme.teachers import options as local_options
 from dfme.teachers.defences import check_defences
 from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options
@@ -51,7 +52,9 @@ TRUSTED = "dfme.teachers.options:require_trust"
 JSON_FILE = "dfme.teachers.remote.json_api.adapter_file:check_json"
 JSON_LOADER = "dfme.teachers.remote.json_api.api:connect_json"
 
-WEIGHTS = Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher")
+WEIGHTS = Source(
+    "checkpoint", f"; give {flag('teacher.checkpoint')}, or make one with run.py train-teacher"
+)
 ADAPTER = Source("adapter", "; configs/adapters has examples")
 ONNX = Source("model", "; export one with torch.onnx.export")
 PROGRAM = Source("program", "; save one with torch.export.save")
@@ -87,7 +90,7 @@ def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     local = config.kind not in KINDS or KINDS[config.kind].is_local
     check_defences(config, local)
     if problems := [*_watch_problems(config, local)]:
-        raise UserError("; ".join(problems))
+        raise UserError(*problems)
     check = KINDS[config.kind].check if config.kind in KINDS else None
     if check is None:
         return ""
@@ -95,29 +98,25 @@ def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     return said or ""
 
 
-def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[str]:
+def _watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[Problem | Message]:
     names = ",".join(teacher.watch)
     benign = teacher.benign
     needing = ", ".join(name for name in teacher.watch if name in NEED_FEATURES)
     if names and not local:
-        yield (
-            f"--teacher.watch: a service is watched where it runs, by run.py serve --watch {names}"
-        )
+        served = Ref("watch", names)
+        text = say("a service is watched where it runs, by run.py serve {}", served)
+        yield Problem("teacher.watch", text)
         return
     if names and benign is None:
-        yield (
-            f"--teacher.benign: expected held-out labelled images to calibrate {names} "
-            "on: a set or FOLDER"
-        )
+        text = say("expected held-out labelled images to calibrate {} on: a set or FOLDER", names)
+        yield Problem("teacher.benign", text)
     if needing and teacher.kind != "torch":
-        yield (
-            f"--teacher.watch: {needing}: expected a teacher of kind torch to look into, "
-            f"got {teacher.kind}"
-        )
+        looked_into = f"{needing}: expected a teacher of kind torch to look into"
+        yield Problem("teacher.watch", looked_into, got=teacher.kind)
     if teacher.on_alarm == "label" and teacher.label_mode == "logits":
-        yield "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
+        yield say("{teacher.on_alarm:label}: expected a {teacher.label_mode} other than logits")
     try:
         if benign is not None:
             check_dataset(benign, download=False)
     except UserError as error:
-        yield f"--teacher.benign: {error}"
+        yield Problem("teacher.benign", error.message)

@@ -17,6 +17,7 @@ from dfme.answers.reading import CHARGED, NEGATIVE, PartialAnswers, as_tensor
 from dfme.compute import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import TeacherError, UserError
+from dfme.problems import Problem, Ref, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.label_modes import as_classes, restrict
 
@@ -217,8 +218,9 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
             else " (a function named here makes the teacher, it is none)"
         )
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
-        raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
-    with blaming(f"--teacher {target}: could not be made", UserError):
+        text = f"{error}; it is {signature}{hint}"
+        raise UserError(text, about=Ref("teacher", target)) from None
+    with blaming(say("{}: could not be made", Ref("teacher", target)), UserError):
         return make(**options)
 
 
@@ -231,14 +233,19 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
     """A value that must be given once, or twice the same."""
     given = tuple(given) if isinstance(given, list | tuple) else given
     stated = tuple(stated) if isinstance(stated, list | tuple) else stated
-    flag = name.replace("_", "-")
+    key = f"teacher.{name}"
     if given is None and stated is None:
         raise UserError(
-            f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = "
-            f"{example}"
+            say(
+                "the teacher's {} is not known: say {}, or give it {} = {}",
+                name,
+                Ref(key),
+                name,
+                example,
+            )
         )
     if given is not None and stated is not None and given != stated:
-        raise UserError(f"--teacher.{flag}: got {given}, but the teacher itself says {stated}")
+        raise UserError(Problem(key, f"got {given}, but the teacher itself says {stated}"))
     return given if stated is None else stated
 
 
@@ -265,9 +272,13 @@ def _require_probability(scores: Tensor) -> None:
             else ""
         )
         raise TeacherError(
-            "teacher: expected one probability per image, that of class 1, got values from "
-            f"{low:.4g} to "
-            f"{high:.4g}; {percent}if these are logits, start a new run with --teacher.label-mode "
-            "logits, or "
-            "give the teacher an attribute label_mode = 'logits'"
+            say(
+                "teacher: expected one probability per image, that of class 1, got values from "
+                "{:.4g} to {:.4g}; {}if these are logits, start a new run with "
+                "{teacher.label_mode:logits}, or give the teacher an attribute label_mode = "
+                "'logits'",
+                low,
+                high,
+                percent,
+            )
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from dfme.answers.advice import what_to_do
 from dfme.compute import DeferredChecks, on_accelerator
 from dfme.errors import TeacherError
+from dfme.problems import Ref, Text, say
 from dfme.spec import LabelMode
 
 NEGATIVE = 1e-6  # how far below zero a probability may lie: the rounding of a softmax in float32
@@ -26,7 +27,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 CHARGED: ContextVar[bool] = ContextVar("charged", default=False)
 """Whether the images that a teacher is asked for now are in a ledger already."""
 
-Verdict = tuple[Tensor, Callable[[], str]]
+Verdict = tuple[Tensor, Callable[[], Text]]
 """Whether all is well, a boolean scalar on the answers' device, and what came if it is not."""
 
 
@@ -71,7 +72,9 @@ def read_answers(
             hidden = max(classes - (mode.k or classes), 0)
             (ok, found) = _top_k(answers, hidden, tolerance)
             expected = f"at most {hidden} NaN (unrevealed) per row, the others from 0 to 1 in all"
-    deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {found()}"))
+    deferred.expect(
+        ok, lambda: TeacherError(say("teacher: expected {}, got {}", expected, found()))
+    )
     if mode.decimals is None and mode.k is None:
         return answers
     kept = cut_to(answers, mode)
@@ -236,8 +239,12 @@ def _tells_more(scores_BK: Tensor, cut_BK: Tensor, eps: float) -> bool:
 def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
     if answers.ndim == 2 and tuple(answers.shape) == (batch, classes):
         raise TeacherError(
-            f"teacher: expected labels ({batch},), got scores {tuple(answers.shape)}; "
-            "if they are meant, start a new run with --teacher.label-mode logits or probabilities"
+            say(
+                "teacher: expected labels ({},), got scores {}; if they are meant, start a new "
+                "run with {teacher.label_mode:logits} or probabilities",
+                batch,
+                tuple(answers.shape),
+            )
         )
     if tuple(answers.shape) != (batch,):
         raise TeacherError(
@@ -250,21 +257,23 @@ def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
 def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) -> None:
     shape = tuple(answers.shape)
     if shape != (batch, classes):
-        hint = ""
+        hint: Text = ""
         if shape == (batch,):
-            hint = "; if these are labels, start a new run with --teacher.label-mode label"
-        elif shape == (batch, 1):
-            two = "; if it is a binary model, start a new run with --teacher.num-classes 2"
-            hint = two if classes != 2 else ""
-        elif len(shape) == 2 and shape[0] == batch:
-            hint = (
-                f"; if it has {shape[1]} classes, start a new run with "
-                f"--teacher.num-classes {shape[1]}"
-            )
+            hint = say("; if these are labels, start a new run with {teacher.label_mode:label}")
+        elif shape == (batch, 1) and classes != 2:
+            hint = say("; if it is a binary model, start a new run with {teacher.num_classes:2}")
+        elif len(shape) == 2 and shape[0] == batch and shape[1] != 1:
+            number = Ref("teacher.num_classes", shape[1])
+            hint = say("; if it has {} classes, start a new run with {}", shape[1], number)
         raise TeacherError(
-            f"teacher: expected {mode.kind} ({batch}, {classes}), a row per image and a column per "
-            "class, "
-            f"got {shape}{hint}"
+            say(
+                "teacher: expected {} ({}, {}), a row per image and a column per class, got {}{}",
+                mode.kind,
+                batch,
+                classes,
+                shape,
+                hint,
+            )
         )
     if not answers.is_floating_point() and answers.dtype not in INTEGERS:
         raise TeacherError(
@@ -310,9 +319,9 @@ def _labels(labels_B: Tensor, classes: int) -> Verdict:
     return (low >= 0) & (high < classes), found
 
 
-def _describe(scores_BK: Tensor, low: float, off: float) -> str:
+def _describe(scores_BK: Tensor, low: float, off: float) -> Text:
     if not (math.isfinite(low) and math.isfinite(off)):
         return "NaN or infinite values"
     came = f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one"
     cure = what_to_do(scores_BK)
-    return f"{came}; {cure}" if cure else came
+    return f"{came}; " + cure if cure else came

@@ -17,19 +17,17 @@ from dfme.cli.teacher_side import KINDS, kind_problems
 from dfme.config.imports import find_target, own_options
 from dfme.config.messages import (
     MAX_LETTERS,
-    Problem,
-    did_you_mean,
     members,
     nearest,
     shortened,
-    spelled_flag,
 )
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
-from dfme.config.values import Option, build, flatten, options_of, read_value
+from dfme.config.values import Option, build, flatten, missing, options_of, read_value
 from dfme.config.wandb_settings import wandb_environment
 from dfme.config.yaml_files import is_record
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS, find_method
+from dfme.problems import Problem, Ref, as_flag, as_yaml_key, joined, say
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import resolve_from_run_start
@@ -115,7 +113,7 @@ class Arguments:
         if "recipe" in self.options:
             given["recipe"] = self._recipe
         given |= {key: value for key, value in self._below.items() if key not in given}
-        self.report(Problem(key, self._unknown(key)) for key in given if key not in self.options)
+        self.report(self._unknown(key) for key in given if key not in self.options)
         return given
 
     @cached_property
@@ -170,11 +168,20 @@ class Arguments:
         return key in self._flags or key in self._in_file
 
     def report(self, problems: Iterable[Problem]) -> None:
-        """Add problems; one about a value that is already known to be wrong is left out."""
-        for key, text in problems:
-            name = f"{self._file}: {key}" if key in self._in_file else spelled_flag(key)
-            name = f"--{self._flags[key].name}" if key in self._flags else name
-            self._problems.setdefault(key, shortened(f"{name}: {text}", ROOM))
+        """Add problems, in the words of the flags or of the file that they come from; one about a
+        value that is already known to be wrong is left out.
+        """
+        for problem in problems:
+            key = problem.key
+            name = as_flag(Ref(key))
+            speech = as_flag
+            if key in self._flags:
+                name = f"--{self._flags[key].name}"
+            elif key in self._in_file:
+                name = f"{self._file}: {key}"
+                speech = as_yaml_key
+            text = f"{name}: {problem.text.spelled(speech)}"
+            self._problems.setdefault(key, shortened(text, ROOM))
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of a great many, the
@@ -230,7 +237,7 @@ class Arguments:
                 value, problems = read_value(option, given.pop(option.key))
                 self.report(problems)
             elif option.required:
-                self.report([Problem(option.key, f"missing; expected {option.help or 'a value'}")])
+                self.report([missing(option)])
             if option.key in self.given or is_plain(value):
                 own[option.name] = value
             common = None if value is None or option.key not in shared else shared[option.key]
@@ -260,21 +267,20 @@ class Arguments:
         sections = {name: self._build(entry.section(name), f"{name}.") for name in SECTIONS}
         return Job(config, teacher, options, self.method, method, **sections)
 
-    def _unknown(self, key: str) -> str:
-        is_flag = key in self._flags
-        spelled = spelled_flag if is_flag else str
-        group = [known for known in self.options if known.startswith(key + ".")]
+    def _unknown(self, key: str) -> Problem:
+        group = [say("{}", Ref(known)) for known in self.options if known.startswith(key + ".")]
         if group:
-            return (
-                "a group of options; expected one of its own such as "
-                f"{', '.join(map(spelled, group[:3]))}"
-            )
+            such_as = joined(group[:3], ", ")
+            text = "a group of options; expected one of its own such as " + such_as
+            return Problem(key, text)
         section = key.partition(".")[0]
         of = f" of teacher {self.kind}" if section == "teacher" and self.kind else ""
         of = f" of method {self.method}" if section in ("method", *SECTIONS) and self.method else of
-        close = nearest(key, self.options)
-        hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
-        return f"unknown {'flag' if is_flag else 'key'}{of}; {hint}"
+        near = nearest(key, self.options)
+        unknown = f"unknown {'flag' if key in self._flags else 'key'}{of}"
+        if near is None:
+            return Problem(key, f"{unknown}; --help-all lists all")
+        return Problem(key, unknown, near=Ref(near))
 
     def _lay_below(self) -> tuple[str, str, recipes.Content]:
         """The method, what is on record as the recipe, and the recipe that lies below the file and
@@ -334,11 +340,12 @@ class Arguments:
             return options_of(KINDS[self.kind].options, "teacher.")
         if ":" in self.kind:
             return own_options(find_target(self.kind), _common())
-        hint = did_you_mean(self.kind, KINDS)
-        if os.path.isfile(self.kind):
-            hint = "; for a file of weights say --teacher.checkpoint, for .onnx --teacher onnx"
-        choices = f"{', '.join(KINDS)}, module:Class or module:function"
-        raise UserError(f"--teacher: expected {choices}, got {self.kind!r}{hint}")
+        expected = f"expected {', '.join(KINDS)}, module:Class or module:function"
+        got = repr(self.kind)
+        if not os.path.isfile(self.kind):
+            raise UserError(Problem("teacher", expected, got, nearest(self.kind, KINDS)))
+        hint = say("; for a file of weights say {teacher.checkpoint}, for .onnx {teacher:onnx}")
+        raise UserError(Problem("teacher", say("{}, got {}{}", expected, got, hint)))
 
     def _all_options(self, inputs: CommandInputs) -> list[Option]:
         options = options_of(inputs.root)

@@ -37,11 +37,11 @@ from dfme.cli import compare, teacher_side
 from dfme.cli.flags import Flag, Recipe, asks_to_resume, read_recipe, resumed, split_flags
 from dfme.cli.verify import reference_problems
 from dfme.config.detectors import DETECTORS, NEED_FEATURES
-from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, load_dataset, whole_name
 from dfme.errors import UserError
+from dfme.problems import Problem
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
 from dfme.spec import SMALL_SIDE, LabelMode, Shape
@@ -276,10 +276,10 @@ def _compared_problems(config: AuditConfig, shared: Content) -> Iterator[Problem
                 key, "expected this flag: attackers that are recipes do not heed a file's section"
             )
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
-    for key, text in compare_problems(
+    for problem in compare_problems(
         comparison(config, config.attackers, config.label_modes, defences), ()
     ):
-        yield Problem({"methods": "attackers"}.get(key, key), text)
+        yield replace(problem, key="attackers") if problem.key == "methods" else problem
 
 
 def _away(kind: str, config: AuditConfig) -> str:

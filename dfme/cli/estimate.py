@@ -17,10 +17,10 @@ from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
 from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Basic
-from dfme.config.messages import Problem
 from dfme.config.settings import Job
 from dfme.config.values import Option
 from dfme.files import write_text
+from dfme.problems import Problem
 from dfme.report.console import duration
 from dfme.report.facts import Beside, is_above
 from dfme.report.markdown import table

@@ -13,9 +13,9 @@ from dfme.cli import teacher_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
 from dfme.cli.teacher_side import ServeConfig
-from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.problems import Problem
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
 INPUTS = CommandInputs(

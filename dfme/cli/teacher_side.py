@@ -14,10 +14,10 @@ from dfme import teachers
 from dfme.audits.audit.model import Metering
 from dfme.config.defences import Facts, parse_defences, stated
 from dfme.config.detectors import NEED_FEATURES
-from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.errors import UserError
 from dfme.files import make_folder
+from dfme.problems import Problem
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
@@ -110,7 +110,7 @@ def serve(
     with ExitStack() as held:
         if config.record:
             make_folder(Path(config.record))
-            held.callback(DirectoryLock(Path(config.record), "--record").close)
+            held.callback(DirectoryLock(Path(config.record), "record").close)
         from dfme.teachers.serve.server import serve as serve_teacher
 
         made = make(teacher, options, config.device, recorded=bool(config.record))

@@ -18,10 +18,11 @@ from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import default_recipe, last_text, split_flags
 from dfme.config.defences import parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
-from dfme.config.messages import Problem, printable
+from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.oracle.ledger_log import audit
+from dfme.problems import Problem
 from dfme.report.markdown import fitted_table
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
 

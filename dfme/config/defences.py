@@ -335,7 +335,7 @@ def _canonical(given: object) -> tuple[str, ...]:
     try:
         return tuple(str(each) for each in parse_defences(given))
     except UserError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(error.message) from None
 
 
 DefencesText = Annotated[

@@ -12,6 +12,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -22,24 +23,30 @@ from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
 from dfme.config.values import REQUIRED, Option, reader
 from dfme.errors import DfmeError, UserError
+from dfme.problems import Problem, Ref, Text, say
 
 NO_FILE = ("__main__", "builtins")
 """Modules of what is defined in a script, in a notebook, or in code that was executed from a text.
 """
 
+TEACHER = Ref("teacher")
+
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
-    """Import ``module:name``, the value of ``flag``, a callable; the current directory is searched
-    last.
+def find_target(target: str, what: Ref | str = TEACHER) -> Callable[..., Any]:
+    """Import ``module:name``, a callable; the current directory is searched last.
+
+    ``what``: the option whose value it is, or the noun of what it makes; errors begin with it.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise UserError(f"{flag}: expected module:Class or module:function, got {target!r}")
+        expected = f"expected module:Class or module:function, got {target!r}"
+        raise UserError(expected, about=what)
+    subject = replace(what, value=target) if isinstance(what, Ref) else f"{what} {target}"
     if module_name in NO_FILE or "<" in name:
-        return _in_this_process(module_name, name, f"{flag} {target}")
-    module = _import(module_name, f"{flag} {target}")
+        return _in_this_process(module_name, name, subject)
+    module = _import(module_name, subject)
     found = _within(module, name)
     if callable(found):
         return found  # type: ignore[no-any-return]
@@ -50,7 +57,8 @@ def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
     if found is not None:
         problem = f"{name} is of type {type(found).__name__}, no class or function"
     place = getattr(module, "__file__", None) or module_name
-    raise UserError(f"{flag} {target}: {place}: {problem}{did_you_mean(name, callables)}")
+    text = f"{place}: {problem}{did_you_mean(name, callables)}"
+    raise UserError(text, about=subject)
 
 
 def _within(module: ModuleType | None, name: str) -> Any:
@@ -61,7 +69,7 @@ def _within(module: ModuleType | None, name: str) -> Any:
     return found
 
 
-def _in_this_process(module_name: str, name: str, subject: str) -> Callable[..., Any]:
+def _in_this_process(module_name: str, name: str, subject: Text | Ref) -> Callable[..., Any]:
     """A callable of a script, a notebook or a function. UserError where it is not this
     process's.
     """
@@ -69,10 +77,9 @@ def _in_this_process(module_name: str, name: str, subject: str) -> Callable[...,
     if callable(found):
         return found  # type: ignore[no-any-return]
     raise UserError(
-        f"{subject}: it was defined in a script, a notebook or a function, where no command finds "
-        "it; "
-        "go on in Python (call dfme.extract again with it and resume=True), or move it into a "
-        "module"
+        "it was defined in a script, a notebook or a function, where no command finds it; go on in "
+        "Python (call dfme.extract again with it and resume=True), or move it into a module",
+        about=subject,
     )
 
 
@@ -82,13 +89,13 @@ def name_of(thing: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def top_name(given: object, flag: str) -> str:
+def top_name(given: object, what: str) -> str:
     """``module:Class`` of a class, by which it is found again. UserError where that names another
     object.
     """
     name = name_of(given)
-    if "<" in name or not isinstance(given, type) or find_target(name, flag) is not given:
-        raise UserError(f"{flag}: expected a name, or a class at the top of a module, got {name}")
+    if "<" in name or not isinstance(given, type) or find_target(name, what) is not given:
+        raise UserError(f"{what}: expected a name, or a class at the top of a module, got {name}")
     return name
 
 
@@ -104,7 +111,9 @@ def what_and_where(error: BaseException) -> str:
 
 @contextmanager
 def blaming(
-    subject: str, error: type[DfmeError], said: Callable[[BaseException], str] = what_and_where
+    subject: Text | Ref,
+    error: type[DfmeError],
+    said: Callable[[BaseException], str] = what_and_where,
 ) -> Iterator[None]:
     """Whatever is raised inside by others' code, as one line about ``subject``; errors of ours
     pass.
@@ -114,10 +123,10 @@ def blaming(
     except DfmeError:
         raise
     except (Exception, SystemExit) as found:
-        raise error(f"{subject}: {said(found)}") from found
+        raise error(say("{}: {}", subject, said(found))) from found
 
 
-def _import(name: str, subject: str) -> ModuleType:
+def _import(name: str, subject: Text | Ref) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
@@ -129,16 +138,17 @@ def _import(name: str, subject: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
             hint = did_you_mean(name, beside)
-            raise UserError(
-                f"{subject}: no module {missing!r} in {folder} or installed{hint}"
-            ) from None
-        raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
+            text = f"no module {missing!r} in {folder} or installed{hint}"
+            raise UserError(text, about=subject) from None
+        text = f"importing {name} failed: {what_and_where(error)}"
+        raise UserError(text, about=subject) from error
     if (after := _default_dtype()) != before:
         sys.modules.pop(name, None)  # so that the next import says the same
         sys.modules["torch"].set_default_dtype(before or sys.modules["torch"].float32)
         raise UserError(
-            f"{subject}: importing {name} sets PyTorch's default dtype to {after}, for the whole "
-            "process; expected it left as it is: give its own tensors a dtype"
+            f"importing {name} sets PyTorch's default dtype to {after}, for the whole process; "
+            "expected it left as it is: give its own tensors a dtype",
+            about=subject,
         )
     return module
 
@@ -188,9 +198,8 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         default = parameter.default
         if name == "kind" or parameter.kind is parameter.POSITIONAL_ONLY:
             if default is parameter.empty:
-                raise UserError(
-                    f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it"
-                )
+                text = f"{what}'s parameter {name!r} cannot be a flag; rename it"
+                raise UserError(Problem("teacher", text))
             continue
         known = common.get(f"teacher.{name}")
         kind = known.type if known else Any
@@ -218,12 +227,12 @@ def own_model(base: type[Any], kind: type[Any], body: tuple[tuple[str, Any], ...
     return as_model(config=CONFIG, frozen=True, kw_only=True)(made)
 
 
-def as_mapping(given: object, flag: str) -> dict[str, Any]:
+def as_mapping(given: object, what: str) -> dict[str, Any]:
     """Name and options of a class of the user's own, or of an object, whose attributes they are."""
     kind = given if isinstance(given, type) else type(given)
-    name = top_name(kind, flag)
+    name = top_name(kind, what)
     known = [] if kind is given else inspect.signature(kind).parameters
-    with blaming(f"{flag} {name}: expected every option as an attribute of the object", UserError):
+    with blaming(f"{what} {name}: expected every option as an attribute of the object", UserError):
         mapping: dict[str, Any] = {"name": name}
         for key in known:
             mapping[key] = getattr(given, key)

@@ -8,7 +8,9 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from dfme.problems import Problem
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -24,18 +26,6 @@ TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
     Path: ("a path", "paths", ("a", "b")),
 }
 """What a type is called, alone and in a list, and an example of a list."""
-
-
-class Problem(NamedTuple):
-    """Problem with the option of this dotted key: what was expected and what came."""
-
-    key: str
-    text: str
-
-
-def spelled_flag(key: str) -> str:
-    """An option as one types it."""
-    return "--" + key.replace("_", "-")
 
 
 def printable(text: str, mark: str = "?") -> str:
@@ -104,25 +94,23 @@ def unknown_choice(what: str, name: str, choices: Iterable[str]) -> str:
     return f"expected a {what} ({', '.join(known)}), got {name!r}{did_you_mean(name, known)}"
 
 
-def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
-    """Pydantic's problems with one value of this type, several if there are alternatives."""
-    said = [fault["ctx"]["error"] for fault in faults if fault["type"] == "value_error"]
-    if said:
-        return str(said[0])
+def problem_with(key: str, kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> Problem:
+    """What pydantic finds wrong with one value of this type, in one place or several."""
+    raised = [fault["ctx"]["error"] for fault in faults if fault["type"] == "value_error"]
+    if raised:
+        return Problem(key, raised[0].args[0])
     got = "none" if value is None else repr(value)
     bounds = dict(_bounds(kind))
     if faults[0]["type"] == "string_pattern_mismatch":
-        return f"expected {bounds['words']}, got {got}"
+        return Problem(key, f"expected {bounds['words']}", got)
     ranged = any(fault["type"].startswith(("greater_", "less_", "finite_")) for fault in faults)
     if ranged and bounds:
         plain = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         many = any(get_origin(member) in (tuple, list) for member in members(kind))
-        return f"expected {_range(bounds, many)}, got {plain}"
+        return Problem(key, f"expected {_range(bounds, many)}", plain)
     literals = [get_args(member) for member in members(kind) if get_origin(member) is Literal]
-    return (
-        f"expected {expected(kind)}, got "
-        f"{got}{did_you_mean(str(value), map(str, chain(*literals)))}"
-    )
+    near = nearest(str(value), map(str, chain(*literals)))
+    return Problem(key, f"expected {expected(kind)}", got, near)
 
 
 def members(kind: Any) -> tuple[Any, ...]:

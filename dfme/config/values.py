@@ -12,6 +12,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_origin
 
@@ -19,9 +20,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dfme.config.fields import BASIC, CONFIG
-from dfme.config.messages import Problem, did_you_mean, fault_text, members
+from dfme.config.messages import members, nearest, problem_with
 from dfme.config.yaml_files import parse_yaml
 from dfme.errors import UserError
+from dfme.problems import Problem, joined, say
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -129,16 +131,21 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
             assert all(problem.key != key for problem in problems), (
                 f"{key}: a required option must be a text"
             )
-            problems.append(Problem(key, _fault(option, given.get(key), found)))
+            problems.append(_problem(option, given.get(key), found))
             values.pop(key, None)
             if option.required:
                 values[key] = ""
 
 
-def _fault(option: Option, value: object, faults: Sequence[ErrorDetails]) -> str:
+def _problem(option: Option, value: object, faults: Sequence[ErrorDetails]) -> Problem:
     if faults[0]["type"] == "missing" and value is None:
-        return f"missing; expected {option.help or 'a value'}"
-    return fault_text(option.type, value, faults)
+        return missing(option)
+    return problem_with(option.key, option.type, value, faults)
+
+
+def missing(option: Option) -> Problem:
+    """A required option that nobody gave."""
+    return Problem(option.key, f"missing; expected {option.help or 'a value'}")
 
 
 def _nested(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -190,20 +197,34 @@ def flatten(
 
 
 def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -> T:
-    """The model with the values of a nested mapping. UserError names, with ``prefix``, all that is
-    wrong.
+    """The model with the values of a nested mapping. UserError names all that is wrong as the keys
+    of a file, after ``prefix``.
     """
+    made, problems = read_mapping(model, mapping)
+    if problems:
+        texts = [say("{}{}: {}", prefix, problem.key, problem.text) for problem in problems]
+        raise UserError(joined(texts, "; "))
+    return made
+
+
+def options_from(model: type[T], mapping: Mapping[str, Any], section: str = "") -> T:
+    """The same of options of a user. UserError carries their problems; ``section`` begins with the
+    key.
+    """
+    made, problems = read_mapping(model, mapping)
+    if problems:
+        raise UserError(*(replace(each, key=f"{section}{each.key}") for each in problems))
+    return made
+
+
+def read_mapping(model: type[T], mapping: Mapping[str, Any]) -> tuple[T, list[Problem]]:
+    """The model with the values of a nested mapping, and everything that is wrong with them."""
     options = [option.key for option in options_of(model)]
     given = dict(flatten(mapping, options))
-    problems = [
-        Problem(key, f"unknown option{did_you_mean(key, options)}")
-        for key in given
-        if key not in options
-    ]
+    unknown = [key for key in given if key not in options]
     made, wrong = build(model, given)
-    if problems or wrong:
-        raise UserError("; ".join(f"{prefix}{key}: {text}" for key, text in (*problems, *wrong)))
-    return made
+    problems = [Problem(key, "unknown option", near=nearest(key, options)) for key in unknown]
+    return made, [*problems, *wrong]
 
 
 def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
@@ -213,7 +234,7 @@ def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
     try:
         return reader(option.type).validate_python(spelled(option.type, given)), []
     except ValidationError as error:
-        return None, [Problem(option.key, _fault(option, given, error.errors(include_url=False)))]
+        return None, [_problem(option, given, error.errors(include_url=False))]
 
 
 def reader(kind: Any) -> TypeAdapter[Any]:

@@ -17,6 +17,7 @@ from dfme.data.safe_names import listed, shown
 from dfme.data.whites import scale_notes
 from dfme.errors import UserError
 from dfme.files import read_npz
+from dfme.problems import say
 from dfme.spec import Shape
 
 MAX_BYTES = 1 << 36
@@ -211,9 +212,12 @@ def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDA
             return pixels
         if tuple(shape or ()) != last:
             raise UserError(
-                f"{where}: the channels of {pixels.shape} may be first or last; give "
-                "--teacher.shape, or "
-                "save images of another size"
+                say(
+                    "{}: the channels of {} may be first or last; give {teacher.shape}, or save "
+                    "images of another size",
+                    where,
+                    pixels.shape,
+                )
             )
     if may_be_last and first == last and first[0] == first[1] == first[2] and first[0] == 3:
         raise UserError(

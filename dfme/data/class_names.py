@@ -16,6 +16,7 @@ from dfme.config.messages import printable
 from dfme.data.images import ImageSet
 from dfme.data.safe_names import require_text
 from dfme.errors import UserError
+from dfme.problems import flag, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,31 +52,43 @@ def numbered(
             else ""
         )
         raise UserError(
-            f"--evaluation.dataset: {data.name} has {data.num_classes} "
-            f"classes{_list(surprising(own, names))}"
-            f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set "
-            "the teacher "
-            "was made for"
+            say(
+                "{evaluation.dataset}: {} has {} classes{}{}, but the teacher answers {}{}; "
+                "choose the data set the teacher was made for",
+                data.name,
+                data.num_classes,
+                _list(surprising(own, names)),
+                first,
+                num_classes,
+                _list(names),
+            )
         )
-    chosen = names if given is None else read_names(given, "--evaluation.classes")
+    chosen = names if given is None else read_names(given, flag("evaluation.classes"))
     if chosen is None or (given is None and not own):
         return _by_position(data, num_classes, announced) if folder else data
     ordered = in_order(data, chosen)
     if given is not None and (ordered is None or len(chosen) not in (len(own), num_classes)):
         raise UserError(
-            f"--evaluation.classes: expected each class of {data.name} once"
-            f"{_list(surprising(own, chosen)) or ', which names none'}, got "
-            f"{shown_names(chosen)}{_odd('left out', own, chosen)}{_odd('not there', chosen, own)}"
+            say(
+                "{evaluation.classes}: expected each class of {} once{}, got {}{}{}",
+                data.name,
+                _list(surprising(own, chosen)) or ", which names none",
+                shown_names(chosen),
+                _odd("left out", own, chosen),
+                _odd("not there", chosen, own),
+            )
         )
     if ordered is None and folder:
         raise UserError(
-            f"--evaluation.dataset: the classes of {data.name} are "
-            f"{shown_names(surprising(own, chosen))}, "
-            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', own, chosen)}; "
-            "name the "
-            "folders as the teacher does, or give --evaluation.classes: the folders' names in the "
-            "teacher's "
-            "order"
+            say(
+                "{evaluation.dataset}: the classes of {} are {}, but the teacher's are {}{}; name "
+                "the folders as the teacher does, or give {evaluation.classes}: the folders' "
+                "names in the teacher's order",
+                data.name,
+                shown_names(surprising(own, chosen)),
+                shown_names(chosen),
+                _odd("not among these", own, chosen),
+            )
         )
     return ordered or data
 
@@ -101,7 +114,7 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
             f"its {len(own)} class folders ({shown_names(own)}) are taken for the first of the "
             "teacher's "
             f"{num_classes} classes; if they are others, give all names in the teacher's order by "
-            "--evaluation.classes"
+            f"{flag('evaluation.classes')}"
         )
     return data
 
@@ -120,12 +133,14 @@ def _by_number(
         order = torch.tensor(by_number)
         return replace(data, labels=order[data.required_labels], class_names=names)
     raise UserError(
-        f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
-        f"{shown_names(own)}: nothing says whether the teacher counts them in this order or by "
-        "their "
-        "values; give --evaluation.classes, all of the teacher's classes in its order, as "
-        "0,1,2,... or in "
-        "a file of a name a line"
+        say(
+            "{evaluation.dataset}: the class folders of {} are numbers, and sort as {}: nothing "
+            "says whether the teacher counts them in this order or by their values; give "
+            "{evaluation.classes}, all of the teacher's classes in its order, as 0,1,2,... or in "
+            "a file of a name a line",
+            data.name,
+            shown_names(own),
+        )
     )
 
 

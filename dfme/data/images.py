@@ -8,6 +8,7 @@ from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Literal
 
 from dfme.errors import UserError
+from dfme.problems import Ref
 from dfme.spec import ImageSpec, Shape
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ HANDED_OVER = "tensors:"
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """Request to a loader. ``download_flag`` is the flag to name when files are missing.
+    """Request to a loader. ``download_option`` is named where files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as
     they are. ``lazy``: pictures may stay in their files until they are looked at.
@@ -32,7 +33,7 @@ class DatasetRequest:
     shape: Shape | None
     root: str
     download: bool
-    download_flag: str
+    download_option: Ref
     lazy: bool = False
 
 

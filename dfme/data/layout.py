@@ -208,7 +208,8 @@ def files_below(folder: Path) -> Listing:
             if entry.is_file():
                 (found.pictures if is_picture else found.others).append(Path(entry.path))
             elif is_picture and entry.is_symlink():
-                raise UserError(f"data set: {shown(entry.path)} is a link to nothing; remove it")
+                text = f"{shown(entry.path)} is a link to nothing; remove it"
+                raise UserError(text, about="data set")
     # by name, so that a run is equal on every file system
     found.pictures.sort()
     found.others.sort()
@@ -355,7 +356,7 @@ def _entries(place: Path) -> list[os.DirEntry[str]]:
             kept = [entry for entry in entries if not is_litter(entry.name)]
     except OSError as error:
         raise UserError(
-            f"data set: cannot read the folder {shown(str(place))}: {error.strerror}"
+            f"cannot read the folder {shown(str(place))}: {error.strerror}", about="data set"
         ) from error
     return sorted(kept, key=lambda entry: entry.name)
 

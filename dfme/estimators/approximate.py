@@ -29,6 +29,7 @@ from dfme.estimators.preflight.diagnostics import (
 from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import arithmetic, has_tf32
+from dfme.problems import flag
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import Distance, make_distance
@@ -174,7 +175,9 @@ class ApproximateGradients:
             return ()
         if self._in_tf32:
             return ("arithmetic: TF32 in differences, whatever that leaves of them",)
-        idle = f"--estimator.arithmetic tf32 is idle on {self._device}, which has no TF32"
+        idle = (
+            f"{flag('estimator.arithmetic', 'tf32')} is idle on {self._device}, which has no TF32"
+        )
         return (f"arithmetic: IEEE fp32; {idle}",)
 
     def _distance_of(self, objective: ObjectiveName) -> Distance:

@@ -10,6 +10,7 @@ from dfme.estimators.finite_difference import FiniteDifference
 from dfme.estimators.prior_guided import PriorGuided
 from dfme.estimators.spaces import SPACES, Squash
 from dfme.estimators.synthetic import Synthetic
+from dfme.problems import Ref, say
 from dfme.spec import ImageSpec
 
 MAKERS: dict[str, type[Probing]] = {
@@ -36,11 +37,15 @@ def make_estimator(
         UserError: an option is still auto, or does not fit the teacher's images
     """
     if config.kind not in MAKERS:
-        raise UserError(f"--estimator.kind: expected {', '.join(MAKERS)}, got {config.kind!r}")
+        raise UserError(
+            say("{estimator.kind}: expected {}, got {!r}", ", ".join(MAKERS), config.kind)
+        )
     if isinstance(config.step, str):
         raise UserError(
-            f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves "
-            "it"
+            say(
+                "{estimator.step}: expected a number by now, got {!r}; the check resolves it",
+                config.step,
+            )
         )
     if (
         config.kind == "prior_guided"
@@ -48,9 +53,10 @@ def make_estimator(
         and config.space == "pre_squash"
     ):
         raise UserError(
-            "--estimator.prior neighbours: expected --estimator.space image or lattice, got "
-            "pre_squash; "
-            "answers paid for before belong to images"
+            say(
+                "{estimator.prior:neighbours}: expected {estimator.space:image} or lattice, got "
+                "pre_squash; answers paid for before belong to images"
+            )
         )
     chunk = None if chunk is None else spec.at_once(chunk)
     bounds = None if config.space == "pre_squash" else spec.bounds
@@ -71,7 +77,7 @@ def make_estimator(
         # Outside of the space: it predicts d objective / d u, whatever was perturbed to learn it.
         return Synthetic(estimator, config.every, config.synthetic_lr, squash, spec, seed)
     except UserError as error:  # estimators name their arguments, people know flags
-        raise UserError(f"--estimator.{error}") from None
+        raise UserError(error.text, about=Ref(f"estimator.{error.about}")) from None
 
 
 def _lattice(step: float, spec: ImageSpec) -> float:
@@ -80,21 +86,29 @@ def _lattice(step: float, spec: ImageSpec) -> float:
     """
     if spec.levels is None:
         raise UserError(
-            "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for "
-            "8-bit "
-            "images), got one that takes any number; use --estimator.space pre_squash or image"
+            say(
+                "{estimator.space:lattice}: expected a teacher that declares {teacher.levels} "
+                "(256 for 8-bit images), got one that takes any number; use "
+                "{estimator.space:pre_squash} or image"
+            )
         )
     most = (spec.levels - 1) // 2
     if most < 1:
         raise UserError(
-            "--estimator.space lattice: expected at least 3 levels to move between, got "
-            f"{spec.levels}; "
-            "use --estimator.space image with --estimator.step near half of the bounds' distance"
+            say(
+                "{estimator.space:lattice}: expected at least 3 levels to move between, got {}; "
+                "use {estimator.space:image} with {estimator.step} near half of the bounds' "
+                "distance",
+                spec.levels,
+            )
         )
     if not (1 <= step <= most and step % 1 == 0):
         raise UserError(
-            f"--estimator.step {step:g}: expected a whole number of levels from 1 to {most}, such "
-            "as 1, "
-            "with --estimator.space lattice"
+            say(
+                "{}: expected a whole number of levels from 1 to {}, such as "
+                "1, with {estimator.space:lattice}",
+                Ref("estimator.step", step),
+                most,
+            )
         )
     return spec.step

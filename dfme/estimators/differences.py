@@ -90,19 +90,19 @@ class Probing(Estimator):
 
     def __post_init__(self) -> None:
         if self.directions < 1:
-            raise UserError(f"directions: expected at least 1, got {self.directions}")
+            raise UserError(f"expected at least 1, got {self.directions}", about="directions")
         if not (math.isfinite(self.step) and self.step > 0):
-            raise UserError(f"step: expected a positive number, got {self.step}")
+            raise UserError(f"expected a positive number, got {self.step}", about="step")
         if self.form not in FORMS:
-            raise UserError(f"form: expected {' or '.join(FORMS)}, got {self.form!r}")
+            raise UserError(f"expected {' or '.join(FORMS)}, got {self.form!r}", about="form")
         if self.lattice is not None or self.bounds is None:
             return
         longest = self.step * self.reach
         if not 2 * longest < self.bounds[1] - self.bounds[0]:
             raise UserError(
-                f"step {self.step}: expected probes that reach less than half of the bounds "
-                f"{self.bounds}, "
-                f"got a reach of {longest} with these directions; take a smaller step"
+                f"expected probes that reach less than half of the bounds {self.bounds}, got a "
+                f"reach of {longest} with these directions; take a smaller step than {self.step}",
+                about="step",
             )
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:

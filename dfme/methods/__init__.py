@@ -26,6 +26,7 @@ from dfme.methods.configs import (
     ProceduralConfig,
     StaticConfig,
 )
+from dfme.problems import Ref
 from dfme.spec import LABEL_KINDS
 
 SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": QueriesConfig}
@@ -90,14 +91,14 @@ def find_method(name: str, given: Any = None) -> MethodEntry:
     if given is None and ":" not in name:
         if name not in METHODS:
             raise UserError(
-                "--method.name: "
-                f"{unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}"
+                unknown_choice("method", name, [*METHODS, "module:Class of your own"]),
+                about=Ref("method.name"),
             )
         return METHODS[name]
     try:
-        return _own_entry(given or find_target(name, "--method.name"))
+        return _own_entry(given or find_target(name, Ref("method.name")))
     except (ValueError, TypeError, NameError) as error:
-        raise UserError(f"--method.name {name}: {error}") from error
+        raise UserError(str(error), about=Ref("method.name", name)) from error
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from dfme.methods.base import Ask, Components, Metrics, in_batches
 from dfme.methods.configs import MazeConfig
 from dfme.methods.estimating import EstimatingMethod
 from dfme.methods.generator_losses import Discriminator, Wasserstein
+from dfme.problems import Ref, say
 from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec
 from dfme.students.optimizers import ScheduledOptimizer
@@ -85,16 +86,22 @@ class Maze(EstimatingMethod):
             return None
         if config.seed_images >= budget:
             raise UserError(
-                f"--budget: expected more than the {config.seed_images:,} images of "
-                "--method.seed-images, "
-                f"whose answers are paid for first, got {budget:,}; give more, or fewer seed images"
+                say(
+                    "{budget}: expected more than the {:,} images of {method.seed_images}, whose "
+                    "answers are paid for first, got {:,}; give more, or fewer seed images",
+                    config.seed_images,
+                    budget,
+                )
             )
         pool = open_pool(config.partial_data, spec, config.root, download=config.download)
         if pool.size is not None and pool.size < config.seed_images:
             raise UserError(
-                f"--method.seed-images {config.seed_images:,}: --method.partial-data {pool.name} "
-                "has "
-                f"{pool.size:,} images; ask for fewer, or name a larger data set or folder"
+                say(
+                    "{}: {} has {:,} images; ask for fewer, or name a larger data set or folder",
+                    Ref("method.seed_images", f"{config.seed_images:,}"),
+                    Ref("method.partial_data", pool.name),
+                    pool.size,
+                )
             )
         return pool
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dfme.errors import UserError
 from dfme.nets.architectures import SteadyBatchNorm2d
+from dfme.problems import say
 from dfme.spec import ImageSpec, Shape
 
 PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's
@@ -45,8 +46,10 @@ class GeneratorNet(nn.Module):
         found = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d)]
         if not found:
             raise UserError(
-                "the generator: expected a Conv2d in it, for --estimator.direction range and "
-                "--estimator.kind auto"
+                say(
+                    "the generator: expected a Conv2d in it, for {estimator.direction:range} and "
+                    "{estimator.kind:auto}"
+                )
             )
         return found[-1]
 

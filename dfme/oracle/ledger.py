@@ -30,6 +30,7 @@ from dfme.oracle.ledger_log import (
     read_history,
     require_same_teacher,
 )
+from dfme.problems import say
 
 __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
 
@@ -55,7 +56,7 @@ class Ledger:
         fsync: bool = False,
     ) -> None:
         if budget < 1:
-            raise UserError(f"--budget: expected at least 1 image, got {budget}")
+            raise UserError(say("{budget}: expected at least 1 image, got {}", budget))
         state = state or {
             "seq": 0,
             "images": {},
@@ -67,7 +68,11 @@ class Ledger:
         history = _history(path, state)
         if budget < history.spent:
             raise UserError(
-                f"--budget: expected at least the {history.spent} images spent so far, got {budget}"
+                say(
+                    "{budget}: expected at least the {} images spent so far, got {}",
+                    history.spent,
+                    budget,
+                )
             )
         if history.teacher is not None and facts is not None:
             require_same_teacher(history.teacher, facts)
@@ -169,9 +174,14 @@ class Ledger:
             raise ValueError(f"purpose: expected one of {', '.join(PURPOSES)}, got {purpose!r}")
         if purpose in CHARGED and images > self.remaining:
             raise BudgetExhausted(
-                f"query budget: {images} images ({purpose}) were asked for, {self.remaining} of "
-                f"{self.budget} are left; nothing was sent: give a larger --budget (to go on, with "
-                "--resume)"
+                say(
+                    "query budget: {} images ({}) were asked for, {} of {} are left; nothing was "
+                    "sent: give a larger {budget} (to go on, with {resume})",
+                    images,
+                    purpose,
+                    self.remaining,
+                    self.budget,
+                )
             )
 
     def charge(self, images: int, purpose: Purpose) -> int:

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from dfme.errors import RunError, UserError
 from dfme.files import whole_lines
+from dfme.problems import say
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
 """What a query is for. Recorded and part of the cost, but not charged to the budget, are
@@ -209,8 +210,11 @@ def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) ->
     )
     if differing := list(_differing(before, json.loads(json.dumps(now)))):
         raise UserError(
-            f"--resume: this run was started with a teacher of {', '.join(differing)}; "
-            "resume with the teacher as it was, or start a new run in another --out"
+            say(
+                "{resume}: this run was started with a teacher of {}; resume with the teacher as "
+                "it was, or start a new run in another {out}",
+                ", ".join(differing),
+            )
         )
 
 

@@ -10,6 +10,7 @@ from dfme.config.messages import printable
 from dfme.config.values import flatten
 from dfme.errors import RunError
 from dfme.files import open_file
+from dfme.problems import flag
 from dfme.queries.names import WORTH_NOTHING
 
 MAX_BYTES = 1 << 25
@@ -72,7 +73,7 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     of = (
         f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
     )
-    return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {of}"
+    return f"{flag('until_agreement', seen['goal'])}: agreement on {seen['agreement']:.1%} of {of}"
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.problems import flag
 from dfme.randomness import Streams
 from dfme.report.console import Console, header
 from dfme.report.recorder import Recorder
@@ -174,7 +175,10 @@ def build_teacher(
                 made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
             except UserError:  # not these images, then
                 raise unknown from None
-        line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
+        line = (
+            f"images {'x'.join(map(str, shape))}, as those of the evaluation "
+            f"({flag('teacher.shape')})"
+        )
         made.info = replace(made.info, inferred=(line, *made.info.inferred))
         return made
     return make_teacher(job.teacher, {}, device, own=teacher)

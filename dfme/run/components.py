@@ -22,6 +22,7 @@ from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
 from dfme.nets.own import own_generator
 from dfme.oracle.oracle import Oracle
+from dfme.problems import Problem, Ref, say
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
@@ -90,13 +91,11 @@ def build_students(
         arch = auto_net(spec.shape, on_accelerator(device))
     own = own or find_net(arch)
     if isinstance(own, nn.Module) and (count > 1 or config.student.rounds):
-        needed = (
-            f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"
-        )
-        raise UserError(
-            f"--student.arch: a torch module is one student, but this needs {needed}; give its "
-            "class instead"
-        )
+        needed = say("{student.rounds}, which begin with fresh weights")
+        if count > 1:
+            needed = say("{} students", count)
+        expected = say("a torch module is one student, but this needs {}; give its class", needed)
+        raise UserError(Problem("student.arch", expected + " instead"))
     nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, own)
     return arch, [_place(net, config, device) for net in nets]
 
@@ -121,7 +120,7 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     net: GeneratorNet
     name = getattr(job.method_config, "generator", "auto")
     if name != "auto":
-        made = job.objects.get("method.generator") or find_target(name, "--method.generator")
+        made = job.objects.get("method.generator") or find_target(name, Ref("method.generator"))
         net = own_generator(made, latent_size, spec)
     elif job.queries.base == "none":
         net = Generator(latent_size, spec)
@@ -253,7 +252,8 @@ def _require_cost(job: Job, method: Method) -> None:
         return
     if (cost := method.cost) < 1:
         raise UserError(
-            f"--method.name {job.method}: expected a cost of 1 image a step or more, got {cost}"
+            f"expected a cost of 1 image a step or more, got {cost}",
+            about=Ref("method.name", job.method),
         )
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from dfme.config.messages import Problem, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import leaves
 from dfme.methods import METHODS, SECTIONS, entry_of
+from dfme.problems import Problem, Ref, joined, say
 
 POOLS = (
     "pool",
@@ -68,10 +68,8 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
         )
 
     for keys, conditions in EFFECTS.items():
-        told = [each.partition("=") for each in conditions]
-        needed = " or ".join(
-            f"{spelled_flag(key)} {text}".strip() for key, _, text in told if key in usual
-        )
+        parts = [condition.partition("=") for condition in conditions]
+        needed = [say("{}", Ref(key, value or None)) for key, _, value in parts if key in usual]
         for key in keys.split():
             if (
                 key in held
@@ -79,7 +77,7 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
                 and held[key] != usual[key]
                 and not any(map(holds, conditions))
             ):
-                yield Problem(key, f"takes effect only with {needed}")
+                yield Problem(key, "takes effect only with " + joined(needed, " or "))
 
 
 def _leaves(job: Job) -> dict[str, object]:

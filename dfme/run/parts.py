@@ -23,6 +23,7 @@ from dfme.estimators.preflight.choose import default_settings, needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods import METHODS, entry_of
 from dfme.precision import has_fast_bf16
+from dfme.problems import Ref, flag, say
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
@@ -41,9 +42,8 @@ def sized(job: Job, teacher: Teacher, tell: Callable[[str], None]) -> Job:
         rounds = f"in {len(student.rounds)} rounds, " if student.rounds else ""
         tell(
             f"images above {SMALL_SIDE} pixels a side: the student trains as frugal's does, "
-            f"{rounds}by "
-            f"{student.optimizer} at {student.lr:g}, augmentation {student.augment}; --student.* "
-            "changes it"
+            f"{rounds}by {student.optimizer} at {student.lr:g}, augmentation {student.augment}; "
+            f"{flag('student')}.* changes it"
         )
     return own
 
@@ -124,10 +124,9 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     cosine = math.sqrt(config.directions / spec.numel)
     return [
         f"warning: differences along {config.directions} of {spec.numel:,} directions have a "
-        "cosine of about "
-        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct "
-        "or range, "
-        "or take a method without them: --method.name static or procedural"
+        f"cosine of about {cosine:.2g} with the gradient (0.018 of one at 3x32x32); give "
+        f"{flag('estimator.direction', 'dct')} or range, or take a method without them: "
+        f"{flag('method.name', 'static')} or procedural"
     ]
 
 
@@ -140,9 +139,14 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
-            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this "
-            "one "
-            f"answers {mode}; methods that can use it: {', '.join(able)}"
+            say(
+                "{} needs a teacher that answers {}, this one answers {}; methods that can use "
+                "it: {}",
+                Ref("method.name", name),
+                " or ".join(label_modes),
+                mode,
+                ", ".join(able),
+            )
         )
 
 
@@ -178,11 +182,17 @@ def require_room(job: Job, teacher: Teacher, device: torch.device) -> None:
     on_disk, needed = replay_bytes(job, teacher)
     free = free_disk(Path(job.config.out or "runs")) if on_disk else free_memory(device)
     if needed > free:
-        where = "the disk of --out" if on_disk else device.type
-        instead = "" if on_disk else ", or take --student.replay-store disk"
+        where = say("the disk of {out}") if on_disk else device.type
+        instead = "" if on_disk else say(", or take {student.replay_store:disk}")
         raise UserError(
-            f"--student.replay-capacity: the full replay takes {size_of(needed)}, and {where} has "
-            f"{size_of(free)} free; lower it{instead}; nothing was asked"
+            say(
+                "{student.replay_capacity}: the full replay takes {}, and {} has {} free; lower "
+                "it{}; nothing was asked",
+                size_of(needed),
+                where,
+                size_of(free),
+                instead,
+            )
         )
 
 

@@ -17,6 +17,7 @@ from dfme.compute import choose_device
 from dfme.config.settings import Job
 from dfme.estimators.preflight.measure import preflight_calls
 from dfme.methods.base import Ask, Method, in_batches
+from dfme.problems import flag
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of, is_local
 from dfme.run.components import Nets
@@ -162,9 +163,10 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     if at:
         yield "", f"at least {duration(slowest)} to ask, at {at} per second"
     elif teacher.info.remote:
-        yield "", "state the rate by --teacher.images-per-second or --teacher.requests-per-second"
+        by_requests = flag("teacher.requests_per_second")
+        yield "", f"state the rate by {flag('teacher.images_per_second')} or {by_requests}"
     price = job.teacher.price_per_1000
-    cost = "not known: state the price by --teacher.price-per-1000"
+    cost = f"not known: state the price by {flag('teacher.price_per_1000')}"
     if price is not None:
         cost = (
             f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, "

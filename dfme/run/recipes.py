@@ -14,6 +14,7 @@ from dfme.config.values import from_mapping, leaves
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
+from dfme.problems import flag
 from dfme.queries.names import DOMAINS
 from dfme.run.job import PACKAGE
 
@@ -110,8 +111,8 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
         return []
     return [
         f"warning: recipe {name} is made for images of {theirs}, this teacher's are {ours}: its "
-        "budget (now "
-        f"{int(job.config.budget):,} images), networks and rates need not suit; try --recipe frugal"
+        f"budget (now {int(job.config.budget):,} images), networks and rates need not suit; try "
+        f"{flag('recipe', 'frugal')}"
     ]
 
 

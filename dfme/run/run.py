@@ -17,6 +17,7 @@ from dfme.methods.base import Method
 from dfme.oracle.ledger_log import audit
 from dfme.oracle.left_out import left_out_warnings, require_classes
 from dfme.oracle.oracle import Oracle
+from dfme.problems import flag, say
 from dfme.randomness import Streams
 from dfme.report import verdict, write_report
 from dfme.report.classified import Classified, baselines, histogram, paid_answers
@@ -171,9 +172,12 @@ class Run:
             require_classes(self.oracle.ledger, enough=1)
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
-                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer "
-                "came to "
-                f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
+                say(
+                    "query budget: all {} images are charged, and no answer came to learn from "
+                    "({}); mend the teacher, then resume with a larger {budget}",
+                    self.oracle.ledger.spent,
+                    failures,
+                )
             )
         if finished and self.oracle.remaining and self.goal is not None:
             left = (
@@ -181,8 +185,8 @@ class Run:
                 f"{factor(config.schedule, self.trainer.progress):.0%} of the first"
             )
             self.recorder.note(
-                f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
-                f"{left}"
+                f"{flag('until_agreement', self.goal.share)} is reached; the student is kept as it "
+                f"is, {left}"
             )
         return self.deliver(finished)
 
@@ -251,8 +255,8 @@ class Run:
         )
         self.recorder.note(
             f"the budget of {budget:,} images holds {few if steps else none}; give a larger "
-            "--budget, a "
-            "smaller --method.batch-size, or --recipe frugal, which is made for few queries"
+            f"{flag('budget')}, a smaller {flag('method.batch_size')}, or "
+            f"{flag('recipe', 'frugal')}, which is made for few queries"
         )
 
     def _left_out(self) -> list[str]:

@@ -22,6 +22,7 @@ from dfme.errors import UserError
 from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
+from dfme.problems import Ref, say
 from dfme.queries.pool import ImageSource
 from dfme.queries.sketch import Sketch, sketching
 from dfme.randomness import Streams
@@ -137,16 +138,24 @@ def within_minutes(
                 return _taking(few.steps + int((limit - few.least) / few.more), own)
             if few.arch == "cnn_small":
                 break
-    faster = ", a faster student (--student.arch cnn_small)"
-    faster = "" if few.arch in ("cnn_small", "lenet5") else faster
-    programs = ", other --queries.programs" if "drawing images" in few.slowest else ""
+    remedies = say("give more")
+    if few.arch not in ("cnn_small", "lenet5"):
+        remedies += say(", a faster student ({student.arch:cnn_small})")
+    if "drawing images" in few.slowest:
+        remedies += say(", other {queries.programs}")
     minutes = few.least / 60
     least = f"{minutes:.2g}" if minutes < 10 else f"{minutes:,.0f}"
     raise UserError(
-        f"--minutes {config.minutes:g}: expected at least {least} on this machine, for "
-        f"{few.steps:,} steps of {few.arch}, {few.slowest}; give more{faster}{programs} or a "
-        "smaller "
-        "--budget; nothing was asked"
+        say(
+            "{}: expected at least {} on this machine, for {:,} steps of {}, {}; {} or a smaller "
+            "{budget}; nothing was asked",
+            Ref("minutes", config.minutes),
+            least,
+            few.steps,
+            few.arch,
+            few.slowest,
+            remedies,
+        )
     )
 
 
@@ -175,9 +184,10 @@ def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | No
     least, twice = (work.whole(scored) for work in works)
     if least is None or twice is None:
         raise UserError(
-            "--minutes: the steps cannot be rehearsed (a part of your own, or weights that "
-            "diverge); "
-            "give --student.steps instead, or a lower --student.lr"
+            say(
+                "{minutes}: the steps cannot be rehearsed (a part of your own, or weights that "
+                "diverge); give {student.steps} instead, or a lower {student.lr}"
+            )
         )
     return _FewSteps(nets.arch, few, least, (twice - least) / few, works[0].slowest(scored))
 

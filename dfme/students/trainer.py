@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config.settings import ExtractConfig
 from dfme.graphs import Captured, GraphedForward, warn_not_captured
+from dfme.problems import flag
 from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
@@ -223,9 +224,8 @@ class StudentTrainer:
         of = "the round" if self.config.rounds else "the run"
         return (
             f"the student's learning rate was {self._greatest_lr:g} in every step of {of} that "
-            "ended after "
-            f"{self.steps:,} steps, so it learnt nothing there; give another --student.lr or "
-            "--schedule.kind"
+            f"ended after {self.steps:,} steps, so it learnt nothing there; give another "
+            f"{flag('student.lr')} or {flag('schedule.kind')}"
         )
 
     @property

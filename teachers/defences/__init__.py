@@ -9,6 +9,7 @@ from dfme.config.defences import Misinform, parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import UserError
+from dfme.problems import Problem, Ref, Text, joined, say
 from dfme.spec import LabelMode
 from dfme.teachers.remote.secrets import Secrets
 
@@ -33,10 +34,10 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
     """UserError with all problems of the defences; no torch. ``local``: in this process."""
     stack = parse_defences(teacher.defences)
     mode = LabelMode.parse(teacher.label_mode or "probabilities")
-    problems = list[str]()
+    problems: list[Text] = []
     for defence in stack:
         texts = _problems(defence, mode, teacher.kind)
-        problems += [f"{defence.name}: {text}" for text in texts]
+        problems += [say("{}: {}", defence.name, text) for text in texts]
     times = Counter(each.name for each in stack)
     problems += [
         f"{name}: expected once, got {count}" for name, count in times.items() if count > 1
@@ -44,26 +45,32 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
     if stack and mode.kind == "logits":
         hint = "an attribute label_mode says that a teacher of one's own gives logits"
         problems = [
-            f"expected --teacher.label-mode probabilities, top_k or label, got logits ({hint})"
+            say(
+                "expected {teacher.label_mode:probabilities}, top_k or label, got logits ({})", hint
+            )
         ]
     if stack and not local:
-        where = f"run.py serve --teacher.defences {'+'.join(map(str, stack))}"
-        problems = [f"a service is defended where it runs: {where}; leave it out here"]
+        served = Ref("teacher.defences", "+".join(map(str, stack)))
+        text = "a service is defended where it runs: run.py serve {}; leave it out here"
+        problems = [say(text, served)]
     if problems:
-        raise UserError(f"--teacher.defences: {'; '.join(problems)}")
+        raise UserError(Problem("teacher.defences", joined(problems, "; ")))
 
 
-def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[str]:
+def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[Text]:
     """Problems of one defence: what it lacks, or what a label mode does to it that it must not
     do.
     """
     step = 10.0 ** -(mode.decimals or 0)
     margin = options.margin_kept
     if mode.decimals and margin is not None and step >= margin:
-        undone = (
-            f"--teacher.label-mode {mode} undoes the margin {margin:g} that keeps the top class"
+        yield say(
+            "{} undoes the margin {:g} that keeps the top class; expected more decimals, or a "
+            "margin above {:g}",
+            Ref("teacher.label_mode", mode),
+            margin,
+            step,
         )
-        yield f"{undone}; expected more decimals, or a margin above {step:g}"
     try:
         if isinstance(options, Misinform) and options.data:
             check_dataset(options.data, download=False)

@@ -19,6 +19,7 @@ from dfme.config.imports import blaming
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, Refused, TeacherError, UserError
 from dfme.nets import build_net
+from dfme.problems import flag
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 from dfme.teachers.own_state import own_state, require_form
@@ -107,7 +108,7 @@ class MisinformDefence(Defence):
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
         if options.gate == "mahalanobis":
-            what = "--teacher.defences: misinform: gate=mahalanobis with data"
+            what = f"{flag('teacher.defences')}: misinform: gate=mahalanobis with data"
             self._distances = Mahalanobis(teacher, options.data, what)
             honest = load_dataset(options.data, "test", shape=teacher.spec.shape).batch(
                 slice(0, None, 2)

@@ -15,6 +15,7 @@ from dfme.compute import validate_like
 from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import UserError
+from dfme.problems import Problem, say
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import DEFENCES, OWN
 from dfme.teachers.defences.defence import Defence
@@ -43,21 +44,20 @@ class Defended(Wrapper):
         watching: Callable[[Teacher], Watch] | None = None,
     ) -> None:
         needing = ", ".join(each.name for each in defences if each.name != "quota")
-        option, verb = (
-            ("--teacher.defences", "defended") if defences else ("--teacher.watch", "watched")
-        )
+        key = "teacher.defences" if defences else "teacher.watch"
         if teacher.info.remote:
-            raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
+            verb = "defended" if defences else "watched"
+            text = f"a service is {verb} where it runs; leave it out here"
+            raise UserError(Problem(key, text))
         if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
             who = needing or "the watch"
-            raise UserError(
-                f"{option}: {who}: expected a teacher with unrounded scores, got {given}"
-            )
+            expected = f"{who}: expected a teacher with unrounded scores"
+            raise UserError(Problem(key, expected, got=str(given)))
         super().__init__(teacher)
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
             raise UserError(
-                "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
+                say("{teacher.on_alarm:label}: expected a {teacher.label_mode} other than logits")
             )
         self.undefended = restrict(teacher, label_mode)
         self.label_mode = label_mode

@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate
 
 from dfme.answers.advice import add_up_to, rounded_to
 from dfme.errors import UserError
+from dfme.problems import Ref, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import Answers
 
@@ -81,14 +82,28 @@ def settle_form(source: str, scores_NK: Tensor, given: Answers, end: End | None)
             return _form(scores_NK, told[0])
         choices = " or ".join(told)
         raise UserError(
-            f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}"
+            say(
+                "{}: {} can be {}; say which: {}",
+                source,
+                values,
+                choices,
+                Ref("teacher.answers", choices),
+            )
         )
     if given == "logits" and end == "sigmoid" and given not in told:
-        raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {told[0]}")
+        raise UserError(
+            say("{}: ends in a sigmoid; say {}", source, Ref("teacher.answers", told[0]))
+        )
     fitting = _fitting(scores_NK, None)
     if given not in fitting:
         raise UserError(
-            f"{source}: {values} are no {given}; say --teacher.answers {' or '.join(fitting)}"
+            say(
+                "{}: {} are no {}; say {teacher.answers} {}",
+                source,
+                values,
+                given,
+                " or ".join(fitting),
+            )
         )
     return _form(scores_NK, given)
 
@@ -130,10 +145,16 @@ def require_of_class_1(source: str, scores_NK: Tensor, name: str) -> None:
     of_label = (low >= 0.5 and high <= 1) or (low >= 50 and high <= 100)
     if scores_NK.shape[1] == 1 and of_label:
         raise UserError(
-            f"{source}: its output {name}, from {low:.3g} to {high:.3g} on check images, stands "
-            "beside one of whole numbers and may be the score of that label; if it is that of "
-            f"class 1, say --teacher.output {name}; else save the program with a score for each "
-            "class"
+            say(
+                "{}: its output {}, from {:.3g} to {:.3g} on check images, stands beside one of "
+                "whole numbers and may be the score of that label; if it is that of class 1, say "
+                "{teacher.output} {}; else save the program with a score for each class",
+                source,
+                name,
+                low,
+                high,
+                name,
+            )
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from dfme.config.settings import TeacherConfig
 from dfme.errors import ShapeUnknown, UserError
 from dfme.files import open_file
+from dfme.problems import Problem, say
 from dfme.spec import AT_ONCE, Shape
 
 Value = TypeVar("Value")
@@ -33,29 +34,28 @@ Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 
 
 def agreed(
-    what: str, flag: str, given: Value | None, found: Value | None, says: str, origin: str
+    what: str, key: str, given: Value | None, found: Value | None, says: str, origin: str
 ) -> Value:
-    """The one value of what is given by a flag, found in a file, or both.
+    """The one value of what is given by the option ``key``, found in a file, or both.
 
     UserError where both are known and differ, naming both, or where neither is. ``says`` stands
     before the value found (``the weights are for``); ``origin`` is what it was looked for in.
     """
     if given is not None and found is not None and given != found:
-        raise UserError(f"{flag}: got {as_text(given)}, but {says} {as_text(found)}")
+        raise UserError(Problem(key, f"got {as_text(given)}, but {says} {as_text(found)}"))
     value = found if given is None else given
     if value is None:
+        text = f"the {what} cannot be told from {origin}; give "
         if what == "image shape":
-            raise ShapeUnknown(
-                f"{flag}: the {what} cannot be told from {origin}; give --teacher.shape C,H,W"
-            )
-        raise UserError(f"{flag}: the {what} cannot be told from {origin}; give it")
+            raise ShapeUnknown(Problem(key, text + say("{teacher.shape} C,H,W")))
+        raise UserError(Problem(key, f"{text}it"))
     return value
 
 
 def agreed_classes(given: int | None, outputs: int | None, says: str, origin: str) -> int:
     """The number of classes; a model with one output has two."""
     found = max(outputs, 2) if outputs else None
-    return agreed("number of classes", "--teacher.num-classes", given, found, says, origin)
+    return agreed("number of classes", "teacher.num_classes", given, found, says, origin)
 
 
 def as_text(value: object) -> str:
@@ -172,7 +172,7 @@ def given_scale(config: TeacherConfig) -> Scale | None:
 def unknown_scale(lacking: str) -> UserError:
     """The error of a folder that does not say how to normalise."""
     return UserError(
-        f"{lacking} to normalise by; give --teacher.mean and --teacher.std (0 and 1 for none)"
+        say("{} to normalise by; give {teacher.mean} and {teacher.std} (0 and 1 for none)", lacking)
     )
 
 
@@ -202,15 +202,19 @@ def image_shape(given: Shape | None, channels: int | None, size: tuple[int, int]
     """
     says = f"the channels of {CONFIG} are"
     channels = agreed(
-        "number of channels", "--teacher.shape", given and given[0], channels, says, CONFIG
+        "number of channels", "teacher.shape", given and given[0], channels, says, CONFIG
     )
     if given is not None:
         return given
     if size is None:
-        raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+        raise UserError(
+            say("{teacher.shape}: the image size cannot be told from {}; give it", CONFIG)
+        )
     if channels * size[0] * size[1] > AT_ONCE:
         found = as_text((channels, *size))
-        raise UserError(f"--teacher.shape: {CONFIG} says {found}, too large to be meant; give it")
+        raise UserError(
+            say("{teacher.shape}: {} says {}, too large to be meant; give it", CONFIG, found)
+        )
     return channels, *size
 
 

@@ -15,6 +15,7 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.files import archive_entries, open_file
+from dfme.problems import Ref, flag, say
 from dfme.teachers.local.checks import first_line
 from dfme.teachers.local.program import Program, ProgramTeacher, make_program_teacher
 from dfme.teachers.local.program_ends import ends_of_export, ends_of_script
@@ -23,10 +24,10 @@ from dfme.teachers.options import Pt2Options, require_trust
 LOGGER = logging.getLogger("dfme")
 
 ARCHIVES = {
-    "archive_format": "a torch.export program; say --teacher pt2",
-    "serialized_exported_program.json": "a torch.export program; say --teacher pt2",
-    "constants.pkl": "a TorchScript archive; say --teacher torchscript",
-    "data.pkl": "a file of weights; say --teacher.checkpoint",
+    "archive_format": f"a torch.export program; say {flag('teacher', 'pt2')}",
+    "serialized_exported_program.json": f"a torch.export program; say {flag('teacher', 'pt2')}",
+    "constants.pkl": f"a TorchScript archive; say {flag('teacher', 'torchscript')}",
+    "data.pkl": f"a file of weights; say {flag('teacher.checkpoint')}",
 }
 """What a zip archive is, by the name of a file that only such archives hold; the most specific
 first.
@@ -125,7 +126,9 @@ def _archive(name: str, kind: str) -> Path:
     """
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UserError(f"{path}: no such file; expected a program for --teacher {kind}")
+        raise UserError(
+            say("{}: no such file; expected a program for {}", path, Ref("teacher", kind))
+        )
     try:
         with open_file(path) as file:
             entries = archive_entries(file, path.stat().st_size, MAX_CODE)
@@ -135,8 +138,10 @@ def _archive(name: str, kind: str) -> Path:
     found = next(
         (what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind"
     )
-    if not found.endswith(f"--teacher {kind}"):
-        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {found}")
+    if not found.endswith(flag("teacher", kind)):
+        raise UserError(
+            say("{}: expected a program for {}, but it is {}", path, Ref("teacher", kind), found)
+        )
     return path
 
 

@@ -21,6 +21,7 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
+from dfme.problems import flag, say
 from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
 from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, read_config, whole
@@ -121,7 +122,9 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
                 )
     if "model_type" not in model_config:
         hint = (
-            "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
+            f"; it looks like timm's: say {flag('teacher', 'timm')}"
+            if "architecture" in model_config
+            else ""
         )
         raise UserError(
             f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}"
@@ -285,7 +288,9 @@ def _require_one_class_an_image(
         )
     if outputs == 1 and config.num_classes != 2:
         raise UserError(
-            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the "
-            "logit "
-            "of class 1, say --teacher.num-classes 2"
+            say(
+                "{}: its one output is a regression to transformers; if it is the logit of class "
+                "1, say {teacher.num_classes:2}",
+                folder / CONFIG,
+            )
         )

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dfme.errors import UserError
+from dfme.problems import flag, say
 
 State = dict[str, Tensor]
 
@@ -127,16 +128,23 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
     if taken is None:
         several = ", ".join(part.prefix[:-1][:60] for part in fitting)
         raise UserError(
-            f"it holds the network {len(fitting)} times, under {several}; "
-            "say --teacher.entry with one of them"
+            say(
+                "it holds the network {} times, under {}; say {teacher.entry} with one of them",
+                len(fitting),
+                several,
+            )
         )
     others = tuple(part.prefix for part in fitting if part.prefix != taken)
     left = [name for name in state if not name.startswith((taken, *others)) and not _is_loss(name)]
     if left:
         raise UserError(
-            f"the network fits the names under {taken[:-1]}, and beside them are {some(left)}, "
-            f"which may change its answers (a normalisation?); if they do not, say --teacher.entry "
-            f"{taken[:-1]}"
+            say(
+                "the network fits the names under {}, and beside them are {}, which may change "
+                "its answers (a normalisation?); if they do not, say {teacher.entry} {}",
+                taken[:-1],
+                some(left),
+                taken[:-1],
+            )
         )
     weights = next(part.state for part in fitting if part.prefix == taken)
     said = ", ".join(prefix[:-1] for prefix in others)
@@ -157,7 +165,7 @@ def chosen(names: list[str]) -> str | None:
 
 def which_was_taken(taken: str, others: str) -> str:
     """The line that says which of several sets of weights was taken."""
-    return f"takes the weights under {taken}, not those under {others} (--teacher.entry)"
+    return f"takes the weights under {taken}, not those under {others} ({flag('teacher.entry')})"
 
 
 def select(state: State, entry: str) -> State | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.problems import Problem, flag, say
 from dfme.teachers.local.checks import first_line, import_extra
 from dfme.teachers.local.onnx_graph import ends_of
 from dfme.teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
@@ -116,8 +117,8 @@ def _scaled(
         return config, []
     std = (high - low) / (named[1] - named[0])
     line = (
-        f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say (--teacher.mean, "
-        "--teacher.std)"
+        f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say ({flag('teacher.mean')}, "
+        f"{flag('teacher.std')})"
     )
     return replace(config, mean=(low - named[0] * std,), std=(std,)), [line]
 
@@ -150,7 +151,10 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(
-            f"--teacher onnx: expected onnxruntime {oldest} or later; pip install -U onnxruntime"
+            say(
+                "{teacher:onnx}: expected onnxruntime {} or later; pip install -U onnxruntime",
+                oldest,
+            )
         )
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected an .onnx model")
@@ -203,7 +207,9 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
         return there[0]
     if name not in names:
         hint = did_you_mean(name, names)
-        raise UserError(f"--teacher.{what}: {path} has {', '.join(names)}, got {name!r}{hint}")
+        raise UserError(
+            Problem(f"teacher.{what}", f"{path} has {', '.join(names)}, got {name!r}{hint}")
+        )
     return there[names.index(name)]
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dfme.config.messages import did_you_mean
 from dfme.errors import UserError
+from dfme.problems import say
 
 DEEPEST = 8  # of outputs within outputs
 
@@ -44,7 +45,13 @@ def choose_output(
         if wanted not in outputs:
             hint = did_you_mean(wanted, outputs)
             raise UserError(
-                f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}"
+                say(
+                    "{teacher.output}: {} has {}, got {!r}{}",
+                    source,
+                    ", ".join(outputs),
+                    wanted,
+                    hint,
+                )
             )
         return wanted
     names = list(outputs)
@@ -61,8 +68,12 @@ def choose_output(
         f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
     )
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {shown}; name the one with the scores: "
-        "--teacher.output NAME"
+        say(
+            "{}: has {} outputs, {}; name the one with the scores: {teacher.output} NAME",
+            source,
+            len(outputs),
+            shown,
+        )
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dfme.config.imports import blaming
 from dfme.errors import UserError
+from dfme.problems import flag, say
 from dfme.spec import Shape
 from dfme.teachers.local.checks import first_line, import_extra, read_config
 
@@ -79,8 +80,12 @@ def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str,
     plain = name.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
     if name and plain not in known:
         raise UserError(
-            f"{folder / FILE}: transformers has no image processor {name[:80]!r}; give "
-            "--teacher.mean and --teacher.std"
+            say(
+                "{}: transformers has no image processor {!r}; give {teacher.mean} and "
+                "{teacher.std}",
+                folder / FILE,
+                name[:80],
+            )
         )
     with blaming(f"{folder}: transformers cannot make its image processor", UserError, first_line):
         return auto.AutoImageProcessor.from_pretrained(
@@ -119,7 +124,7 @@ def _too_large(source: str, name: str, value: Any) -> UserError:
     said = " ".join(str(value).split())[:80]
     return UserError(
         f"{source}: its image processor has {name} {said}, which makes images too large to be "
-        "meant; give --teacher.shape C,H,W"
+        f"meant; give {flag('teacher.shape')} C,H,W"
     )
 
 
@@ -163,7 +168,7 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
             _made(processor, image) for image in (_image(channels), noise, *lit)
         ]
     expected = f"{source}: expected an image processor that scales pixels and orders channels"
-    remedy = "give --teacher.mean and --teacher.std"
+    remedy = f"give {flag('teacher.mean')} and {flag('teacher.std')}"
     if not bool(noise_CHW.isfinite().all()):
         raise UserError(
             f"{source}: its image processor makes NaN or infinite values of an image; expected "

@@ -13,6 +13,7 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.precision import arithmetic
+from dfme.problems import flag, say
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.answer_forms import (
@@ -126,7 +127,7 @@ def make_program_teacher(
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
         raise UserError(
-            f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised"
+            say("{teacher.mean}: {} takes 8-bit pixels, which cannot be normalised", program.source)
         )
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
@@ -142,9 +143,9 @@ def make_program_teacher(
     says = f"the answers of {program.source} are for"
     classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
     teacher = ProgramTeacher(asked, classes, form)
-    told = [f"answers are {form} (--teacher.answers)"] if answers == "auto" else []
+    told = [f"answers are {form} ({flag('teacher.answers')})"] if answers == "auto" else []
     if output is None and asked.output not in ("0", "output"):
-        told.append(f"output {asked.output} (--teacher.output)")
+        told.append(f"output {asked.output} ({flag('teacher.output')})")
     teacher.info = replace(teacher.info, inferred=tuple(told))
     return teacher
 
@@ -229,12 +230,16 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
     if given is not None:
         if any(fixed not in (None, size) for size, fixed in zip(given, axes, strict=True)):
             fixed = f"{program.source} takes {as_text(axes)}"
-            raise UserError(f"--teacher.shape: got {as_text(given)}, but {fixed}")
+            raise UserError(say("{teacher.shape}: got {}, but {}", as_text(given), fixed))
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
         raise UserError(
-            f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three"
+            say(
+                "{teacher.shape}: {} takes C,H,W = {}; give all three",
+                program.source,
+                as_text(axes),
+            )
         )
     return channels, height, width
 
@@ -243,4 +248,4 @@ def _levels(program: Program, config: TeacherConfig) -> int | None:
     if program.dtype != torch.uint8:
         return config.levels
     says = f"the pixels of {program.source} are bytes, whose levels are"
-    return agreed("levels", "--teacher.levels", config.levels, BYTES, says, program.source)
+    return agreed("levels", "teacher.levels", config.levels, BYTES, says, program.source)

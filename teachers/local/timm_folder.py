@@ -17,6 +17,7 @@ from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.nets.files import of_bounded_size
+from dfme.problems import flag
 from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
 from dfme.teachers.local.checks import (
@@ -137,7 +138,7 @@ def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) 
     """
     if "architecture" not in model_config:
         hint = (
-            "; it looks like transformers': say --teacher hf"
+            f"; it looks like transformers': say {flag('teacher', 'hf')}"
             if "model_type" in model_config
             else ""
         )

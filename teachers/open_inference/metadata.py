@@ -17,6 +17,7 @@ from urllib.parse import quote
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
+from dfme.problems import Problem, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.message import read_object
 from dfme.teachers.open_inference.tensors import short
@@ -58,8 +59,11 @@ class TensorMetadata:
         sizes = [size for size in self.shape[batch_axis:] if size != 1]
         if len(sizes) > 1:
             raise UserError(
-                "--teacher.output: expected a row of scores per image, or one label, got the "
-                f"output {self}"
+                say(
+                    "{teacher.output}: expected a row of scores per image, or one label, got the "
+                    "output {}",
+                    self,
+                )
             )
         if not sizes:
             return 1
@@ -137,9 +141,13 @@ def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
         return read_object(reply.body)
     except ValueError:
         raise UserError(
-            f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of "
-            "something "
-            "else; is --teacher.url that of a server of the Open Inference Protocol v2?"
+            say(
+                "GET {}{}: expected a JSON object, got {:,} bytes of something else; is "
+                "{teacher.url} that of a server of the Open Inference Protocol v2?",
+                endpoint.url,
+                path,
+                len(reply.body),
+            )
         ) from None
 
 
@@ -170,17 +178,22 @@ def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> Tens
     if not tensors:
         if given is None and what == "input":
             raise UserError(
-                "--teacher.input: the model's metadata name no inputs; give the name of the one "
-                "for images"
+                say(
+                    "{teacher.input}: the model's metadata name no inputs; give the name of the "
+                    "one for images"
+                )
             )
         return TensorMetadata(given, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if given is None and len(tensors) > 1:
         raise UserError(
-            f"--teacher.{what}: the model has several {what}s, name one of them: {', '.join(names)}"
+            Problem(
+                f"teacher.{what}",
+                f"the model has several {what}s, name one of them: {', '.join(names)}",
+            )
         )
     if given is not None and given not in names:
-        raise UserError(f"--teacher.{what}: {unknown_choice('tensor', given, names)}")
+        raise UserError(Problem(f"teacher.{what}", unknown_choice("tensor", given, names)))
     return tensors[0 if given is None else names.index(given)]
 
 
@@ -189,20 +202,27 @@ def _spec(
 ) -> ImageSpec:
     if image.datatype not in IMAGE_DATATYPES:
         raise UserError(
-            f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}"
+            say("{teacher.input}: expected {}, got the input {}", ", ".join(IMAGE_DATATYPES), image)
         )
     announced = parameters.get("levels")
     levels = config.levels or (announced if type(announced) is int else None)
     if image.datatype == "UINT8":
         if levels not in (None, 256):
             raise UserError(
-                f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}"
+                say(
+                    "{teacher.levels}: expected 256, since the input {} takes bytes, got {}",
+                    image,
+                    levels,
+                )
             )
         levels = 256
     if math.prod(layout.shape) > MAX_NUMBERS:
         raise UserError(
-            f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input "
-            f"{image}"
+            say(
+                "{teacher.input}: expected images of at most {:,} numbers, got the input {}",
+                MAX_NUMBERS,
+                image,
+            )
         )
     return ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
 
@@ -220,10 +240,12 @@ def _require_numbers(output: TensorMetadata) -> None:
     """UserError for an output of texts: which class is which is for an adapter to say."""
     if output.datatype == "BYTES":
         raise UserError(
-            f"--teacher.output: expected numbers, got the output {output} of texts; name an output "
-            "of "
-            "scores, or take --teacher json with an adapter: request.json as the protocol has it, "
-            "answer.path outputs[0].data[*], form: name, and answer.classes"
+            say(
+                "{teacher.output}: expected numbers, got the output {} of texts; name an output "
+                "of scores, or take {teacher:json} with an adapter: request.json as the protocol "
+                "has it, answer.path outputs[0].data[*], form: name, and answer.classes",
+                output,
+            )
         )
 
 
@@ -254,14 +276,22 @@ def _classes(
     classes = given or known
     if classes is None:
         raise UserError(
-            f"--teacher.num-classes: give it, since the metadata do not tell (output {output})"
+            say(
+                "{teacher.num_classes}: give it, since the metadata do not tell (output {})", output
+            )
         )
     if known not in (None, classes):
-        raise UserError(f"--teacher.num-classes: expected {known} (output {output}), got {given}")
+        raise UserError(
+            say("{teacher.num_classes}: expected {} (output {}), got {}", known, output, given)
+        )
     if classes > MAX_CLASSES:
         raise UserError(
-            f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output "
-            f"{output})"
+            say(
+                "{teacher.num_classes}: expected at most {:,}, got {:,} (output {})",
+                MAX_CLASSES,
+                classes,
+                output,
+            )
         )
     return classes
 
@@ -357,7 +387,10 @@ def _ordered(
         fitting = [(given, order) for order in orders if _fits(sizes, in_order(given, order))]
     elif min(sizes) < 1:
         raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
+            say(
+                "{teacher.shape}: give C,H,W, since the model's input leaves sizes open: {}",
+                list(sizes),
+            )
         )
     else:
         one, two, three = sizes
@@ -369,10 +402,17 @@ def _ordered(
         return fitting[0]
     if given is not None and not fitting:
         raise UserError(
-            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}"
+            say(
+                "{teacher.shape}: expected C,H,W that fit the model's input {}, got {}",
+                list(sizes),
+                given,
+            )
         )
     raise UserError(
-        f"--teacher.layout: give nchw or nhwc, since the model's input {list(sizes)} does not tell"
+        say(
+            "{teacher.layout}: give nchw or nhwc, since the model's input {} does not tell",
+            list(sizes),
+        )
     )
 
 
@@ -386,12 +426,18 @@ def _flat_shape(sizes: tuple[int, ...], given: Image | None) -> Image:
         return (1, *sizes)
     if given is None:
         raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input is one of {list(sizes)} per "
-            "image"
+            say(
+                "{teacher.shape}: give C,H,W, since the model's input is one of {} per image",
+                list(sizes),
+            )
         )
     wanted = given[1:] if len(sizes) == 2 else (math.prod(given),)
     if not _fits(sizes, wanted) or (len(sizes) == 2 and given[0] != 1):
         raise UserError(
-            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got {given}"
+            say(
+                "{teacher.shape}: expected C,H,W that fit the model's input {}, got {}",
+                list(sizes),
+                given,
+            )
         )
     return given

@@ -6,6 +6,7 @@ import socket
 from urllib.parse import urlsplit
 
 from dfme.errors import UserError
+from dfme.problems import flag, say
 
 RESERVED = (
     "user-agent",
@@ -37,9 +38,12 @@ def require_consent(url: str, authorised_by: str | None) -> None:
         host
     ):
         raise UserError(
-            f"--teacher.url: {host} is not this machine; expected your own --teacher.authorised-by "
-            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does '
-            "not count; nothing was sent"
+            say(
+                "{teacher.url}: {} is not this machine; expected your own {teacher.authorised_by} "
+                '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says '
+                "does not count; nothing was sent",
+                host,
+            )
         )
 
 
@@ -59,7 +63,7 @@ def host_of(url: str) -> str:
     A URL that two programs could read in two ways (white space, backslashes, a user before the
     host) is none.
     """
-    expected = "--teacher.url: expected a URL such as http://127.0.0.1:8080"
+    expected = f"{flag('teacher.url')}: expected a URL such as http://127.0.0.1:8080"
     if not url.isprintable() or " " in url or "\\" in url:
         raise UserError(
             f"{expected}, got one with blanks, backslashes or characters that cannot be seen"
@@ -72,12 +76,14 @@ def host_of(url: str) -> str:
         raise UserError(f"{expected}, got one whose host or port is none") from None
     if "@" in parts.netloc:
         raise UserError(
-            "--teacher.url: expected no user or password in the URL; name a key with "
-            "--teacher.api-key-env"
+            say(
+                "{teacher.url}: expected no user or password in the URL; name a key with "
+                "{teacher.api_key_env}"
+            )
         )
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
-        raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
+        raise UserError(say("{teacher.url}: expected http:// or https://, got {}", scheme))
     if "${" in parts.netloc:
         raise UserError(
             f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up "

@@ -18,6 +18,7 @@ import httpx2
 
 import dfme
 from dfme.errors import Refused, Unanswered, Unusable, UserError
+from dfme.problems import flag, say
 from dfme.teachers.remote.consent import host_of, require_consent
 from dfme.teachers.remote.options import ServiceOptions
 from dfme.teachers.remote.outcomes import (
@@ -81,7 +82,9 @@ class Endpoint:
             return self._ask("GET", path, b"", {}, most)
         except (Refused, Unanswered) as error:
             remedy = (
-                "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
+                ""
+                if advice(error.reason)
+                else f"; is the service ready, and {flag('teacher.url')} right?"
             )
             problem = f"{error}{remedy}"
         raise UserError(problem)
@@ -107,7 +110,9 @@ class Endpoint:
         route = self._routes.get(path)
         if route is None:
             if path and ("?" in self._base or "#" in self._base):
-                raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
+                raise UserError(
+                    say("{teacher.url}: expected a URL without a query, got {}", self.url)
+                )
             route = (
                 address_of(self._base.rstrip("/") + path if path else self._base, self.secrets),
             )
@@ -255,10 +260,10 @@ def address_of(text: str, secrets: Secrets) -> httpx2.URL:
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL:
-        raise UserError(f"--teacher.url: expected a URL, got {secrets.hide(text)}") from None
+        raise UserError(say("{teacher.url}: expected a URL, got {}", secrets.hide(text))) from None
     if url.host != host:
         raise UserError(
-            f"--teacher.url: expected a host in plain letters, got {secrets.hide(text)}"
+            say("{teacher.url}: expected a host in plain letters, got {}", secrets.hide(text))
         )
     return url
 

@@ -37,6 +37,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from dfme.data import ImageSet
 from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
+from dfme.problems import flag, say
 from dfme.spec import Shape
 from dfme.teachers.arrays import Array
 from dfme.teachers.watch.detector import Observation
@@ -175,7 +176,7 @@ class AlarmFile:
         try:
             self._file.append((json.dumps({"at": _now(), **alarm}) + "\n").encode())
         except RunError as error:
-            self._tell(f"WARNING: an alarm is not in --alarm-file: {error}")
+            self._tell(f"WARNING: an alarm is not in {flag('alarm_file')}: {error}")
 
 
 def _last_byte(path: Path) -> bytes:
@@ -217,7 +218,10 @@ def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
         logs := sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))
     ):
         raise UserError(
-            f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl"
+            say(
+                "{}: expected a folder that run.py serve {record} wrote, with a log-DAY.jsonl",
+                folder,
+            )
         )
     for path in logs:
         lines = whole_lines(path)
@@ -226,7 +230,8 @@ def read_log(folder: Path, shape: Shape) -> Iterator[dict[str, Any]]:
                 yield from _batches(path, [json.loads(line) for line in some], shape)
             except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
                 said = (
-                    f"{path}: expected lines that run.py serve --record wrote; remove it to go on"
+                    f"{path}: expected lines that run.py serve {flag('record')} wrote; remove it "
+                    "to go on"
                 )
                 raise RunError(said) from error
 
@@ -243,7 +248,7 @@ def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet
             found |= dict.fromkeys(x.tobytes() for x in batch["images"])
     if not found:
         raise UserError(
-            f"{folder}: expected images (--record-images true), found none of the account"
+            say("{}: expected images ({record_images:true}), found none of the account", folder)
         )
     pixels_NCHW = np.frombuffer(b"".join(found), np.uint8).reshape(-1, *shape)
     return ImageSet(str(folder), torch.from_numpy(pixels_NCHW.copy()))

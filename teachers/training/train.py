@@ -22,6 +22,7 @@ from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
 from dfme.nets.files import save_module
+from dfme.problems import Ref
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
@@ -88,12 +89,12 @@ class _Task:
 def _task(config: TrainTeacherConfig) -> _Task:
     """Load the data, and settle what the configuration leaves to it."""
     data = config.data
-    flag = "--data.download true"
+    option = Ref("data.download", True)
     load = partial(
         load_dataset, data.name, shape=data.shape, root=data.root, download=data.download
     )
-    train = load("train", download_flag=flag)
-    test = load("test", download_flag=flag)
+    train = load("train", download_option=option)
+    test = load("test", download_option=option)
     for part, images in (("training", train), ("test", test)):
         for note in images.notes:
             LOGGER.warning("%s images: %s", part, note)

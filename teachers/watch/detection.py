@@ -12,6 +12,7 @@ from torch import Tensor
 from dfme.compute import Seldom
 from dfme.config.detectors import NEED_FEATURES
 from dfme.errors import RunError, UserError
+from dfme.problems import flag
 from dfme.spec import ImageSpec
 from dfme.teachers.defences.defence import taken
 from dfme.teachers.serve.record import digests, fingerprints, read_log
@@ -137,7 +138,11 @@ class Log:
 
     def unfed(self, names: Sequence[str]) -> dict[str, str]:
         """Which detectors it cannot feed, and why. UserError where that are all."""
-        why = {} if self._images else {"prada": "the log has not all images (--record-images)"}
+        why = (
+            {}
+            if self._images
+            else {"prada": f"the log has not all images ({flag('record_images')})"}
+        )
         if not self._distances:
             why |= dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
         if why.keys() >= {*names}:

@@ -23,6 +23,7 @@ from dfme.estimators.preflight.diagnostics import (
 from dfme.estimators.preflight.steps import candidate_steps, predicted
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import ieee_fp32
+from dfme.problems import say
 from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16
@@ -66,9 +67,13 @@ def require_budget(left: int, images: int) -> None:
     """UserError where a check of so many images does not fit into what is left of the budget."""
     if left < images:
         raise UserError(
-            f"--budget: expected at least {images} images for the check that --estimator.kind auto "
-            "and "
-            f"--estimator.step auto begin with, {left} are left; choose both by hand, or give more"
+            say(
+                "{budget}: expected at least {} images for the check that {estimator.kind:auto} "
+                "and {estimator.step:auto} begin with, {} are left; choose both by hand, or give "
+                "more",
+                images,
+                left,
+            )
         )
 
 
@@ -231,11 +236,13 @@ def _answered(*answers: Tensor) -> Tensor:
     known_N = ~torch.stack([unanswered(each) for each in answers]).any(dim=0)
     if known_N.sum() < MIN_POINTS:
         raise Unserved(
-            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images "
-            "each time, "
-            "too few to choose by; start a new run with --estimator.kind and --estimator.step "
-            "chosen by "
-            "hand, or with a method that estimates nothing, such as --recipe frugal"
+            say(
+                "the check: the service named a class for {} of {} images each time, too few to "
+                "choose by; start a new run with {estimator.kind} and {estimator.step} chosen by "
+                "hand, or with a method that estimates nothing, such as {recipe:frugal}",
+                int(known_N.sum()),
+                POINTS,
+            )
         )
     return known_N
 

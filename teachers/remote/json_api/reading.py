@@ -12,6 +12,7 @@ import numpy as np
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers
 from dfme.errors import Unusable
+from dfme.problems import Text
 from dfme.teachers.arrays import Array
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec
 from dfme.teachers.remote.json_api.description import AnswerForm
@@ -199,12 +200,12 @@ class AnswerReader:
                 f"answer.scale: the class {self._model.classes.names[top]!r} has "
                 f"{scores_BK[row, top]:g} of "
                 f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
-                f"start a new run {cure}, or: {instead}",
+                f"start a new run {cure}, or: " + instead,
                 "wrong scale",
             )
 
     @staticmethod
-    def _other_mode(scores_BK: Array) -> str:
+    def _other_mode(scores_BK: Array) -> Text:
         """The label mode that such scores have, as advice."""
         import torch
 

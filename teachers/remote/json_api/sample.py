@@ -7,6 +7,7 @@ from dfme.config.values import from_mapping
 from dfme.config.yaml_files import parse_yaml
 from dfme.data.class_names import read_names
 from dfme.errors import Unusable, UserError
+from dfme.problems import flag, say
 from dfme.teachers.remote.json_api.adapter_file import problems
 from dfme.teachers.remote.json_api.candidates import (
     NEAR_ONE,
@@ -32,9 +33,11 @@ def write_adapter(sample: str, path: str) -> str:
     found = best_candidate(document)
     if found is None:
         raise UserError(
-            "--sample: expected an answer with scores or a label in it, got "
-            f"{outline(document)[:300]}; "
-            "docs/adapters.md has the forms that can be read"
+            say(
+                "{sample}: expected an answer with scores or a label in it, got {}; "
+                "docs/adapters.md has the forms that can be read",
+                outline(document)[:300],
+            )
         )
     require_no_doubt(document, found)
     text = adapter_text(found)
@@ -49,7 +52,7 @@ def write_adapter(sample: str, path: str) -> str:
     except OSError as error:
         reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(
-            f"--write-adapter: cannot write {path}: {reason}; name another file"
+            say("{write_adapter}: cannot write {}: {}; name another file", path, reason)
         ) from None
     what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
     where = f"at {found.path}" if found.path else "as the whole answer"
@@ -65,11 +68,13 @@ def _require_no_chat(document: object) -> None:
     if text is not None:
         where = f", at {text[:100]}" if text else ""
         raise UserError(
-            "--sample: expected the answer of a classifier, got the text of a language "
-            f"model{where}, which "
-            "names no class reliably: no adapter is written; if it says nothing but a class's "
-            "name, write "
-            "form: name by hand, with answer.no_answer for whatever else it says (docs/adapters.md)"
+            say(
+                "{sample}: expected the answer of a classifier, got the text of a language "
+                "model{}, which names no class reliably: no adapter is written; if it says "
+                "nothing but a class's name, write form: name by hand, with answer.no_answer for "
+                "whatever else it says (docs/adapters.md)",
+                where,
+            )
         )
 
 
@@ -78,13 +83,13 @@ def _read(path: Path) -> object:
         with path.open("rb") as file:
             body = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise UserError(f"--sample: cannot read {path}: {error.strerror}") from None
+        raise UserError(say("{sample}: cannot read {}: {}", path, error.strerror)) from None
     if len(body) > _MAX_BYTES:
-        raise UserError(f"--sample: expected at most {_MAX_BYTES:,} bytes, {path} has more")
+        raise UserError(say("{sample}: expected at most {:,} bytes, {} has more", _MAX_BYTES, path))
     try:
         return parse(body)
     except Unusable as error:
-        raise UserError(f"--sample: {path}: {error}") from None
+        raise UserError(say("{sample}: {}: {}", path, error)) from None
 
 
 def adapter_text(found: Found) -> str:
@@ -96,7 +101,7 @@ def adapter_text(found: Found) -> str:
     known = found.form == "mapping" and mode != "logits" and _is_whole(found)
     lines = [
         "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",
-        'url: "" # TODO where images are posted, or --teacher.url',
+        f'url: "" # TODO where images are posted, or {flag("teacher.url")}',
         "image:",
         "  encoding: png_base64 # how an image travels: also png, data_url, raw, raw_base64, list",
         *(
@@ -124,12 +129,13 @@ def adapter_text(found: Found) -> str:
         left = " # TODO all the classes, in the order of the student's; or a file with one a line"
         lines.append(f"  classes: [{', '.join(map(_text, names))}]{'' if known else left}")
     lines.append("teacher:")
-    lines.append("  # shape: [3, 32, 32] # TODO an image's C, H, W, or --teacher.shape")
+    lines.append(f"  # shape: [3, 32, 32] # TODO an image's C, H, W, or {flag('teacher.shape')}")
     if found.form == "scores":
         lines.append(f"  num_classes: {len(found.values)}")
     elif found.form == "number":
         lines.append(
-            "  # num_classes: 10 # TODO how many classes there are, or --teacher.num-classes"
+            "  # num_classes: 10 # TODO how many classes there are, or "
+            f"{flag('teacher.num_classes')}"
         )
         lines.append('  # numbers from 1 on: form: name above, with classes: ["1", "2", ...]')
     doubt = (
