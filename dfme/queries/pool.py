@@ -141,7 +141,7 @@ def open_pool(
     try:
         return Pool(name, fitted(images_NCHW, spec.shape), spec, notes)
     except UserError as error:
-        raise UserError(f"pool {name}: {error}") from error
+        raise UserError(error.message, about=f"pool {name}") from error
 
 
 def require_enough(pool: ImageSource, images: int, key: str) -> None:

@@ -240,7 +240,8 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
         try:
             scores = two_columns(array.reshape(batch).astype(np.float64), mode.kind == "logits")
         except Unusable as error:
-            raise Unusable(f"output {short(tensor.name)}: {error}", error.reason) from None
+            text = say("output {}: {}", short(tensor.name), error.message)
+            raise Unusable(text, error.reason) from None
         return torch.from_numpy(as_float32(scores))
     if (images, sizes) != ((batch,), (classes,)) or kind not in "iuf":
         hint: Text = ""

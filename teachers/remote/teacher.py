@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dfme.answers.reading import PartialAnswers
 from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
+from dfme.problems import Text
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
@@ -128,7 +129,7 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     Neither quotes anything of an answer that repeats a part of a secret.
     """
     length = reply.headers.get(HEADER_LENGTH.lower(), "")
-    text = str(error)
+    text: Text = error.message
     try:
         document = outline(parse(reply.body[: int(length)] if length.isdecimal() else reply.body))
         whole = error.reason not in PASSING

@@ -22,7 +22,7 @@ from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import auto_net, build_net, check_net
 from dfme.nets.files import save_module
-from dfme.problems import Ref
+from dfme.problems import Ref, say
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
@@ -152,7 +152,9 @@ class _Training:
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))
             if not math.isfinite(metrics["loss"]):
-                raise UserError(f"the loss became {metrics['loss']} in epoch {epoch}; lower --lr")
+                raise UserError(
+                    say("the loss became {} in epoch {}; lower {lr}", metrics["loss"], epoch)
+                )
             if epoch == self.config.epochs or (every and epoch % every == 0):
                 accuracy = self._score()
                 metrics["test_accuracy"] = accuracy
@@ -301,7 +303,7 @@ def _check_writable(path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--out {path}: its folder cannot be made: {error.strerror or error}"
+            f"its folder cannot be made: {error.strerror or error}", about=Ref("out", path)
         ) from error
     if path.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"--out {path}: cannot be written there")
+        raise UserError("cannot be written there", about=Ref("out", path))

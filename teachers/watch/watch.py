@@ -17,6 +17,7 @@ from dfme.compute import DeferredChecks, copied, defaults_kept, validate_like
 from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError
+from dfme.problems import flag
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.own_state import own_state, require_form
@@ -148,7 +149,7 @@ class Watch:
         self.features = None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
         if data is not None and (needing or (recorded and teacher.info.network)):
-            what = f"--teacher.watch: {needing or '--record'} with benign"
+            what = f"{flag('teacher.watch')}: {needing or flag('record')} with benign"
             self.features = Mahalanobis(teacher, data, what)
         if data is not None and names:
             _require_class_thresholds(names)

@@ -81,7 +81,8 @@ class AnswerReader:
         except Unusable as error:
             if "answer." in str(error):
                 raise
-            raise Unusable(f"answer.form {self._form}: {error}", error.reason) from None
+            text = f"answer.form {self._form}: " + error.message
+            raise Unusable(text, error.reason) from None
         if not any(reading.gaps):
             return answers
         slip = f"answer.form {self._form}: {reading.slip}" if reading.slip else ""
