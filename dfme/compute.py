@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import DfmeError, UserError
-from dfme.problems import Ref, Text, say
+from dfme.errors import DfmeError, OptionError, Ref, Text, UserError, say
 
 LULL = 1.5  # seconds without a word from a computation, but for one of its steps
 MAX_PENDING = 4_096  # flags of an accelerator that wait to be read at most
@@ -88,9 +87,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(
-            say("{device}: expected auto, cpu, cuda or cuda:N, got {!r}", name)
-        ) from None
+        raise OptionError("device", f"expected auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UserError(
@@ -210,7 +207,7 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     found = os.environ.get(name)
     if found not in fit and (found is not None or torch.cuda.is_initialized()):
         expected = f"expected {name}={fit[0]} before CUDA starts"
-        raise UserError(say("{deterministic}: {}, got {}; set it to that", expected, found))
+        raise OptionError("deterministic", f"{expected}, got {found}; set it to that")
     was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")
     cudnn.deterministic = True

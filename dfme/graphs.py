@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import UserError
+from dfme.errors import OptionError, flag, say
 from dfme.precision import in_force
-from dfme.problems import flag, say
 
 WARM_UP = 3  # calls before a form is captured, which are steps like any other,
 RECENT = 64  # among the last so many
@@ -33,8 +32,8 @@ _side = cache(torch.cuda.Stream)
 def require_gpu(device: torch.device) -> None:
     """UserError for a device that has no graphs."""
     if device.type != "cuda":
-        raise UserError(
-            say("{graphs}: expected a CUDA device, got {}; leave {graphs} out", device.type)
+        raise OptionError(
+            "graphs", say("expected a CUDA device, got {}; leave {graphs} out", device.type)
         )
 
 

@@ -14,10 +14,9 @@ from dfme.cli.flags import default_recipe
 from dfme.compute import device_name, within_memory
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import narrowed
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError, say
 from dfme.files import write_text
 from dfme.methods import SECTIONS, find_method
-from dfme.problems import Problem, say
 from dfme.report.markdown import table
 from dfme.run.build import white_box
 from dfme.run.checks import find_problems, fresh_directory_problems

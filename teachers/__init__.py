@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from dfme.config.detectors import NEED_FEATURES
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
-from dfme.errors import UserError
-from dfme.problems import Message, Problem, Ref, flag, say
+from dfme.errors import Message, Problem, Ref, UserError, flag, say
 from dfme.teachers import options as local_options
 from dfme.teachers.defences import check_defences
 from dfme.teachers.remote.options import HfApiOptions, JsonOptions, TfServingOptions, V2Options

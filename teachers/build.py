@@ -16,9 +16,8 @@ from dfme.config.messages import nearest
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_from
 from dfme.data.safe_names import require_text
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag
 from dfme.precision import has_tf32
-from dfme.problems import Problem, flag
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS, check_teacher
 from dfme.teachers.custom import accepts, make_custom, wrap_callable
@@ -55,7 +54,7 @@ def make_teacher(
     else:
         expected = f"expected {', '.join(KINDS)} or module:Class"
         near = nearest(config.kind, KINDS)
-        raise UserError(Problem("teacher", expected, got=repr(config.kind), near=near))
+        raise OptionError("teacher", expected, got=repr(config.kind), near=near)
     require_text(teacher.info.class_names or (), f"{flag('teacher')}: its class names")
     return teacher
 

@@ -16,8 +16,7 @@ from dfme.answers.advice import add_up_to
 from dfme.answers.reading import CHARGED, NEGATIVE, PartialAnswers, as_tensor
 from dfme.compute import defaults_kept
 from dfme.config.imports import blaming, find_target
-from dfme.errors import TeacherError, UserError
-from dfme.problems import Problem, Ref, say
+from dfme.errors import OptionError, Ref, TeacherError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.label_modes import as_classes, restrict
 
@@ -245,7 +244,7 @@ def _given_once(name: str, example: str, given: Any, stated: Any) -> Any:
             )
         )
     if given is not None and stated is not None and given != stated:
-        raise UserError(Problem(key, f"got {given}, but the teacher itself says {stated}"))
+        raise OptionError(key, f"got {given}, but the teacher itself says {stated}")
     return given if stated is None else stated
 
 

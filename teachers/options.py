@@ -25,8 +25,7 @@ from dfme.config.fields import (
     ShareBelowOne,
 )
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 
 Name = Annotated[
     str, Field(pattern="^[A-Za-z0-9_.-]+$"), Expected("letters, digits, dots, - and _ alone")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dfme.problems import Ref, Text, say
+from dfme.errors import Ref, Text, say
 from dfme.spec import LabelMode
 
 MAX_DECIMALS = 7

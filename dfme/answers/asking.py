@@ -13,8 +13,7 @@ from dfme.answers.reading import NO_ANSWER, top_class, unanswered
 from dfme.answers.recover import Recovery, known_map, make_recovery
 from dfme.compute import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
-from dfme.errors import UserError
-from dfme.problems import Ref, flag, say
+from dfme.errors import Ref, UserError, flag, say
 from dfme.spec import LabelMode
 
 SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dfme.answers.advice import what_to_do
 from dfme.compute import DeferredChecks, on_accelerator
-from dfme.errors import TeacherError
-from dfme.problems import Ref, Text, say
+from dfme.errors import Ref, TeacherError, Text, say
 from dfme.spec import LabelMode
 
 NEGATIVE = 1e-6  # how far below zero a probability may lie: the rounding of a softmax in float32

@@ -18,8 +18,7 @@ from dfme.answers.reading import cut_to
 from dfme.compute import Adam
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import parse_defences, stated
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 from dfme.randomness import derived_seed
 from dfme.spec import LabelMode
 

@@ -25,9 +25,8 @@ from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, flatten, missing, options_of, read_value
 from dfme.config.wandb_settings import wandb_environment
 from dfme.config.yaml_files import is_record
-from dfme.errors import UserError
+from dfme.errors import OptionError, Problem, Ref, UserError, as_flag, as_yaml_key, joined, say
 from dfme.methods import METHODS, SECTIONS, find_method
-from dfme.problems import Problem, Ref, as_flag, as_yaml_key, joined, say
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import resolve_from_run_start
@@ -343,9 +342,9 @@ class Arguments:
         expected = f"expected {', '.join(KINDS)}, module:Class or module:function"
         got = repr(self.kind)
         if not os.path.isfile(self.kind):
-            raise UserError(Problem("teacher", expected, got, nearest(self.kind, KINDS)))
+            raise OptionError("teacher", expected, got, nearest(self.kind, KINDS))
         hint = say("; for a file of weights say {teacher.checkpoint}, for .onnx {teacher:onnx}")
-        raise UserError(Problem("teacher", say("{}, got {}{}", expected, got, hint)))
+        raise OptionError("teacher", say("{}, got {}{}", expected, got, hint))
 
     def _all_options(self, inputs: CommandInputs) -> list[Option]:
         options = options_of(inputs.root)

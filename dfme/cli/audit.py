@@ -40,8 +40,7 @@ from dfme.config.detectors import DETECTORS, NEED_FEATURES
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, load_dataset, whole_name
-from dfme.errors import UserError
-from dfme.problems import Problem
+from dfme.errors import Problem, UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, tidy
 from dfme.spec import SMALL_SIDE, LabelMode, Shape

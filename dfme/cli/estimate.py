@@ -19,8 +19,8 @@ from dfme.cli.teacher_side import check_teacher
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.settings import Job
 from dfme.config.values import Option
+from dfme.errors import Problem
 from dfme.files import write_text
-from dfme.problems import Problem
 from dfme.report.console import duration
 from dfme.report.facts import Beside, is_above
 from dfme.report.markdown import table

@@ -12,7 +12,7 @@ from dfme.cli.teacher_side import check_teacher, price_problems
 from dfme.config.fields import CONFIG, Basic
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import narrowed
-from dfme.problems import Problem
+from dfme.errors import Problem
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from dfme.config.messages import expected
 from dfme.config.values import Option
-from dfme.problems import flag
+from dfme.errors import flag
 
 TITLES = {
     "": "options",

@@ -14,8 +14,7 @@ from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
 from dfme.cli.teacher_side import ServeConfig
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
-from dfme.problems import Problem
+from dfme.errors import Problem, UserError
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"
 INPUTS = CommandInputs(

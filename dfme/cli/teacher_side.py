@@ -15,9 +15,8 @@ from dfme.audits.audit.model import Metering
 from dfme.config.defences import Facts, parse_defences, stated
 from dfme.config.detectors import NEED_FEATURES
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.files import make_folder
-from dfme.problems import Problem
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher

@@ -20,9 +20,8 @@ from dfme.config.defences import parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.oracle.ledger_log import audit
-from dfme.problems import Problem
 from dfme.report.markdown import fitted_table
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
 

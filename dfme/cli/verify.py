@@ -19,8 +19,8 @@ from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.config.values import narrowed
+from dfme.errors import Problem
 from dfme.methods import METHODS
-from dfme.problems import Problem
 from dfme.run.checks import evaluation_problems, file_problems, fresh_directory_problems
 
 

@@ -22,8 +22,7 @@ from pydantic.dataclasses import dataclass as as_model
 from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
 from dfme.config.values import REQUIRED, Option, reader
-from dfme.errors import DfmeError, UserError
-from dfme.problems import Problem, Ref, Text, say
+from dfme.errors import DfmeError, OptionError, Ref, Text, UserError, say
 
 NO_FILE = ("__main__", "builtins")
 """Modules of what is defined in a script, in a notebook, or in code that was executed from a text.
@@ -199,7 +198,7 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         if name == "kind" or parameter.kind is parameter.POSITIONAL_ONLY:
             if default is parameter.empty:
                 text = f"{what}'s parameter {name!r} cannot be a flag; rename it"
-                raise UserError(Problem("teacher", text))
+                raise OptionError("teacher", text)
             continue
         known = common.get(f"teacher.{name}")
         kind = known.type if known else Any

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from dfme.problems import Problem
+from dfme.errors import Problem
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -22,8 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from dfme.config.fields import BASIC, CONFIG
 from dfme.config.messages import members, nearest, problem_with
 from dfme.config.yaml_files import parse_yaml
-from dfme.errors import UserError
-from dfme.problems import Problem, joined, say
+from dfme.errors import Problem, UserError, joined, say
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 
 MAX_BYTES = (
     200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million

@@ -14,8 +14,7 @@ from dfme.data.array_names import has_train_arrays
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
 from dfme.data.layout import layout_of
 from dfme.data.safe_names import require_names
-from dfme.errors import UserError
-from dfme.problems import Ref
+from dfme.errors import Ref, UserError
 from dfme.spec import Shape
 
 __all__ = ["DATASETS", "DRAWN", "HALVES", "ImageSet", "check_dataset", "load_dataset", "whole_name"]

@@ -15,9 +15,8 @@ from dfme.data.array_names import ARRAYS, image_arrays, names_of
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.safe_names import listed, shown
 from dfme.data.whites import scale_notes
-from dfme.errors import UserError
+from dfme.errors import UserError, say
 from dfme.files import read_npz
-from dfme.problems import say
 from dfme.spec import Shape
 
 MAX_BYTES = 1 << 36

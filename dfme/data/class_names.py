@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from dfme.config.messages import printable
 from dfme.data.images import ImageSet
 from dfme.data.safe_names import require_text
-from dfme.errors import UserError
-from dfme.problems import flag, say
+from dfme.errors import OptionError, UserError, flag, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,44 +50,36 @@ def numbered(
             if from_one and int(data.required_labels.min())
             else ""
         )
-        raise UserError(
-            say(
-                "{evaluation.dataset}: {} has {} classes{}{}, but the teacher answers {}{}; "
-                "choose the data set the teacher was made for",
-                data.name,
-                data.num_classes,
-                _list(surprising(own, names)),
-                first,
-                num_classes,
-                _list(names),
-            )
+        raise OptionError(
+            "evaluation.dataset",
+            f"{data.name} has {data.num_classes} "
+            f"classes{_list(surprising(own, names))}{first}, but the teacher answers "
+            f"{num_classes}{_list(names)}; choose the data set the teacher was made for",
         )
     chosen = names if given is None else read_names(given, flag("evaluation.classes"))
     if chosen is None or (given is None and not own):
         return _by_position(data, num_classes, announced) if folder else data
     ordered = in_order(data, chosen)
     if given is not None and (ordered is None or len(chosen) not in (len(own), num_classes)):
-        raise UserError(
-            say(
-                "{evaluation.classes}: expected each class of {} once{}, got {}{}{}",
-                data.name,
-                _list(surprising(own, chosen)) or ", which names none",
-                shown_names(chosen),
-                _odd("left out", own, chosen),
-                _odd("not there", chosen, own),
-            )
+        raise OptionError(
+            "evaluation.classes",
+            f"expected each class of {data.name} "
+            f"once{_list(surprising(own, chosen)) or ', which names none'}, got "
+            f"{shown_names(chosen)}{_odd('left out', own, chosen)}"
+            f"{_odd('not there', chosen, own)}",
         )
     if ordered is None and folder:
-        raise UserError(
+        raise OptionError(
+            "evaluation.dataset",
             say(
-                "{evaluation.dataset}: the classes of {} are {}, but the teacher's are {}{}; name "
-                "the folders as the teacher does, or give {evaluation.classes}: the folders' "
-                "names in the teacher's order",
+                "the classes of {} are {}, but the teacher's are {}{}; name the folders as the "
+                "teacher does, or give {evaluation.classes}: the folders' names in the teacher's "
+                "order",
                 data.name,
                 shown_names(surprising(own, chosen)),
                 shown_names(chosen),
                 _odd("not among these", own, chosen),
-            )
+            ),
         )
     return ordered or data
 
@@ -132,15 +123,15 @@ def _by_number(
         names = tuple(map(str, range(num_classes)))
         order = torch.tensor(by_number)
         return replace(data, labels=order[data.required_labels], class_names=names)
-    raise UserError(
+    raise OptionError(
+        "evaluation.dataset",
         say(
-            "{evaluation.dataset}: the class folders of {} are numbers, and sort as {}: nothing "
-            "says whether the teacher counts them in this order or by their values; give "
-            "{evaluation.classes}, all of the teacher's classes in its order, as 0,1,2,... or in "
-            "a file of a name a line",
+            "the class folders of {} are numbers, and sort as {}: nothing says whether the "
+            "teacher counts them in this order or by their values; give {evaluation.classes}, all "
+            "of the teacher's classes in its order, as 0,1,2,... or in a file of a name a line",
             data.name,
             shown_names(own),
-        )
+        ),
     )
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Literal
 
-from dfme.errors import UserError
-from dfme.problems import Ref
+from dfme.errors import Ref, UserError
 from dfme.spec import ImageSpec, Shape
 
 if TYPE_CHECKING:

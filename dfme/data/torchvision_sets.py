@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dfme.data.images import DatasetRequest, ImageSet
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 
 IDX_FILES = (
     "raw/train-images-idx3-ubyte",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dfme.answers.reading import with_answers
 from dfme.compute import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.errors import flag
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import (
@@ -29,7 +30,6 @@ from dfme.estimators.preflight.diagnostics import (
 from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import arithmetic, has_tf32
-from dfme.problems import flag
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import Distance, make_distance

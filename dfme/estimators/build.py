@@ -3,14 +3,13 @@
 from dataclasses import fields
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.base import Estimator
 from dfme.estimators.differences import Probing
 from dfme.estimators.finite_difference import FiniteDifference
 from dfme.estimators.prior_guided import PriorGuided
 from dfme.estimators.spaces import SPACES, Squash
 from dfme.estimators.synthetic import Synthetic
-from dfme.problems import Ref, say
 from dfme.spec import ImageSpec
 
 MAKERS: dict[str, type[Probing]] = {
@@ -37,15 +36,11 @@ def make_estimator(
         UserError: an option is still auto, or does not fit the teacher's images
     """
     if config.kind not in MAKERS:
-        raise UserError(
-            say("{estimator.kind}: expected {}, got {!r}", ", ".join(MAKERS), config.kind)
-        )
+        raise OptionError("estimator.kind", f"expected {', '.join(MAKERS)}, got {config.kind!r}")
     if isinstance(config.step, str):
-        raise UserError(
-            say(
-                "{estimator.step}: expected a number by now, got {!r}; the check resolves it",
-                config.step,
-            )
+        raise OptionError(
+            "estimator.step",
+            f"expected a number by now, got {config.step!r}; the check resolves it",
         )
     if (
         config.kind == "prior_guided"
@@ -105,8 +100,8 @@ def _lattice(step: float, spec: ImageSpec) -> float:
     if not (1 <= step <= most and step % 1 == 0):
         raise UserError(
             say(
-                "{}: expected a whole number of levels from 1 to {}, such as "
-                "1, with {estimator.space:lattice}",
+                "{}: expected a whole number of levels from 1 to {}, such as 1, with "
+                "{estimator.space:lattice}",
                 Ref("estimator.step", step),
                 most,
             )

@@ -14,7 +14,7 @@ from dfme.config.messages import unknown_choice
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import Job
 from dfme.config.values import options_of
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError
 from dfme.methods.configs import (
     DfmeConfig,
     DfmsConfig,
@@ -26,7 +26,6 @@ from dfme.methods.configs import (
     ProceduralConfig,
     StaticConfig,
 )
-from dfme.problems import Ref
 from dfme.spec import LABEL_KINDS
 
 SECTIONS: dict[str, type[Any]] = {"estimator": EstimatorConfig, "queries": QueriesConfig}

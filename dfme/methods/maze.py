@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute import SGD, validate_like
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.differences import check_upstream
 from dfme.estimators.preflight.choose import needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
@@ -14,7 +14,6 @@ from dfme.methods.base import Ask, Components, Metrics, in_batches
 from dfme.methods.configs import MazeConfig
 from dfme.methods.estimating import EstimatingMethod
 from dfme.methods.generator_losses import Discriminator, Wasserstein
-from dfme.problems import Ref, say
 from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec
 from dfme.students.optimizers import ScheduledOptimizer
@@ -85,13 +84,14 @@ class Maze(EstimatingMethod):
         if config.partial_data is None:
             return None
         if config.seed_images >= budget:
-            raise UserError(
+            raise OptionError(
+                "budget",
                 say(
-                    "{budget}: expected more than the {:,} images of {method.seed_images}, whose "
-                    "answers are paid for first, got {:,}; give more, or fewer seed images",
+                    "expected more than the {:,} images of {method.seed_images}, whose answers "
+                    "are paid for first, got {:,}; give more, or fewer seed images",
                     config.seed_images,
                     budget,
-                )
+                ),
             )
         pool = open_pool(config.partial_data, spec, config.root, download=config.download)
         if pool.size is not None and pool.size < config.seed_images:

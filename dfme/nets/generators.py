@@ -10,9 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import UserError
+from dfme.errors import UserError, say
 from dfme.nets.architectures import SteadyBatchNorm2d
-from dfme.problems import say
 from dfme.spec import ImageSpec, Shape
 
 PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's

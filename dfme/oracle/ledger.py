@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dfme.errors import BudgetExhausted, RunError, UserError
+from dfme.errors import BudgetExhausted, OptionError, RunError, say
 from dfme.files import AppendFile
 from dfme.oracle.ledger_log import (
     CHARGED,
@@ -30,7 +30,6 @@ from dfme.oracle.ledger_log import (
     read_history,
     require_same_teacher,
 )
-from dfme.problems import say
 
 __all__ = ["CHARGED", "PURPOSES", "Ledger", "Purpose", "Totals", "audit"]
 
@@ -56,7 +55,7 @@ class Ledger:
         fsync: bool = False,
     ) -> None:
         if budget < 1:
-            raise UserError(say("{budget}: expected at least 1 image, got {}", budget))
+            raise OptionError("budget", f"expected at least 1 image, got {budget}")
         state = state or {
             "seq": 0,
             "images": {},
@@ -67,12 +66,8 @@ class Ledger:
         }
         history = _history(path, state)
         if budget < history.spent:
-            raise UserError(
-                say(
-                    "{budget}: expected at least the {} images spent so far, got {}",
-                    history.spent,
-                    budget,
-                )
+            raise OptionError(
+                "budget", f"expected at least the {history.spent} images spent so far, got {budget}"
             )
         if history.teacher is not None and facts is not None:
             require_same_teacher(history.teacher, facts)

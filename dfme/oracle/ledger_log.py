@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from dfme.errors import RunError, UserError
+from dfme.errors import OptionError, RunError, say
 from dfme.files import whole_lines
-from dfme.problems import say
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
 """What a query is for. Recorded and part of the cost, but not charged to the budget, are
@@ -209,12 +208,13 @@ def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) ->
         {name: each[name] for name in each if name not in TOLD_ONLY} for each in (recorded, now)
     )
     if differing := list(_differing(before, json.loads(json.dumps(now)))):
-        raise UserError(
+        raise OptionError(
+            "resume",
             say(
-                "{resume}: this run was started with a teacher of {}; resume with the teacher as "
-                "it was, or start a new run in another {out}",
+                "this run was started with a teacher of {}; resume with the teacher as it was, or "
+                "start a new run in another {out}",
                 ", ".join(differing),
-            )
+            ),
         )
 
 

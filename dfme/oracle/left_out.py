@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, gaps_of
-from dfme.errors import Unserved
+from dfme.errors import Unserved, say
 from dfme.oracle.ledger import Ledger
-from dfme.problems import say
 
 NO_LABEL = "no label"
 NO_CLASS = "unknown class"

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dfme.config.messages import did_you_mean, unknown_choice
-from dfme.errors import UserError
-from dfme.problems import Ref
+from dfme.errors import Ref, UserError
 
 # name -> "module:function"; a function takes (count, spec, rng) and draws so many images within the
 # bounds.

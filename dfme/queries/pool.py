@@ -12,8 +12,7 @@ from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.drawn import SMALLEST
 from dfme.data.folder import read_images
 from dfme.data.images import fitted
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 from dfme.queries.names import DOWNLOAD, PROCEDURAL, check_pool
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.programs.canvas import within_bounds
@@ -149,8 +148,8 @@ def require_enough(pool: ImageSource, images: int, key: str) -> None:
     if pool.size is not None and pool.size < images:
         raise UserError(
             say(
-                "{}: has {:,} images, but the budget asks for {:,}, each once; lower {budget} "
-                "to {}, or choose a larger data set or folder, or {}, which has no end",
+                "{}: has {:,} images, but the budget asks for {:,}, each once; lower {budget} to "
+                "{}, or choose a larger data set or folder, or {}, which has no end",
                 Ref(key, pool.name),
                 pool.size,
                 images,

@@ -12,9 +12,8 @@ from random import Random
 from typing import NamedTuple
 
 from dfme.config.messages import did_you_mean, printable
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, UserError, flag
 from dfme.files import AppendFile, whole_lines
-from dfme.problems import flag
 
 
 class Metric(NamedTuple):

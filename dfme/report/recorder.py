@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.wandb_settings import WandbConfig
+from dfme.errors import flag
 from dfme.files import make_folder, remove, replacing
-from dfme.problems import flag
 from dfme.report.console import Console
 from dfme.report.metrics import MetricsFile, callback_metrics
 from dfme.report.wandb_run import WandbRun

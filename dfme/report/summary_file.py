@@ -8,9 +8,8 @@ from typing import Any
 
 from dfme.config.messages import printable
 from dfme.config.values import flatten
-from dfme.errors import RunError
+from dfme.errors import RunError, flag
 from dfme.files import open_file
-from dfme.problems import flag
 from dfme.queries.names import WORTH_NOTHING
 
 MAX_BYTES = 1 << 25

@@ -9,7 +9,7 @@ import shlex
 import numpy as np
 
 from dfme.config.messages import shortened
-from dfme.problems import flag
+from dfme.errors import flag
 from dfme.report.classified import (
     Classified,
     ClassNumbers,

@@ -24,9 +24,8 @@ from dfme.config.settings import (
 from dfme.config.values import flatten, read_mapping
 from dfme.config.wandb_settings import WandbConfig, wandb_environment
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
+from dfme.errors import OptionError, Problem, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
-from dfme.problems import Problem
 from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.run.directory import images_from_run_start, is_run
@@ -186,16 +185,18 @@ def _settings_below(
         begun = content.get("recipe")
         if recipe not in (None, recipes.plain_name(begun)):
             text = f"this run was begun with {begun or 'another'}; leave it out"
-            raise UserError(Problem("recipe", text))
+            raise OptionError("recipe", text)
         section = recipes.tidy({"method": content.get("method")})["method"] or {}
     else:
         named = method or recipes.by_name(recipe or "dfme")["method"]["name"]
-        shown, content = recipes.below(recipe or "", named)
-        content |= {"recipe": recipe or shown}
+        shown, found = recipes.below(recipe or "", named)
+        content = dict(found)
+        content["recipe"] = recipe or shown
         section = content.get("method", {})
     if method not in (None, section.get("name")):
         section = {"name": method}
-    return content | {"method": section}
+    content["method"] = section
+    return content
 
 
 def _job(

@@ -25,13 +25,12 @@ from dfme.config.defences import parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError
+from dfme.errors import Misfit, Misread, ShapeUnknown, TeacherError, Unserved, UserError, flag
 from dfme.files import remove, write_text
 from dfme.graphs import GraphedForward, release
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.problems import flag
 from dfme.randomness import Streams
 from dfme.report.console import Console, header
 from dfme.report.recorder import Recorder
@@ -119,12 +118,8 @@ def run_job(
         path = run.directory.path
         run.recorder.callback = callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
-        for line in [
-            *first,
-            *told,
-            *run.notes,
-            f"running on {device_name(device)}, recorded in {printable(str(path))}",
-        ]:
+        begins = f"running on {device_name(device)}, recorded in {printable(str(path))}"
+        for line in [*first, *told, *run.notes, begins]:
             run.recorder.note(line)
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"
@@ -149,8 +144,7 @@ def _with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
     answered = run.oracle.ledger.useful or run.examination.answers is not None
     # a resume is held to the teacher as it was
     if isinstance(error.__cause__, Misfit) and not answered:
-        mended = "; no answer came yet: mend that, and start a new run"
-        return TeacherError(error.message + mended)
+        return TeacherError(error.message + "; no answer came yet: mend that, and start a new run")
     return TeacherError(error.message + f"; all that was paid is kept: {again}")
 
 
@@ -176,10 +170,8 @@ def build_teacher(
                 made = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
             except UserError:  # not these images, then
                 raise unknown from None
-        line = (
-            f"images {'x'.join(map(str, shape))}, as those of the evaluation "
-            f"({flag('teacher.shape')})"
-        )
+        sizes = "x".join(map(str, shape))
+        line = f"images {sizes}, as those of the evaluation ({flag('teacher.shape')})"
         made.info = replace(made.info, inferred=(line, *made.info.inferred))
         return made
     return make_teacher(job.teacher, {}, device, own=teacher)

@@ -12,10 +12,9 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from dfme.errors import DfmeError, RunError
+from dfme.errors import DfmeError, RunError, say
 from dfme.files import open_file, replacing
 from dfme.nets.pickles import NotPlainError, load_plain
-from dfme.problems import say
 from dfme.spec import ImageSpec, LabelMode
 
 MARK = b"dfme-sha256:"

@@ -13,10 +13,9 @@ from dfme.config.messages import listed, nearest
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.data import check_dataset
-from dfme.errors import UserError
+from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
-from dfme.problems import Problem, Ref, Text, say
 from dfme.queries.names import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 from dfme.run.idle_options import POOLS, idle_problems

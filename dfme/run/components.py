@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dfme.compute import DeferredChecks, on_accelerator
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.preflight.choose import needs_preflight
 from dfme.graphs import GraphedForward, require_gpu
 from dfme.methods import METHODS, entry_of
@@ -22,7 +22,6 @@ from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
 from dfme.nets.own import own_generator
 from dfme.oracle.oracle import Oracle
-from dfme.problems import Problem, Ref, say
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
@@ -95,7 +94,7 @@ def build_students(
         if count > 1:
             needed = say("{} students", count)
         expected = say("a torch module is one student, but this needs {}; give its class", needed)
-        raise UserError(Problem("student.arch", expected + " instead"))
+        raise OptionError("student.arch", expected + " instead")
     nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, own)
     return arch, [_place(net, config, device) for net in nets]
 

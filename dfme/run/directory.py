@@ -15,10 +15,9 @@ from typing import Any
 
 from dfme.config.yaml_files import sealed
 from dfme.data import DATASETS, whole_name
-from dfme.errors import RunError, UserError
+from dfme.errors import Ref, RunError, UserError, say
 from dfme.files import remove, write_text
 from dfme.oracle.ledger_log import audit
-from dfme.problems import Ref, say
 from dfme.run.lock import LOCK, DirectoryLock
 
 TRACES = (
@@ -147,8 +146,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             directory.close()
         raise UserError(
             say(
-                "expected a new or empty directory, got one with files; add {resume} to go on with "
-                "its run, or choose another {out}"
+                "expected a new or empty directory, got one with files; add {resume} to go on "
+                "with its run, or choose another {out}"
             ),
             about=Ref("out", path),
         )

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from dfme.compute import evaluating
 from dfme.config.settings import StudentConfig
-from dfme.errors import DfmeError, TeacherError
+from dfme.errors import DfmeError, Message, Ref, TeacherError, say
 from dfme.methods.base import Method
-from dfme.problems import Message, Ref, say
 from dfme.students.optimizers import weight_decay
 from dfme.students.trainer import StudentTrainer
 

@@ -8,10 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import DfmeError, UserError
+from dfme.errors import DfmeError, OptionError, Ref, UserError, say
 from dfme.files import replacing
 from dfme.precision import ieee_fp32
-from dfme.problems import Problem, Ref, say
 from dfme.run.student_file import described, load_student_of_run
 from dfme.spec import ImageSpec
 
@@ -25,9 +24,7 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
     DfmeError for a network that cannot be exported, or that answers something else then.
     """
     if out.exists() or not out.absolute().parent.is_dir():
-        raise UserError(
-            Problem("out", "expected a new file in a folder that exists", got=repr(str(out)))
-        )
+        raise OptionError("out", "expected a new file in a folder that exists", got=repr(str(out)))
     try:
         for package in ("onnx", "onnxscript") if form == "onnx" else ():
             importlib.import_module(package)

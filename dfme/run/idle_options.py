@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import leaves
+from dfme.errors import Problem, Ref, joined, say
 from dfme.methods import METHODS, SECTIONS, entry_of
-from dfme.problems import Problem, Ref, joined, say
 
 POOLS = (
     "pool",

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 from dfme.files import write_text
-from dfme.problems import Ref, say
 from dfme.queries.names import PROCEDURAL
 from dfme.report.summary_file import read_object
 from dfme.run.idle_options import POOLS

@@ -10,8 +10,7 @@ from inspect import signature
 from typing import ParamSpec, TypeVar
 
 from dfme.config.messages import shortened
-from dfme.errors import DfmeError
-from dfme.problems import Ref, as_yaml_key
+from dfme.errors import DfmeError, Ref, as_yaml_key
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 
 from dfme.config.messages import printable
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 
 LOCK = ".lock"
 BEAT_SECONDS = 30.0

@@ -13,11 +13,10 @@ import torch
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data import ImageSet
-from dfme.errors import RunError, UserError
+from dfme.errors import OptionError, RunError, Text, UserError, flag, say
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
-from dfme.problems import Text, flag, say
 from dfme.report.console import Console
 from dfme.report.summary_file import read_summary
 from dfme.run.checkpoint import load_checkpoint
@@ -127,14 +126,15 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     keys = [key for key in keys if key not in moved]
     if keys:
         planned = "; " + PLANNED if "budget" in keys and job.config.student.is_planned else ""
-        raise UserError(
+        raise OptionError(
+            "resume",
             say(
-                "{resume}: this run was started with other values of {} (see {}); leave those "
-                "out, or start a new run in another {out}{}",
+                "this run was started with other values of {} (see {}); leave those out, or start "
+                "a new run in another {out}{}",
                 ", ".join(keys),
                 config,
                 planned,
-            )
+            ),
         )
 
 

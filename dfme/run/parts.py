@@ -16,14 +16,13 @@ from dfme.compute import THREADS_GIVEN, worthwhile_threads
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, flag, say
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import default_settings, needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods import METHODS, entry_of
 from dfme.precision import has_fast_bf16
-from dfme.problems import Ref, flag, say
 from dfme.queries.pool import ImageSource
 from dfme.run.checks import keeps_answers
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
@@ -184,15 +183,15 @@ def require_room(job: Job, teacher: Teacher, device: torch.device) -> None:
     if needed > free:
         where = say("the disk of {out}") if on_disk else device.type
         instead = "" if on_disk else say(", or take {student.replay_store:disk}")
-        raise UserError(
+        raise OptionError(
+            "student.replay_capacity",
             say(
-                "{student.replay_capacity}: the full replay takes {}, and {} has {} free; lower "
-                "it{}; nothing was asked",
+                "the full replay takes {}, and {} has {} free; lower it{}; nothing was asked",
                 size_of(needed),
                 where,
                 size_of(free),
                 instead,
-            )
+            ),
         )
 
 

@@ -15,9 +15,9 @@ from torch import nn
 
 from dfme.compute import choose_device
 from dfme.config.settings import Job
+from dfme.errors import flag
 from dfme.estimators.preflight.measure import preflight_calls
 from dfme.methods.base import Ask, Method, in_batches
-from dfme.problems import flag
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of, is_local
 from dfme.run.components import Nets

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dfme.config.imports import name_of
 from dfme.config.messages import printable
 from dfme.config.values import leaves
-from dfme.errors import UserError
-from dfme.problems import Problem
+from dfme.errors import OptionError, UserError
 
 if TYPE_CHECKING:
     from dfme.data import ImageSet
@@ -52,7 +51,7 @@ def evaluation_of(evaluation: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
         return dict(evaluation), None
     options = dict(evaluation) if is_mapping else {}
     if "dataset" in options:
-        raise UserError(Problem("evaluation", "expected a dataset or images", got="both"))
+        raise OptionError("evaluation", "expected a dataset or images", got="both")
     from dfme.data.arrays import handed_over
 
     images = options.pop("images", evaluation)

@@ -12,9 +12,8 @@ from dfme.config.messages import unknown_choice
 from dfme.config.settings import Job, StudentConfig
 from dfme.config.values import from_mapping, leaves
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
+from dfme.errors import UserError, flag
 from dfme.methods import METHODS, SECTIONS
-from dfme.problems import flag
 from dfme.queries.names import DOMAINS
 from dfme.run.job import PACKAGE
 

@@ -16,10 +16,9 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag, say
 from dfme.oracle.ledger import Ledger
 from dfme.precision import has_fast_bf16
-from dfme.problems import Ref, flag, say
 from dfme.randomness import Streams, derived_seed
 from dfme.report.classified import baselines
 from dfme.report.classified import paid_answers as paid_answers_of

@@ -12,12 +12,11 @@ from torch import nn
 from dfme import __version__
 from dfme.compute import DeferredChecks, device_name, evaluating, validate_like
 from dfme.config.settings import Job
-from dfme.errors import BudgetExhausted
+from dfme.errors import BudgetExhausted, flag, say
 from dfme.methods.base import Method
 from dfme.oracle.ledger_log import audit
 from dfme.oracle.left_out import left_out_warnings, require_classes
 from dfme.oracle.oracle import Oracle
-from dfme.problems import flag, say
 from dfme.randomness import Streams
 from dfme.report import verdict, write_report
 from dfme.report.classified import Classified, baselines, histogram, paid_answers

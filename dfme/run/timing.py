@@ -18,11 +18,10 @@ from dfme.answers.reading import cut_to
 from dfme.compute import DeferredChecks, choose_device
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.problems import Ref, say
 from dfme.queries.pool import ImageSource
 from dfme.queries.sketch import Sketch, sketching
 from dfme.randomness import Streams
@@ -183,11 +182,12 @@ def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | No
     works = [Work(each, method_of(each, teacher, nets, pool), found) for each in jobs]
     least, twice = (work.whole(scored) for work in works)
     if least is None or twice is None:
-        raise UserError(
+        raise OptionError(
+            "minutes",
             say(
-                "{minutes}: the steps cannot be rehearsed (a part of your own, or weights that "
-                "diverge); give {student.steps} instead, or a lower {student.lr}"
-            )
+                "the steps cannot be rehearsed (a part of your own, or weights that diverge); "
+                "give {student.steps} instead, or a lower {student.lr}"
+            ),
         )
     return _FewSteps(nets.arch, few, least, (twice - least) / few, works[0].slowest(scored))
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 from dfme.compute import choose_device
 from dfme.config.settings import Job
+from dfme.errors import flag
 from dfme.methods.base import Method
-from dfme.problems import flag
 from dfme.report.console import Standing, duration
 
 Activity = Literal["asking", "training", "scoring"]

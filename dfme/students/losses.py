@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dfme.answers.reading import top_class
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 from dfme.spec import LabelMode
 
 

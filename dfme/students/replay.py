@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.errors import RunError
+from dfme.errors import RunError, say
 from dfme.files import disk_error, make_folder, open_file, replacing
-from dfme.problems import say
 from dfme.spec import ImageSpec
 
 DTYPES = {

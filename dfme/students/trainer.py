@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config.settings import ExtractConfig
+from dfme.errors import flag
 from dfme.graphs import Captured, GraphedForward, warn_not_captured
-from dfme.problems import flag
 from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance

@@ -8,8 +8,7 @@ from dfme.config.defence_options import DefenceOptions
 from dfme.config.defences import Misinform, parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
-from dfme.errors import UserError
-from dfme.problems import Problem, Ref, Text, joined, say
+from dfme.errors import OptionError, Ref, Text, UserError, joined, say
 from dfme.spec import LabelMode
 from dfme.teachers.remote.secrets import Secrets
 
@@ -54,7 +53,7 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
         text = "a service is defended where it runs: run.py serve {}; leave it out here"
         problems = [say(text, served)]
     if problems:
-        raise UserError(Problem("teacher.defences", joined(problems, "; ")))
+        raise OptionError("teacher.defences", joined(problems, "; "))
 
 
 def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[Text]:

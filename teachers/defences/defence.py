@@ -17,9 +17,8 @@ from dfme.answers.reading import read_own
 from dfme.compute import copied, defaults_kept
 from dfme.config.imports import blaming
 from dfme.data import load_dataset
-from dfme.errors import DfmeError, Refused, TeacherError, UserError
+from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
 from dfme.nets import build_net
-from dfme.problems import flag
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.defences import key_of
 from dfme.teachers.own_state import own_state, require_form

@@ -14,8 +14,7 @@ from torch.nn.functional import one_hot
 from dfme.compute import validate_like
 from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
-from dfme.errors import UserError
-from dfme.problems import Problem, say
+from dfme.errors import OptionError, UserError, say
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import DEFENCES, OWN
 from dfme.teachers.defences.defence import Defence
@@ -48,11 +47,11 @@ class Defended(Wrapper):
         if teacher.info.remote:
             verb = "defended" if defences else "watched"
             text = f"a service is {verb} where it runs; leave it out here"
-            raise UserError(Problem(key, text))
+            raise OptionError(key, text)
         if (needing or watching) and (given := teacher.label_mode) not in (PROBABILITIES, LOGITS):
             who = needing or "the watch"
             expected = f"{who}: expected a teacher with unrounded scores"
-            raise UserError(Problem(key, expected, got=str(given)))
+            raise OptionError(key, expected, got=str(given))
         super().__init__(teacher)
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from dfme.answers.advice import add_up_to, rounded_to
-from dfme.errors import UserError
-from dfme.problems import Ref, say
+from dfme.errors import Ref, UserError, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import Answers
 

@@ -11,9 +11,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import ShapeUnknown, UserError
+from dfme.errors import OptionError, Problem, ShapeUnknown, UserError, say
 from dfme.files import open_file
-from dfme.problems import Problem, say
 from dfme.spec import AT_ONCE, Shape
 
 Value = TypeVar("Value")
@@ -42,13 +41,13 @@ def agreed(
     before the value found (``the weights are for``); ``origin`` is what it was looked for in.
     """
     if given is not None and found is not None and given != found:
-        raise UserError(Problem(key, f"got {as_text(given)}, but {says} {as_text(found)}"))
+        raise OptionError(key, f"got {as_text(given)}, but {says} {as_text(found)}")
     value = found if given is None else given
     if value is None:
         text = f"the {what} cannot be told from {origin}; give "
         if what == "image shape":
             raise ShapeUnknown(Problem(key, text + say("{teacher.shape} C,H,W")))
-        raise UserError(Problem(key, f"{text}it"))
+        raise OptionError(key, f"{text}it")
     return value
 
 
@@ -207,14 +206,10 @@ def image_shape(given: Shape | None, channels: int | None, size: tuple[int, int]
     if given is not None:
         return given
     if size is None:
-        raise UserError(
-            say("{teacher.shape}: the image size cannot be told from {}; give it", CONFIG)
-        )
+        raise OptionError("teacher.shape", f"the image size cannot be told from {CONFIG}; give it")
     if channels * size[0] * size[1] > AT_ONCE:
         found = as_text((channels, *size))
-        raise UserError(
-            say("{teacher.shape}: {} says {}, too large to be meant; give it", CONFIG, found)
-        )
+        raise OptionError("teacher.shape", f"{CONFIG} says {found}, too large to be meant; give it")
     return channels, *size
 
 

@@ -13,9 +13,8 @@ from torch.export import ExportedProgram
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag, say
 from dfme.files import archive_entries, open_file
-from dfme.problems import Ref, flag, say
 from dfme.teachers.local.checks import first_line
 from dfme.teachers.local.program import Program, ProgramTeacher, make_program_teacher
 from dfme.teachers.local.program_ends import ends_of_export, ends_of_script

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import UserError, flag, say
 from dfme.nets.files import of_bounded_size
-from dfme.problems import flag, say
 from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
 from dfme.teachers.local.checks import CONFIG, WEIGHTS, first_line, import_extra, read_config, whole

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dfme.errors import UserError
-from dfme.problems import flag, say
+from dfme.errors import UserError, flag, say
 
 State = dict[str, Tensor]
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
-from dfme.problems import Problem, flag, say
+from dfme.errors import OptionError, UserError, flag, say
 from dfme.teachers.local.checks import first_line, import_extra
 from dfme.teachers.local.onnx_graph import ends_of
 from dfme.teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
@@ -207,9 +206,7 @@ def _named(what: str, name: str | None, there: Sequence[Any], path: Path) -> Any
         return there[0]
     if name not in names:
         hint = did_you_mean(name, names)
-        raise UserError(
-            Problem(f"teacher.{what}", f"{path} has {', '.join(names)}, got {name!r}{hint}")
-        )
+        raise OptionError(f"teacher.{what}", f"{path} has {', '.join(names)}, got {name!r}{hint}")
     return there[names.index(name)]
 
 

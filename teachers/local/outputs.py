@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from dfme.config.messages import did_you_mean
-from dfme.errors import UserError
-from dfme.problems import say
+from dfme.errors import OptionError, UserError, say
 
 DEEPEST = 8  # of outputs within outputs
 
@@ -44,14 +43,8 @@ def choose_output(
     if wanted is not None:
         if wanted not in outputs:
             hint = did_you_mean(wanted, outputs)
-            raise UserError(
-                say(
-                    "{teacher.output}: {} has {}, got {!r}{}",
-                    source,
-                    ", ".join(outputs),
-                    wanted,
-                    hint,
-                )
+            raise OptionError(
+                "teacher.output", f"{source} has {', '.join(outputs)}, got {wanted!r}{hint}"
             )
         return wanted
     names = list(outputs)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from dfme.config.imports import blaming
-from dfme.errors import UserError
-from dfme.problems import flag, say
+from dfme.errors import UserError, flag, say
 from dfme.spec import Shape
 from dfme.teachers.local.checks import first_line, import_extra, read_config
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag
 from dfme.precision import arithmetic
-from dfme.problems import flag, say
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.answer_forms import (
@@ -126,8 +125,8 @@ def make_program_teacher(
     """
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
-        raise UserError(
-            say("{teacher.mean}: {} takes 8-bit pixels, which cannot be normalised", program.source)
+        raise OptionError(
+            "teacher.mean", f"{program.source} takes 8-bit pixels, which cannot be normalised"
         )
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
@@ -230,16 +229,12 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
     if given is not None:
         if any(fixed not in (None, size) for size, fixed in zip(given, axes, strict=True)):
             fixed = f"{program.source} takes {as_text(axes)}"
-            raise UserError(say("{teacher.shape}: got {}, but {}", as_text(given), fixed))
+            raise OptionError("teacher.shape", f"got {as_text(given)}, but {fixed}")
         return given
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(
-            say(
-                "{teacher.shape}: {} takes C,H,W = {}; give all three",
-                program.source,
-                as_text(axes),
-            )
+        raise OptionError(
+            "teacher.shape", f"{program.source} takes C,H,W = {as_text(axes)}; give all three"
         )
     return channels, height, width
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag, say
 from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, differences, infer_net, on_meta_device
 from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.precision import arithmetic
-from dfme.problems import Problem, flag, say
 from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, given_scale
@@ -281,13 +280,13 @@ def _require_transform(arch: str, transform_input: bool | None, known: bool) -> 
     key = "teacher.transform_input"
     if arch not in TRANSFORMING and transform_input is not None:
         alone = f"expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
-        raise UserError(Problem(key, alone))
+        raise OptionError(key, alone)
     if arch in TRANSFORMING and transform_input is None and not known:
         text = (
             f"weights of {arch} do not tell whether it scales its input again; say true if it was "
             "made from torchvision's weights (weights=...), false if with weights=None"
         )
-        raise UserError(Problem(key, text))
+        raise OptionError(key, text)
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:

@@ -15,9 +15,8 @@ from torch import nn
 from dfme.config.imports import blaming
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import UserError, flag
 from dfme.nets.files import of_bounded_size
-from dfme.problems import flag
 from dfme.spec import ImageSpec, Shape
 from dfme.teachers.local import checks
 from dfme.teachers.local.checks import (

@@ -13,12 +13,11 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from dfme.errors import UserError
+from dfme.errors import UserError, flag, say
 from dfme.nets import check_net
 from dfme.nets.files import state_dict_problems
 from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.nets.torchvision_nets import TIMM
-from dfme.problems import flag, say
 from dfme.teachers.local.names import (
     State,
     chosen,

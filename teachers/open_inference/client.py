@@ -17,8 +17,7 @@ from torch import Tensor
 from dfme.answers.reading import PartialAnswers
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import narrowed
-from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
-from dfme.problems import Text, say
+from dfme.errors import BatchTooLarge, Refused, Text, Unusable, UserError, say
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.local.pytorch import Normalise

@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
-from dfme.problems import Problem, say
+from dfme.errors import OptionError, UserError, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.message import read_object
 from dfme.teachers.open_inference.tensors import short
@@ -58,12 +57,9 @@ class TensorMetadata:
             return None
         sizes = [size for size in self.shape[batch_axis:] if size != 1]
         if len(sizes) > 1:
-            raise UserError(
-                say(
-                    "{teacher.output}: expected a row of scores per image, or one label, got the "
-                    "output {}",
-                    self,
-                )
+            raise OptionError(
+                "teacher.output",
+                f"expected a row of scores per image, or one label, got the output {self}",
             )
         if not sizes:
             return 1
@@ -140,15 +136,9 @@ def _asked(endpoint: Endpoint, path: str) -> dict[str, Any]:
     try:
         return read_object(reply.body)
     except ValueError:
-        raise UserError(
-            say(
-                "GET {}{}: expected a JSON object, got {:,} bytes of something else; is "
-                "{teacher.url} that of a server of the Open Inference Protocol v2?",
-                endpoint.url,
-                path,
-                len(reply.body),
-            )
-        ) from None
+        came = f"expected a JSON object, got {len(reply.body):,} bytes of something else; is "
+        doubt = say("{teacher.url} that of a server of the Open Inference Protocol v2?")
+        raise UserError(came + doubt, about=f"GET {endpoint.url}{path}") from None
 
 
 def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
@@ -177,23 +167,17 @@ def _choose(what: str, tensors: list[TensorMetadata], given: str | None) -> Tens
     """The tensor of the given name, or the only one."""
     if not tensors:
         if given is None and what == "input":
-            raise UserError(
-                say(
-                    "{teacher.input}: the model's metadata name no inputs; give the name of the "
-                    "one for images"
-                )
-            )
+            nameless = "the model's metadata name no inputs; give the name of the one for images"
+            raise OptionError("teacher.input", nameless)
         return TensorMetadata(given, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if given is None and len(tensors) > 1:
-        raise UserError(
-            Problem(
-                f"teacher.{what}",
-                f"the model has several {what}s, name one of them: {', '.join(names)}",
-            )
+        raise OptionError(
+            f"teacher.{what}",
+            f"the model has several {what}s, name one of them: {', '.join(names)}",
         )
     if given is not None and given not in names:
-        raise UserError(Problem(f"teacher.{what}", unknown_choice("tensor", given, names)))
+        raise OptionError(f"teacher.{what}", unknown_choice("tensor", given, names))
     return tensors[0 if given is None else names.index(given)]
 
 
@@ -201,28 +185,21 @@ def _spec(
     image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, parameters: Mapping[str, Any]
 ) -> ImageSpec:
     if image.datatype not in IMAGE_DATATYPES:
-        raise UserError(
-            say("{teacher.input}: expected {}, got the input {}", ", ".join(IMAGE_DATATYPES), image)
+        raise OptionError(
+            "teacher.input", f"expected {', '.join(IMAGE_DATATYPES)}, got the input {image}"
         )
     announced = parameters.get("levels")
     levels = config.levels or (announced if type(announced) is int else None)
     if image.datatype == "UINT8":
         if levels not in (None, 256):
-            raise UserError(
-                say(
-                    "{teacher.levels}: expected 256, since the input {} takes bytes, got {}",
-                    image,
-                    levels,
-                )
+            raise OptionError(
+                "teacher.levels", f"expected 256, since the input {image} takes bytes, got {levels}"
             )
         levels = 256
     if math.prod(layout.shape) > MAX_NUMBERS:
-        raise UserError(
-            say(
-                "{teacher.input}: expected images of at most {:,} numbers, got the input {}",
-                MAX_NUMBERS,
-                image,
-            )
+        raise OptionError(
+            "teacher.input",
+            f"expected images of at most {MAX_NUMBERS:,} numbers, got the input {image}",
         )
     return ImageSpec(layout.shape, config.bounds or _bounds(parameters.get("bounds")), levels)
 
@@ -239,13 +216,14 @@ def _bounds(announced: object) -> tuple[float, float]:
 def _require_numbers(output: TensorMetadata) -> None:
     """UserError for an output of texts: which class is which is for an adapter to say."""
     if output.datatype == "BYTES":
-        raise UserError(
+        raise OptionError(
+            "teacher.output",
             say(
-                "{teacher.output}: expected numbers, got the output {} of texts; name an output "
-                "of scores, or take {teacher:json} with an adapter: request.json as the protocol "
-                "has it, answer.path outputs[0].data[*], form: name, and answer.classes",
+                "expected numbers, got the output {} of texts; name an output of scores, or take "
+                "{teacher:json} with an adapter: request.json as the protocol has it, answer.path "
+                "outputs[0].data[*], form: name, and answer.classes",
                 output,
-            )
+            ),
         )
 
 
@@ -275,23 +253,15 @@ def _classes(
     known = found or (announced if type(announced) is int and announced > 1 else None)
     classes = given or known
     if classes is None:
-        raise UserError(
-            say(
-                "{teacher.num_classes}: give it, since the metadata do not tell (output {})", output
-            )
+        raise OptionError(
+            "teacher.num_classes", f"give it, since the metadata do not tell (output {output})"
         )
     if known not in (None, classes):
-        raise UserError(
-            say("{teacher.num_classes}: expected {} (output {}), got {}", known, output, given)
-        )
+        raise OptionError("teacher.num_classes", f"expected {known} (output {output}), got {given}")
     if classes > MAX_CLASSES:
-        raise UserError(
-            say(
-                "{teacher.num_classes}: expected at most {:,}, got {:,} (output {})",
-                MAX_CLASSES,
-                classes,
-                output,
-            )
+        raise OptionError(
+            "teacher.num_classes",
+            f"expected at most {MAX_CLASSES:,}, got {classes:,} (output {output})",
         )
     return classes
 
@@ -386,11 +356,8 @@ def _ordered(
     if given is not None:
         fitting = [(given, order) for order in orders if _fits(sizes, in_order(given, order))]
     elif min(sizes) < 1:
-        raise UserError(
-            say(
-                "{teacher.shape}: give C,H,W, since the model's input leaves sizes open: {}",
-                list(sizes),
-            )
+        raise OptionError(
+            "teacher.shape", f"give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
         )
     else:
         one, two, three = sizes
@@ -401,18 +368,11 @@ def _ordered(
     if len(fitting) == 1:
         return fitting[0]
     if given is not None and not fitting:
-        raise UserError(
-            say(
-                "{teacher.shape}: expected C,H,W that fit the model's input {}, got {}",
-                list(sizes),
-                given,
-            )
+        raise OptionError(
+            "teacher.shape", f"expected C,H,W that fit the model's input {list(sizes)}, got {given}"
         )
-    raise UserError(
-        say(
-            "{teacher.layout}: give nchw or nhwc, since the model's input {} does not tell",
-            list(sizes),
-        )
+    raise OptionError(
+        "teacher.layout", f"give nchw or nhwc, since the model's input {list(sizes)} does not tell"
     )
 
 
@@ -425,19 +385,13 @@ def _flat_shape(sizes: tuple[int, ...], given: Image | None) -> Image:
     if given is None and len(sizes) == 2 and min(sizes) > 0:
         return (1, *sizes)
     if given is None:
-        raise UserError(
-            say(
-                "{teacher.shape}: give C,H,W, since the model's input is one of {} per image",
-                list(sizes),
-            )
+        raise OptionError(
+            "teacher.shape",
+            f"give C,H,W, since the model's input is one of {list(sizes)} per image",
         )
     wanted = given[1:] if len(sizes) == 2 else (math.prod(given),)
     if not _fits(sizes, wanted) or (len(sizes) == 2 and given[0] != 1):
-        raise UserError(
-            say(
-                "{teacher.shape}: expected C,H,W that fit the model's input {}, got {}",
-                list(sizes),
-                given,
-            )
+        raise OptionError(
+            "teacher.shape", f"expected C,H,W that fit the model's input {list(sizes)}, got {given}"
         )
     return given

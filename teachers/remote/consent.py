@@ -5,8 +5,7 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from dfme.errors import UserError
-from dfme.problems import flag, say
+from dfme.errors import OptionError, UserError, flag, say
 
 RESERVED = (
     "user-agent",
@@ -37,13 +36,14 @@ def require_consent(url: str, authorised_by: str | None) -> None:
     if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(
         host
     ):
-        raise UserError(
+        raise OptionError(
+            "teacher.url",
             say(
-                "{teacher.url}: {} is not this machine; expected your own {teacher.authorised_by} "
-                '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says '
-                "does not count; nothing was sent",
+                "{} is not this machine; expected your own {teacher.authorised_by} "
+                '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file '
+                "says does not count; nothing was sent",
                 host,
-            )
+            ),
         )
 
 
@@ -75,15 +75,13 @@ def host_of(url: str) -> str:
     except ValueError:
         raise UserError(f"{expected}, got one whose host or port is none") from None
     if "@" in parts.netloc:
-        raise UserError(
-            say(
-                "{teacher.url}: expected no user or password in the URL; name a key with "
-                "{teacher.api_key_env}"
-            )
+        raise OptionError(
+            "teacher.url",
+            say("expected no user or password in the URL; name a key with {teacher.api_key_env}"),
         )
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
-        raise UserError(say("{teacher.url}: expected http:// or https://, got {}", scheme))
+        raise OptionError("teacher.url", f"expected http:// or https://, got {scheme}")
     if "${" in parts.netloc:
         raise UserError(
             f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up "

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfme.errors import Unusable
-from dfme.problems import Ref, say
+from dfme.errors import Ref, Unusable, say
 from dfme.spec import LabelMode
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.json_text import load_json

@@ -7,8 +7,7 @@ from email.utils import parsedate_to_datetime
 
 import httpcore2
 
-from dfme.errors import Refused, Unanswered
-from dfme.problems import flag
+from dfme.errors import Refused, Unanswered, flag
 from dfme.teachers.remote.secrets import Secrets
 from dfme.teachers.remote.transport import CertificateError
 

@@ -14,8 +14,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
-from dfme.problems import say
+from dfme.errors import UserError, say
 from dfme.teachers.remote.consent import host_of, require_consent
 
 # ``${NAME}`` in a text stands for the environment variable of that name

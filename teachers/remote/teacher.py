@@ -7,8 +7,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from dfme.answers.reading import PartialAnswers
-from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
-from dfme.problems import Text
+from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Text, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.open_inference.message import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply

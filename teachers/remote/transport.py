@@ -16,8 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore2
 import httpx2
 
-from dfme.errors import UserError
-from dfme.problems import flag
+from dfme.errors import UserError, flag
 from dfme.teachers.remote.consent import is_this_machine
 
 # a connection is kept for the next request: less than the five after which many servers hang up

@@ -35,9 +35,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.data import ImageSet
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, UserError, flag, say
 from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
-from dfme.problems import flag, say
 from dfme.spec import Shape
 from dfme.teachers.arrays import Array
 from dfme.teachers.watch.detector import Observation

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from dfme.compute import SGD, Adam, Seldom, choose_device
 from dfme.data import ImageSet, load_dataset
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag
 from dfme.nets import auto_net, build_net, check_net
 from dfme.nets.files import save_module
-from dfme.problems import Ref, say
 from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
@@ -152,9 +151,8 @@ class _Training:
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))
             if not math.isfinite(metrics["loss"]):
-                raise UserError(
-                    say("the loss became {} in epoch {}; lower {lr}", metrics["loss"], epoch)
-                )
+                text = f"the loss became {metrics['loss']} in epoch {epoch}; lower {flag('lr')}"
+                raise UserError(text)
             if epoch == self.config.epochs or (every and epoch % every == 0):
                 accuracy = self._score()
                 metrics["test_accuracy"] = accuracy

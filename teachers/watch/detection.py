@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dfme.compute import Seldom
 from dfme.config.detectors import NEED_FEATURES
-from dfme.errors import RunError, UserError
-from dfme.problems import flag
+from dfme.errors import RunError, UserError, flag
 from dfme.spec import ImageSpec
 from dfme.teachers.defences.defence import taken
 from dfme.teachers.serve.record import digests, fingerprints, read_log

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.compute import copied
-from dfme.errors import UserError
-from dfme.problems import say
+from dfme.errors import OptionError
 
 MIN_BENIGN = 20  # held-out images to calibrate on
 MAX_TOGETHER = 256  # images looked at together
@@ -77,7 +76,7 @@ class Benign:
         self.classes = classes
         if (fewer := min(len(plain), len(corrupted))) < MIN_BENIGN:
             expected = f"expected at least {MIN_BENIGN} images to calibrate on"
-            raise UserError(say("{teacher.benign}: {}, got {}", expected, fewer))
+            raise OptionError("teacher.benign", f"{expected}, got {fewer}")
 
     @cached_property
     def nearest(self) -> float:
@@ -87,8 +86,8 @@ class Benign:
         some_NR = self.plain.rows_BR[:2_048]
         near_N = nearest_before(some_NR, some_NR[:0], 1_024)[0][1:]
         if not (near_N > 0).any():
-            raise UserError(
-                say("{teacher.benign}: expected images that differ, got the same one many times")
+            raise OptionError(
+                "teacher.benign", "expected images that differ, got the same one many times"
             )
         return float(near_N[near_N > 0].quantile(0.001))
 

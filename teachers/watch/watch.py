@@ -16,8 +16,7 @@ from dfme.answers.reading import read_answers
 from dfme.compute import DeferredChecks, copied, defaults_kept, validate_like
 from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
-from dfme.errors import DfmeError, Refused, TeacherError, UserError
-from dfme.problems import flag
+from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences.defence import Mahalanobis, taken
 from dfme.teachers.own_state import own_state, require_form

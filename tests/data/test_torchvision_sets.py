@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from dfme.data import DATASETS, DRAWN, check_dataset, load_dataset
-from dfme.errors import UserError
-from dfme.problems import Ref
+from dfme.errors import Ref, UserError
 
 
 def _torchvision() -> ModuleType:

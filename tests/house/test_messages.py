@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,8 @@ from dfme.cli.retrain import RetrainConfig
 from dfme.cli.verify import VerifyConfig
 from dfme.config.settings import ExtractConfig, TeacherConfig
 from dfme.config.values import options_of
+from dfme.errors import Message, OptionError, Problem, Ref, UserError, as_yaml_key, say
 from dfme.methods import METHODS, SECTIONS
-from dfme.problems import Message, Problem, Ref, as_yaml_key, say
 from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig
 
@@ -39,13 +40,14 @@ COMMANDS = (
 )
 OF_THE_COMMAND_LINE = {"config"}
 """Flags that are no option of any command."""
-AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/problems.py", "dfme/report/report.html")
+AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/report.html")
 """What speaks to users of the command line alone."""
 NO_MESSAGES = {
     "dfme/run/job.py": "commands for a shell",
     "teachers/serve/server.py": "commands for a shell, and warnings of the server",
     "teachers/remote/json_api/api.py": "the boundary of a form's parts",
 }
+KEYED = ("Ref", "flag", "Problem", "OptionError")
 FLAG = re.compile(r"(?<![\w-])--[a-z{]")
 
 
@@ -81,7 +83,7 @@ def named_keys(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if node.func.id == "say":
             keys = [key for _, key, _, _ in Formatter().parse(first.value) if key]
         else:
-            keys = [first.value] if node.func.id in ("Ref", "flag", "Problem") else []
+            keys = [first.value] if node.func.id in KEYED else []
         yield from ((node.lineno, key) for key in keys)
 
 
@@ -141,3 +143,17 @@ def test_a_message_is_spelled_by_who_shows_it(
 def test_another_template_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match=r"format|encountered|expected"):
         say(template, 1)
+
+
+def test_an_error_about_options_carries_their_problems_also_to_another_process() -> None:
+    error = OptionError("student.lr", "expected a positive number", got="0")
+    (problem,) = error.problems
+    assert (problem.key, problem.got, str(error)) == (
+        "student.lr",
+        "0",
+        "--student.lr: expected a positive number, got 0",
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.problems) == (str(error), error.problems)
+    wrapped = UserError(error.message, about="weights.pt")
+    assert wrapped.message.spelled(as_yaml_key).startswith("weights.pt: student.lr: expected")

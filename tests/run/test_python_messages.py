@@ -10,8 +10,7 @@ import torch
 from small_runs import Metered
 
 import dfme
-from dfme.errors import DfmeError
-from dfme.problems import Ref
+from dfme.errors import DfmeError, Ref
 from dfme.run.job import PROJECT
 from dfme.run.keywords import as_keyword
 

@@ -29,9 +29,8 @@ from dfme.config.fields import (
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.files import write_text
-from dfme.problems import Problem
 from dfme.queries.names import DOMAINS, WORTH_NOTHING
 from dfme.report.facts import LEVELS
 from dfme.report.summary_file import read_object

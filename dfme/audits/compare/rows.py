@@ -13,10 +13,9 @@ from dfme.config.messages import did_you_mean, unknown_choice
 from dfme.config.settings import Job
 from dfme.config.values import flatten
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.oracle.ledger_log import read_history
-from dfme.problems import Problem
 from dfme.run.directory import RunDirectory, holds_something
 from dfme.run.images_on_record import may_have_moved
 from dfme.run.job import differing_keys, document, locate

@@ -5,7 +5,7 @@ warns.
 from dataclasses import dataclass, replace
 
 from dfme.config.estimator_settings import EstimatorConfig, Form, ObjectiveName
-from dfme.problems import flag
+from dfme.errors import flag
 from dfme.spec import ImageSpec, LabelMode
 
 FINEST_LATTICE = 65_536

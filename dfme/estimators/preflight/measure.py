@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfme.answers.reading import unanswered
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.errors import Unserved, UserError
+from dfme.errors import OptionError, Unserved, say
 from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
 from dfme.estimators.preflight.diagnostics import (
     ObjectiveOfAnswers,
@@ -23,7 +23,6 @@ from dfme.estimators.preflight.diagnostics import (
 from dfme.estimators.preflight.steps import candidate_steps, predicted
 from dfme.nets.generators import GeneratorNet
 from dfme.precision import ieee_fp32
-from dfme.problems import say
 from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16
@@ -66,14 +65,14 @@ def preflight_calls(config: EstimatorConfig, spec: ImageSpec, scores: bool = Tru
 def require_budget(left: int, images: int) -> None:
     """UserError where a check of so many images does not fit into what is left of the budget."""
     if left < images:
-        raise UserError(
+        raise OptionError(
+            "budget",
             say(
-                "{budget}: expected at least {} images for the check that {estimator.kind:auto} "
-                "and {estimator.step:auto} begin with, {} are left; choose both by hand, or give "
-                "more",
+                "expected at least {} images for the check that {estimator.kind:auto} and "
+                "{estimator.step:auto} begin with, {} are left; choose both by hand, or give more",
                 images,
                 left,
-            )
+            ),
         )
 
 

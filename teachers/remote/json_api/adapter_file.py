@@ -13,8 +13,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import load_yaml
 from dfme.data.class_names import read_names
-from dfme.errors import UserError
-from dfme.problems import flag, say
+from dfme.errors import OptionError, UserError, flag, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.consent import require_free
@@ -199,11 +198,8 @@ def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     description = load_adapter(options["adapter"], options.get("classes")).description
     url = options.get("url") or description.url
     if not url:
-        raise UserError(
-            say(
-                "{teacher.url}: neither the flag nor {} says where the service is",
-                options["adapter"],
-            )
+        raise OptionError(
+            "teacher.url", f"neither the flag nor {options['adapter']} says where the service is"
         )
     return check_service(config, {**options, "url": url}, secrets_of(description, url))
 
@@ -223,21 +219,18 @@ def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
     answer = api.description.answer
     shape = config.shape or described.shape
     if shape is None:
-        raise UserError(
-            say(
-                "{teacher.shape}: neither flag nor adapter says the shape of an image; give it as "
-                "C,H,W"
-            )
+        raise OptionError(
+            "teacher.shape", "neither flag nor adapter says the shape of an image; give it as C,H,W"
         )
     if api.description.image.picture and shape[0] not in COLOUR_TYPES:
-        raise UserError(
-            say("{teacher.shape}: expected 1 to 4 channels, as pictures have, got {}", shape[0])
+        raise OptionError(
+            "teacher.shape", f"expected 1 to 4 channels, as pictures have, got {shape[0]}"
         )
     levels = described.levels if config.levels is None else config.levels
     if api.description.image.eight_bit:
         if levels not in (None, 256):
-            raise UserError(
-                say("{teacher.levels}: got {}, but the adapter sends pixels as bytes: 256", levels)
+            raise OptionError(
+                "teacher.levels", f"got {levels}, but the adapter sends pixels as bytes: 256"
             )
         levels = 256
     spec = ImageSpec(shape, config.bounds or described.bounds or (0.0, 1.0), levels)
@@ -256,19 +249,17 @@ def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
     number = config.num_classes or api.description.teacher.num_classes
     if api.classes is not None:
         if number not in (None, len(api.classes)):
-            raise UserError(
-                say(
-                    "{teacher.num_classes}: got {}, but the adapter names {} classes",
-                    number,
-                    len(api.classes),
-                )
+            raise OptionError(
+                "teacher.num_classes",
+                f"got {number}, but the adapter names {len(api.classes)} classes",
             )
         return api.classes
     if number is None or number < 2:
-        raise UserError(
+        raise OptionError(
+            "teacher.num_classes",
             say(
-                "{teacher.num_classes}: expected two or more, by flag or adapter; give their "
-                "number, or names with {teacher.classes}"
-            )
+                "expected two or more, by flag or adapter; give their number, or names with "
+                "{teacher.classes}"
+            ),
         )
     return ClassNames(tuple(map(str, range(number))))

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dfme.errors import UserError
-from dfme.problems import say
+from dfme.errors import OptionError
 from dfme.teachers.remote.json_api.candidates import (
     NEAR_ONE,
     Found,
@@ -35,16 +34,13 @@ def require_no_doubt(document: object, found: Found) -> None:
     total = sum(found.values) / found.scale
     within = all(0 <= score / found.scale <= 1 for score in found.values)
     if within and total > 1 + NEAR_ONE:
-        raise UserError(
-            say(
-                "{sample}: the {} scores {} all lie within 0 and 1 and add up to {:.4g}, so it is "
-                "unclear what they are: probabilities add up to 1, and logits are rarely so "
-                "small; they may be of several images, or one for each class alone: give the "
-                "answer to one image, or write the adapter by hand (docs/adapters.md)",
-                len(found.values),
-                where,
-                total,
-            )
+        raise OptionError(
+            "sample",
+            f"the {len(found.values)} scores {where} all lie within 0 and 1 and add up to "
+            f"{total:.4g}, so it is unclear what they are: probabilities add up to 1, and "
+            "logits are rarely so small; they may be of several images, or one for each "
+            "class alone: give the answer to one image, or write the adapter by hand "
+            "(docs/adapters.md)",
         )
 
 
@@ -55,16 +51,12 @@ def _require_no_labels_elsewhere(document: object, found: Found, where: str) -> 
         return
     path = next(_labels_in(document, "", found, 0), None)
     if path is not None:
-        raise UserError(
-            say(
-                "{sample}: the {} scores {} are sorted, and as many labels stand at {!r}, so that "
-                "places may not be classes: no adapter is written; write it by hand, with form: "
-                "lists if the labels change with the image and form: scores if they never do "
-                "(docs/adapters.md)",
-                len(found.values),
-                where,
-                path[:100],
-            )
+        raise OptionError(
+            "sample",
+            f"the {len(found.values)} scores {where} are sorted, and as many labels stand at "
+            f"{path[:100]!r}, so that places may not be classes: no adapter is written; write "
+            "it by hand, with form: lists if the labels change with the image and form: "
+            "scores if they never do (docs/adapters.md)",
         )
 
 
@@ -118,14 +110,12 @@ def _require_no_other_top(document: object, found: Found, where: str) -> None:
         tops = [key for key, item in leaves.items() if _is_top_label(key, item, node, found)]
         known = any(str(leaves[key]) in found.names for key in tops)
         if scored and tops and not known:
-            raise UserError(
-                say(
-                    "{sample}: the scores {} lack the label at {!r}, which has a score of its "
-                    "own: an adapter reads scores from one place, so no adapter is written; ask "
-                    "the service for an answer with all of them in one list",
-                    where,
-                    joined(path, tops[0])[:100],
-                )
+            raise OptionError(
+                "sample",
+                f"the scores {where} lack the label at {joined(path, tops[0])[:100]!r}, which "
+                "has a score of its own: an adapter reads scores from one place, so no "
+                "adapter is written; ask the service for an answer with all of them in one "
+                "list",
             )
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers
-from dfme.errors import Unusable
-from dfme.problems import Text
+from dfme.errors import Text, Unusable
 from dfme.teachers.arrays import Array
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec
 from dfme.teachers.remote.json_api.description import AnswerForm

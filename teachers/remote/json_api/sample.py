@@ -6,8 +6,7 @@ from pathlib import Path
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import parse_yaml
 from dfme.data.class_names import read_names
-from dfme.errors import Unusable, UserError
-from dfme.problems import flag, say
+from dfme.errors import OptionError, Unusable, UserError, flag
 from dfme.teachers.remote.json_api.adapter_file import problems
 from dfme.teachers.remote.json_api.candidates import (
     NEAR_ONE,
@@ -32,12 +31,10 @@ def write_adapter(sample: str, path: str) -> str:
     _require_no_chat(document)
     found = best_candidate(document)
     if found is None:
-        raise UserError(
-            say(
-                "{sample}: expected an answer with scores or a label in it, got {}; "
-                "docs/adapters.md has the forms that can be read",
-                outline(document)[:300],
-            )
+        raise OptionError(
+            "sample",
+            f"expected an answer with scores or a label in it, got {outline(document)[:300]}; "
+            "docs/adapters.md has the forms that can be read",
         )
     require_no_doubt(document, found)
     text = adapter_text(found)
@@ -51,8 +48,8 @@ def write_adapter(sample: str, path: str) -> str:
             file.write(text)
     except OSError as error:
         reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(
-            say("{write_adapter}: cannot write {}: {}; name another file", path, reason)
+        raise OptionError(
+            "write_adapter", f"cannot write {path}: {reason}; name another file"
         ) from None
     what = f"{len(found.values)} scores" if found.values else f"the {found.form} of a class"
     where = f"at {found.path}" if found.path else "as the whole answer"
@@ -67,14 +64,12 @@ def _require_no_chat(document: object) -> None:
     text = chat_text(document)
     if text is not None:
         where = f", at {text[:100]}" if text else ""
-        raise UserError(
-            say(
-                "{sample}: expected the answer of a classifier, got the text of a language "
-                "model{}, which names no class reliably: no adapter is written; if it says "
-                "nothing but a class's name, write form: name by hand, with answer.no_answer for "
-                "whatever else it says (docs/adapters.md)",
-                where,
-            )
+        raise OptionError(
+            "sample",
+            f"expected the answer of a classifier, got the text of a language model{where}, "
+            "which names no class reliably: no adapter is written; if it says nothing but a "
+            "class's name, write form: name by hand, with answer.no_answer for whatever else "
+            "it says (docs/adapters.md)",
         )
 
 
@@ -83,13 +78,13 @@ def _read(path: Path) -> object:
         with path.open("rb") as file:
             body = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise UserError(say("{sample}: cannot read {}: {}", path, error.strerror)) from None
+        raise OptionError("sample", f"cannot read {path}: {error.strerror}") from None
     if len(body) > _MAX_BYTES:
-        raise UserError(say("{sample}: expected at most {:,} bytes, {} has more", _MAX_BYTES, path))
+        raise OptionError("sample", f"expected at most {_MAX_BYTES:,} bytes, {path} has more")
     try:
         return parse(body)
     except Unusable as error:
-        raise UserError(say("{sample}: {}: {}", path, error)) from None
+        raise OptionError("sample", f"{path}: {error}") from None
 
 
 def adapter_text(found: Found) -> str:
