@@ -107,7 +107,7 @@ def pieces_of(text: Text | Ref) -> tuple[str | Ref, ...]:
     return text.pieces if isinstance(text, Message) else (text,)
 
 
-def joined(texts: Iterable[Text], between: str) -> Message:
+def joined(texts: Iterable[Text | Ref], between: str) -> Message:
     """One message of several."""
     pieces: list[str | Ref] = []
     for text in texts:

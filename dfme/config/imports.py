@@ -46,15 +46,15 @@ def find_target(target: str, what: Ref | str = TEACHER) -> Callable[..., Any]:
     if module_name in NO_FILE or "<" in name:
         return _in_this_process(module_name, name, subject)
     module = _import(module_name, subject)
-    found = _within(module, name)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+    thing = _within(module, name)
+    if callable(thing):
+        return thing  # type: ignore[no-any-return]
     callables = [
         key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
     ]
     problem = f"no {name!r} in it"
-    if found is not None:
-        problem = f"{name} is of type {type(found).__name__}, no class or function"
+    if thing is not None:
+        problem = f"{name} is of type {type(thing).__name__}, no class or function"
     place = getattr(module, "__file__", None) or module_name
     text = f"{place}: {problem}{did_you_mean(name, callables)}"
     raise UserError(text, about=subject)
@@ -62,19 +62,19 @@ def find_target(target: str, what: Ref | str = TEACHER) -> Callable[..., Any]:
 
 def _within(module: ModuleType | None, name: str) -> Any:
     """What stands under a name, dotted within a class, in a module; None if nothing does."""
-    found: Any = module
+    thing: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        thing = getattr(thing, part, None)
+    return thing
 
 
 def _in_this_process(module_name: str, name: str, subject: Text | Ref) -> Callable[..., Any]:
     """A callable of a script, a notebook or a function. UserError where it is not this
     process's.
     """
-    found = _within(sys.modules.get(module_name), name)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+    thing = _within(sys.modules.get(module_name), name)
+    if callable(thing):
+        return thing  # type: ignore[no-any-return]
     raise UserError(
         "it was defined in a script, a notebook or a function, where no command finds it; go on in "
         "Python (call dfme.extract again with it and resume=True), or move it into a module",
@@ -88,12 +88,12 @@ def name_of(thing: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def top_name(given: object, what: str) -> str:
+def top_name(thing: object, what: str) -> str:
     """``module:Class`` of a class, by which it is found again. UserError where that names another
     object.
     """
-    name = name_of(given)
-    if "<" in name or not isinstance(given, type) or find_target(name, what) is not given:
+    name = name_of(thing)
+    if "<" in name or not isinstance(thing, type) or find_target(name, what) is not thing:
         raise UserError(f"{what}: expected a name, or a class at the top of a module, got {name}")
     return name
 
@@ -112,7 +112,7 @@ def what_and_where(error: BaseException) -> str:
 def blaming(
     subject: Text | Ref,
     error: type[DfmeError],
-    said: Callable[[BaseException], str] = what_and_where,
+    worded: Callable[[BaseException], str] = what_and_where,
 ) -> Iterator[None]:
     """Whatever is raised inside by others' code, as one line about ``subject``; errors of ours
     pass.
@@ -121,8 +121,8 @@ def blaming(
         yield
     except DfmeError:
         raise
-    except (Exception, SystemExit) as found:
-        raise error(say("{}: {}", subject, said(found))) from found
+    except (Exception, SystemExit) as failure:
+        raise error(say("{}: {}", subject, worded(failure))) from failure
 
 
 def _import(name: str, subject: Text | Ref) -> ModuleType:
@@ -200,13 +200,13 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
                 text = f"{what}'s parameter {name!r} cannot be a flag; rename it"
                 raise OptionError("teacher", text)
             continue
-        known = common.get(f"teacher.{name}")
-        kind = known.type if known else Any
+        shared = common.get(f"teacher.{name}")
+        kind = shared.type if shared else Any
         if hint is not None:
             kind = _readable(hint)
         # `token: str = None`, as people write it
         kind = kind | None if default is None else kind
-        text = texts.get(name) or (known.help if known else undescribed)
+        text = texts.get(name) or (shared.help if shared else undescribed)
         default = REQUIRED if default is parameter.empty else default
         options.append(Option(f"teacher.{name}", kind, default, text))
     return options
@@ -218,23 +218,25 @@ def own_model(base: type[Any], kind: type[Any], body: tuple[tuple[str, Any], ...
     attributes.
     """
     options = own_options(kind, {})
-    if taken := {each.name for each in options} & {*dir(base), *dict(body)}:
-        raise UserError(f"{kind.__name__}: expected other names of options than {', '.join(taken)}")
-    fields = {each.name: Field(... if each.required else each.default) for each in options}
-    types = {"__annotations__": {each.name: each.type for each in options}}
-    made: Any = type(kind.__name__, (base,), {**dict(body), **fields, **types})
-    return as_model(config=CONFIG, frozen=True, kw_only=True)(made)
+    if clashing := {option.name for option in options} & {*dir(base), *dict(body)}:
+        raise UserError(
+            f"{kind.__name__}: expected other names of options than {', '.join(clashing)}"
+        )
+    fields = {option.name: Field(... if option.required else option.default) for option in options}
+    types = {"__annotations__": {option.name: option.type for option in options}}
+    model: Any = type(kind.__name__, (base,), {**dict(body), **fields, **types})
+    return as_model(config=CONFIG, frozen=True, kw_only=True)(model)
 
 
-def as_mapping(given: object, what: str) -> dict[str, Any]:
+def as_mapping(thing: object, what: str) -> dict[str, Any]:
     """Name and options of a class of the user's own, or of an object, whose attributes they are."""
-    kind = given if isinstance(given, type) else type(given)
+    kind = thing if isinstance(thing, type) else type(thing)
     name = top_name(kind, what)
-    known = [] if kind is given else inspect.signature(kind).parameters
+    parameters = [] if kind is thing else inspect.signature(kind).parameters
     with blaming(f"{what} {name}: expected every option as an attribute of the object", UserError):
         mapping: dict[str, Any] = {"name": name}
-        for key in known:
-            mapping[key] = getattr(given, key)
+        for key in parameters:
+            mapping[key] = getattr(thing, key)
         return mapping
 
 

@@ -44,9 +44,9 @@ def harmless(text: str, mark: str = "?") -> str:
     """
     if text.isprintable():
         return text
-    kept = "\n\t"
+    blanks = "\n\t"
     return "".join(
-        letter if letter in kept or unicodedata.category(letter) not in STEERING else mark
+        letter if letter in blanks or unicodedata.category(letter) not in STEERING else mark
         for letter in text
     )
 
@@ -70,14 +70,14 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice a person most likely meant: of the same last part, else of close spelling; else
     None.
     """
-    known = list(choices)
+    names = list(choices)
     leaf = name.rpartition(".")[2]
-    same_leaf = [choice for choice in known if choice.rpartition(".")[2] == leaf]
+    same_leaf = [choice for choice in names if choice.rpartition(".")[2] == leaf]
     if close := difflib.get_close_matches(
-        name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.6
+        name, same_leaf or names, n=1, cutoff=0.0 if same_leaf else 0.6
     ):
         return close[0]
-    leaves = {choice.rpartition(".")[2]: choice for choice in known}
+    leaves = {choice.rpartition(".")[2]: choice for choice in names}
     close = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)
     return leaves[close[0]] if close else None
 
@@ -90,8 +90,8 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def unknown_choice(what: str, name: str, choices: Iterable[str]) -> str:
     """Message for a name that is none of the choices: all of them, and the nearest."""
-    known = list(choices)
-    return f"expected a {what} ({', '.join(known)}), got {name!r}{did_you_mean(name, known)}"
+    names = list(choices)
+    return f"expected a {what} ({', '.join(names)}), got {name!r}{did_you_mean(name, names)}"
 
 
 def problem_with(key: str, kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> Problem:
@@ -125,12 +125,12 @@ def members(kind: Any) -> tuple[Any, ...]:
 def expected(kind: Any) -> str:
     """Description of a value of this type, in words for a person."""
     kinds = members(kind)
-    said = dict(_bounds(kind)).get("words") if kinds[0] is str else None
+    own_words = dict(_bounds(kind)).get("words") if kinds[0] is str else None
     # the text's words are those of the list, too
-    if said and any(get_origin(other) is tuple for other in kinds[1:]):
-        return str(said)
+    if own_words and any(get_origin(other) is tuple for other in kinds[1:]):
+        return str(own_words)
     return " or ".join(
-        [said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds)
+        [own_words, *map(_one_expected, kinds[1:])] if own_words else map(_one_expected, kinds)
     )
 
 
@@ -160,9 +160,9 @@ def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
     for part in get_args(kind):
         yield from _bounds(part)
     for mark in getattr(kind, "__metadata__", ()):
-        for each in (mark, *getattr(mark, "metadata", ())):
-            found = (name for name in ("gt", "ge", "lt", "le", "words") if hasattr(each, name))
-            yield from ((name, getattr(each, name)) for name in found)
+        for limit in (mark, *getattr(mark, "metadata", ())):
+            names = (name for name in ("gt", "ge", "lt", "le", "words") if hasattr(limit, name))
+            yield from ((name, getattr(limit, name)) for name in names)
 
 
 def _range(bounds: Mapping[str, Any], many: bool) -> str:

@@ -74,8 +74,8 @@ def _options_of(model: Any, prefix: str) -> tuple[Option, ...]:
 
 def _help(model: type[Any], name: str) -> str:
     """The text below the field, in the model or in the one it is derived from."""
-    found = (_texts(base.__module__).get((base.__name__, name)) for base in model.__mro__[:-1])
-    return next((text for text in found if text), "")
+    texts = (_texts(base.__module__).get((base.__name__, name)) for base in model.__mro__[:-1])
+    return next((text for text in texts if text), "")
 
 
 @functools.cache
@@ -107,7 +107,9 @@ def _documented(model: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
             yield field, text.value
 
 
-def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T, list[Problem]]:
+def build(
+    model: type[T], values_by_key: Mapping[str, Any], prefix: str = ""
+) -> tuple[T, list[Problem]]:
     """Build the model from values by dotted key; other fields, and those that are wrong, keep their
     default.
 
@@ -115,7 +117,9 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
     """
     options = {option.key: option for option in options_of(model, prefix)}
     values = {
-        key: spelled(option.type, given[key]) for key, option in options.items() if key in given
+        key: spelled(option.type, values_by_key[key])
+        for key, option in options.items()
+        if key in values_by_key
     }
     problems: list[Problem] = []
     while True:
@@ -125,12 +129,12 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
             faults: dict[str, list[ErrorDetails]] = {}
             for fault in error.errors(include_url=False):
                 faults.setdefault(_key_of(fault["loc"], prefix, options), []).append(fault)
-        for key, found in faults.items():
+        for key, faults_of_key in faults.items():
             option = options[key]
             assert all(problem.key != key for problem in problems), (
                 f"{key}: a required option must be a text"
             )
-            problems.append(_problem(option, given.get(key), found))
+            problems.append(_problem(option, values_by_key.get(key), faults_of_key))
             values.pop(key, None)
             if option.required:
                 values[key] = ""
@@ -169,7 +173,7 @@ def _key_of(loc: Sequence[int | str], prefix: str, options: Mapping[str, Option]
 def narrowed(model: type[T], config: Any) -> T:
     """The model with the values of another one that has fields of the same names."""
     names = [
-        each.name for each in dataclasses.fields(cast(Any, model)) if hasattr(config, each.name)
+        field.name for field in dataclasses.fields(cast(Any, model)) if hasattr(config, field.name)
     ]
     return model(**{name: getattr(config, name) for name in names})
 
@@ -180,7 +184,7 @@ def leaves(config: Any) -> dict[str, Any]:
 
 
 def flatten(
-    mapping: Mapping[str, Any], known: Iterable[str], prefix: str = ""
+    mapping: Mapping[str, Any], options: Iterable[str], prefix: str = ""
 ) -> list[tuple[str, Any]]:
     """Dotted keys and values of a nested mapping; the value of a key that is an option is not
     entered.
@@ -188,8 +192,8 @@ def flatten(
     pairs: list[tuple[str, Any]] = []
     for name, value in mapping.items():
         key = prefix + str(name).replace("-", "_")
-        if key not in known and isinstance(value, Mapping) and value:
-            pairs += flatten(value, known, key + ".")
+        if key not in options and isinstance(value, Mapping) and value:
+            pairs += flatten(value, options, key + ".")
         else:
             pairs.append((key, value))
     return pairs
@@ -199,41 +203,41 @@ def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -
     """The model with the values of a nested mapping. UserError names all that is wrong as the keys
     of a file, after ``prefix``.
     """
-    made, problems = read_mapping(model, mapping)
+    config, problems = read_mapping(model, mapping)
     if problems:
         texts = [say("{}{}: {}", prefix, problem.key, problem.text) for problem in problems]
         raise UserError(joined(texts, "; "))
-    return made
+    return config
 
 
 def options_from(model: type[T], mapping: Mapping[str, Any], section: str = "") -> T:
     """The same of options of a user. UserError carries their problems; ``section`` begins with the
     key.
     """
-    made, problems = read_mapping(model, mapping)
+    config, problems = read_mapping(model, mapping)
     if problems:
-        raise UserError(*(replace(each, key=f"{section}{each.key}") for each in problems))
-    return made
+        raise UserError(*(replace(problem, key=f"{section}{problem.key}") for problem in problems))
+    return config
 
 
 def read_mapping(model: type[T], mapping: Mapping[str, Any]) -> tuple[T, list[Problem]]:
     """The model with the values of a nested mapping, and everything that is wrong with them."""
     options = [option.key for option in options_of(model)]
-    given = dict(flatten(mapping, options))
-    unknown = [key for key in given if key not in options]
-    made, wrong = build(model, given)
+    values = dict(flatten(mapping, options))
+    unknown = [key for key in values if key not in options]
+    config, problems_of_values = build(model, values)
     problems = [Problem(key, "unknown option", near=nearest(key, options)) for key in unknown]
-    return made, [*problems, *wrong]
+    return config, [*problems, *problems_of_values]
 
 
-def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
+def read_value(option: Option, value: object) -> tuple[Any, list[Problem]]:
     """Return a value in the type of an option that is in no model, or None and what is wrong with
     it.
     """
     try:
-        return reader(option.type).validate_python(spelled(option.type, given)), []
+        return reader(option.type).validate_python(spelled(option.type, value)), []
     except ValidationError as error:
-        return None, [_problem(option, given, error.errors(include_url=False))]
+        return None, [_problem(option, value, error.errors(include_url=False))]
 
 
 def reader(kind: Any) -> TypeAdapter[Any]:

@@ -118,22 +118,29 @@ def _student_problems(job: Job) -> Iterator[Problem]:
         few = f"expected at least {needed}, which {job.method} plays against each other"
         yield Problem("student.count", few, got=str(config.count))
     if config.final_share and not config.steps:
-        text = say("expected {student.steps} as well, which it divides")
-        yield Problem("student.final_share", text)
-    if config.rounds and not (config.steps or config.passes):
-        taken = "expected {student.passes} or {student.steps} as well, which are taken in them"
-        yield Problem("student.rounds", say(taken))
-    if config.passes and not config.rounds and not config.steps:
-        text = say("expected {student.rounds} as well, which take them")
-        yield Problem("student.passes", text)
-    if config.decay_images and not keeps_answers(job):
-        held = (
-            "expected {student.steps} or {student.replay_steps} as well: images are held for replay"
+        yield Problem(
+            "student.final_share", say("expected {student.steps} as well, which it divides")
         )
-        yield Problem("student.decay_images", say(held))
+    if config.rounds and not (config.steps or config.passes):
+        yield Problem(
+            "student.rounds",
+            say("expected {student.passes} or {student.steps} as well, which are taken in them"),
+        )
+    if config.passes and not config.rounds and not config.steps:
+        yield Problem("student.passes", say("expected {student.rounds} as well, which take them"))
+    if config.decay_images and not keeps_answers(job):
+        yield Problem(
+            "student.decay_images",
+            say(
+                "expected {student.steps} or {student.replay_steps} as well: images are held for "
+                "replay"
+            ),
+        )
     if config.rounds and config.final_share:
-        last = "expected 0 with student.rounds, the last of which is after the budget"
-        yield Problem("student.final_share", last)
+        yield Problem(
+            "student.final_share",
+            "expected 0 with student.rounds, the last of which is after the budget",
+        )
     if 0 < config.steps < len(config.rounds):
         many = say("expected at most as many as {}", Ref("student.steps", config.steps))
         yield Problem("student.rounds", many, got=str(len(config.rounds)))
@@ -143,25 +150,28 @@ def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[
     """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one
     image.
     """
-    if loss not in ("auto", config.loss(loss)):
-        learnt = say(
-            "expected auto or {} with {}", config.loss(loss), Ref("answers.learn", config.learn)
-        )
+    fitting = config.loss(loss)
+    if loss not in ("auto", fitting):
+        learnt = say("expected auto or {} with {}", fitting, Ref("answers.learn", config.learn))
         yield Problem("student.loss", learnt, got=loss)
     if config.recover != "none" and not config.knows:
-        undone = say(
-            "expected {answers.knows} as well: the defence that is undone, such as "
-            "reverse_sigmoid:beta=0.7"
+        yield Problem(
+            "answers.recover",
+            say(
+                "expected {answers.knows} as well: the defence that is undone, such as "
+                "reverse_sigmoid:beta=0.7"
+            ),
         )
-        yield Problem("answers.recover", undone)
     if budget < config.times:
-        often = say(
-            "expected at least {} images, as often as {answers.repeat} and {answers.vote} ask for "
-            "each one; got {}",
-            config.times,
-            budget,
+        yield Problem(
+            "budget",
+            say(
+                "expected at least {} images, as often as {answers.repeat} and {answers.vote} ask "
+                "for each one; got {}",
+                config.times,
+                budget,
+            ),
         )
-        yield Problem("budget", often)
 
 
 def _goal_problems(job: Job, share: float) -> Iterator[Problem]:
@@ -178,12 +188,12 @@ def _goal_problems(job: Job, share: float) -> Iterator[Problem]:
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
     least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
-    if int(job.config.budget) < least:
-        few = (
+    if job.config.budget < least:
+        yield Problem(
+            "until_agreement",
             f"expected a budget of {least:,} images or more: {needed:,} must be held back, one "
-            f"batch of {batch} in 20; got {int(job.config.budget):,}"
+            f"batch of {batch} in 20; got {job.config.budget:,}",
         )
-        yield Problem("until_agreement", few)
 
 
 def _estimator_problems(job: Job) -> Iterator[Problem]:
@@ -197,36 +207,42 @@ def _estimator_problems(job: Job) -> Iterator[Problem]:
         images = "expected space image or lattice with neighbours, which are images"
         yield Problem("estimator.prior", images)
     if config.form == "central" and getattr(job.method_config, "reuse", False):
+        reused = Ref("method.reuse", True)
         forward = "expected forward with {}, which needs the answer at the point itself"
-        yield Problem("estimator.form", say(forward, Ref("method.reuse", True)))
+        yield Problem("estimator.form", say(forward, reused))
 
 
 def _queries_problems(job: Job) -> Iterator[Problem]:
     config = job.queries
+    method = job.method_config
     if config.choose == "disagreement" and config.pool > 1 and students_of(job) == 1:
-        several = say("expected entropy, or {student.count} of 2 or more, which can differ")
-        yield Problem("queries.choose", several)
-    drawn = config.pool > 1 or config.procedural
-    if getattr(job.method_config, "adversarial", 0) and drawn:
-        own = (
-            "expected queries.pool 1 and queries.procedural 0 with it: it looks at the "
-            "generator's own images"
+        yield Problem(
+            "queries.choose",
+            say("expected entropy, or {student.count} of 2 or more, which can differ"),
         )
-        yield Problem("method.adversarial", own)
+    if getattr(method, "adversarial", 0) and (config.pool > 1 or config.procedural):
+        yield Problem(
+            "method.adversarial",
+            "expected queries.pool 1 and queries.procedural 0 with it: it looks at the generator's "
+            "own images",
+        )
     if config.evolve and not keeps_answers(job):
-        kept = say(
-            "expected {student.replay_steps} or {student.steps} as well: what is paid for is kept "
-            "for replay"
+        yield Problem(
+            "queries.evolve",
+            say(
+                "expected {student.replay_steps} or {student.steps} as well: what is paid for is "
+                "kept for replay"
+            ),
         )
-        yield Problem("queries.evolve", kept)
-    if not hasattr(job.method_config, "latent_size"):
-        for name in ("procedural", "base"):
-            if getattr(config, name) != getattr(QueriesConfig, name):
-                none = f"method {job.method} has no generator; leave it out"
-                yield Problem(f"queries.{name}", none)
-    if config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto":
-        other = "expected none with method.generator: it is a generator of its own kind"
-        yield Problem("queries.base", other)
+    for name in ("procedural", "base"):
+        default = getattr(QueriesConfig, name)
+        if not hasattr(method, "latent_size") and getattr(config, name) != default:
+            none = f"method {job.method} has no generator; leave it out"
+            yield Problem(f"queries.{name}", none)
+    if config.base != "none" and getattr(method, "generator", "auto") != "auto":
+        yield Problem(
+            "queries.base", "expected none with method.generator: it is a generator of its own kind"
+        )
 
 
 def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Iterator[Problem]:

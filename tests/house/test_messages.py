@@ -61,7 +61,7 @@ def known_keys() -> set[str]:
     models += [(section, f"{name}.") for name, section in SECTIONS.items()]
     keys = {option.key for model, prefix in models for option in options_of(model, prefix)}
     sections = {key.partition(".")[0] for key in keys}
-    return keys | sections | {"method.name"} | OF_THE_COMMAND_LINE
+    return keys | sections | {"method.name", "method.keeps"} | OF_THE_COMMAND_LINE
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

@@ -99,7 +99,7 @@ def test_every_rule_is_about_options_that_there_are() -> None:
             for option in options_of(entry.section(name), f"{name}.")
         }
     for keys, conditions in EFFECTS.items():
-        assert {*keys.split(), *(each.partition("=")[0] for each in conditions)} <= known
+        assert {*keys.split(), *(condition.key for condition in conditions)} <= known
 
 
 SMALL: dict[str, Any] = {
