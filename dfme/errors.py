@@ -87,18 +87,18 @@ def say(template: str, *values: object) -> Message:
     A value that is a message or a reference itself stays one. ValueError for another template.
     """
     pieces: list[str | Ref] = []
-    coming = iter(values)
+    left = list(values)
     for text, key, detail, conversion in Formatter().parse(template):
         pieces.append(text)
         if key:
             pieces.append(Ref(key, detail or None))
         elif key is not None:
-            value = next(coming, None)
+            value = left.pop(0)
             if isinstance(value, Message | Ref):
                 pieces += pieces_of(value)
             else:
                 pieces.append(format(repr(value) if conversion == "r" else value, detail or ""))
-    assert next(coming, coming) is coming, f"{template}: more values than places"
+    assert not left, f"{template}: more values than places"
     return Message(tuple(filter(None, pieces)))
 
 
@@ -138,21 +138,24 @@ class DfmeError(Exception):
     @property
     def message(self) -> Message:
         """What is wrong; the options in it are spelled by whoever shows it."""
-        return Message(pieces_of(self.args[0])) if self.args else Message()
+        text = self.args[0] if self.args else ""
+        return text if isinstance(text, Message) else Message((str(self),))
 
 
 class UserError(DfmeError):
     """Something in the command, the configuration or the files given cannot work; nothing was
     queried.
 
-    ``problems``: the options that are wrong, where it is options. ``about``: what ``text`` is said
-    of, and the message begins with.
+    ``problems``: the options that are wrong, where it is options (given where a text spells them
+    already). ``about``: what ``text`` is said of, and the message begins with.
     """
 
     exit_code = 2
 
-    def __init__(self, *said: Text | Problem, about: Text | Ref = "") -> None:
-        self.problems = tuple(part for part in said if isinstance(part, Problem))
+    def __init__(
+        self, *said: Text | Problem, about: Text | Ref = "", problems: Iterable[Problem] = ()
+    ) -> None:
+        self.problems = (*problems, *(part for part in said if isinstance(part, Problem)))
         sentences = [
             say("{}: {}", Ref(part.key), part.text) if isinstance(part, Problem) else part
             for part in said

@@ -80,7 +80,7 @@ class Arguments:
         self._content = {
             name: value for name, value in content.items() if name not in inputs.ignored
         }
-        self._problems: dict[str, str] = {}
+        self._problems: dict[str, tuple[Problem, str]] = {}
         self.kind = self._choose("teacher", "kind", "torch") if inputs.teacher else ""
         below: recipes.Content = {}
         self.method = self._recipe = self.recipe_below = ""
@@ -180,7 +180,7 @@ class Arguments:
                 name = f"{self._file}: {key}"
                 speech = as_yaml_key
             text = f"{name}: {problem.text.spelled(speech)}"
-            self._problems.setdefault(key, shortened(text, ROOM))
+            self._problems.setdefault(key, (problem, shortened(text, ROOM)))
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of a great many, the
@@ -189,13 +189,14 @@ class Arguments:
         self.report(problems)
         if not self._problems:
             return
-        first, *others = self._problems.values()
-        text = first
-        for number, problem in enumerate(others):
-            if len(text) + len(problem) + 2 > ROOM:
-                raise UserError(f"{text}; and {len(others) - number} more like these")
-            text += f"; {problem}"
-        raise UserError(text)
+        wrong, texts = zip(*self._problems.values(), strict=True)
+        text = texts[0]
+        for number, other in enumerate(texts[1:], 1):
+            if len(text) + len(other) + 2 > ROOM:
+                text += f"; and {len(texts) - number} more like these"
+                break
+            text += f"; {other}"
+        raise UserError(text, problems=wrong)
 
     def teacher(self) -> tuple[TeacherConfig, dict[str, Any]]:
         """The teacher's common keys and its kind's options; a parameter named like a common key is

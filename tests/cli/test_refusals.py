@@ -57,6 +57,6 @@ def test_all_problems_are_named_at_once() -> None:
         parse(
             "--bugdet 3 --seed x --student.lr -1 --teacher.checkpoint nowhere.pt --out weights.pt"
         )
-    problems = str(caught.value).split("; ")
-    flags = [problem.partition(":")[0] for problem in problems if problem.startswith("--")]
-    assert flags == "--bugdet --seed --student.lr --teacher.checkpoint --out".split()
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["bugdet", "seed", "student.lr", "teacher.checkpoint", "out"]
+    assert all(f"--{key}: " in str(caught.value) for key in keys)

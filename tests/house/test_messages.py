@@ -87,6 +87,16 @@ def named_keys(tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, key) for key in keys)
 
 
+def places_and_values(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
+    """Of every template that stands in a file: its line, its empty places and its values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and node.args:
+            template, *values = node.args
+            if isinstance(template, ast.Constant):
+                fields = Formatter().parse(str(template.value))
+                yield node.lineno, sum(key == "" for _, key, _, _ in fields), len(values)
+
+
 def documentation(tree: ast.Module) -> set[int]:
     return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
 
@@ -110,6 +120,12 @@ def test_no_text_outside_the_command_line_spells_a_flag() -> None:
         if FLAG.search(node.value)
     ]
     assert spelled == []
+
+
+def test_every_template_has_as_many_values_as_places() -> None:
+    counts = [(name, *found) for name, tree in sources() for found in places_and_values(tree)]
+    assert len(counts) > 100
+    assert [place for place in counts if place[2] != place[3]] == []
 
 
 @pytest.mark.parametrize(
