@@ -87,18 +87,18 @@ def say(template: str, *values: object) -> Message:
     A value that is a message or a reference itself stays one. ValueError for another template.
     """
     pieces: list[str | Ref] = []
-    left = list(values)
+    waiting = list(values)
     for text, key, detail, conversion in Formatter().parse(template):
         pieces.append(text)
         if key:
             pieces.append(Ref(key, detail or None))
         elif key is not None:
-            value = left.pop(0)
+            value = waiting.pop(0)
             if isinstance(value, Message | Ref):
                 pieces += pieces_of(value)
             else:
                 pieces.append(format(repr(value) if conversion == "r" else value, detail or ""))
-    assert not left, f"{template}: more values than places"
+    assert not waiting, f"{template}: more values than places"
     return Message(tuple(filter(None, pieces)))
 
 
@@ -153,12 +153,12 @@ class UserError(DfmeError):
     exit_code = 2
 
     def __init__(
-        self, *said: Text | Problem, about: Text | Ref = "", problems: Iterable[Problem] = ()
+        self, *parts: Text | Problem, about: Text | Ref = "", problems: Iterable[Problem] = ()
     ) -> None:
-        self.problems = (*problems, *(part for part in said if isinstance(part, Problem)))
+        self.problems = (*problems, *(part for part in parts if isinstance(part, Problem)))
         sentences = [
             say("{}: {}", Ref(part.key), part.text) if isinstance(part, Problem) else part
-            for part in said
+            for part in parts
         ]
         self.about = about
         self.text = joined(sentences, "; ")

@@ -41,8 +41,8 @@ def wandb_environment(mode: object = "off") -> dict[str, str]:
         "tags": "TAGS",
     }
     variables = {name: os.environ.get(f"WANDB_{end}", "") for name, end in names.items()}
-    found = {name: text for name, text in variables.items() if text}
+    settings = {name: text for name, text in variables.items() if text}
     modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
     if mode in ("offline", "online") and (how := modes.get(os.environ.get("WANDB_MODE", ""))):
-        found["mode"] = how
-    return found
+        settings["mode"] = how
+    return settings

@@ -189,9 +189,9 @@ def _settings_below(
         section = recipes.tidy({"method": content.get("method")})["method"] or {}
     else:
         named = method or recipes.by_name(recipe or "dfme")["method"]["name"]
-        shown, found = recipes.below(recipe or "", named)
-        content = dict(found)
-        content["recipe"] = recipe or shown
+        on_record, contents = recipes.below(recipe or "", named)
+        content = dict(contents)
+        content["recipe"] = recipe or on_record
         section = content.get("method", {})
     if method not in (None, section.get("name")):
         section = {"name": method}

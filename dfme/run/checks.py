@@ -23,21 +23,29 @@ from dfme.run.idle_options import POOLS, idle_problems
 HELD_BACK_EVERY = 20  # of so many paid batches one is held back from training, to score students on
 
 
-def check(job: Job, said: Callable[[str], bool] | None = None) -> None:
+def check(job: Job, gives: Callable[[str], bool] | None = None) -> None:
     """Raise one UserError that names everything wrong with the job."""
-    problems = [*find_problems(job, said), *teacher_problems(job.teacher)]
+    problems = [*find_problems(job, gives), *teacher_problems(job.teacher)]
     if problems:
         raise UserError(*problems)
 
 
-def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[Problem]:
+def find_problems(job: Job, gives: Callable[[str], bool] | None = None) -> list[Problem]:
     """Everything wrong with the job, its teacher apart, that can be seen without loading torch or
     the data.
 
-    ``said``: whether the user gave the option of this key, so that one without effect is a mistake.
+    ``gives``: whether the user gave the option of this key, so that one without effect is a
+    mistake.
     """
-    own = [*method_problems(job), *_nets_of(job), *evaluation_problems(job.config.evaluation)]
-    return [*own, *_run_directory_problems(job.config), *(idle_problems(job, said) if said else ())]
+    problems = [
+        *method_problems(job),
+        *_nets_of(job),
+        *evaluation_problems(job.config.evaluation),
+        *_run_directory_problems(job.config),
+    ]
+    if gives is not None:
+        problems += idle_problems(job, gives)
+    return problems
 
 
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
@@ -45,8 +53,8 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
     ``module:Net``.
     """
     if arch not in (None, "auto"):
-        own = key == "student.arch" and is_own(arch)
-        yield from _caught(key, partial(find_net if own else check_net, arch))
+        custom = key == "student.arch" and is_own(arch)
+        yield from _caught(key, partial(find_net if custom else check_net, arch))
 
 
 def _nets_of(job: Job) -> Iterator[Problem]:
@@ -266,12 +274,11 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
     """A teacher's description that contradicts itself, or has no effect."""
     yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
-    for name, given in (
-        ("benign", config.benign is not None),
-        ("on_alarm", config.on_alarm != "log"),
-    ):
-        if given and not config.watch:
-            yield Problem(f"teacher.{name}", say("expected {teacher.watch} with it"))
+    watched = say("expected {teacher.watch} with it")
+    if config.benign is not None and not config.watch:
+        yield Problem("teacher.benign", watched)
+    if config.on_alarm != "log" and not config.watch:
+        yield Problem("teacher.on_alarm", watched)
 
 
 def _normalisation_problems(

@@ -54,7 +54,7 @@ EFFECTS: dict[str, tuple[Ref, ...]] = {
 }
 
 
-def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
+def idle_problems(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
     """Options to which the user gave another value than the default, and which change nothing."""
     entry = entry_of(job)
     sections = {name: entry.section(name)() for name in SECTIONS}
@@ -74,17 +74,17 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
             continue
         needed = joined([option for option in conditions if option.key in usual], " or ")
         for key in keys.split():
-            if key in held and said(key) and held[key] != usual[key]:
+            if key in held and gives(key) and held[key] != usual[key]:
                 yield Problem(key, "takes effect only with " + needed)
 
 
 def _leaves(job: Job) -> dict[str, object]:
     """The values of a job by dotted key, its teacher apart."""
-    own: dict[str, object] = {"method.name": job.method}
+    values: dict[str, object] = {"method.name": job.method}
     for name, part in (
         ("method", job.method_config),
         ("estimator", job.estimator),
         ("queries", job.queries),
     ):
-        own |= {f"{name}.{key}": value for key, value in leaves(part).items()}
-    return leaves(job.config) | own
+        values |= {f"{name}.{key}": value for key, value in leaves(part).items()}
+    return leaves(job.config) | values
