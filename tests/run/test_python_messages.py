@@ -82,6 +82,30 @@ def test_what_is_wrong_is_said_in_python(
     assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
 
 
+def test_all_that_is_wrong_is_said_at_once_by_key_and_by_keyword() -> None:
+    wrong: dict[str, Any] = {
+        "budget": 0,
+        "levels": 1,
+        "student": {"lr": -1, "lrr": 1},
+        "estimator": {"directions": 0},
+        "method_options": {"batchsize": 1},
+    }
+    with pytest.raises(dfme.UserError) as caught:
+        dfme.extract(Metered(), shape=(1, 8, 8), num_classes=10, **wrong)
+    keys = [problem.key for problem in caught.value.problems]
+    assert set(keys) == {
+        "student.lrr",
+        "budget",
+        "student.lr",
+        "teacher.levels",
+        "method.batchsize",
+        "estimator.directions",
+    }
+    assert len(keys) == 6
+    for keyword in ("budget=", "levels=", 'student={"lr": ', 'estimator={"directions": '):
+        assert f"{keyword}...: expected" in str(caught.value).replace("...}", "...")
+
+
 def test_what_goes_wrong_on_the_way_is_said_in_python_too(tmp_path: Path) -> None:
     def column(images: torch.Tensor) -> torch.Tensor:
         return images.mean((1, 2, 3))[:, None]
