@@ -40,5 +40,7 @@ def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-WatchText = Annotated[tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors)]
+WatchText = Annotated[
+    tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors, whole=True)
+]
 """Detectors, given as ``pairs,sequential``."""

@@ -34,14 +34,17 @@ class Expected(NamedTuple):
 _UNITS = {"": 1, "k": 10**3, "m": 10**6}
 
 
-def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
-    """The value as it came, if ``check`` raises no UserError at it."""
+def accepted_by(check: Callable[[Any], object], whole: bool = False) -> AfterValidator:
+    """The value as it came, if ``check`` raises no UserError at it.
+
+    ``whole``: the message keeps what it is about, since the option's name does not say that.
+    """
 
     def validate(value: Any) -> Any:
         try:
             check(value)
         except UserError as error:
-            raise ValueError(error.text) from None
+            raise ValueError(error.message if whole else error.text) from None
         return value
 
     return AfterValidator(validate)
