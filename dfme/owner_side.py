@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.errors import Problem, Ref, say
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
@@ -70,12 +70,9 @@ def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
 def price_problems(kind: str, key: str) -> Iterator[Problem]:
     """Problem of option ``key`` if nobody named a budget, and every image may cost money."""
     if kind in KINDS and issubclass(KINDS[kind].options, ServiceOptions):
-        text = f"expected how many images the service may be asked for, such as --{key} 10k"
-        yield Problem(
-            key,
-            f"{text}; no default, since each may cost money (--teacher.price-per-1000 PRICE shows "
-            "how much)",
-        )
+        text = "expected how many images the service may be asked for, such as {}; no default, "
+        text += "since each may cost money ({teacher.price_per_1000:PRICE} shows how much)"
+        yield Problem(key, say(text, Ref(key, "10k")))
 
 
 def custom_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
@@ -125,7 +122,7 @@ def serve(
     with ExitStack() as held:
         if config.record:
             make_folder(Path(config.record))
-            held.callback(DirectoryLock(Path(config.record), "--record").close)
+            held.callback(DirectoryLock(Path(config.record), "record").close)
         from dfme.teachers.serve.server import serve as serve_teacher
 
         served = make(teacher, options, config.device, recorded=bool(config.record))

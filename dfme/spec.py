@@ -53,21 +53,25 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or any(size < 1 for size in self.shape):
             raise UserError(
-                f"image shape: expected three positive sizes C,H,W, got {tuple(self.shape)}"
+                f"expected three positive sizes C,H,W, got {tuple(self.shape)}",
+                about="image shape",
             )
         if self.numel > MAX_NUMBERS:
             sizes = ",".join(map(str, self.shape))
             raise UserError(
-                f"image shape: expected at most {MAX_NUMBERS:,} numbers in all, got {sizes}"
+                f"expected at most {MAX_NUMBERS:,} numbers in all, got {sizes}",
+                about="image shape",
             )
         low, high = self.bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise UserError(
-                f"image bounds: expected two finite numbers low < high, got {low}, {high}"
+                f"expected two finite numbers low < high, got {low}, {high}",
+                about="image bounds",
             )
         if self.levels is not None and self.levels < 2:
             raise UserError(
-                f"image levels: expected at least 2 (256 for 8-bit images), got {self.levels}"
+                f"expected at least 2 (256 for 8-bit images), got {self.levels}",
+                about="image levels",
             )
 
     def __str__(self) -> str:
@@ -165,7 +169,7 @@ class LabelMode:
         fits = len(numbers) in fitting and all(number.isdigit() for number in numbers)
         if kind not in LABEL_KINDS or not fits:
             forms = "logits, probabilities[:DECIMALS], top_k:K[:DECIMALS] or label"
-            raise UserError(f"label mode: expected {forms}, got {text!r}")
+            raise UserError(f"expected {forms}, got {text!r}", about="label mode")
         k = int(numbers.pop(0)) if kind == "top_k" else None
         return cls(kind, int(numbers[0]) if numbers else None, k)
 

@@ -11,10 +11,9 @@ import torch
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
 from dfme.compute.device import device_name, within_memory
-from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import narrowed
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError, say
 from dfme.files import write_text
 from dfme.methods import SECTIONS, find_method
 from dfme.report.markdown import table
@@ -131,7 +130,7 @@ def compare_gradients(box: TorchTeacher, job: Job, config: GradientsConfig) -> P
     out = Path(config.out or free_name(job, "gradients"))
     result = GradientsResult(_facts(job, config, box), box.spec.numel, [], [], [])
     gpus = [box.device] if box.device.type == "cuda" else []
-    memory = within_memory(box.device, "--batch-size or --method.batch-size")
+    memory = within_memory(box.device, say("{batch_size} or {method.batch_size}"))
     with RunDirectory.create(out), memory, torch.random.fork_rng(gpus):
         for stage in stages(box, job, config.stages):
             facts = StageFacts(stage.share, stage.queries, stage.agreement)

@@ -5,6 +5,7 @@ A kind's module is imported when a teacher of that kind is made or checked. No t
 
 from typing import Any, NamedTuple
 
+from dfme.errors import flag
 from dfme.teachers import options as of_kind
 
 LOCAL = "dfme.teachers.local"
@@ -42,7 +43,9 @@ TRUSTED = "dfme.teachers.options:require_trust"
 JSON_FILE = "dfme.teachers.remote.json_api.adapter_file:check_json"
 JSON_LOADER = "dfme.teachers.remote.json_api.api:connect_json"
 
-WEIGHTS = Source("checkpoint", "; give --teacher.checkpoint, or make one with run.py train-teacher")
+WEIGHTS = Source(
+    "checkpoint", f"; give {flag('teacher.checkpoint')}, or make one with run.py train-teacher"
+)
 ADAPTER = Source("adapter", "; configs/adapters has examples")
 ONNX = Source("model", "; export one with torch.onnx.export")
 PROGRAM = Source("program", "; save one with torch.export.save")

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dfme.compute.modes import defaults_kept
 from dfme.config.defences import parse_defences
-from dfme.config.messages import did_you_mean
+from dfme.config.messages import nearest
 from dfme.config.settings import TeacherConfig
-from dfme.config.values import from_mapping
+from dfme.config.values import options_from
 from dfme.data.class_names import require_text
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag
 from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
@@ -49,11 +49,10 @@ def make_teacher(
     elif own is not None or ":" in config.kind:
         teacher = _custom(config, options, recorded, meter, own)
     else:
-        hint = did_you_mean(config.kind, KINDS)
-        raise UserError(
-            f"--teacher: expected {', '.join(KINDS)} or module:Class, got {config.kind!r}{hint}"
-        )
-    require_text(teacher.info.class_names or (), "--teacher: its class names")
+        expected = f"expected {', '.join(KINDS)} or module:Class"
+        near = nearest(config.kind, KINDS)
+        raise OptionError("teacher", expected, got=repr(config.kind), near=near)
+    require_text(teacher.info.class_names or (), f"{flag('teacher')}: its class names")
     return teacher
 
 
@@ -61,12 +60,14 @@ def _built_in(
     config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool
 ) -> Teacher:
     kind = KINDS[config.kind]
-    checked = from_mapping(kind.options, options, prefix="--teacher.")
+    checked = options_from(kind.options, options, "teacher.")
     check_teacher(config, vars(checked))
     teacher: Teacher = resolve_name(kind.loader)(checked, config, device)
     if getattr(checked, "precision", "auto") == "tf32" and not has_tf32(device):
         LOGGER.warning(
-            "teacher: --teacher.precision tf32 is idle on %s, which has none: IEEE fp32", device
+            "teacher: %s is idle on %s, which has none: IEEE fp32",
+            flag("teacher.precision", "tf32"),
+            device,
         )
     return _as_configured(teacher, config, recorded)
 
@@ -127,7 +128,7 @@ def _custom(
         check_teacher(config, options)
         described["label_mode"] = "logits" if config.label_mode == "logits" else None
     if own is None:
-        with defaults_kept(f"--teacher {config.kind}", UserError):
+        with defaults_kept(flag("teacher", config.kind), UserError):
             own = make_custom(config.kind, arguments)
     teacher = wrap_callable(own, **described)
     if (config.mean, config.std) != (None, None) and "mean" not in arguments:

@@ -19,7 +19,7 @@ def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     local = config.kind not in KINDS or KINDS[config.kind].is_local
     check_defences(config, local)
     if problems := [*watch_problems(config, local)]:
-        raise UserError("; ".join(problems))
+        raise UserError(*problems)
     check = KINDS[config.kind].check if config.kind in KINDS else None
     line: str | None = resolve_name(check)(config, options) if check else None
     return line or ""

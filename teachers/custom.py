@@ -16,7 +16,7 @@ from dfme.answers.advice import add_up_to
 from dfme.answers.reading import NEGATIVE, PartialAnswers, as_tensor
 from dfme.compute.modes import defaults_kept
 from dfme.config.imports import blaming, find_target
-from dfme.errors import TeacherError, UserError
+from dfme.errors import OptionError, Ref, TeacherError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.label_modes import as_classes, restrict
 
@@ -218,8 +218,9 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
         is_class = isinstance(make, type)
         hint = "" if is_class else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
-        raise UserError(f"--teacher {target}: {error}; it is {signature}{hint}") from None
-    with blaming(f"--teacher {target}: could not be made", UserError):
+        text = f"{error}; it is {signature}{hint}"
+        raise UserError(text, about=Ref("teacher", target)) from None
+    with blaming(say("{}: could not be made", Ref("teacher", target)), UserError):
         return make(**options)
 
 
@@ -232,16 +233,19 @@ def _given_once(name: str, example: str, argument: Any, attribute: Any) -> Any:
     """A value that must be given once, or twice the same."""
     argument = tuple(argument) if isinstance(argument, list | tuple) else argument
     attribute = tuple(attribute) if isinstance(attribute, list | tuple) else attribute
-    flag = name.replace("_", "-")
+    key = f"teacher.{name}"
     if argument is None and attribute is None:
         raise UserError(
-            f"the teacher's {name} is not known: say --teacher.{flag}, or give it {name} = "
-            f"{example}"
+            say(
+                "the teacher's {} is not known: say {}, or give it {} = {}",
+                name,
+                Ref(key),
+                name,
+                example,
+            )
         )
     if argument is not None and attribute is not None and argument != attribute:
-        raise UserError(
-            f"--teacher.{flag}: got {argument}, but the teacher itself says {attribute}"
-        )
+        raise OptionError(key, f"got {argument}, but the teacher itself says {attribute}")
     return argument if attribute is None else attribute
 
 
@@ -265,7 +269,13 @@ def _require_probability(scores: Tensor) -> None:
         percent = "if these are percentages, divide them by 100; "
         hint = percent if low >= -NEGATIVE and high <= 100 else ""
         raise TeacherError(
-            "teacher: expected one probability per image, that of class 1, got values from "
-            f"{low:.4g} to {high:.4g}; {hint}if these are logits, start a new run with "
-            "--teacher.label-mode logits, or give the teacher an attribute label_mode = 'logits'"
+            say(
+                "teacher: expected one probability per image, that of class 1, got values from "
+                "{:.4g} to {:.4g}; {}if these are logits, start a new run with "
+                "{teacher.label_mode:logits}, or give the teacher an attribute label_mode = "
+                "'logits'",
+                low,
+                high,
+                hint,
+            )
         )

@@ -26,7 +26,7 @@ from dfme.config.fields import (
     accepted_by,
 )
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 from dfme.spec import RequestPolicy
 
 Name = Annotated[
@@ -367,18 +367,19 @@ def check_training(config: TrainTeacherConfig) -> None:
     """Raise one UserError that names the settings that rule each other out."""
     problems = []
     if (config.mean is None) != (config.std is None):
-        problems.append("--mean and --std: expected both or neither")
+        problems.append(say("{mean} and {std}: expected both or neither"))
     if config.path.suffix != ".safetensors":
-        problems.append(f"--out: expected a file name ending in .safetensors, got {config.path}")
+        expected = f"expected a file name ending in .safetensors, got {config.path}"
+        problems.append(say("{out}: {}", expected))
     if problems:
-        raise UserError("; ".join(problems))
+        raise UserError(*problems)
 
 
 def require_trust(config: TeacherConfig, options: Mapping[str, Any]) -> None:
     """UserError for a program that may do anything, unless its maker is trusted."""
     if not options.get("trust"):
         raise UserError(
-            "--teacher.trust: expected true, as a flag and not in a file, where you trust the "
-            "maker of the "
-            "program: loading it runs its code"
+            "expected true, as a flag and not in a file, where you trust the maker of the program: "
+            "loading it runs its code",
+            about=Ref("teacher.trust"),
         )

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dfme.errors import Ref, Text, say
 from dfme.spec import LabelMode
 
 MAX_DECIMALS = 7
@@ -57,16 +58,16 @@ def add_up_to(scores_BK: Tensor, total: float, slack: float = SLACK) -> bool:
     return bool((scores_BK >= -slack).all() and ((sums_B / total - 1).abs() <= slack).all())
 
 
-def what_to_do(scores_BK: Tensor) -> str:
+def what_to_do(scores_BK: Tensor) -> Text:
     """The cure for scores that were taken for probabilities, in words; empty if none is known."""
     if not scores_BK.isfinite().all():
         return ""
     if add_up_to(scores_BK, 100.0):
         return "they add up to 100, as percentages do: divide them by 100"
     if bool((scores_BK < 0).any()) or bool((scores_BK > 1 + SLACK).any()):
-        return "if these are logits, start a new run with --teacher.label-mode logits"
+        return say("if these are logits, start a new run with {teacher.label_mode:logits}")
     if mode := _cut_mode(scores_BK):
-        return f"start a new run with --teacher.label-mode {mode}"
+        return say("start a new run with {}", Ref("teacher.label_mode", mode))
     return (
         "each lies within 0 and 1, as where every class has a sigmoid of its own: "
         "answer one softmax over all classes"

@@ -13,7 +13,7 @@ from dfme.answers.reading import NO_ANSWER, top_class, unanswered
 from dfme.answers.recover import Recovery, known_map, make_recovery
 from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag, say
 from dfme.spec import LabelMode
 
 SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
@@ -41,16 +41,25 @@ class Reader:
         self._compared = config.repeat == 1
         scores = config.learn in ("scores", "kl")
         recovers = config.recover != "none"
-        again = "repeat and --answers.vote"
+        again = say("{answers.repeat} and {answers.vote}")
         for needed, able, option, what in (
-            (scores, raw_mode.kind != "label", f"learn {config.learn}", "scores"),
-            (recovers, raw_mode.soft, f"recover {config.recover}", "a score of every class"),
+            (scores, raw_mode.kind != "label", Ref("answers.learn", config.learn), "scores"),
+            (
+                recovers,
+                raw_mode.soft,
+                Ref("answers.recover", config.recover),
+                "a score of every class",
+            ),
             (self.times > 1, raw_mode.kind != "top_k", again, "the same classes every time"),
         ):
             if needed and not able:
                 raise UserError(
-                    f"--answers.{option}: expected a teacher that answers {what}, this one answers "
-                    f"{raw_mode}"
+                    say(
+                        "{}: expected a teacher that answers {}, this one answers {}",
+                        option,
+                        what,
+                        raw_mode,
+                    )
                 )
         if recovers:
             known_map(config, raw_mode, torch.Generator())
@@ -106,8 +115,8 @@ class Reader:
             self._compared = True
             if torch.equal(first, second):
                 self.tell(
-                    "warning: an image that is asked again is answered alike: --answers.repeat "
-                    "buys nothing"
+                    "warning: an image that is asked again is answered alike: "
+                    f"{flag('answers.repeat')} buys nothing"
                 )
         if self.times == 1:
             return answers

@@ -13,7 +13,7 @@ from torch import Tensor
 from dfme.answers.advice import what_to_do
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
-from dfme.errors import TeacherError
+from dfme.errors import Ref, TeacherError, Text, say
 from dfme.spec import LabelMode
 
 NEGATIVE = 1e-6  # how far below zero a probability may lie: the rounding of a softmax in float32
@@ -23,7 +23,7 @@ NO_ANSWER = -2  # marks an image to which a service named no class; its row of s
 UNKNOWN_CLASS = -3  # it named what is none of the classes; its row of scores is all minus infinity
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-Verdict = tuple[Tensor, Callable[[], str]]
+Verdict = tuple[Tensor, Callable[[], Text]]
 """Whether all is well, a boolean scalar on the answers' device, and what came if it is not."""
 
 
@@ -68,7 +68,9 @@ def read_answers(
             hidden = max(classes - (mode.k or classes), 0)
             ok, describe = _top_k(answers, hidden, tolerance)
             expected = f"at most {hidden} NaN (unrevealed) per row, the others from 0 to 1 in all"
-    deferred.expect(ok, lambda: TeacherError(f"teacher: expected {expected}, got {describe()}"))
+    deferred.expect(
+        ok, lambda: TeacherError(say("teacher: expected {}, got {}", expected, describe()))
+    )
     if mode.decimals is None and mode.k is None:
         return answers
     cut = cut_to(answers, mode)
@@ -233,8 +235,12 @@ def _tells_more(scores_BK: Tensor, cut_BK: Tensor, eps: float) -> bool:
 def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
     if answers.ndim == 2 and tuple(answers.shape) == (batch, classes):
         raise TeacherError(
-            f"teacher: expected labels ({batch},), got scores {tuple(answers.shape)}; "
-            "if they are meant, start a new run with --teacher.label-mode logits or probabilities"
+            say(
+                "teacher: expected labels ({},), got scores {}; if they are meant, start a new "
+                "run with {teacher.label_mode:logits} or probabilities",
+                batch,
+                tuple(answers.shape),
+            )
         )
     if tuple(answers.shape) != (batch,):
         raise TeacherError(
@@ -247,21 +253,23 @@ def _require_labels(answers: Tensor, batch: int, classes: int) -> None:
 def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) -> None:
     shape = tuple(answers.shape)
     if shape != (batch, classes):
-        hint = ""
+        hint: Text = ""
         if shape == (batch,):
-            hint = "; if these are labels, start a new run with --teacher.label-mode label"
-        elif shape == (batch, 1):
-            two = "; if it is a binary model, start a new run with --teacher.num-classes 2"
-            hint = two if classes != 2 else ""
-        elif len(shape) == 2 and shape[0] == batch:
-            hint = (
-                f"; if it has {shape[1]} classes, start a new run with "
-                f"--teacher.num-classes {shape[1]}"
-            )
+            hint = say("; if these are labels, start a new run with {teacher.label_mode:label}")
+        elif shape == (batch, 1) and classes != 2:
+            hint = say("; if it is a binary model, start a new run with {teacher.num_classes:2}")
+        elif len(shape) == 2 and shape[0] == batch and shape[1] != 1:
+            number = Ref("teacher.num_classes", shape[1])
+            hint = say("; if it has {} classes, start a new run with {}", shape[1], number)
         raise TeacherError(
-            f"teacher: expected {mode.kind} ({batch}, {classes}), a row per image and a column per "
-            "class, "
-            f"got {shape}{hint}"
+            say(
+                "teacher: expected {} ({}, {}), a row per image and a column per class, got {}{}",
+                mode.kind,
+                batch,
+                classes,
+                shape,
+                hint,
+            )
         )
     if not answers.is_floating_point() and answers.dtype not in INTEGERS:
         raise TeacherError(
@@ -307,9 +315,9 @@ def _labels(labels_B: Tensor, classes: int) -> Verdict:
     return (low >= 0) & (high < classes), describe
 
 
-def _describe(scores_BK: Tensor, low: float, off: float) -> str:
+def _describe(scores_BK: Tensor, low: float, off: float) -> Text:
     if not (math.isfinite(low) and math.isfinite(off)):
         return "NaN or infinite values"
     came = f"a smallest value of {low:.4g} and a sum that is {off:.4g} away from one"
     cure = what_to_do(scores_BK)
-    return f"{came}; {cure}" if cure else came
+    return f"{came}; " + cure if cure else came

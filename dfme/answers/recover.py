@@ -18,7 +18,7 @@ from dfme.answers.reading import cut_to
 from dfme.compute.optimizers import Adam
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import parse_defences, stated
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 from dfme.randomness import derived_seed
 from dfme.spec import LabelMode
 
@@ -54,7 +54,7 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
                 else ""
             )
             expected = "expected a defence whose answers follow from p; leave it out"
-            raise UserError(f"--answers.knows {options}: {expected}{hint}")
+            raise UserError(say("{}: {}{}", Ref("answers.knows", options), expected, hint))
 
     def defended(p_NK: Tensor) -> Tensor:
         for change in filter(None, maps):

@@ -68,7 +68,7 @@ class TeacherCall:
             if self._remote:
                 came = gaps.answers
                 numbers = isinstance(came, Tensor) and bool(came.isfinite().all())
-                raise (Misfit if numbers else Unusable)(str(error), error.reason) from error
+                raise (Misfit if numbers else Unusable)(error.message, error.reason) from error
             raise
         except Exception as error:  # there are dtypes that nothing can be done with
             what = f"what none can be read from ({type(error).__name__})"

@@ -15,11 +15,13 @@ from typing import Any
 from dfme.cli.flags import FileFinder, Flag, read_file, split_flags, typed
 from dfme.config.imports import find_target, own_options
 from dfme.config.layers import BARE, Author, Layer, choose, merge, value_of
-from dfme.config.messages import Problem, did_you_mean
+from dfme.config.messages import (
+    nearest,
+)
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
-from dfme.config.values import Option, build, options_of, read_value
+from dfme.config.values import Option, build, missing, options_of, read_value
 from dfme.config.wandb_settings import wandb_environment
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, say
 from dfme.methods import SECTIONS, find_method
 from dfme.owner_side import KINDS, kind_problems
 from dfme.run import recipes
@@ -162,7 +164,7 @@ class Arguments:
                 value, problems = read_value(option, values.pop(option.key))
                 self.report(problems)
             elif option.required:
-                self.report([Problem(option.key, f"missing; expected {option.help or 'a value'}")])
+                self.report([missing(option)])
             if is_set or is_plain(value):
                 parameters[option.name] = value
             if value is not None and option.key in common:
@@ -235,11 +237,12 @@ class Arguments:
             return options_of(KINDS[self.kind].options, "teacher.")
         if ":" in self.kind:
             return own_options(find_target(self.kind), _common())
-        hint = did_you_mean(self.kind, KINDS)
-        if os.path.isfile(self.kind):
-            hint = "; for a file of weights say --teacher.checkpoint, for .onnx --teacher onnx"
-        choices = f"{', '.join(KINDS)}, module:Class or module:function"
-        raise UserError(f"--teacher: expected {choices}, got {self.kind!r}{hint}")
+        expected = f"expected {', '.join(KINDS)}, module:Class or module:function"
+        got = repr(self.kind)
+        if not os.path.isfile(self.kind):
+            raise OptionError("teacher", expected, got, nearest(self.kind, KINDS))
+        hint = say("; for a file of weights say {teacher.checkpoint}, for .onnx {teacher:onnx}")
+        raise OptionError("teacher", say("{}, got {}{}", expected, got, hint))
 
     def _all_options(self, inputs: CommandInputs) -> list[Option]:
         options = options_of(inputs.root)

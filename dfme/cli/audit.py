@@ -41,11 +41,10 @@ from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags
 from dfme.cli.verify import reference_problems
 from dfme.config.detectors import DETECTORS, NEED_FEATURES
 from dfme.config.layers import Layer, value_of
-from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
 from dfme.data import HALVES, has_train_part, load_dataset, whole_name
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, with_variants
 from dfme.spec import SMALL_SIDE, LabelMode, Shape
@@ -306,8 +305,7 @@ def _compared_problems(config: AuditConfig, shared: Layer) -> Iterator[Problem]:
     defences = [NO_DEFENCE, *(text for text in config.defences if text != NO_DEFENCE)]
     compared = comparison(config, config.attackers, config.label_modes, defences)
     for problem in compare_problems(compared, ()):
-        key = {"methods": "attackers"}.get(problem.key, problem.key)
-        yield Problem(key, problem.text)
+        yield replace(problem, key="attackers") if problem.key == "methods" else problem
 
 
 def _away(kind: str, config: AuditConfig) -> str:

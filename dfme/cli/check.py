@@ -11,7 +11,7 @@ from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
 from dfme.config.fields import CONFIG, Count, Device, Seed
-from dfme.config.messages import Problem
+from dfme.errors import Problem
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -13,9 +13,9 @@ from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
 from dfme.config.fields import CONFIG, Basic
-from dfme.config.messages import Problem
 from dfme.config.settings import Job
 from dfme.config.values import Option
+from dfme.errors import Problem
 from dfme.files import write_text
 from dfme.owner_side import check_teacher
 from dfme.report.console import duration

@@ -3,8 +3,9 @@
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from dfme.config.messages import expected, spelled_flag
+from dfme.config.messages import expected
 from dfme.config.values import Option
+from dfme.errors import flag
 
 TITLES = {
     "": "options",
@@ -40,7 +41,7 @@ def _lines(option: Option) -> list[str]:
     value = "" if option.key == "config" else value
     text = f"{option.help or 'no description'} ({expected(option.type)}{value})"
     lines = textwrap.wrap(text, 102, break_on_hyphens=False)
-    return [f"  {spelled_flag(option.key)}", *(f"{'':8}{line}" for line in lines)]
+    return [f"  {flag(option.key)}", *(f"{'':8}{line}" for line in lines)]
 
 
 def _shown(default: object) -> str:

@@ -13,9 +13,9 @@ from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, last_text
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import CONFIG, Basic, Device, Seed
-from dfme.config.messages import Problem
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import narrowed
+from dfme.errors import Problem
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers
 from dfme.report.facts import Beside
 from dfme.report.terminal import aligned

@@ -12,9 +12,8 @@ from typing import Any
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
-from dfme.config.messages import Problem
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.owner_side import ServeConfig
 
 SUMMARY = "serve a teacher over the Open Inference Protocol v2, to rehearse an audit"

@@ -15,9 +15,10 @@ from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
 from dfme.config.defences import DefencesText, parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
-from dfme.config.messages import Problem, printable
+from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.config.values import narrowed
+from dfme.errors import Problem
 from dfme.methods import METHODS
 from dfme.owner_side import check_teacher
 from dfme.run.checks import evaluation_problems, file_problems, fresh_directory_problems

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from dfme.errors import DfmeError, UserError
+from dfme.errors import DfmeError, OptionError, Ref, Text, UserError, say
 
 
 def on_accelerator(device: torch.device) -> bool:
@@ -25,11 +25,15 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+        raise OptionError("device", "expected auto, cpu, cuda or cuda:N", repr(name)) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UserError(
-            f"--device {name}: this machine has {count} CUDA devices; choose another, or cpu"
+            say(
+                "{}: this machine has {} CUDA devices; choose another, or cpu",
+                Ref("device", name),
+                count,
+            )
         )
     return device
 
@@ -60,7 +64,7 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     before = os.environ.get(name)
     if before not in fit and (before is not None or torch.cuda.is_initialized()):
         expected = f"expected {name}={fit[0]} before CUDA starts"
-        raise UserError(f"--deterministic: {expected}, got {before}; set it to that")
+        raise OptionError("deterministic", f"{expected}, got {before}; set it to that")
     was = torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark
     torch.set_deterministic_debug_mode("error")
     cudnn.deterministic = True
@@ -71,8 +75,8 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
     except RuntimeError as error:
         if "does not have a deterministic implementation" not in (text := str(error)):
             raise
-        message = f"--deterministic: {text.partition(', but')[0]}; start a new run without it"
-        raise DfmeError(message) from error
+        cause = text.partition(", but")[0]
+        raise DfmeError(say("{deterministic}: {}; start a new run without it", cause)) from error
     finally:
         torch.set_deterministic_debug_mode(was[0])
         cudnn.deterministic, cudnn.benchmark = was[1:]
@@ -80,12 +84,12 @@ def deterministic(on: bool, device: torch.device) -> Iterator[None]:
             del os.environ[name]
 
 
-LARGE = "--method.batch-size, --student.replay-batch or --student.replay-capacity"
+LARGE = say("{method.batch_size}, {student.replay_batch} or {student.replay_capacity}")
 
 
 @contextmanager
-def within_memory(device: torch.device, large: str = LARGE) -> Iterator[None]:
-    """One line that says what to do where memory is not enough; ``large``: the flags that take
+def within_memory(device: torch.device, large: Text = LARGE) -> Iterator[None]:
+    """One line that says what to do where memory is not enough; ``large``: the options that take
     less.
     """
     try:

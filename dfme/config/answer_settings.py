@@ -40,14 +40,14 @@ class AnswersConfig:
         """Images that are asked, and charged, for each image."""
         return self.repeat * self.vote
 
-    def loss(self, own: str) -> str:
-        """The loss that ``learn`` stands for; the students' ``own`` where it leaves it open."""
-        return {"scores": "l1", "kl": "kl", "label": "cross_entropy"}.get(self.learn, own)
+    def loss(self, default: str) -> str:
+        """The loss that ``learn`` stands for; the students' ``default`` where it leaves it open."""
+        return {"scores": "l1", "kl": "kl", "label": "cross_entropy"}.get(self.learn, default)
 
-    def mode(self, told: LabelMode) -> LabelMode:
+    def mode(self, raw: LabelMode) -> LabelMode:
         """Form of the answers that students learn from, for a teacher whose answers have form
-        ``told``.
+        ``raw``.
         """
         if self.learn == "label":
             return LabelMode("label")
-        return told if self.recover == "none" else LabelMode("probabilities")
+        return raw if self.recover == "none" else LabelMode("probabilities")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.defence_facts import Facts as Facts
-from dfme.config.defence_options import DefenceOptions, own_defence
+from dfme.config.defence_options import DefenceOptions, KeepsTop, own_defence
+from dfme.config.defence_options import Facts as Facts
 from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
 from dfme.config.imports import as_mapping
 from dfme.config.messages import unknown_choice
@@ -129,7 +129,7 @@ class Mad(DefenceOptions):
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
     def facts(self, classes: int) -> Facts:
-        top: Literal["yes", "no"] = "yes" if self.vertices == "argmax" or not self.epsilon else "no"
+        top: KeepsTop = "yes" if self.vertices == "argmax" or not self.epsilon else "no"
         return Facts(top, l1=self.epsilon, needs=("surrogate",) if self.q == "net" else ())
 
 
@@ -150,7 +150,7 @@ class Grad2(DefenceOptions):
     """answers of the surrogate student: uniform, or those of an untrained network"""
 
     def facts(self, classes: int) -> Facts:
-        top: Literal["yes", "no"] = "yes" if self.keep_top or not self.epsilon else "no"
+        top: KeepsTop = "yes" if self.keep_top or not self.epsilon else "no"
         return Facts(top, l1=self.epsilon, needs=("surrogate",) if self.q == "net" else ())
 
 
@@ -203,7 +203,7 @@ class Noise(DefenceOptions):
 
     def facts(self, classes: int) -> Facts:
         still = not self.sigma
-        top: Literal["yes", "no"] = "yes" if self.keep_top or still else "no"
+        top: KeepsTop = "yes" if self.keep_top or still else "no"
         fresh = self.fresh and not still
         return Facts(top, l1=0.0 if still else None, stateful=fresh, random=fresh, needs=("key",))
 
@@ -265,77 +265,74 @@ def stated(stack: Sequence[DefenceOptions], classes: int) -> Facts:
     """Joint statement of defences that work one after the other; without any: that nothing
     changes.
     """
-    every = [each.facts(classes) for each in stack]
-    tops = {each.keeps_top for each in every} - {"yes"}
-    bounds = [each.l1 for each in every]
-    keeps_top: Literal["yes", "p_top>=1/2", "no"] = "no"
-    if not tops:
-        keeps_top = "yes"
-    elif len(every) == 1 and "no" not in tops:
-        keeps_top = "p_top>=1/2"
+    facts = [defence.facts(classes) for defence in stack]
+    bounds = [fact.l1 for fact in facts]
+    kept = {fact.keeps_top for fact in facts} - {"yes"}
+    keeps_top: KeepsTop = "no" if kept else "yes"
+    if len(facts) == 1:
+        keeps_top = facts[0].keeps_top
     return Facts(
         keeps_top,
         None if None in bounds else min(2.0, sum(filter(None, bounds))),
-        any(each.stateful for each in every),
-        any(each.random for each in every),
-        tuple(dict.fromkeys(need for each in every for need in each.needs)),
+        any(fact.stateful for fact in facts),
+        any(fact.random for fact in facts),
+        tuple(dict.fromkeys(need for fact in facts for need in fact.needs)),
     )
 
 
-def parse_defences(given: object) -> tuple[DefenceOptions, ...]:
+def parse_defences(value: object) -> tuple[DefenceOptions, ...]:
     """Defences in a text (``a:x=1+b``) or a list of mappings ({name: a, x: 1}) or texts, in order.
 
     UserError for unknown names and options and values out of range.
     """
-    if isinstance(given, str):
-        if "," in given:
+    if isinstance(value, str):
+        if "," in value:
             raise UserError(
-                f"expected defences joined by +, such as temperature:t=2+lattice, got {given!r}"
+                f"expected defences joined by +, such as temperature:t=2+lattice, got {value!r}"
             )
-        given = [] if given.strip().lower() in ("", "none") else given.split("+")
-    if not isinstance(given, list | tuple):
-        given = [given]
-    return tuple(each for one in given for each in _one_or_several(one))
+        value = [] if value.strip().lower() in ("", "none") else value.split("+")
+    stack = value if isinstance(value, list | tuple) else [value]
+    return tuple(defence for part in stack for defence in _one_or_several(part))
 
 
-def _one_or_several(given: object) -> tuple[DefenceOptions, ...]:
-    if isinstance(given, str) and "+" in given:
-        return parse_defences(given)
-    if isinstance(given, type) or hasattr(given, "answer"):
-        given = as_mapping(given, "defence")
-    if isinstance(given, str):
-        name, *pairs = name_and_options(given)
-        options: dict[str, Any] = {}
+def _one_or_several(value: object) -> tuple[DefenceOptions, ...]:
+    if isinstance(value, str) and "+" in value:
+        return parse_defences(value)
+    if isinstance(value, type) or hasattr(value, "answer"):
+        value = as_mapping(value, "defence")
+    if isinstance(value, str):
+        name, *pairs = name_and_options(value)
+        settings: dict[str, Any] = {}
         for pair in pairs:
             key, equals, text = pair.partition("=")
             if not equals:
-                raise UserError(f"expected NAME:OPTION=VALUE, got {given!r}")
-            options[key.strip().replace("-", "_")] = text.strip()
-    elif isinstance(given, Mapping):
-        options = {str(key).replace("-", "_"): value for key, value in given.items()}
-        name = str(options.pop("name", None))
+                raise UserError(f"expected NAME:OPTION=VALUE, got {value!r}")
+            settings[key.strip().replace("-", "_")] = text.strip()
+    elif isinstance(value, Mapping):
+        settings = {str(key).replace("-", "_"): setting for key, setting in value.items()}
+        name = str(settings.pop("name", None))
     else:
-        raise UserError(f"expected a mapping such as {{name: lattice, n: 10}}, got {given!r}")
+        raise UserError(f"expected a mapping such as {{name: lattice, n: 10}}, got {value!r}")
     if name not in DEFENCES and ":" not in name:
         raise UserError(unknown_choice("defence", name, [*DEFENCES, "module:Class of your own"]))
-    made = from_mapping(DEFENCES.get(name) or own_defence(name), options, prefix=f"{name}:")
-    if not isinstance(given, str) and repr(parse_defences(str(made))) != repr((made,)):
-        raise UserError(f"{name}: expected options that can be written as text, got {made}")
-    return (made,)
+    defence = from_mapping(DEFENCES.get(name) or own_defence(name), settings, prefix=f"{name}:")
+    if not isinstance(value, str) and repr(parse_defences(str(defence))) != repr((defence,)):
+        raise UserError(f"{name}: expected options that can be written as text, got {defence}")
+    return (defence,)
 
 
 def name_and_options(text: str) -> list[str]:
-    """The name of a defence as it is written, ``module:Class`` of one's own, and its options."""
+    """The name of a defence as it is written, ``module:Class`` of a custom one, and its options."""
     parts = [part.strip() for part in text.split(":")]
-    own = len(parts) > 1 and "=" not in parts[1] and parts[0] not in DEFENCES
-    return [":".join(parts[:2]), *parts[2:]] if own else parts
+    custom = len(parts) > 1 and "=" not in parts[1] and parts[0] not in DEFENCES
+    return [":".join(parts[:2]), *parts[2:]] if custom else parts
 
 
-def _canonical(given: object) -> tuple[str, ...]:
+def _canonical(value: object) -> tuple[str, ...]:
     try:
-        return tuple(str(each) for each in parse_defences(given))
+        return tuple(str(defence) for defence in parse_defences(value))
     except UserError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(error.message) from None
 
 
 DefencesText = Annotated[

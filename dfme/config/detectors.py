@@ -20,11 +20,11 @@ DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "coverage", *NE
 OnAlarm = Literal["log", "refuse", "label"]
 
 
-def _names(given: object) -> object:
-    if isinstance(given, str):
-        return [name.strip() for name in given.split(",") if name.strip()]
-    several = given if isinstance(given, list | tuple) else [given]
-    return [each if isinstance(each, str) else top_name(each, "detector") for each in several]
+def _names(value: object) -> object:
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    detectors = value if isinstance(value, list | tuple) else [value]
+    return [it if isinstance(it, str) else top_name(it, "detector") for it in detectors]
 
 
 def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -40,5 +40,7 @@ def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-WatchText = Annotated[tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors)]
+WatchText = Annotated[
+    tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors, whole=True)
+]
 """Detectors, given as ``pairs,sequential``."""

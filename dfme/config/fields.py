@@ -1,6 +1,5 @@
 """Declaring an option: its type with its range, and the mark of important ones. No torch."""
 
-import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -32,25 +31,20 @@ class Expected(NamedTuple):
     words: str
 
 
-_SUBJECT = re.compile(
-    r"^(arch(?: \S+:\S+)?|data set|label mode|image \w+|programs|pool of images): "
-)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6}
 
 
-def problem_of(error: UserError) -> str:
-    """Text of an error without the subject that it begins with: the option's name stands there."""
-    return _SUBJECT.sub("", str(error))
+def accepted_by(check: Callable[[Any], object], whole: bool = False) -> AfterValidator:
+    """The value as it came, if ``check`` raises no UserError at it.
 
-
-def accepted_by(check: Callable[[Any], object]) -> AfterValidator:
-    """The value as it came, if ``check`` raises no UserError at it."""
+    ``whole``: the message keeps what it is about, since the option's name does not say that.
+    """
 
     def validate(value: Any) -> Any:
         try:
             check(value)
         except UserError as error:
-            raise ValueError(problem_of(error)) from None
+            raise ValueError(error.message if whole else error.text) from None
         return value
 
     return AfterValidator(validate)

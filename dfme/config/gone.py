@@ -4,11 +4,13 @@ from typing import Any
 
 from pydantic import BeforeValidator
 
-GONE = {
+from dfme.errors import Text, say
+
+GONE: dict[str, Text] = {
     "estimator.prior": "leave it out: there is no kind prior_guided any more (docs/gradients.md)",
     "graphs": "leave it out: there are no CUDA graphs any more (docs/gpu.md has their figures)",
-    "student.final_share": (
-        "no longer an option: --student.rounds 1 takes all --student.steps once the budget is spent"
+    "student.final_share": say(
+        "no longer an option: {student.rounds:1} takes all {student.steps} once the budget is spent"
     ),
 }
 """By dotted key."""

@@ -12,6 +12,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -21,58 +22,63 @@ from pydantic.dataclasses import dataclass as as_model
 from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
 from dfme.config.values import REQUIRED, Option, reader
-from dfme.errors import DfmeError, UserError
+from dfme.errors import DfmeError, OptionError, Ref, Text, UserError, say
 
 NO_FILE = ("__main__", "builtins")
 """Modules of what is defined in a script, in a notebook, or in code that was executed from a text.
 """
 
+TEACHER = Ref("teacher")
+
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def find_target(target: str, flag: str = "--teacher") -> Callable[..., Any]:
-    """Import ``module:name``, the value of ``flag``, a callable; the current directory is searched
-    last.
+def find_target(target: str, what: Ref | str = TEACHER) -> Callable[..., Any]:
+    """Import ``module:name``, a callable; the current directory is searched last.
+
+    ``what``: the option whose value it is, or the noun of what it makes; errors begin with it.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise UserError(f"{flag}: expected module:Class or module:function, got {target!r}")
+        expected = f"expected module:Class or module:function, got {target!r}"
+        raise UserError(expected, about=what)
+    subject = replace(what, value=target) if isinstance(what, Ref) else f"{what} {target}"
     if module_name in NO_FILE or "<" in name:
-        return _in_this_process(module_name, name, f"{flag} {target}")
-    module = _import(module_name, f"{flag} {target}")
-    found = _within(module, name)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+        return _in_this_process(module_name, name, subject)
+    module = _import(module_name, subject)
+    thing = _within(module, name)
+    if callable(thing):
+        return thing  # type: ignore[no-any-return]
     callables = [
         key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
     ]
     problem = f"no {name!r} in it"
-    if found is not None:
-        problem = f"{name} is of type {type(found).__name__}, no class or function"
+    if thing is not None:
+        problem = f"{name} is of type {type(thing).__name__}, no class or function"
     place = getattr(module, "__file__", None) or module_name
-    raise UserError(f"{flag} {target}: {place}: {problem}{did_you_mean(name, callables)}")
+    text = f"{place}: {problem}{did_you_mean(name, callables)}"
+    raise UserError(text, about=subject)
 
 
 def _within(module: ModuleType | None, name: str) -> Any:
     """What stands under a name, dotted within a class, in a module; None if nothing does."""
-    found: Any = module
+    thing: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        thing = getattr(thing, part, None)
+    return thing
 
 
-def _in_this_process(module_name: str, name: str, subject: str) -> Callable[..., Any]:
+def _in_this_process(module_name: str, name: str, subject: Text | Ref) -> Callable[..., Any]:
     """A callable of a script, a notebook or a function. UserError where it is not this
     process's.
     """
-    found = _within(sys.modules.get(module_name), name)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+    thing = _within(sys.modules.get(module_name), name)
+    if callable(thing):
+        return thing  # type: ignore[no-any-return]
     raise UserError(
-        f"{subject}: it was defined in a script, a notebook or a function, where no command finds "
-        "it; "
-        "go on in Python (call dfme.extract again with it and resume=True), or move it into a "
-        "module"
+        "it was defined in a script, a notebook or a function, where no command finds it; go on in "
+        "Python (call dfme.extract again with it and resume=True), or move it into a module",
+        about=subject,
     )
 
 
@@ -82,13 +88,13 @@ def name_of(thing: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def top_name(given: object, flag: str) -> str:
+def top_name(thing: object, what: str) -> str:
     """``module:Class`` of a class, by which it is found again. UserError where that names another
     object.
     """
-    name = name_of(given)
-    if "<" in name or not isinstance(given, type) or find_target(name, flag) is not given:
-        raise UserError(f"{flag}: expected a name, or a class at the top of a module, got {name}")
+    name = name_of(thing)
+    if "<" in name or not isinstance(thing, type) or find_target(name, what) is not thing:
+        raise UserError(f"{what}: expected a name, or a class at the top of a module, got {name}")
     return name
 
 
@@ -104,7 +110,9 @@ def what_and_where(error: BaseException) -> str:
 
 @contextmanager
 def blaming(
-    subject: str, error: type[DfmeError], said: Callable[[BaseException], str] = what_and_where
+    subject: Text | Ref,
+    error: type[DfmeError],
+    worded: Callable[[BaseException], str] = what_and_where,
 ) -> Iterator[None]:
     """Whatever is raised inside by others' code, as one line about ``subject``; errors of ours
     pass.
@@ -113,11 +121,11 @@ def blaming(
         yield
     except DfmeError:
         raise
-    except (Exception, SystemExit) as found:
-        raise error(f"{subject}: {said(found)}") from found
+    except (Exception, SystemExit) as failure:
+        raise error(say("{}: {}", subject, worded(failure))) from failure
 
 
-def _import(name: str, subject: str) -> ModuleType:
+def _import(name: str, subject: Text | Ref) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
@@ -129,16 +137,17 @@ def _import(name: str, subject: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
             hint = did_you_mean(name, beside)
-            raise UserError(
-                f"{subject}: no module {missing!r} in {folder} or installed{hint}"
-            ) from None
-        raise UserError(f"{subject}: importing {name} failed: {what_and_where(error)}") from error
+            text = f"no module {missing!r} in {folder} or installed{hint}"
+            raise UserError(text, about=subject) from None
+        text = f"importing {name} failed: {what_and_where(error)}"
+        raise UserError(text, about=subject) from error
     if (after := _default_dtype()) != before:
         sys.modules.pop(name, None)  # so that the next import says the same
         sys.modules["torch"].set_default_dtype(before or sys.modules["torch"].float32)
         raise UserError(
-            f"{subject}: importing {name} sets PyTorch's default dtype to {after}, for the whole "
-            "process; expected it left as it is: give its own tensors a dtype"
+            f"importing {name} sets PyTorch's default dtype to {after}, for the whole process; "
+            "expected it left as it is: give its own tensors a dtype",
+            about=subject,
         )
     return module
 
@@ -188,17 +197,16 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
         default = parameter.default
         if name == "kind" or parameter.kind is parameter.POSITIONAL_ONLY:
             if default is parameter.empty:
-                raise UserError(
-                    f"--teacher: {what}'s parameter {name!r} cannot be a flag; rename it"
-                )
+                text = f"{what}'s parameter {name!r} cannot be a flag; rename it"
+                raise OptionError("teacher", text)
             continue
-        known = common.get(f"teacher.{name}")
-        kind = known.type if known else Any
+        shared = common.get(f"teacher.{name}")
+        kind = shared.type if shared else Any
         if hint is not None:
             kind = _readable(hint)
         # `token: str = None`, as people write it
         kind = kind | None if default is None else kind
-        text = texts.get(name) or (known.help if known else undescribed)
+        text = texts.get(name) or (shared.help if shared else undescribed)
         default = REQUIRED if default is parameter.empty else default
         options.append(Option(f"teacher.{name}", kind, default, text))
     return options
@@ -210,23 +218,25 @@ def own_model(base: type[Any], kind: type[Any], body: tuple[tuple[str, Any], ...
     attributes.
     """
     options = own_options(kind, {})
-    if taken := {each.name for each in options} & {*dir(base), *dict(body)}:
-        raise UserError(f"{kind.__name__}: expected other names of options than {', '.join(taken)}")
-    fields = {each.name: Field(... if each.required else each.default) for each in options}
-    types = {"__annotations__": {each.name: each.type for each in options}}
-    made: Any = type(kind.__name__, (base,), {**dict(body), **fields, **types})
-    return as_model(config=CONFIG, frozen=True, kw_only=True)(made)
+    if clashing := {option.name for option in options} & {*dir(base), *dict(body)}:
+        raise UserError(
+            f"{kind.__name__}: expected other names of options than {', '.join(clashing)}"
+        )
+    fields = {option.name: Field(... if option.required else option.default) for option in options}
+    types = {"__annotations__": {option.name: option.type for option in options}}
+    model: Any = type(kind.__name__, (base,), {**dict(body), **fields, **types})
+    return as_model(config=CONFIG, frozen=True, kw_only=True)(model)
 
 
-def as_mapping(given: object, flag: str) -> dict[str, Any]:
+def as_mapping(thing: object, what: str) -> dict[str, Any]:
     """Name and options of a class of the user's own, or of an object, whose attributes they are."""
-    kind = given if isinstance(given, type) else type(given)
-    name = top_name(kind, flag)
-    known = [] if kind is given else inspect.signature(kind).parameters
-    with blaming(f"{flag} {name}: expected every option as an attribute of the object", UserError):
+    kind = thing if isinstance(thing, type) else type(thing)
+    name = top_name(kind, what)
+    parameters = [] if kind is thing else inspect.signature(kind).parameters
+    with blaming(f"{what} {name}: expected every option as an attribute of the object", UserError):
         mapping: dict[str, Any] = {"name": name}
-        for key in known:
-            mapping[key] = getattr(given, key)
+        for key in parameters:
+            mapping[key] = getattr(thing, key)
         return mapping
 
 

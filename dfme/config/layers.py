@@ -9,9 +9,19 @@ from enum import Enum, auto
 from typing import Any, TypeVar
 
 from dfme.config.gone import GONE
-from dfme.config.messages import MAX_LETTERS, Problem, members, nearest, shortened, spelled_flag
+from dfme.config.messages import MAX_LETTERS, members, nearest, shortened
 from dfme.config.values import Option, build, flatten
-from dfme.errors import UserError
+from dfme.errors import (
+    Message,
+    Problem,
+    Ref,
+    UserError,
+    as_flag,
+    as_yaml_key,
+    flag,
+    joined,
+    say,
+)
 
 T = TypeVar("T")
 
@@ -48,7 +58,7 @@ class Layer:
 
     def name_of(self, key: str) -> str:
         """An option of this layer, as its author wrote it."""
-        return f"{self.file}: {key}" if self.file else self.names.get(key, spelled_flag(key))
+        return f"{self.file}: {key}" if self.file else self.names.get(key, flag(key))
 
     def without(self, *sections: str) -> "Layer":
         """The layer less these sections or top-level options."""
@@ -123,11 +133,11 @@ class Settings:
         self.values = values
         self.origins = origins
         self._kinds = kinds
-        self._problems: dict[str, str] = {}
+        self._problems: dict[str, Problem] = {}
         for key in [*values]:
             if key in options:
                 self._require_value(options[key])
-        self.report(Problem(key, self._unknown(key)) for key in values if key not in options)
+        self.report(self._unknown(key) for key in values if key not in options)
 
     def build(self, model: type[T], prefix: str = "") -> T:
         """The checked model of a section's values; what is wrong with them is reported."""
@@ -162,27 +172,33 @@ class Settings:
     def report(self, problems: Iterable[Problem]) -> None:
         """Add problems; one about a value that is already known to be wrong is left out."""
         for problem in problems:
-            self._problems.setdefault(problem.key, self._named(problem))
+            self._problems.setdefault(problem.key, problem)
 
     def finish(self, problems: Iterable[Problem] = ()) -> None:
         """Raise one UserError that names everything wrong, if anything is; of many, the first."""
-        texts = dict(self._problems)
+        by_key = dict(self._problems)
         for problem in problems:
-            texts.setdefault(problem.key, self._named(problem))
-        if not texts:
+            by_key.setdefault(problem.key, problem)
+        if not by_key:
             return
-        message, *others = texts.values()
-        for number, text in enumerate(others):
-            if len(message) + len(text) + 2 > ROOM:
-                raise UserError(f"{message}; and {len(others) - number} more like these")
-            message += f"; {text}"
-        raise UserError(message)
+        message, *others = map(self._named, by_key.values())
+        for number, other in enumerate(others):
+            if len(str(message)) + len(str(other)) + 2 > ROOM:
+                message += f"; and {len(others) - number} more like these"
+                break
+            message = joined((message, other), "; ")
+        raise UserError(message, problems=by_key.values())
 
-    def _named(self, problem: Problem) -> str:
-        """The problem, and its option as the author of its value wrote it."""
+    def _named(self, problem: Problem) -> Message:
+        """The problem, with options as the author of the value writes them.
+
+        Those of keywords are spelled by whoever shows the message.
+        """
         layer = self.origins.get(problem.key)
-        name = layer.name_of(problem.key) if layer else spelled_flag(problem.key)
-        return shortened(f"{name}: {problem.text}", ROOM)
+        if layer is None or layer.author is Author.KEYWORD:
+            return say("{}: {}", Ref(problem.key), problem.text)
+        text = problem.text.spelled(as_yaml_key if layer.file else as_flag)
+        return Message((shortened(f"{layer.name_of(problem.key)}: {text}", ROOM),))
 
     def _require_value(self, option: Option) -> None:
         """Report a flag without a value, unless it is a switch."""
@@ -193,20 +209,20 @@ class Settings:
             del self.values[key]
             self.report([Problem(key, f"expected a value: {option.help or option.name}")])
 
-    def _unknown(self, key: str) -> str:
+    def _unknown(self, key: str) -> Problem:
         if key in GONE:
-            return GONE[key]
-        author = self.origins[key].author
-        spelled = spelled_flag if author is Author.FLAG else str
-        group = [option for option in self.options if option.startswith(f"{key}.")]
+            return Problem(key, GONE[key])
+        group = [Ref(option) for option in self.options if option.startswith(f"{key}.")]
         if group:
-            examples = ", ".join(map(spelled, group[:3]))
-            return f"a group of options; expected one of its own such as {examples}"
+            text = "a group of options; expected one of its own such as "
+            return Problem(key, text + joined(group[:3], ", "))
+        author = self.origins[key].author
         what = {Author.FLAG: "flag", Author.KEYWORD: "option"}.get(author, "key")
-        kind = self._kinds.get(key.partition(".")[0], "")
+        unknown = f"unknown {what}{self._kinds.get(key.partition('.')[0], '')}"
         close = nearest(key, self.options)
-        hint = f"did you mean {spelled(close)}?" if close else "--help-all lists all"
-        return f"unknown {what}{kind}; {hint}"
+        if close is None:
+            return Problem(key, f"{unknown}; {flag('help_all')} lists all")
+        return Problem(key, unknown, near=Ref(close))
 
 
 def merge(

@@ -8,7 +8,9 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from dfme.errors import Problem
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -24,18 +26,6 @@ TYPE_WORDS: dict[Any, tuple[str, str, tuple[str, ...]]] = {
     Path: ("a path", "paths", ("a", "b")),
 }
 """What a type is called, alone and in a list, and an example of a list."""
-
-
-class Problem(NamedTuple):
-    """Problem with the option of this dotted key: what was expected and what came."""
-
-    key: str
-    text: str
-
-
-def spelled_flag(key: str) -> str:
-    """An option as one types it."""
-    return "--" + key.replace("_", "-")
 
 
 def printable(text: str, mark: str = "?") -> str:
@@ -54,9 +44,9 @@ def harmless(text: str, mark: str = "?") -> str:
     """
     if text.isprintable():
         return text
-    kept = "\n\t"
+    blanks = "\n\t"
     return "".join(
-        letter if letter in kept or unicodedata.category(letter) not in STEERING else mark
+        letter if letter in blanks or unicodedata.category(letter) not in STEERING else mark
         for letter in text
     )
 
@@ -80,14 +70,14 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice a person most likely meant: of the same last part, else of close spelling; else
     None.
     """
-    known = list(choices)
+    names = list(choices)
     leaf = name.rpartition(".")[2]
-    same_leaf = [choice for choice in known if choice.rpartition(".")[2] == leaf]
+    same_leaf = [choice for choice in names if choice.rpartition(".")[2] == leaf]
     if close := difflib.get_close_matches(
-        name, same_leaf or known, n=1, cutoff=0.0 if same_leaf else 0.6
+        name, same_leaf or names, n=1, cutoff=0.0 if same_leaf else 0.6
     ):
         return close[0]
-    leaves = {choice.rpartition(".")[2]: choice for choice in known}
+    leaves = {choice.rpartition(".")[2]: choice for choice in names}
     close = difflib.get_close_matches(leaf, list(leaves), n=1, cutoff=0.75)
     return leaves[close[0]] if close else None
 
@@ -100,29 +90,27 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def unknown_choice(what: str, name: str, choices: Iterable[str]) -> str:
     """Message for a name that is none of the choices: all of them, and the nearest."""
-    known = list(choices)
-    return f"expected a {what} ({', '.join(known)}), got {name!r}{did_you_mean(name, known)}"
+    names = list(choices)
+    return f"expected a {what} ({', '.join(names)}), got {name!r}{did_you_mean(name, names)}"
 
 
-def fault_text(kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> str:
-    """Pydantic's problems with one value of this type, several if there are alternatives."""
-    said = [fault["ctx"]["error"] for fault in faults if fault["type"] == "value_error"]
-    if said:
-        return str(said[0])
+def problem_with(key: str, kind: Any, value: Any, faults: Sequence[ErrorDetails]) -> Problem:
+    """What pydantic finds wrong with one value of this type, in one place or several."""
+    raised = [fault["ctx"]["error"] for fault in faults if fault["type"] == "value_error"]
+    if raised:
+        return Problem(key, raised[0].args[0])
     got = "none" if value is None else repr(value)
     bounds = dict(_bounds(kind))
     if faults[0]["type"] == "string_pattern_mismatch":
-        return f"expected {bounds['words']}, got {got}"
+        return Problem(key, f"expected {bounds['words']}", got)
     ranged = any(fault["type"].startswith(("greater_", "less_", "finite_")) for fault in faults)
     if ranged and bounds:
         plain = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         many = any(get_origin(member) in (tuple, list) for member in members(kind))
-        return f"expected {_range(bounds, many)}, got {plain}"
+        return Problem(key, f"expected {_range(bounds, many)}", plain)
     literals = [get_args(member) for member in members(kind) if get_origin(member) is Literal]
-    return (
-        f"expected {expected(kind)}, got "
-        f"{got}{did_you_mean(str(value), map(str, chain(*literals)))}"
-    )
+    near = nearest(str(value), map(str, chain(*literals)))
+    return Problem(key, f"expected {expected(kind)}", got, near)
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -137,12 +125,12 @@ def members(kind: Any) -> tuple[Any, ...]:
 def expected(kind: Any) -> str:
     """Description of a value of this type, in words for a person."""
     kinds = members(kind)
-    said = dict(_bounds(kind)).get("words") if kinds[0] is str else None
+    own_words = dict(_bounds(kind)).get("words") if kinds[0] is str else None
     # the text's words are those of the list, too
-    if said and any(get_origin(other) is tuple for other in kinds[1:]):
-        return str(said)
+    if own_words and any(get_origin(other) is tuple for other in kinds[1:]):
+        return str(own_words)
     return " or ".join(
-        [said, *map(_one_expected, kinds[1:])] if said else map(_one_expected, kinds)
+        [own_words, *map(_one_expected, kinds[1:])] if own_words else map(_one_expected, kinds)
     )
 
 
@@ -172,9 +160,9 @@ def _bounds(kind: Any) -> Iterator[tuple[str, Any]]:
     for part in get_args(kind):
         yield from _bounds(part)
     for mark in getattr(kind, "__metadata__", ()):
-        for each in (mark, *getattr(mark, "metadata", ())):
-            found = (name for name in ("gt", "ge", "lt", "le", "words") if hasattr(each, name))
-            yield from ((name, getattr(each, name)) for name in found)
+        for limit in (mark, *getattr(mark, "metadata", ())):
+            names = (name for name in ("gt", "ge", "lt", "le", "words") if hasattr(limit, name))
+            yield from ((name, getattr(limit, name)) for name in names)
 
 
 def _range(bounds: Mapping[str, Any], many: bool) -> str:

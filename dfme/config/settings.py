@@ -41,14 +41,14 @@ from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
 
 def _require_milestones(shares: tuple[float, ...]) -> None:
-    if not all(left < right for left, right in pairwise((0.0, *shares, 1.0))):
+    if not all(lower < upper for lower, upper in pairwise((0.0, *shares, 1.0))):
         raise UserError(
             f"expected increasing shares of the budget between 0 and 1, got {listed(shares)}"
         )
 
 
 def _require_rounds(shares: tuple[float, ...]) -> None:
-    rising = all(left < right for left, right in pairwise((0.0, *shares)))
+    rising = all(lower < upper for lower, upper in pairwise((0.0, *shares)))
     if shares and not (rising and shares[-1] == 1):
         raise UserError(
             f"expected increasing shares of the budget, the last one 1, got {listed(shares)}"

@@ -12,6 +12,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_origin
 
@@ -20,9 +21,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from dfme.config.fields import BASIC, CONFIG
 from dfme.config.gone import GONE
-from dfme.config.messages import Problem, did_you_mean, fault_text, members
+from dfme.config.messages import members, nearest, problem_with
 from dfme.config.yaml_files import parse_yaml
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError, joined, say
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -74,8 +75,8 @@ def _options_of(model: Any, prefix: str) -> tuple[Option, ...]:
 
 def _help(model: type[Any], name: str) -> str:
     """The text below the field, in the model or in the one it is derived from."""
-    found = (_texts(base.__module__).get((base.__name__, name)) for base in model.__mro__[:-1])
-    return next((text for text in found if text), "")
+    texts = (_texts(base.__module__).get((base.__name__, name)) for base in model.__mro__[:-1])
+    return next((text for text in texts if text), "")
 
 
 @functools.cache
@@ -107,7 +108,9 @@ def _documented(model: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
             yield field, text.value
 
 
-def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T, list[Problem]]:
+def build(
+    model: type[T], values_by_key: Mapping[str, Any], prefix: str = ""
+) -> tuple[T, list[Problem]]:
     """Build the model from values by dotted key; other fields, and those that are wrong, keep their
     default.
 
@@ -115,7 +118,9 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
     """
     options = {option.key: option for option in options_of(model, prefix)}
     values = {
-        key: spelled(option.type, given[key]) for key, option in options.items() if key in given
+        key: spelled(option.type, values_by_key[key])
+        for key, option in options.items()
+        if key in values_by_key
     }
     problems: list[Problem] = []
     while True:
@@ -125,21 +130,26 @@ def build(model: type[T], given: Mapping[str, Any], prefix: str = "") -> tuple[T
             faults: dict[str, list[ErrorDetails]] = {}
             for fault in error.errors(include_url=False):
                 faults.setdefault(_key_of(fault["loc"], prefix, options), []).append(fault)
-        for key, found in faults.items():
+        for key, faults_of_key in faults.items():
             option = options[key]
             assert all(problem.key != key for problem in problems), (
                 f"{key}: a required option must be a text"
             )
-            problems.append(Problem(key, _fault(option, given.get(key), found)))
+            problems.append(_problem(option, values_by_key.get(key), faults_of_key))
             values.pop(key, None)
             if option.required:
                 values[key] = ""
 
 
-def _fault(option: Option, value: object, faults: Sequence[ErrorDetails]) -> str:
+def _problem(option: Option, value: object, faults: Sequence[ErrorDetails]) -> Problem:
     if faults[0]["type"] == "missing" and value is None:
-        return f"missing; expected {option.help or 'a value'}"
-    return fault_text(option.type, value, faults)
+        return missing(option)
+    return problem_with(option.key, option.type, value, faults)
+
+
+def missing(option: Option) -> Problem:
+    """A required option that nobody gave."""
+    return Problem(option.key, f"missing; expected {option.help or 'a value'}")
 
 
 def _nested(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -164,7 +174,7 @@ def _key_of(loc: Sequence[int | str], prefix: str, options: Mapping[str, Option]
 def narrowed(model: type[T], config: Any) -> T:
     """The model with the values of another one that has fields of the same names."""
     names = [
-        each.name for each in dataclasses.fields(cast(Any, model)) if hasattr(config, each.name)
+        field.name for field in dataclasses.fields(cast(Any, model)) if hasattr(config, field.name)
     ]
     return model(**{name: getattr(config, name) for name in names})
 
@@ -175,7 +185,7 @@ def leaves(config: Any) -> dict[str, Any]:
 
 
 def flatten(
-    mapping: Mapping[str, Any], known: Iterable[str], prefix: str = ""
+    mapping: Mapping[str, Any], options: Iterable[str], prefix: str = ""
 ) -> list[tuple[str, Any]]:
     """Dotted keys and values of a nested mapping; the value of a key that is an option is not
     entered.
@@ -183,38 +193,56 @@ def flatten(
     pairs: list[tuple[str, Any]] = []
     for name, value in mapping.items():
         key = prefix + str(name).replace("-", "_")
-        if key not in known and isinstance(value, Mapping) and value:
-            pairs += flatten(value, known, key + ".")
+        if key not in options and isinstance(value, Mapping) and value:
+            pairs += flatten(value, options, key + ".")
         else:
             pairs.append((key, value))
     return pairs
 
 
 def from_mapping(model: type[T], mapping: Mapping[str, Any], prefix: str = "") -> T:
-    """The model with the values of a nested mapping. UserError names, with ``prefix``, all that is
-    wrong.
+    """The model with the values of a nested mapping. UserError names all that is wrong as the keys
+    of a file, after ``prefix``.
     """
+    config, problems = read_mapping(model, mapping)
+    if problems:
+        texts = [say("{}{}: {}", prefix, problem.key, problem.text) for problem in problems]
+        raise UserError(joined(texts, "; "))
+    return config
+
+
+def options_from(model: type[T], mapping: Mapping[str, Any], section: str = "") -> T:
+    """The same of options of a user. UserError carries their problems; ``section`` begins with the
+    key.
+    """
+    config, problems = read_mapping(model, mapping)
+    if problems:
+        raise UserError(*(replace(problem, key=f"{section}{problem.key}") for problem in problems))
+    return config
+
+
+def read_mapping(model: type[T], mapping: Mapping[str, Any]) -> tuple[T, list[Problem]]:
+    """The model with the values of a nested mapping, and everything that is wrong with them."""
     options = [option.key for option in options_of(model)]
-    given = dict(flatten(mapping, options))
-    problems = [
-        Problem(key, GONE.get(key) or f"unknown option{did_you_mean(key, options)}")
-        for key in given
-        if key not in options
-    ]
-    made, wrong = build(model, given)
-    if problems or wrong:
-        raise UserError("; ".join(f"{prefix}{key}: {text}" for key, text in (*problems, *wrong)))
-    return made
+    values = dict(flatten(mapping, options))
+    config, problems_of_values = build(model, values)
+    problems = []
+    for key in values:
+        if key in GONE:
+            problems.append(Problem(key, GONE[key]))
+        elif key not in options:
+            problems.append(Problem(key, "unknown option", near=nearest(key, options)))
+    return config, [*problems, *problems_of_values]
 
 
-def read_value(option: Option, given: object) -> tuple[Any, list[Problem]]:
+def read_value(option: Option, value: object) -> tuple[Any, list[Problem]]:
     """Return a value in the type of an option that is in no model, or None and what is wrong with
     it.
     """
     try:
-        return reader(option.type).validate_python(spelled(option.type, given)), []
+        return reader(option.type).validate_python(spelled(option.type, value)), []
     except ValidationError as error:
-        return None, [Problem(option.key, _fault(option, given, error.errors(include_url=False)))]
+        return None, [_problem(option, value, error.errors(include_url=False))]
 
 
 def reader(kind: Any) -> TypeAdapter[Any]:

@@ -40,8 +40,9 @@ def wandb_environment(mode: object = "off") -> dict[str, str]:
         "group": "RUN_GROUP",
         "tags": "TAGS",
     }
-    found = {name: text for name, end in names.items() if (text := os.environ.get(f"WANDB_{end}"))}
+    variables = {name: os.environ.get(f"WANDB_{end}", "") for name, end in names.items()}
+    settings = {name: text for name, text in variables.items() if text}
     modes = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
     if mode in ("offline", "online") and (how := modes.get(os.environ.get("WANDB_MODE", ""))):
-        found["mode"] = how
-    return found
+        settings["mode"] = how
+    return settings

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 
 MAX_BYTES = (
     200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million
@@ -152,12 +152,12 @@ def _require_as_written(text: str, path: str | Path) -> None:
         return
     seal = ANY_SEAL.search(text)
     why = (
-        "the file as the run wrote it, but it was changed since; restore it and give "
-        "changes as flags"
+        "the file as the run wrote it, but it was changed since; restore it and give changes as "
+        "flags"
     )
     if seal and seal[1] != RELEASE:
-        why = (
-            f"a file of dfme {RELEASE}, got one of dfme {seal[1] or 'before 0.13'}; go "
-            "on with that release"
-        )
-    raise UserError(f"{path}: expected {why}, or start a new run with --config {path}")
+        release = seal[1] or "before 0.13"
+        why = f"a file of dfme {RELEASE}, got one of dfme {release}; go on with that release"
+    raise UserError(
+        say("expected {}, or start a new run with {}", why, Ref("config", path)), about=str(path)
+    )

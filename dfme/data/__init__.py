@@ -12,7 +12,8 @@ from pkgutil import resolve_name
 from dfme.config.messages import did_you_mean
 from dfme.data.class_names import require_names
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet, Split
-from dfme.errors import UserError
+from dfme.data.layout import layout_of
+from dfme.errors import Ref, UserError
 from dfme.spec import Shape
 
 __all__ = ["DATASETS", "DRAWN", "HALVES", "ImageSet", "check_dataset", "load_dataset", "whole_name"]
@@ -33,7 +34,7 @@ DATASETS: dict[str, str] = {
 }
 DRAWN = ("shapes", "letters")  # by a program, at any size
 FROM_DISK = "dfme.data.folder:load"
-DOWNLOAD_FLAG = "--evaluation.download true"
+DOWNLOAD = Ref("evaluation.download", True)
 HALVES = ("@scored", "@like")
 """Endings of a name: halves of its test part; an audit scores on one, an attacker has the other."""
 
@@ -53,14 +54,13 @@ def has_train_part(name: str) -> bool:
             return has_train_arrays([name.removesuffix(".npy") for name in archive.namelist()])
     if name in DATASETS or not path.is_dir():
         return name in DATASETS
-    from dfme.data.layout import layout_of
 
     layout = layout_of(path)
     return layout.train is not None and bool(layout.classes)
 
 
 def check_dataset(
-    name: str, root: str = "datasets", *, download: bool = True, download_flag: str = DOWNLOAD_FLAG
+    name: str, root: str = "datasets", *, download: bool = True, download_option: Ref = DOWNLOAD
 ) -> None:
     """Raise a UserError, without importing torch, for what ``load_dataset`` could never load.
 
@@ -71,7 +71,7 @@ def check_dataset(
         if not download and DATASETS[name] == TORCHVISION:
             from dfme.data.torchvision_sets import check_files
 
-            check_files(name, root, download_flag)
+            check_files(name, root, download_option)
         return
     path = Path(os.path.expanduser(name))
     if name.startswith(HANDED_OVER):
@@ -96,9 +96,9 @@ def check_dataset(
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
     hint = did_you_mean(name, DATASETS) or ";"
     raise UserError(
-        f"data set: unknown name {name!r}{hint} Expected {', '.join(DATASETS)}, a folder of images "
-        "(one "
-        "folder per class), or an .npz file of images and labels"
+        f"unknown name {name!r}{hint} Expected {', '.join(DATASETS)}, a folder of images (one "
+        "folder per class), or an .npz file of images and labels",
+        about="data set",
     )
 
 
@@ -109,7 +109,7 @@ def load_dataset(
     shape: Shape | None = None,
     root: str = "datasets",
     download: bool = False,
-    download_flag: str = DOWNLOAD_FLAG,
+    download_option: Ref = DOWNLOAD,
     handed_over: ImageSet | None = None,
     lazy: bool = False,
 ) -> ImageSet:
@@ -121,14 +121,14 @@ def load_dataset(
     """
     half = name.removeprefix(whole_name(name))
     name = whole_name(name)
-    check_dataset(name, root, download=download, download_flag=download_flag)
+    check_dataset(name, root, download=download, download_option=download_option)
     if name.startswith(HANDED_OVER) and handed_over is None:
         raise UserError(
             "these images were handed over in Python: hand them over again, or name a data set"
         )
     loader: Callable[[DatasetRequest], ImageSet] = resolve_name(DATASETS.get(name, FROM_DISK))
     images = handed_over or loader(
-        DatasetRequest(name, split, shape, root, download, download_flag, lazy)
+        DatasetRequest(name, split, shape, root, download, download_option, lazy)
     )
     if shape is not None and images.shape != tuple(shape):
         size, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape, shape))

@@ -15,7 +15,7 @@ from dfme.data.array_names import ARRAYS, image_arrays, names_of
 from dfme.data.class_names import listed, safe_name
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.whites import scale_notes
-from dfme.errors import UserError
+from dfme.errors import UserError, say
 from dfme.files import read_npz
 from dfme.spec import Shape
 
@@ -211,9 +211,12 @@ def _with_channels(pixels: NDArray[Any], where: str, shape: Shape | None) -> NDA
             return pixels
         if tuple(shape or ()) != last:
             raise UserError(
-                f"{where}: the channels of {pixels.shape} may be first or last; give "
-                "--teacher.shape, or "
-                "save images of another size"
+                say(
+                    "{}: the channels of {} may be first or last; give {teacher.shape}, or save "
+                    "images of another size",
+                    where,
+                    pixels.shape,
+                )
             )
     if may_be_last and first == last and first[0] == first[1] == first[2] and first[0] == 3:
         raise UserError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dfme.config.messages import printable
 from dfme.data.images import ImageSet
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,33 +107,36 @@ def numbered(
             if from_one and int(data.required_labels.min())
             else ""
         )
-        raise UserError(
-            f"--evaluation.dataset: {data.name} has {data.num_classes} "
-            f"classes{_list(surprising(ours, names))}"
-            f"{first}, but the teacher answers {num_classes}{_list(names)}; choose the data set "
-            "the teacher "
-            "was made for"
+        raise OptionError(
+            "evaluation.dataset",
+            f"{data.name} has {data.num_classes} "
+            f"classes{_list(surprising(ours, names))}{first}, but the teacher answers "
+            f"{num_classes}{_list(names)}; choose the data set the teacher was made for",
         )
-    chosen = names if given is None else read_names(given, "--evaluation.classes")
+    chosen = names if given is None else read_names(given, flag("evaluation.classes"))
     if chosen is None or (given is None and not ours):
         return _by_position(data, num_classes, announced) if folder else data
     ordered = in_order(data, chosen)
     if given is not None and (ordered is None or len(chosen) not in (len(ours), num_classes)):
-        raise UserError(
-            f"--evaluation.classes: expected each class of {data.name} once"
-            f"{_list(surprising(ours, chosen)) or ', which names none'}, got "
+        raise OptionError(
+            "evaluation.classes",
+            f"expected each class of {data.name} "
+            f"once{_list(surprising(ours, chosen)) or ', which names none'}, got "
             f"{shown_names(chosen)}{_odd('left out', ours, chosen)}"
-            f"{_odd('not there', chosen, ours)}"
+            f"{_odd('not there', chosen, ours)}",
         )
     if ordered is None and folder:
-        raise UserError(
-            f"--evaluation.dataset: the classes of {data.name} are "
-            f"{shown_names(surprising(ours, chosen))}, "
-            f"but the teacher's are {shown_names(chosen)}{_odd('not among these', ours, chosen)}; "
-            "name the "
-            "folders as the teacher does, or give --evaluation.classes: the folders' names in the "
-            "teacher's "
-            "order"
+        raise OptionError(
+            "evaluation.dataset",
+            say(
+                "the classes of {} are {}, but the teacher's are {}{}; name the folders as the "
+                "teacher does, or give {evaluation.classes}: the folders' names in the teacher's "
+                "order",
+                data.name,
+                shown_names(surprising(ours, chosen)),
+                shown_names(chosen),
+                _odd("not among these", ours, chosen),
+            ),
         )
     return ordered or data
 
@@ -161,7 +164,7 @@ def _by_position(data: ImageSet, num_classes: int, announced: Sequence[str] | No
             f"its {len(names)} class folders ({shown_names(names)}) are taken for the first of the "
             "teacher's "
             f"{num_classes} classes; if they are others, give all names in the teacher's order by "
-            "--evaluation.classes"
+            f"{flag('evaluation.classes')}"
         )
     return data
 
@@ -179,13 +182,15 @@ def _by_number(
         names = tuple(map(str, range(num_classes)))
         order = torch.tensor(by_number)
         return replace(data, labels=order[data.required_labels], class_names=names)
-    raise UserError(
-        f"--evaluation.dataset: the class folders of {data.name} are numbers, and sort as "
-        f"{shown_names(labels)}: nothing says whether the teacher counts them in this order or by "
-        "their "
-        "values; give --evaluation.classes, all of the teacher's classes in its order, as "
-        "0,1,2,... or in "
-        "a file of a name a line"
+    raise OptionError(
+        "evaluation.dataset",
+        say(
+            "the class folders of {} are numbers, and sort as {}: nothing says whether the "
+            "teacher counts them in this order or by their values; give {evaluation.classes}, all "
+            "of the teacher's classes in its order, as 0,1,2,... or in a file of a name a line",
+            data.name,
+            shown_names(labels),
+        ),
     )
 
 

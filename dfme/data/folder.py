@@ -134,9 +134,9 @@ def _without_papers(below: dict[str, Listing], notes: list[str]) -> dict[str, Li
                 sorted({file.suffix.lower() for file in _pictures_unread(below[unread[0]])})
             )
             raise UserError(
-                f"data set: the class folder {listed(unread)} has pictures in {kinds} alone, which "
-                "are not "
-                f"read here; convert them to one of {_endings()}"
+                f"the class folder {listed(unread)} has pictures in {kinds} alone, which are not "
+                f"read here; convert them to one of {_endings()}",
+                about="data set",
             )
         notes.append(
             f"{listed(papers)} has files and no picture, so it is no class folder and is left out"

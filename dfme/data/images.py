@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Literal
 
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError
 from dfme.spec import ImageSpec, Shape
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ HANDED_OVER = "tensors:"
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """Request to a loader. ``download_flag`` is the flag to name when files are missing.
+    """Request to a loader. ``download_option`` is named where files are missing.
 
     ``shape`` is the (C, H, W) wanted; loaders that can make any size heed it, the others answer as
     they are. ``lazy``: pictures may stay in their files until they are used.
@@ -34,7 +34,7 @@ class DatasetRequest:
     shape: Shape | None
     root: str
     download: bool
-    download_flag: str
+    download_option: Ref
     lazy: bool = False
 
 

@@ -206,9 +206,8 @@ def files_below(folder: Path) -> Listing:
             if entry.is_file():
                 (listing.pictures if is_picture else listing.others).append(Path(entry.path))
             elif is_picture and entry.is_symlink():
-                raise UserError(
-                    f"data set: {safe_name(entry.path)} is a link to nothing; remove it"
-                )
+                text = f"{safe_name(entry.path)} is a link to nothing; remove it"
+                raise UserError(text, about="data set")
     # by name, so that a run is equal on every file system
     listing.pictures.sort()
     listing.others.sort()
@@ -359,7 +358,7 @@ def _entries(place: Path) -> list[os.DirEntry[str]]:
             plain = [entry for entry in entries if not is_litter(entry.name)]
     except OSError as error:
         raise UserError(
-            f"data set: cannot read the folder {safe_name(str(place))}: {error.strerror}"
+            f"cannot read the folder {safe_name(str(place))}: {error.strerror}", about="data set"
         ) from error
     return sorted(plain, key=lambda entry: entry.name)
 

@@ -43,7 +43,8 @@ class PictureReader:
     def __init__(self, files: Sequence[Path], shape: Shape, notes: list[str]) -> None:
         if shape[0] not in (1, 3):
             raise UserError(
-                f"data set: pictures have 1 or 3 channels, but images of {shape[0]} were asked for"
+                f"pictures have 1 or 3 channels, but images of {shape[0]} were asked for",
+                about="data set",
             )
         self._files = files
         self._shape = shape

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dfme.data.images import DatasetRequest, ImageSet
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 
 IDX_FILES = (
     "raw/train-images-idx3-ubyte",
@@ -33,16 +33,23 @@ SOURCES: dict[str, TorchvisionSource] = {
 }
 
 
-def check_files(name: str, root: str, download_flag: str) -> None:
-    """Raise a UserError with folder, files and flag if files of a set are missing below root."""
+def check_files(name: str, root: str, download_option: Ref) -> None:
+    """Raise a UserError with folder, files and option if files of a set are missing below root."""
     source = SOURCES[name]
     folder = Path(root).expanduser() / source.folder
     missing = [file for file in source.files if not (folder / file).is_file()]
     if missing:
         raise UserError(
-            f"data set {name}: {len(missing)} of {len(source.files)} files are missing in "
-            f"{folder}: "
-            f"{', '.join(missing)}; put them there, or fetch them with {download_flag}"
+            say(
+                "data set {}: {} of {} files are missing in {}: {}; put them there, or fetch them "
+                "with {}",
+                name,
+                len(missing),
+                len(source.files),
+                folder,
+                ", ".join(missing),
+                download_option,
+            )
         )
 
 
@@ -89,10 +96,12 @@ def _read(request: DatasetRequest, root: Path) -> Any:
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         doing = "read it"
-        remedy = f"remove its files there and fetch them again with {request.download_flag}"
+        remedy = say("remove its files there and fetch them again with {}", request.download_option)
         if request.download:
             doing = "fetch or read it"
-            remedy = "check the network and the disk, or put its files there by hand"
+            remedy = say("check the network and the disk, or put its files there by hand")
         raise UserError(
-            f"data set {request.name}: could not {doing} in {root}: {reason}; {remedy}"
+            say(
+                "data set {}: could not {} in {}: {}; {}", request.name, doing, root, reason, remedy
+            )
         ) from error

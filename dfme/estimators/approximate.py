@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dfme.answers.reading import with_answers
 from dfme.compute.modes import evaluating
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.errors import flag
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import (
@@ -165,7 +166,9 @@ class ApproximateGradients:
             return ()
         if self._in_tf32:
             return ("arithmetic: TF32 in differences, whatever that leaves of them",)
-        idle = f"--estimator.arithmetic tf32 is idle on {self._device}, which has no TF32"
+        idle = (
+            f"{flag('estimator.arithmetic', 'tf32')} is idle on {self._device}, which has no TF32"
+        )
         return (f"arithmetic: IEEE fp32; {idle}",)
 
     def _distance_of(self, objective: ObjectiveName) -> Distance:

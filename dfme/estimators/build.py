@@ -1,7 +1,7 @@
 """Build an estimator of d objective / d gen_op from settings: knows every kind and space."""
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.base import Estimator
 from dfme.estimators.differences import FiniteDifference
 from dfme.estimators.spaces import SPACES, Squash
@@ -23,11 +23,11 @@ def make_estimator(
         UserError: an option is still auto, or does not fit the teacher's images
     """
     if config.kind == "auto":
-        raise UserError("--estimator.kind: expected another by now, got auto; the check chooses")
+        raise OptionError("estimator.kind", "expected another by now; the check chooses", "auto")
     if isinstance(config.step, str):
-        raise UserError(
-            f"--estimator.step: expected a number by now, got {config.step!r}; the check resolves "
-            "it"
+        raise OptionError(
+            "estimator.step",
+            f"expected a number by now, got {config.step!r}; the check resolves it",
         )
     chunk = None if chunk is None else spec.at_once(chunk)
     bounds = None if config.space == "pre_squash" else spec.bounds
@@ -49,7 +49,7 @@ def make_estimator(
         # Outside of the space: it predicts d objective / d u, whatever was perturbed to learn it.
         return Synthetic(estimator, config.every, config.synthetic_lr, squash, spec, seed)
     except UserError as error:  # estimators name their arguments, people know flags
-        raise UserError(f"--estimator.{error}") from None
+        raise UserError(error.text, about=Ref(f"estimator.{error.about}")) from None
 
 
 def _lattice(step: float, spec: ImageSpec) -> float:
@@ -58,21 +58,29 @@ def _lattice(step: float, spec: ImageSpec) -> float:
     """
     if spec.levels is None:
         raise UserError(
-            "--estimator.space lattice: expected a teacher that declares --teacher.levels (256 for "
-            "8-bit "
-            "images), got one that takes any number; use --estimator.space pre_squash or image"
+            say(
+                "{estimator.space:lattice}: expected a teacher that declares {teacher.levels} "
+                "(256 for 8-bit images), got one that takes any number; use "
+                "{estimator.space:pre_squash} or image"
+            )
         )
     most = (spec.levels - 1) // 2
     if most < 1:
         raise UserError(
-            "--estimator.space lattice: expected at least 3 levels to move between, got "
-            f"{spec.levels}; "
-            "use --estimator.space image with --estimator.step near half of the bounds' distance"
+            say(
+                "{estimator.space:lattice}: expected at least 3 levels to move between, got {}; "
+                "use {estimator.space:image} with {estimator.step} near half of the bounds' "
+                "distance",
+                spec.levels,
+            )
         )
     if not (1 <= step <= most and step % 1 == 0):
         raise UserError(
-            f"--estimator.step {step:g}: expected a whole number of levels from 1 to {most}, such "
-            "as 1, "
-            "with --estimator.space lattice"
+            say(
+                "{}: expected a whole number of levels from 1 to {}, such as 1, with "
+                "{estimator.space:lattice}",
+                Ref("estimator.step", step),
+                most,
+            )
         )
     return spec.step

@@ -107,17 +107,18 @@ class FiniteDifference(Estimator):
 
     def __post_init__(self) -> None:
         if self.directions < 1:
-            raise UserError(f"directions: expected at least 1, got {self.directions}")
+            raise UserError(f"expected at least 1, got {self.directions}", about="directions")
         if not (math.isfinite(self.step) and self.step > 0):
-            raise UserError(f"step: expected a positive number, got {self.step}")
+            raise UserError(f"expected a positive number, got {self.step}", about="step")
         if self.form not in FORMS:
-            raise UserError(f"form: expected {' or '.join(FORMS)}, got {self.form!r}")
+            raise UserError(f"expected {' or '.join(FORMS)}, got {self.form!r}", about="form")
         if self.lattice is not None or self.bounds is None:
             return
         if not 2 * self.step < self.bounds[1] - self.bounds[0]:
             raise UserError(
-                f"step {self.step}: expected probes that reach less than half of the bounds "
-                f"{self.bounds}; take a smaller step"
+                "expected probes that reach less than half of the bounds "
+                f"{self.bounds}, got {self.step}; take a smaller step",
+                about="step",
             )
 
     def calls(self, batch: int, ahead: int = 0) -> list[int]:

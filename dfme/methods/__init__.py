@@ -14,7 +14,7 @@ from dfme.config.messages import unknown_choice
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import Job
 from dfme.config.values import options_of
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError
 from dfme.methods.configs import (
     DfmeConfig,
     DfmsConfig,
@@ -90,14 +90,14 @@ def find_method(name: str, own_class: Any = None) -> MethodEntry:
     if own_class is None and ":" not in name:
         if name not in METHODS:
             raise UserError(
-                "--method.name: "
-                f"{unknown_choice('method', name, [*METHODS, 'module:Class of your own'])}"
+                unknown_choice("method", name, [*METHODS, "module:Class of your own"]),
+                about=Ref("method.name"),
             )
         return METHODS[name]
     try:
-        return _own_entry(own_class or find_target(name, "--method.name"))
+        return _own_entry(own_class or find_target(name, Ref("method.name")))
     except (ValueError, TypeError, NameError) as error:
-        raise UserError(f"--method.name {name}: {error}") from error
+        raise UserError(str(error), about=Ref("method.name", name)) from error
 
 
 @functools.cache

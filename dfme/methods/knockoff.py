@@ -54,7 +54,7 @@ class Knockoff(Method):
         for.
         """
         pool = open_pool(config.pool, spec, config.root, download=config.download)
-        require_enough(pool, budget, "--method.pool")
+        require_enough(pool, budget, "method.pool")
         return pool
 
     @property

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dfme.compute.optimizers import SGD
 from dfme.compute.state import validate_like
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.differences import check_upstream
 from dfme.estimators.preflight.choose import needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
@@ -85,17 +85,24 @@ class Maze(EstimatingMethod):
         if config.partial_data is None:
             return None
         if config.seed_images >= budget:
-            raise UserError(
-                f"--budget: expected more than the {config.seed_images:,} images of "
-                "--method.seed-images, "
-                f"whose answers are paid for first, got {budget:,}; give more, or fewer seed images"
+            raise OptionError(
+                "budget",
+                say(
+                    "expected more than the {:,} images of {method.seed_images}, whose answers "
+                    "are paid for first, got {:,}; give more, or fewer seed images",
+                    config.seed_images,
+                    budget,
+                ),
             )
         pool = open_pool(config.partial_data, spec, config.root, download=config.download)
         if pool.size is not None and pool.size < config.seed_images:
             raise UserError(
-                f"--method.seed-images {config.seed_images:,}: --method.partial-data {pool.name} "
-                "has "
-                f"{pool.size:,} images; ask for fewer, or name a larger data set or folder"
+                say(
+                    "{}: {} has {:,} images; ask for fewer, or name a larger data set or folder",
+                    Ref("method.seed_images", f"{config.seed_images:,}"),
+                    Ref("method.partial_data", pool.name),
+                    pool.size,
+                )
             )
         return pool
 

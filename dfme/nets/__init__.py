@@ -41,7 +41,8 @@ def check_net(name: str) -> None:
         if not registered_names(package)
     )
     also = f"a torchvision classifier such as resnet18, or timm:NAME without a tag{lacks}"
-    raise UserError(f"arch: unknown net {name[:80]!r}{hint} Expected {', '.join(NETS)}, {also}")
+    text = f"unknown net {name[:80]!r}{hint} Expected {', '.join(NETS)}, {also}"
+    raise UserError(text, about="arch")
 
 
 def auto_net(shape: Shape, accelerated: bool = True) -> str:

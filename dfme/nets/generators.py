@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import UserError
+from dfme.errors import UserError, say
 from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.spec import ImageSpec, Shape
 
@@ -45,8 +45,10 @@ class GeneratorNet(nn.Module):
         convolutions = [layer for layer in self.modules() if isinstance(layer, nn.Conv2d)]
         if not convolutions:
             raise UserError(
-                "the generator: expected a Conv2d in it, for --estimator.direction range and "
-                "--estimator.kind auto"
+                say(
+                    "the generator: expected a Conv2d in it, for {estimator.direction:range} and "
+                    "{estimator.kind:auto}"
+                )
             )
         return convolutions[-1]
 

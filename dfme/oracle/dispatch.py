@@ -204,7 +204,7 @@ class Dispatcher:
                 limit = min(limit or images, images // 2)
             if not isinstance(limit, int) or not 1 <= limit < images:
                 raise TeacherError(
-                    f"{error}; a request of {images} images cannot be made smaller to fit"
+                    error.message + f"; a request of {images} images cannot be made smaller to fit"
                 ) from error
             self._limited = self._max_batch = min(limit, self._max_batch or limit)
             smaller = self._split(part, self._max_batch)
@@ -221,7 +221,7 @@ class Dispatcher:
             except (Refused, Unanswered) as error:
                 seconds = retries.wait_after(error)
                 if seconds is None:
-                    raise TeacherError(f"{error}{retries.summary()}") from error
+                    raise TeacherError(error.message + retries.summary()) from error
             self._limiter.pause(seconds)
 
     def _attempt(self, part: Part, purpose: Purpose) -> Tensor:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dfme.errors import BudgetExhausted, RunError, UserError
+from dfme.errors import BudgetExhausted, OptionError, RunError, say
 from dfme.files import AppendFile
 from dfme.oracle.ledger_log import (
     CHARGED,
@@ -56,7 +56,7 @@ class Ledger:
         fsync: bool = False,
     ) -> None:
         if budget < 1:
-            raise UserError(f"--budget: expected at least 1 image, got {budget}")
+            raise OptionError("budget", f"expected at least 1 image, got {budget}")
         state = state or {
             "seq": 0,
             "images": {},
@@ -67,8 +67,8 @@ class Ledger:
         }
         history = _history(path, state)
         if budget < history.spent:
-            raise UserError(
-                f"--budget: expected at least the {history.spent} images spent so far, got {budget}"
+            raise OptionError(
+                "budget", f"expected at least the {history.spent} images spent so far, got {budget}"
             )
         if history.teacher is not None and facts is not None:
             require_same_teacher(history.teacher, facts)
@@ -173,9 +173,14 @@ class Ledger:
             raise ValueError(f"purpose: expected one of {', '.join(PURPOSES)}, got {purpose!r}")
         if purpose in CHARGED and images > self.remaining:
             raise BudgetExhausted(
-                f"query budget: {images} images ({purpose}) were asked for, {self.remaining} of "
-                f"{self.budget} are left; nothing was sent: give a larger --budget (to go on, with "
-                "--resume)"
+                say(
+                    "query budget: {} images ({}) were asked for, {} of {} are left; nothing was "
+                    "sent: give a larger {budget} (to go on, with {resume})",
+                    images,
+                    purpose,
+                    self.remaining,
+                    self.budget,
+                )
             )
 
     def charge(self, images: int, purpose: Purpose) -> int:

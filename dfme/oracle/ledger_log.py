@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
-from dfme.errors import RunError, UserError
+from dfme.errors import OptionError, RunError, say
 from dfme.files import whole_lines
 
 Purpose = Literal["generator", "student", "seed", "check", "evaluation", "transfer", "benign"]
@@ -227,9 +227,13 @@ def require_same_teacher(recorded: Mapping[str, Any], now: Mapping[str, Any]) ->
         {name: side[name] for name in side if name not in TOLD_ONLY} for side in (recorded, now)
     )
     if differing := list(_differing(before, json.loads(json.dumps(now)))):
-        raise UserError(
-            f"--resume: this run was started with a teacher of {', '.join(differing)}; "
-            "resume with the teacher as it was, or start a new run in another --out"
+        raise OptionError(
+            "resume",
+            say(
+                "this run was started with a teacher of {}; resume with the teacher as it was, or "
+                "start a new run in another {out}",
+                ", ".join(differing),
+            ),
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, gaps_of
-from dfme.errors import Unserved
+from dfme.errors import Unserved, say
 from dfme.oracle.ledger import Ledger
 
 NO_LABEL = "no label"
@@ -76,9 +76,11 @@ def require_classes(ledger: Ledger, names: Iterable[str] = (), enough: int = MAX
     without = ledger.paid_without_answer
     if without >= enough and not ledger.paid_with_answer:
         raise Unserved(
-            f"the service gave no class to any of the first {without} images paid for: the "
-            "method's images "
-            "tell it nothing, or the adapter reads the wrong place; look with run.py check, then "
-            "start a new "
-            "run with another method, or with images like its own (--method knockoff)"
+            say(
+                "the service gave no class to any of the first {} images paid for: the method's "
+                "images tell it nothing, or the adapter reads the wrong place; look with run.py "
+                "check, then start a new run with another method, or with images like its own "
+                "({method.name:knockoff})",
+                without,
+            )
         )

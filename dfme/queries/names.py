@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dfme.config.messages import did_you_mean, unknown_choice
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError
 
 # name -> "module:function"; a function takes (count, spec, rng) and draws so many images within the
 # bounds.
@@ -36,7 +36,7 @@ They can be asked for, and no profile of an audit counts them as knowledge.
 """
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs
-DOWNLOAD_FLAG = "--method.download true"
+DOWNLOAD = Ref("method.download", True)
 
 
 def check_programs(names: Iterable[str]) -> None:
@@ -45,10 +45,11 @@ def check_programs(names: Iterable[str]) -> None:
     """
     names = tuple(names)
     if not names:
-        raise UserError(f"programs: expected at least one of {', '.join(PROGRAMS)}, got none")
+        expected = f"expected at least one of {', '.join(PROGRAMS)}, got none"
+        raise UserError(expected, about="programs")
     for name in names:
         if name not in PROGRAMS:
-            raise UserError(f"programs: {unknown_choice('program', name, PROGRAMS)}")
+            raise UserError(unknown_choice("program", name, PROGRAMS), about="programs")
 
 
 def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
@@ -70,9 +71,10 @@ def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> 
         layout.pool if name == dataset else layout.test  # noqa: B018
         return
     if dataset in DATASETS or path.suffix == ".npz" or len(path.parts) > 1:
-        return check_dataset(name, root, download=download, download_flag=DOWNLOAD_FLAG)
+        return check_dataset(name, root, download=download, download_option=DOWNLOAD)
     choices = (PROCEDURAL, *DATASETS)
     raise UserError(
-        f"pool of images: expected {', '.join(choices)}, a folder of images or an .npz file, "
-        f"got {name!r}{did_you_mean(name, choices)}"
+        f"expected {', '.join(choices)}, a folder of images or an .npz file, got {name!r}"
+        f"{did_you_mean(name, choices)}",
+        about="pool of images",
     )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.images import SMALLEST, fitted
-from dfme.errors import UserError
-from dfme.queries.names import DOWNLOAD_FLAG, PROCEDURAL, check_pool
+from dfme.errors import Ref, UserError, say
+from dfme.queries.names import DOWNLOAD, PROCEDURAL, check_pool
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.programs.canvas import within_bounds
 from dfme.spec import ImageSpec
@@ -116,7 +116,11 @@ def open_pool(
     if name == PROCEDURAL:
         return ProceduralImages(spec, ("leaves",))
     notes: Sequence[str] = ()
-    where: dict[str, Any] = {"root": root, "download": download, "download_flag": DOWNLOAD_FLAG}
+    where: dict[str, Any] = {
+        "root": root,
+        "download": download,
+        "download_option": DOWNLOAD,
+    }
     if name != whole_name(name):
         half = load_dataset(name, "test", shape=spec.shape, lazy=True, **where)
         images_NCHW = half.images if half.read is None else half.read(slice(None))
@@ -136,18 +140,22 @@ def open_pool(
     try:
         return Pool(name, fitted(images_NCHW, spec.shape), spec, notes)
     except UserError as error:
-        raise UserError(f"pool {name}: {error}") from error
+        raise UserError(error.message, about=f"pool {name}") from error
 
 
-def require_enough(pool: ImageSource, images: int, flag: str) -> None:
-    """UserError if the pool has fewer images than will be asked; ``flag`` names the pool."""
+def require_enough(pool: ImageSource, images: int, key: str) -> None:
+    """UserError if the pool, named by the option ``key``, has fewer images than will be asked."""
     if pool.size is not None and pool.size < images:
         raise UserError(
-            f"{flag} {pool.name}: has {pool.size:,} images, but the budget asks for {images:,}, "
-            "each once; "
-            f"lower --budget to {pool.size}, or choose a larger data set or folder, or "
-            f"{PROCEDURAL}, which "
-            "has no end"
+            say(
+                "{}: has {:,} images, but the budget asks for {:,}, each once; lower {budget} to "
+                "{}, or choose a larger data set or folder, or {}, which has no end",
+                Ref(key, pool.name),
+                pool.size,
+                images,
+                pool.size,
+                PROCEDURAL,
+            )
         )
 
 

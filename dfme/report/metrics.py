@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from dfme.config.messages import did_you_mean, printable
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, UserError, flag
 from dfme.files import AppendFile, whole_lines
 
 
@@ -50,7 +50,7 @@ METRICS: dict[str, Metric] = {
         "share", "Teacher's class is among the student's five; of 100 classes or more."
     ),
     "held_back_agreement": Metric(
-        "share", "The same of the queries held back for --until-agreement."
+        "share", f"The same of the queries held back for {flag('until_agreement')}."
     ),
     "kl": Metric(
         "nats", "Mean KL divergence from the teacher's class probabilities to the student's."
@@ -118,7 +118,7 @@ METRICS: dict[str, Metric] = {
     ),
     "failed": Metric("images", "Images maybe served, without a usable answer; they stay charged."),
     "cost": Metric(
-        "currency", "Price of all images maybe served so far, by --teacher.price-per-1000."
+        "currency", f"Price of all images maybe served so far, by {flag('teacher.price_per_1000')}."
     ),
     "lost": Metric(
         "images", "Images sent whose answers a kill lost; sent again, not counted as spent."

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfme.config.wandb_settings import WandbConfig
+from dfme.errors import flag
 from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console
 from dfme.report.metrics import MetricsFile, callback_metrics
@@ -165,8 +166,12 @@ SYMPTOMS: dict[str, Symptom] = {
         "the step is too small for answers with so few decimals",
     ),
 }
-REMEDY = "start a new run with --estimator.kind auto, or see what run.py check recommends"
-NO_REMEDY = "the check chose the best there is; more --estimator.directions and finer answers help"
+REMEDY = (
+    f"start a new run with {flag('estimator.kind', 'auto')}, or see what run.py check recommends"
+)
+NO_REMEDY = (
+    f"the check chose the best there is; more {flag('estimator.directions')} and finer answers help"
+)
 
 
 class GradientWatch:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dfme.config.messages import printable
 from dfme.config.values import flatten
-from dfme.errors import RunError
+from dfme.errors import RunError, flag
 from dfme.files import open_file
 from dfme.queries.names import WORTH_NOTHING
 
@@ -74,7 +74,8 @@ def ended_early(summary: Mapping[str, Any]) -> str | None:
     images = (
         f"{seen['images']:,} held-back queries (95% interval from {seen['at_least']:.1%}{constant})"
     )
-    return f"--until-agreement {seen['goal']:g}: agreement on {seen['agreement']:.1%} of {images}"
+    goal = flag("until_agreement", seen["goal"])
+    return f"{goal}: agreement on {seen['agreement']:.1%} of {images}"
 
 
 def read_object(path: Path) -> dict[str, Any]:

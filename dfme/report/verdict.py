@@ -9,6 +9,7 @@ import shlex
 import numpy as np
 
 from dfme.config.messages import shortened
+from dfme.errors import flag
 from dfme.report.classified import (
     Classified,
     ClassNumbers,
@@ -23,6 +24,7 @@ from dfme.report.facts import is_above
 from dfme.statistics import Z_95, wilson_interval
 
 # Heuristic, but for the numbers of classes.
+SCALING = f"{flag('teacher.mean')} and {flag('teacher.std')}"
 ALMOST_ALL = (
     0.95  # answers are nearly all of one class if the 95% interval of its share is above this
 )
@@ -61,11 +63,12 @@ def training_warnings(seen: Classified) -> list[str]:
         return []
     steps = f"{training.still:,.0f} of its {training.steps[-1]:,.0f} steps"
     cause = (
-        "its schedule had come to its end; try --schedule.kind constant, or leave out "
-        "--student.steps and --student.rounds"
+        f"its schedule had come to its end; try {flag('schedule.kind', 'constant')}, or leave out "
+        f"{flag('student.steps')} and {flag('student.rounds')}"
     )
     if training.always_still and training.still_rate > 0:
-        cause = "a --student.lr too small to change any weight; try a larger one, such as 0.1"
+        rate = flag("student.lr")
+        cause = f"a {rate} too small to change any weight; try a larger one, such as 0.1"
     return [
         f"the student trained at a learning rate of {training.still_rate:g} for {steps}, which "
         f"taught it nothing, whatever the images; likely cause: {cause}"
@@ -80,10 +83,8 @@ def teacher_warnings(seen: Classified) -> list[str]:
     if share == 1:
         return [
             f"the teacher answers {seen.name(most)} to all {seen.where}, so agreement says "
-            "nothing; likely "
-            "cause: wrong --teacher.bounds, --teacher.mean and --teacher.std, or checkpoint; see "
-            "what "
-            "run.py check says"
+            f"nothing; likely cause: wrong {flag('teacher.bounds')}, {SCALING}, or checkpoint; see "
+            "what run.py check says"
         ]
     if seen.labels is None or len(np.unique(seen.labels)) < 2:
         return []
@@ -97,11 +98,8 @@ def teacher_warnings(seen: Classified) -> list[str]:
         return []
     return [
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, luck would be on {luck:.1%} "
-        "(it "
-        f"answers {seen.name(most)} to {share:.0%}); likely cause: --teacher.mean and "
-        "--teacher.std "
-        "forgotten, or wrong --teacher.bounds, channel order, checkpoint or order of classes; mend "
-        "that "
+        f"(it answers {seen.name(most)} to {share:.0%}); likely cause: {SCALING} forgotten, or "
+        f"wrong {flag('teacher.bounds')}, channel order, checkpoint or order of classes; mend that "
         "first"
     ]
 
@@ -125,8 +123,8 @@ def query_warnings(seen: Classified, when: str = "") -> list[str]:
     if training_fault(seen) is not None:
         return [finding]
     return [
-        f"{finding}; likely cause: they are unlike its own images, or wrong --teacher.bounds; try "
-        f"{_other_images(seen)}"
+        f"{finding}; likely cause: they are unlike its own images, or wrong "
+        f"{flag('teacher.bounds')}; try {_other_images(seen)}"
     ]
 
 
@@ -177,7 +175,8 @@ def training_fault(seen: Classified) -> str | None:
         and (last := np.mean(losses[-(len(losses) // 4) :])) >= FALLEN * losses[0]
     ):
         fall = f"the loss did not fall ({losses[0]:.3g} at first, {last:.3g} at last)"
-        return f"a rate that does not suit: {fall}; try a smaller --student.lr, then a larger one"
+        remedy = f"try a smaller {flag('student.lr')}, then a larger one"
+        return f"a rate that does not suit: {fall}; {remedy}"
     if training.fit is None:
         return None
     share, constant, images = training.fit
@@ -187,8 +186,8 @@ def training_fault(seen: Classified) -> str | None:
         return None
     return (
         f"its training: on {images:,} images that it was trained on it agrees on {share:.1%}, a "
-        "constant "
-        f"answer on {constant:.1%}; try another --student.lr, then more --student.steps"
+        f"constant answer on {constant:.1%}; try another {flag('student.lr')}, then more "
+        f"{flag('student.steps')}"
     )
 
 
@@ -198,7 +197,8 @@ def _cause(seen: Classified) -> str:
     """
     if (fault := training_fault(seen)) is not None:
         return fault
-    remedy = f"try {_other_images(seen)}; else a larger --budget or another --student.lr"
+    last = f"a larger {flag('budget')} or another {flag('student.lr')}"
+    remedy = f"try {_other_images(seen)}; else {last}"
     if seen.queries is None or not seen.queries.any():
         if seen.training is None and not seen.losses:
             return f"its training, or images unlike its own: no record of either is here; {remedy}"
@@ -220,12 +220,14 @@ def _cause(seen: Classified) -> str:
 
 def _other_images(seen: Classified) -> str:
     """The ways to other images than those of this run."""
-    pool = "--method.pool (of an audit: --pool) of images like its own"
-    real = (
-        f"another {pool}" if seen.method == "knockoff" else f"--method.name knockoff with a {pool}"
-    )
-    drawn = f"--queries.programs other than {','.join(seen.programs)}"
-    return f"{real}, or {drawn if seen.method == 'procedural' else '--method.name procedural'}"
+    pool = f"{flag('method.pool')} (of an audit: {flag('pool')}) of images like its own"
+    real = f"{flag('method.name', 'knockoff')} with a {pool}"
+    if seen.method == "knockoff":
+        real = f"another {pool}"
+    drawn = flag("method.name", "procedural")
+    if seen.method == "procedural":
+        drawn = f"{flag('queries.programs')} other than {','.join(seen.programs)}"
+    return f"{real}, or {drawn}"
 
 
 def _luck(labels: ClassNumbers, seen: Classified) -> tuple[float, float]:
@@ -272,7 +274,7 @@ def _other_order(labels: ClassNumbers, seen: Classified, accuracy: float) -> str
     names_given = shlex.quote(",".join(names))
     if classes > MAX_NAMED or len(names_given) > MAX_GIVEN:
         names_given = "and a file of their names"
-    remedy = f"give the teacher's order with --evaluation.classes {names_given}"
+    remedy = f"give the teacher's order with {flag('evaluation.classes')} {names_given}"
     return (
         f"the teacher is right on {accuracy:.1%} of the {seen.where}, but on "
         f"{(order_K[labels] == teacher).mean():.1%} with the labels' classes in another order; "

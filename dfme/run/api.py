@@ -4,19 +4,15 @@ line's.
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from inspect import signature
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dfme.config.answer_settings import AnswersConfig
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import name_of
 from dfme.config.layers import Author, Layer, choose, merge
-from dfme.config.messages import members, printable, shortened
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import (
     EvaluationConfig,
@@ -26,21 +22,24 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
 )
-from dfme.config.values import Option, leaves, options_of
+from dfme.config.values import options_of
 from dfme.config.wandb_settings import WandbConfig, wandb_environment
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import DfmeError, UserError
+from dfme.errors import OptionError, Problem, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.run.directory import images_from_run_start, is_run
+from dfme.run.keywords import speaking_python
 from dfme.run.merged_job import merged_job, method_options
+from dfme.run.python_values import as_mapping, evaluation_of, take_network, with_student
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
-    from dfme.data import ImageSet
     from dfme.methods.base import Method
     from dfme.run.run import Result
+
+T = TypeVar("T")
 
 # Of a resumed run, where they are not given again.
 KEPT_ON_RESUME = (
@@ -55,23 +54,7 @@ KEPT_ON_RESUME = (
 )
 
 
-@contextmanager
-def _speaking_python() -> Iterator[None]:
-    """Errors name the arguments of ``extract`` where they would name flags."""
-    try:
-        yield
-    except DfmeError as error:
-        sections = [
-            option for name, model in SECTIONS.items() for option in options_of(model, f"{name}.")
-        ]
-        options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher."), *sections]
-        keys = {option.key: option for option in options}
-        said = shortened(in_python(str(error), keys, signature(extract).parameters))
-        error.args = (said, *error.args[1:])
-        raise
-
-
-@_speaking_python()
+@speaking_python
 def extract(
     teacher: Callable[..., Any],
     *,
@@ -130,20 +113,23 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    given = None if isinstance(method, str) else method
-    name = method if isinstance(method, str) or method is None else name_of(method)
-    described = _mapping(student, "arch")
-    own = _mapping(method_options)
-    objects = _handed_over(described, "arch", "student.arch")
-    objects |= _handed_over(own, "generator", "method.generator")
-    if given is not None:
-        objects["method.name"] = given
-    examined, images = _evaluation(evaluation)
-    resume = is_run(out) if resume == "auto" and out else resume
-    below = _below(recipe, name, Path(out) / "config.yaml" if resume and out else None)
+    students = as_mapping(student, "arch")
+    method_settings = as_mapping(method_options)
+    objects = take_network(students, "arch", "student.arch")
+    objects |= take_network(method_settings, "generator", "method.generator")
+    method_name = None
+    if isinstance(method, str):
+        method_name = method
+    elif method is not None:
+        objects["method.name"] = method
+        method_name = name_of(method)
+    evaluation_settings, images = evaluation_of(evaluation)
+    if resume == "auto" and out:
+        resume = is_run(out)
+    config_file = Path(out) / "config.yaml" if resume and out else None
+    below = _settings_below(recipe, method_name, config_file)
     settings = {
-        **({} if budget is None else {"budget": budget}),
-        "method": own,
+        "method": method_settings,
         "seed": seed,
         "out": None if out is None else str(out),
         "resume": resume,
@@ -151,13 +137,17 @@ def extract(
         "minutes": minutes,
         "device": device,
         "precision": precision,
-        "student": described,
-        "evaluation": examined,
-        "schedule": _mapping(schedule),
-        "answers": _mapping(answers),
-        "wandb": {**wandb_environment(), **_mapping(wandb)},
+        "student": students,
+        "evaluation": evaluation_settings,
+        "schedule": as_mapping(schedule),
+        "answers": as_mapping(answers),
+        "wandb": wandb_environment() | as_mapping(wandb),
     }
-    stated = {
+    optional = {"budget": budget, "estimator": estimator, "queries": queries}
+    for name, value in optional.items():
+        if value is not None:
+            settings[name] = value if name == "budget" else as_mapping(value)
+    teacher_settings = {
         "kind": name_of(teacher),
         "shape": shape,
         "num_classes": num_classes,
@@ -170,10 +160,8 @@ def extract(
         "benign": benign,
         "on_alarm": on_alarm,
     }
-    parts = {"estimator": estimator, "queries": queries}
-    settings |= {name: _mapping(part) for name, part in parts.items() if part is not None}
-    job = _job(below, settings, stated, objects)
-    hearing = callback and _with_student(callback)
+    job = _job(below, settings, teacher_settings, objects)
+    hearing = callback and with_student(callback)
     from dfme.run.build import run_job
 
     return run_job(
@@ -186,64 +174,31 @@ def extract(
     )
 
 
-def _with_student(callback: Callable[..., object]) -> Callable[..., object]:
-    """The callback, given the student too if it takes three values. UserError unless two or
-    three.
+def _settings_below(
+    recipe: str | None, method: str | None, config_file: Path | None
+) -> recipes.Content:
+    """The settings below the arguments: a recipe's, with its name, or those in the config file of
+    the run that is resumed.
     """
-    with suppress(TypeError, ValueError):
-        form = signature(callback)
-        required = [name for name, each in form.parameters.items() if each.default is each.empty]
-        taken = 3 if "student" in form.parameters or len(required) > 2 else 2
-        form.bind(*range(taken))
-        return lambda *heard: callback(*heard[:taken])
-    expected = "a function of (queries, metrics) or of (queries, metrics, student)"
-    raise UserError(printable(f"callback: expected {expected}, got {callback!r:.80}"))
-
-
-def _handed_over(options: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-    """Maker of a network by its key, if one stands among the options; they keep its name."""
-    made = options.get(name)
-    if made is None or isinstance(made, str) or not callable(made):
-        return {}
-    options[name] = name_of(made)
-    return {key: made}
-
-
-def _evaluation(given: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
-    """The options of an evaluation, and the images that were handed over, if it was images."""
-    if isinstance(given, str):
-        return {"dataset": given}, None
-    mapped = isinstance(given, Mapping)
-    if given is None or dataclasses.is_dataclass(given) or (mapped and "images" not in given):
-        return _mapping(given), None
-    options = dict(given) if mapped else {}
-    if "dataset" in options:
-        raise UserError("evaluation: expected a dataset or images, got both")
-    from dfme.data.arrays import handed_over
-
-    one = (options.pop("images", given), options.pop("labels", None))
-    images, labels = given if isinstance(given, tuple) and len(given) == 2 else one
-    data = handed_over(images, labels)
-    return {**options, "dataset": data.name}, data
-
-
-def _below(recipe: str | None, method: str | None, own: Path | None) -> recipes.Content:
-    """Content below the arguments, with its name: a recipe, or the config file of the run being
-    resumed.
-    """
-    if own is not None and own.is_file():
-        content = {name: value for name, value in load_yaml(own).items() if name in KEPT_ON_RESUME}
-        content = images_from_run_start(own, content)
-        if recipe not in (None, recipes.plain_name(begun := content.get("recipe"))):
-            raise UserError(f"recipe: this run was begun with {begun or 'another'}; leave it out")
+    if config_file is not None and config_file.is_file():
+        recorded = load_yaml(config_file)
+        kept = {name: value for name, value in recorded.items() if name in KEPT_ON_RESUME}
+        content = images_from_run_start(config_file, kept)
+        begun = content.get("recipe")
+        if recipe not in (None, recipes.plain_name(begun)):
+            text = f"this run was begun with {begun or 'another'}; leave it out"
+            raise OptionError("recipe", text)
         section = recipes.tidy({"method": content.get("method")})["method"] or {}
     else:
         named = method or recipes.by_name(recipe or "dfme")["method"]["name"]
-        shown, content = recipes.below(recipe or "", named)
-        content, section = content | {"recipe": recipe or shown}, content.get("method", {})
-    return content | {
-        "method": section if method in (None, section.get("name")) else {"name": method}
-    }
+        on_record, contents = recipes.below(recipe or "", named)
+        content = dict(contents)
+        content["recipe"] = recipe or on_record
+        section = content.get("method", {})
+    if method not in (None, section.get("name")):
+        section = {"name": method}
+    content["method"] = section
+    return content
 
 
 def _job(
@@ -260,11 +215,9 @@ def _job(
     when = recipes.variants_of(*(layer.content for layer in layers))
     layers = [layer.without("when") for layer in layers]
     entry = find_method(method, objects.get("method.name"))
-    for name in (name for name in SECTIONS if name in given and name not in entry.sections):
-        heeding = ", ".join(other for other, each in METHODS.items() if name in each.sections)
-        raise UserError(
-            f"--{name}: method {method} does not use it; leave it out, or take one of {heeding}"
-        )
+    unheeded = [name for name in SECTIONS if name in given and name not in entry.sections]
+    if unheeded:
+        raise UserError(*(_unheeded(name, method) for name in unheeded))
     options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher.")]
     settings = merge(layers, [*options, *method_options(method, entry)])
     config = settings.build(ExtractConfig)
@@ -272,63 +225,13 @@ def _job(
     asked = merged_job(settings, config, described, method, entry, when, objects)
     settings.finish()
     given_keys = frozenset(filter(settings.says, settings.options))
-    job = dataclasses.replace(recipes.fitted(asked, settings.says), given=given_keys)
+    job = replace(recipes.fitted(asked, settings.says), given=given_keys)
     check(job, settings.says)
     return job
 
 
-def _mapping(config: object, alone: str = "") -> dict[str, Any]:
-    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one.
-
-    What else can be called is the option ``alone``, if there is one.
-    """
-    if config is None or isinstance(config, Mapping):
-        return dict(config or {})
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return leaves(config)
-    if not alone or not callable(config):
-        raise UserError(f"expected a configuration or a mapping of options, got {config!r}"[:200])
-    return {alone: config}
-
-
-FLAG = re.compile(  # in a sentence, and the word behind it, which may be its value
-    r"(?<![\w-])--(?P<key>[a-z]\w*(?:[-.][a-z]\w*)*)"
-    r"(?: (?P<word>[^\s,;)]*[^\s,;:).])(?=[\s,;:).]|$))?"
-)
-
-
-def in_python(text: str, options: Mapping[str, Option], arguments: Collection[str]) -> str:
-    """The message with ``student={"lr": 0.1}`` for ``--student.lr 0.1``, if there is such an
-    argument.
-    """
-
-    def spelled(found: re.Match[str]) -> str:
-        key = found["key"].replace("-", "_")
-        word = found["word"] or ""
-        value = _value(word, options.get(key))
-        if word and (
-            key == "method.name" or (found.start() == 0 and text[found.end() :].startswith(":"))
-        ):
-            value = value or f'"{word}"'  # what the message is about
-        rest = f" {word}" if word and not value else ""
-        section, _, name = {"method.name": "method"}.get(key, key).rpartition(".")
-        names = {"method": "method_options", "teacher": "" if name in arguments else section}
-        section = names.get(section, section)
-        if section in arguments:
-            return f'{section}={{"{name}": {value or "..."}}}{rest}'
-        if not section and name in arguments:
-            return f"{name}={value or '...'}{rest}"
-        return f"{key} {word}".strip()
-
-    return FLAG.sub(spelled, text)
-
-
-def _value(word: str, option: Option | None) -> str | None:
-    """The word in Python, if it is a value of the option rather than the sentence's next word."""
-    kinds = members(option.type) if option is not None else ()
-    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    if re.fullmatch(r"-?\d[\d.]*(e[+-]?\d+)?", word):
-        return word
-    if word in ("true", "false", "none"):
-        return word.capitalize()
-    return f'"{word}"' if word in choices else None
+def _unheeded(section: str, method: str) -> Problem:
+    """A section of settings that the method does not use."""
+    heeding = ", ".join(name for name, entry in METHODS.items() if section in entry.sections)
+    text = f"method {method} does not use it; leave it out, or take one of {heeding}"
+    return Problem(section, text)

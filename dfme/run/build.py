@@ -20,7 +20,7 @@ from dfme.config.defences import parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import ShapeUnknown, TeacherError, UserError
+from dfme.errors import ShapeUnknown, TeacherError, UserError, flag
 from dfme.files import make_folder, remove, write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
@@ -113,12 +113,8 @@ def run_job(
         path = run.directory.path
         run.recorder.callback = callback and partial(run.heard, callback)
         first = [] if announced else [header(document(job))]
-        for line in [
-            *first,
-            *lines,
-            *run.notes,
-            f"running on {device_name(device)}, recorded in {printable(str(path))}",
-        ]:
+        begins = f"running on {device_name(device)}, recorded in {printable(str(path))}"
+        for line in [*first, *lines, *run.notes, begins]:
             run.recorder.note(line)
         # How to go on: no command line knows a teacher that was handed over.
         in_python = f"call extract again with out={str(path)!r}, resume=True"
@@ -157,7 +153,8 @@ def build_teacher(
                 built = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
             except UserError:  # not these images, then
                 raise unknown from None
-        line = f"images {'x'.join(map(str, shape))}, as those of the evaluation (--teacher.shape)"
+        sizes = "x".join(map(str, shape))
+        line = f"images {sizes}, as those of the evaluation ({flag('teacher.shape')})"
         built.info = replace(built.info, inferred=(line, *built.info.inferred))
         return built
     return make_teacher(job.teacher, {}, device, own=teacher)

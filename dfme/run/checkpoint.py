@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from dfme.errors import DfmeError, RunError
+from dfme.errors import DfmeError, RunError, say
 from dfme.files import open_file, replacing
 from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.spec import ImageSpec, LabelMode
@@ -68,12 +68,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             if isinstance(error, NotPlainError) and error.imports:
                 problem = f"{error}, which are never loaded: that could run any code"
     before = previous(path)
-    advice = "there is no whole one before it either; start a new run in another --out"
+    advice = say("there is no whole one before it either; start a new run in another {out}")
     if path != before and _damage(before) is None:
-        advice = (
-            f"{before.name} is whole: rename it to {path.name} and resume, nothing is paid twice"
+        advice = say(
+            "{} is whole: rename it to {} and resume, nothing is paid twice", before.name, path.name
         )
-    raise RunError(f"{path}: expected a whole checkpoint, but {problem}; {advice}")
+    raise RunError(say("{}: expected a whole checkpoint, but {}; {}", path, problem, advice))
 
 
 @contextmanager
@@ -88,9 +88,12 @@ def explain_load_errors(checkpoint: Path) -> Iterator[None]:
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise RunError(
-            f"{checkpoint}: is whole, but does not fit this run ({problem}); restore the one that "
-            "belongs to "
-            "it and is of this version, or start a new run in another --out"
+            say(
+                "{}: is whole, but does not fit this run ({}); restore the one that belongs to it "
+                "and is of this version, or start a new run in another {out}",
+                checkpoint,
+                problem,
+            )
         ) from error
 
 

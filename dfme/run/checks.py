@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dfme.config.answer_settings import AnswersConfig
-from dfme.config.fields import problem_of
 from dfme.config.imports import find_target
-from dfme.config.messages import Problem, did_you_mean, listed, spelled_flag
+from dfme.config.messages import listed, nearest
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.data import check_dataset
-from dfme.errors import UserError
+from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
 from dfme.queries.names import check_pool, check_programs
@@ -22,28 +21,31 @@ from dfme.run.directory import holds_something, is_run
 from dfme.run.idle_options import POOLS, idle_problems
 
 HELD_BACK_EVERY = 20  # of so many paid batches one is held back from training, to score students on
-Rule = tuple[
-    object, str, str
-]  # whether something is wrong, with which option, and what is said of it
 
 
-def check(job: Job, said: Callable[[str], bool] | None = None) -> None:
+def check(job: Job, gives: Callable[[str], bool] | None = None) -> None:
     """Raise one UserError that names everything wrong with the job."""
-    problems = [*find_problems(job, said), *teacher_problems(job.teacher)]
+    problems = [*find_problems(job, gives), *teacher_problems(job.teacher)]
     if problems:
-        raise UserError(
-            "; ".join(f"{spelled_flag(problem.key)}: {problem.text}" for problem in problems)
-        )
+        raise UserError(*problems)
 
 
-def find_problems(job: Job, said: Callable[[str], bool] | None = None) -> list[Problem]:
+def find_problems(job: Job, gives: Callable[[str], bool] | None = None) -> list[Problem]:
     """Everything wrong with the job, its teacher apart, that can be seen without loading torch or
     the data.
 
-    ``said``: whether the user gave the option of this key, so that one without effect is a mistake.
+    ``gives``: whether the user gave the option of this key, so that one without effect is a
+    mistake.
     """
-    own = [*method_problems(job), *_nets_of(job), *evaluation_problems(job.config.evaluation)]
-    return [*own, *_run_directory_problems(job.config), *(idle_problems(job, said) if said else ())]
+    problems = [
+        *method_problems(job),
+        *_nets_of(job),
+        *evaluation_problems(job.config.evaluation),
+        *_run_directory_problems(job.config),
+    ]
+    if gives is not None:
+        problems += idle_problems(job, gives)
+    return problems
 
 
 def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
@@ -51,8 +53,8 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
     ``module:Net``.
     """
     if arch not in (None, "auto"):
-        own = key == "student.arch" and is_own(arch)
-        yield from _caught(key, partial(find_net if own else check_net, arch))
+        custom = key == "student.arch" and is_own(arch)
+        yield from _caught(key, partial(find_net if custom else check_net, arch))
 
 
 def _nets_of(job: Job) -> Iterator[Problem]:
@@ -61,9 +63,8 @@ def _nets_of(job: Job) -> Iterator[Problem]:
         yield from net_problems("student.arch", job.config.student.arch)
     generator = getattr(job.method_config, "generator", "auto")
     if generator != "auto" and "method.generator" not in job.objects:
-        yield from _caught(
-            "method.generator", partial(find_target, generator, "--method.generator")
-        )
+        key = "method.generator"
+        yield from _caught(key, partial(find_target, generator, Ref(key)))
 
 
 def students_of(job: Job) -> int:
@@ -84,19 +85,19 @@ def method_problems(job: Job) -> Iterator[Problem]:
     if job.method not in METHODS and (uncounted := [*_uncounted(method)]):
         yield from uncounted
         return  # the other rules count with them
-    yield from _broken(_student_rules(job))
+    yield from _student_problems(job)
     yield from answers_problems(job.config.answers, job.config.student.loss, int(job.config.budget))
     if job.config.until_agreement is not None:
-        yield from _broken(_goal_rules(job, job.config.until_agreement))
+        yield from _goal_problems(job, job.config.until_agreement)
     for name in POOLS:
         if (pool := getattr(method, name, None)) is not None:
             check = partial(check_pool, pool, method.root, download=method.download)
             yield from _caught(f"method.{name}", check)
     if "estimator" in heeded and job.estimator.kind != "auto":
-        yield from _broken(_estimator_rules(job))
+        yield from _estimator_problems(job)
     if "queries" in heeded:
         yield from _caught("queries.programs", partial(check_programs, job.queries.programs))
-        yield from _broken(_queries_rules(job))
+        yield from _queries_problems(job)
 
 
 def _uncounted(method: Any) -> Iterator[Problem]:
@@ -104,13 +105,8 @@ def _uncounted(method: Any) -> Iterator[Problem]:
     for name in ("batch_size", "student_steps"):
         value = getattr(method, name, 1)
         if not isinstance(value, int) or value < 1:
-            yield Problem(
-                f"method.{name}", f"expected a whole number of at least 1, got {value!r:.80}"
-            )
-
-
-def _broken(rules: Sequence[Rule]) -> Iterator[Problem]:
-    return (Problem(key, text) for wrong, key, text in rules if wrong)
+            expected = "expected a whole number of at least 1"
+            yield Problem(f"method.{name}", expected, got=f"{value!r:.80}")
 
 
 def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
@@ -120,124 +116,128 @@ def _caught(key: str, action: Callable[[], object]) -> Iterator[Problem]:
     try:
         action()
     except UserError as error:
-        yield Problem(key, problem_of(error))
+        yield Problem(key, error.text)
 
 
-def _student_rules(job: Job) -> list[Rule]:
+def _student_problems(job: Job) -> Iterator[Problem]:
     config = job.config.student
     needed = entry_of(job).students
-    few = (
-        f"expected at least {needed}, which {job.method} plays against each other, got "
-        f"{config.count}"
-    )
-    taken = "expected --student.passes or --student.steps as well, which are taken in them"
-    when = "expected --student.rounds as well, which take them"
-    held = "expected --student.steps or --student.replay-steps as well: images are held for replay"
-    many = f"expected at most as many as --student.steps {config.steps}, got {len(config.rounds)}"
-    return [
-        (0 < config.count < needed, "student.count", few),
-        (config.rounds and not (config.steps or config.passes), "student.rounds", taken),
-        (config.passes and not config.rounds and not config.steps, "student.passes", when),
-        (config.decay_images and not keeps_answers(job), "student.decay_images", held),
-        (0 < config.steps < len(config.rounds), "student.rounds", many),
-    ]
+    if 0 < config.count < needed:
+        few = f"expected at least {needed}, which {job.method} plays against each other"
+        yield Problem("student.count", few, got=str(config.count))
+    if config.rounds and not (config.steps or config.passes):
+        yield Problem(
+            "student.rounds",
+            say("expected {student.passes} or {student.steps} as well, which are taken in them"),
+        )
+    if config.passes and not config.rounds and not config.steps:
+        yield Problem("student.passes", say("expected {student.rounds} as well, which take them"))
+    if config.decay_images and not keeps_answers(job):
+        yield Problem(
+            "student.decay_images",
+            say(
+                "expected {student.steps} or {student.replay_steps} as well: images are held for "
+                "replay"
+            ),
+        )
+    if 0 < config.steps < len(config.rounds):
+        many = say("expected at most as many as {}", Ref("student.steps", config.steps))
+        yield Problem("student.rounds", many, got=str(len(config.rounds)))
 
 
 def answers_problems(config: AnswersConfig, loss: str, budget: int) -> Iterator[Problem]:
     """A loss that is not what shall be learnt, a recovery from nothing, a budget too small for one
     image.
     """
-    learnt = f"expected auto or {config.loss(loss)} with --answers.learn {config.learn}, got {loss}"
-    undone = (
-        "expected --answers.knows as well: the defence that is undone, such as "
-        "reverse_sigmoid:beta=0.7"
-    )
-    often = "as often as --answers.repeat and --answers.vote ask for each one"
-    if loss not in ("auto", config.loss(loss)):
-        yield Problem("student.loss", learnt)
+    fitting = config.loss(loss)
+    if loss not in ("auto", fitting):
+        learnt = say("expected auto or {} with {}", fitting, Ref("answers.learn", config.learn))
+        yield Problem("student.loss", learnt, got=loss)
     if config.recover != "none" and not config.knows:
-        yield Problem("answers.recover", undone)
+        yield Problem(
+            "answers.recover",
+            say(
+                "expected {answers.knows} as well: the defence that is undone, such as "
+                "reverse_sigmoid:beta=0.7"
+            ),
+        )
     if budget < config.times:
-        yield Problem("budget", f"expected at least {config.times} images, {often}; got {budget}")
+        yield Problem(
+            "budget",
+            say(
+                "expected at least {} images, as often as {answers.repeat} and {answers.vote} ask "
+                "for each one; got {}",
+                config.times,
+                budget,
+            ),
+        )
 
 
-def _goal_rules(job: Job, share: float) -> list[Rule]:
-    """Rules that keep a student from showing, before the budget is spent, that it is good
-    enough.
-    """
+def _goal_problems(job: Job, share: float) -> Iterator[Problem]:
+    """What keeps a student from showing, before the budget is spent, that it is good enough."""
     student = job.config.student
     batch = job.method_config.batch_size
-    alone = entry_of(job).keeps and not (student.steps or student.rounds or student.replay_steps)
-    afterwards = len(student.rounds) == 1
+    late = "expected students that learn while the budget is spent, but here they learn afterwards"
+    if entry_of(job).keeps and not (student.steps or student.rounds or student.replay_steps):
+        remedy = say("; give {student.replay_steps} or {student.steps}")
+        yield Problem("until_agreement", late + remedy)
+    if len(student.rounds) == 1:
+        yield Problem("until_agreement", late + ": give several student.rounds, or none")
     # all of them right, and Wilson's 95% interval begins at ``share``
     needed = math.ceil(share * 3.8415 / (1 - share))
     least = HELD_BACK_EVERY * batch * math.ceil(needed / batch) * job.config.answers.times
-    few = (
-        f"expected a budget of {least:,} images or more: {needed:,} must be held back, "
-        f"one batch of {batch}"
-    )
-    late = "expected students that learn while the budget is spent, but here they learn afterwards"
-    rounds = f"{late}: give several student.rounds, or none"
-    return [
-        (alone, "until_agreement", f"{late}; give --student.replay-steps or --student.steps"),
-        (afterwards, "until_agreement", rounds),
-        (
-            int(job.config.budget) < least,
+    if job.config.budget < least:
+        yield Problem(
             "until_agreement",
-            f"{few} in 20; got {int(job.config.budget):,}",
-        ),
-    ]
+            f"expected a budget of {least:,} images or more: {needed:,} must be held back, one "
+            f"batch of {batch} in 20; got {job.config.budget:,}",
+        )
 
 
-def _estimator_rules(job: Job) -> list[Rule]:
+def _estimator_problems(job: Job) -> Iterator[Problem]:
     config = job.estimator
-    step = job.estimator.step
-    lattice = (
-        config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0)
-    )
-    levels = f"expected whole levels such as 1 or 4 in space lattice, or auto, got {step}"
-    reused = config.form == "central" and getattr(job.method_config, "reuse", False)
-    forward = (
-        "expected forward with --method.reuse true, which needs the answer at the point itself"
-    )
-    return [
-        (lattice, "estimator.step", levels),
-        (reused, "estimator.form", forward),
-    ]
+    step = config.step
+    if config.space == "lattice" and isinstance(step, float) and not (step >= 1 and step % 1 == 0):
+        levels = "expected whole levels such as 1 or 4 in space lattice, or auto"
+        yield Problem("estimator.step", levels, got=str(step))
+    if config.form == "central" and getattr(job.method_config, "reuse", False):
+        reused = Ref("method.reuse", True)
+        forward = "expected forward with {}, which needs the answer at the point itself"
+        yield Problem("estimator.form", say(forward, reused))
 
 
-def _queries_rules(job: Job) -> list[Rule]:
+def _queries_problems(job: Job) -> Iterator[Problem]:
     config = job.queries
-    generated = hasattr(job.method_config, "latent_size")
-    slope = getattr(job.method_config, "adversarial", 0) and (config.pool > 1 or config.procedural)
-    based = config.base != "none" and getattr(job.method_config, "generator", "auto") != "auto"
-    own = (
-        "expected queries.pool 1 and queries.procedural 0 with it: it looks at the "
-        "generator's own images"
-    )
-    kept = (
-        "expected --student.replay-steps or --student.steps as well: what is paid for is "
-        "kept for replay"
-    )
-    other = "expected none with method.generator: it is a generator of its own kind"
-    none = f"method {job.method} has no generator; leave it out"
-    return [
-        (slope, "method.adversarial", own),
-        (config.evolve and not keeps_answers(job), "queries.evolve", kept),
-        (
-            not generated and config.procedural != QueriesConfig.procedural,
-            "queries.procedural",
-            none,
-        ),
-        (not generated and config.base != QueriesConfig.base, "queries.base", none),
-        (based, "queries.base", other),
-    ]
+    method = job.method_config
+    if getattr(method, "adversarial", 0) and (config.pool > 1 or config.procedural):
+        yield Problem(
+            "method.adversarial",
+            "expected queries.pool 1 and queries.procedural 0 with it: it looks at the generator's "
+            "own images",
+        )
+    if config.evolve and not keeps_answers(job):
+        yield Problem(
+            "queries.evolve",
+            say(
+                "expected {student.replay_steps} or {student.steps} as well: what is paid for is "
+                "kept for replay"
+            ),
+        )
+    for name in ("procedural", "base"):
+        default = getattr(QueriesConfig, name)
+        if not hasattr(method, "latent_size") and getattr(config, name) != default:
+            none = f"method {job.method} has no generator; leave it out"
+            yield Problem(f"queries.{name}", none)
+    if config.base != "none" and getattr(method, "generator", "auto") != "auto":
+        yield Problem(
+            "queries.base", "expected none with method.generator: it is a generator of its own kind"
+        )
 
 
 def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Iterator[Problem]:
     """An unknown or missing evaluation set, or a normalisation that is not one."""
     if needed and config.dataset == "none":
-        yield Problem("evaluation.dataset", "expected a data set or a folder of images, got none")
+        yield Problem("evaluation.dataset", "expected a data set or a folder of images", got="none")
     if config.classes is not None and config.dataset == "none":
         yield Problem(
             "evaluation.classes", "expected an evaluation.dataset as well, whose classes they are"
@@ -255,12 +255,11 @@ def evaluation_problems(config: EvaluationConfig, needed: bool = False) -> Itera
 def teacher_problems(config: TeacherConfig) -> Iterator[Problem]:
     """A teacher's description that contradicts itself, or has no effect."""
     yield from _normalisation_problems("teacher.", config.mean, config.std, config.shape)
-    for name, given in (
-        ("benign", config.benign is not None),
-        ("on_alarm", config.on_alarm != "log"),
-    ):
-        if given and not config.watch:
-            yield Problem(f"teacher.{name}", "expected --teacher.watch with it")
+    watched = say("expected {teacher.watch} with it")
+    if config.benign is not None and not config.watch:
+        yield Problem("teacher.benign", watched)
+    if config.on_alarm != "log" and not config.watch:
+        yield Problem("teacher.on_alarm", watched)
 
 
 def _normalisation_problems(
@@ -272,22 +271,22 @@ def _normalisation_problems(
     for name, values in (("mean", mean), ("std", std)):
         if values is not None and shape is not None and len(values) not in (1, shape[0]):
             expected = f"expected {shape[0]} numbers, one per channel"
-            yield Problem(prefix + name, f"{expected}, got {listed(values)}")
+            yield Problem(prefix + name, expected, got=listed(values))
     if shape is None and mean is not None and std is not None and len(mean) != len(std):
         expected = f"expected as many numbers as mean has ({len(mean)})"
-        yield Problem(prefix + "std", f"{expected}, got {listed(std)}")
+        yield Problem(prefix + "std", expected, got=listed(std))
 
 
 def dataset_problems(key: str, dataset: str, root: str, download: bool) -> Iterator[Problem]:
     """A data set that is not known, or whose files are neither there nor to be downloaded."""
-    flag = f"--{key.partition('.')[0]}.download true"
+    option = Ref(f"{key.partition('.')[0]}.download", True)
     return _caught(
-        key, partial(check_dataset, dataset, root, download=download, download_flag=flag)
+        key, partial(check_dataset, dataset, root, download=download, download_option=option)
     )
 
 
 def file_problems(
-    key: str, path: str | None, remedy: str = "", folder: bool = False
+    key: str, path: str | None, remedy: Text = "", folder: bool = False
 ) -> Iterator[Problem]:
     """A path that is no file, or no folder; ``remedy`` if no similar path exists."""
     if path is None:
@@ -298,8 +297,9 @@ def file_problems(
         beside = (
             [entry.name for entry in place.parent.glob("*")] if os.path.isdir(place.parent) else []
         )
-        near = did_you_mean(place.name, beside)
-        yield Problem(key, f"expected {kinds[folder]}, but {path!r} does not exist{near or remedy}")
+        near = nearest(place.name, beside)
+        missing = f"expected {kinds[folder]}, but {path!r} does not exist"
+        yield Problem(key, missing if near else missing + remedy, near=near)
     elif not (place.is_dir() if folder else place.is_file()):
         yield Problem(key, f"expected {kinds[folder]}, but {path!r} is {kinds[not folder]}")
 
@@ -307,9 +307,8 @@ def file_problems(
 def fresh_directory_problems(out: str | None) -> Iterator[Problem]:
     """A directory for results, if one was named, that holds something already."""
     if out is not None and (not out or _is_taken(out)):
-        yield Problem(
-            "out", f"expected a new or empty directory, got {out!r}; choose another --out"
-        )
+        text = say("expected a new or empty directory, got {!r}; choose another {out}", out)
+        yield Problem("out", text)
 
 
 def _is_taken(out: str) -> bool:
@@ -320,26 +319,24 @@ def _run_directory_problems(config: ExtractConfig) -> Iterator[Problem]:
     out = config.out
     if config.resume:
         if out is None:
-            yield Problem("resume", "expected --out as well: the run directory to go on with")
+            text = say("expected {out} as well: the run directory to go on with")
+            yield Problem("resume", text)
         elif not os.path.isfile(Path(out) / "config.yaml"):
-            yield Problem(
-                "out", f"expected a run directory to resume, but {out!r} has no config.yaml"
-            )
+            lacking = f"expected a run directory to resume, but {out!r} has no config.yaml"
+            yield Problem("out", lacking)
     elif out == "":
-        yield Problem(
-            "out", "expected a directory, got an empty name; leave it out for one under runs/"
-        )
+        empty = "expected a directory, got an empty name; leave it out for one under runs/"
+        yield Problem("out", empty)
     elif out is not None and _is_taken(out):
-        there = "; there is no run in it to go on with"
+        there = say("; there is no run in it to go on with")
         if is_run(out):
-            there = ", or --resume to go on with the run in it"
-        yield Problem("out", f"{out!r} exists; give another --out{there}")
+            there = say(", or {resume} to go on with the run in it")
+        yield Problem("out", say("{!r} exists; give another {out}{}", out, there))
     else:
         path = Path(out or "runs")
         parent = next(
             folder for folder in (path, *path.absolute().parents) if os.path.exists(folder)
         )
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            yield Problem(
-                "out", f"expected a place that can be written, but {str(parent)!r} cannot"
-            )
+            readonly = f"expected a place that can be written, but {str(parent)!r} cannot"
+            yield Problem("out", readonly)

@@ -12,7 +12,7 @@ from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.preflight.choose import needs_preflight
 from dfme.methods import METHODS, entry_of
 from dfme.methods.base import Components, Method
@@ -92,13 +92,11 @@ def build_students(
         arch = auto_net(spec.shape, on_accelerator(device))
     custom = custom or find_net(arch)
     if isinstance(custom, nn.Module) and (count > 1 or config.student.rounds):
-        needed = (
-            f"{count} students" if count > 1 else "--student.rounds, which begin with fresh weights"
-        )
-        raise UserError(
-            f"--student.arch: a torch module is one student, but this needs {needed}; give its "
-            "class instead"
-        )
+        needed = say("{student.rounds}, which begin with fresh weights")
+        if count > 1:
+            needed = say("{} students", count)
+        expected = say("a torch module is one student, but this needs {}; give its class", needed)
+        raise OptionError("student.arch", expected + " instead")
     nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, custom)
     return arch, [_place(net, config, device) for net in nets]
 
@@ -125,7 +123,7 @@ def build_generator(job: Job, spec: ImageSpec, device: torch.device) -> Generato
     if name != "auto":
         from dfme.nets.own import own_generator
 
-        maker = job.objects.get("method.generator") or find_target(name, "--method.generator")
+        maker = job.objects.get("method.generator") or find_target(name, Ref("method.generator"))
         net = own_generator(maker, latent_size, spec)
     elif job.queries.base == "none":
         net = Generator(latent_size, spec)
@@ -246,7 +244,8 @@ def _require_cost(job: Job, method: Method) -> None:
         return
     if (cost := method.cost) < 1:
         raise UserError(
-            f"--method.name {job.method}: expected a cost of 1 image a step or more, got {cost}"
+            f"expected a cost of 1 image a step or more, got {cost}",
+            about=Ref("method.name", job.method),
         )
 
 

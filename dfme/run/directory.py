@@ -15,7 +15,7 @@ from typing import Any
 
 from dfme.config.yaml_files import sealed
 from dfme.data import DATASETS, whole_name
-from dfme.errors import RunError, UserError
+from dfme.errors import Ref, RunError, UserError, say
 from dfme.files import remove, write_text
 from dfme.oracle.ledger_log import audit
 from dfme.run.lock import LOCK, DirectoryLock
@@ -137,7 +137,7 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
             taken = holds_something(path)
         except OSError as error:
             raise UserError(
-                f"--out {path}: cannot create the run directory: {error.strerror}"
+                f"cannot create the run directory: {error.strerror}", about=Ref("out", path)
             ) from error
         if not taken or os.path.lexists(path / LOCK):  # one that is in use is said to be so
             directory = cls(path)
@@ -145,8 +145,11 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
                 return directory
             directory.close()
         raise UserError(
-            f"--out {path}: expected a new or empty directory, got one with files; "
-            "add --resume to go on with its run, or choose another --out"
+            say(
+                "expected a new or empty directory, got one with files; add {resume} to go on "
+                "with its run, or choose another {out}"
+            ),
+            about=Ref("out", path),
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dfme.compute.modes import evaluating
 from dfme.config.settings import StudentConfig
-from dfme.errors import DfmeError, TeacherError
+from dfme.errors import DfmeError, Message, Ref, TeacherError, say
 from dfme.methods.base import Method
 from dfme.students.optimizers import weight_decay
 from dfme.students.trainer import StudentTrainer
@@ -24,11 +24,11 @@ class DivergedError(DfmeError):
     known.
     """
 
-    def __init__(self, what: str, rate: str = "", whose: str = "student") -> None:
+    def __init__(self, what: str, rate: Message | None = None, whose: str = "student") -> None:
         self.what = what
-        self.names_rate = bool(rate)
-        remedy = f", at {rate}; start a new run with a lower one" if rate else ""
-        super().__init__(f"the {whose} has diverged: {what}{remedy}")
+        self.names_rate = rate is not None
+        remedy = "" if rate is None else say(", at {}; start a new run with a lower one", rate)
+        super().__init__(say("the {} has diverged: {}{}", whose, what, remedy))
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def require_finite(config: StudentConfig, trainer: StudentTrainer, method: Metho
         raise lost
 
 
-def _rate(config: StudentConfig, trainer: StudentTrainer) -> str:
+def _rate(config: StudentConfig, trainer: StudentTrainer) -> Message:
     """The options that the student's steps follow from.
 
     A step multiplies weights by 1 - lr * weight_decay, too, which grows without end from 2 on.
@@ -73,8 +73,10 @@ def _rate(config: StudentConfig, trainer: StudentTrainer) -> str:
     settled = trainer.config
     held = 0 if trainer.replay is None else len(trainer.replay)
     decays = settled.optimizer != "adam" and settled.lr * weight_decay(settled, held) >= 2
-    decay = f" and --student.weight-decay {config.weight_decay:g}" if decays else ""
-    return f"--student.lr {config.lr:g}{decay}"
+    rate = say("{}", Ref("student.lr", config.lr))
+    return (
+        rate + say(" and {}", Ref("student.weight_decay", config.weight_decay)) if decays else rate
+    )
 
 
 def _lost(trainer: StudentTrainer, recent: Tensor | None) -> str | None:
@@ -110,7 +112,7 @@ def _generator_lost(method: Method, tried: bool) -> DfmeError | None:
     elif not tried or _generates(method):
         return None
     rate = getattr(method.config, "generator_lr", math.nan)
-    return DivergedError(what, f"--method.generator-lr {rate:g}", whose="generator")
+    return DivergedError(what, say("{}", Ref("method.generator_lr", rate)), whose="generator")
 
 
 @torch.no_grad()

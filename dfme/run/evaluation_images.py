@@ -12,7 +12,7 @@ from torch import Tensor
 from dfme.config.settings import EvaluationConfig
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.class_names import numbered, shown_names
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, say
 from dfme.spec import ImageSpec, Shape
 
 HELD_BYTES = 1 << 28  # evaluation images that take more, as float32, are read again at each scoring
@@ -47,7 +47,8 @@ def chosen_images(
         )
     except UserError as error:
         taken = "x".join(map(str, spec.shape))
-        raise UserError(f"--evaluation.dataset: {error} (the teacher takes {taken})") from error
+        text = say("{} (the teacher takes {})", error.message, taken)
+        raise OptionError("evaluation.dataset", text) from error
     return data.subset(config.limit)
 
 

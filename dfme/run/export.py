@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import DfmeError, UserError
+from dfme.errors import DfmeError, OptionError, Ref, UserError, say
 from dfme.files import replacing
 from dfme.precision import ieee_fp32
 from dfme.run.student_file import described, load_student_of_run
@@ -24,13 +24,14 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
     DfmeError for a network that cannot be exported, or that answers something else then.
     """
     if out.exists() or not out.absolute().parent.is_dir():
-        raise UserError(f"--out: expected a new file in a folder that exists, got {str(out)!r}")
+        raise OptionError("out", "expected a new file in a folder that exists", got=repr(str(out)))
     try:
         for package in ("onnx", "onnxscript") if form == "onnx" else ():
             importlib.import_module(package)
     except ImportError as error:
-        message = f"--format onnx: needs the package {package}; pip install onnx onnxscript"
-        raise UserError(message) from error
+        raise UserError(
+            say("{format:onnx}: needs the package {}; pip install onnx onnxscript", package)
+        ) from error
     net = load_student_of_run(student)
     spec = net.spec
     classes = net.num_classes
@@ -71,7 +72,12 @@ def _program(net: nn.Module, form: str, example: Tensor, metadata: dict[str, str
         data: bytes = onnx.model_proto.SerializeToString()
     except Exception as error:  # an operator that a form lacks can raise anything at all
         raise DfmeError(
-            f"--format {form}: cannot export {net.arch}: {' '.join(str(error).split())[:300]}"
+            say(
+                "{}: cannot export {}: {}",
+                Ref("format", form),
+                net.arch,
+                " ".join(str(error).split())[:300],
+            )
         ) from error
     return data
 
@@ -99,7 +105,10 @@ def _verified(net: nn.Module, data: bytes, form: str, images_BCHW: Tensor) -> st
         worst = max(worst, (wanted - got).abs().max().item())
         if got.shape != wanted.shape or not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
             raise DfmeError(
-                f"--format {form}: the scores differ from the student's by up to {worst:.3g}; not "
-                "written"
+                say(
+                    "{}: the scores differ from the student's by up to {:.3g}; not written",
+                    Ref("format", form),
+                    worst,
+                )
             )
     return f"by {by} on {len(images_BCHW)} random images: scores differ by {worst:.1g} at most"

@@ -2,55 +2,57 @@
 
 from collections.abc import Callable, Iterator
 
-from dfme.config.messages import Problem, spelled_flag
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import leaves
+from dfme.errors import Problem, Ref, joined
 from dfme.methods import METHODS, SECTIONS, entry_of
 
-POOLS = (
-    "pool",
-    "proxy",
-    "partial_data",
-)  # options of methods that name images; root, download go with them
+POOLS = ("pool", "proxy", "partial_data")
+"""Options of methods that name images; root and download go with them."""
 FROM_DISK = "mnist,fashion_mnist,cifar10,cifar100,svhn"
-KEPT = ("student.replay_steps", "student.steps", "student.passes", "method.keeps")
-DRAWING = (
-    "queries.procedural",
-    "queries.base",
-    "method.proxy=procedural",
-    "method.name=procedural",
+KEPT = (
+    Ref("student.replay_steps"),
+    Ref("student.steps"),
+    Ref("student.passes"),
+    Ref("method.keeps"),
 )
-DIFFERENCES = "estimator.kind=finite_difference,synthetic"
+DRAWING = (
+    Ref("queries.procedural"),
+    Ref("queries.base"),
+    Ref("method.proxy", "procedural"),
+    Ref("method.name", "procedural"),
+)
+DIFFERENCES = Ref("estimator.kind", "finite_difference,synthetic")
 
-# Options, idle unless one of these has another value than its default, or the one that stands
+# Options, idle unless one of these has another value than its default, or one of those that stand
 # there.
-EFFECTS: dict[str, tuple[str, ...]] = {
-    "student.momentum": ("student.optimizer=sgd",),
-    "student.passes student.replay_steps": ("student.steps=0",),
-    "student.replay_steps method.epochs": ("student.passes=0",),
+EFFECTS: dict[str, tuple[Ref, ...]] = {
+    "student.momentum": (Ref("student.optimizer", "sgd"),),
+    "student.passes student.replay_steps": (Ref("student.steps", "0"),),
+    "student.replay_steps method.epochs": (Ref("student.passes", "0"),),
     "student.replay_batch student.replay_capacity student.replay_store": KEPT,
     "student.augment method.store": KEPT,
-    "student.shrink": ("student.rounds",),
-    "student.average_every": ("student.average",),
-    "schedule.milestones schedule.decay": ("schedule.kind=steps",),
-    "evaluation.mean evaluation.std evaluation.limit": ("evaluation.dataset",),
-    "evaluation.root evaluation.download": (f"evaluation.dataset={FROM_DISK}",),
-    "answers.knows": ("answers.recover",),
-    "queries.choose queries.balance": ("queries.pool",),
+    "student.shrink": (Ref("student.rounds"),),
+    "student.average_every": (Ref("student.average"),),
+    "schedule.milestones schedule.decay": (Ref("schedule.kind", "steps"),),
+    "evaluation.mean evaluation.std evaluation.limit": (Ref("evaluation.dataset"),),
+    "evaluation.root evaluation.download": (Ref("evaluation.dataset", FROM_DISK),),
+    "answers.knows": (Ref("answers.recover"),),
+    "queries.choose queries.balance": (Ref("queries.pool"),),
     "queries.programs queries.domain": DRAWING,
-    "queries.programs": ("queries.domain=unknown",),
+    "queries.programs": (Ref("queries.domain", "unknown"),),
     "estimator.objective estimator.space estimator.form estimator.direction": (DIFFERENCES,),
-    "estimator.frequencies": ("estimator.direction=dct", "estimator.kind=auto"),
-    "estimator.every estimator.synthetic_lr": ("estimator.kind=synthetic",),
-    "method.seed_images method.gan_weight method.gradient_penalty": ("method.partial_data",),
-    "method.critic_steps method.critic_lr": ("method.partial_data",),
-    "method.epochs": ("student.replay_steps=0",),
-    "method.root method.download": tuple(f"method.{pool}={FROM_DISK}" for pool in POOLS),
-    "wandb.project wandb.entity wandb.name wandb.group wandb.tags": ("wandb.mode",),
+    "estimator.frequencies": (Ref("estimator.direction", "dct"), Ref("estimator.kind", "auto")),
+    "estimator.every estimator.synthetic_lr": (Ref("estimator.kind", "synthetic"),),
+    "method.seed_images method.gan_weight method.gradient_penalty": (Ref("method.partial_data"),),
+    "method.critic_steps method.critic_lr": (Ref("method.partial_data"),),
+    "method.epochs": (Ref("student.replay_steps", "0"),),
+    "method.root method.download": tuple(Ref(f"method.{pool}", FROM_DISK) for pool in POOLS),
+    "wandb.project wandb.entity wandb.name wandb.group wandb.tags": (Ref("wandb.mode"),),
 }
 
 
-def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
+def idle_problems(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
     """Options to which the user gave another value than the default, and which change nothing."""
     entry = entry_of(job)
     sections = {name: entry.section(name)() for name in SECTIONS}
@@ -59,34 +61,28 @@ def idle_problems(job: Job, said: Callable[[str], bool]) -> Iterator[Problem]:
     usual = _leaves(Job(ExtractConfig(), TeacherConfig(), {}, "", options, **sections))
     held = _leaves(job) | {"method.keeps": entry.keeps or None}
 
-    def holds(condition: str) -> bool:
-        key, equals, choices = condition.partition("=")
-        return (
-            str(held.get(key)) in choices.split(",") if equals else held.get(key) != usual.get(key)
-        )
+    def holds(condition: Ref) -> bool:
+        value = held.get(condition.key)
+        if condition.value is None:
+            return value != usual.get(condition.key)
+        return str(value) in condition.value_text.split(",")
 
     for keys, conditions in EFFECTS.items():
-        told = [each.partition("=") for each in conditions]
-        needed = " or ".join(
-            f"{spelled_flag(key)} {text}".strip() for key, _, text in told if key in usual
-        )
+        if any(map(holds, conditions)):
+            continue
+        needed = joined([option for option in conditions if option.key in usual], " or ")
         for key in keys.split():
-            if (
-                key in held
-                and said(key)
-                and held[key] != usual[key]
-                and not any(map(holds, conditions))
-            ):
-                yield Problem(key, f"takes effect only with {needed}")
+            if key in held and gives(key) and held[key] != usual[key]:
+                yield Problem(key, "takes effect only with " + needed)
 
 
 def _leaves(job: Job) -> dict[str, object]:
     """The values of a job by dotted key, its teacher apart."""
-    own: dict[str, object] = {"method.name": job.method}
+    values: dict[str, object] = {"method.name": job.method}
     for name, part in (
         ("method", job.method_config),
         ("estimator", job.estimator),
         ("queries", job.queries),
     ):
-        own |= {f"{name}.{key}": value for key, value in leaves(part).items()}
-    return leaves(job.config) | own
+        values |= {f"{name}.{key}": value for key, value in leaves(part).items()}
+    return leaves(job.config) | values

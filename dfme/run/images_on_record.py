@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 from dfme.files import write_text
 from dfme.queries.names import PROCEDURAL
 from dfme.report.summary_file import read_object
@@ -47,8 +47,8 @@ def may_have_moved(run_dir: Path) -> set[str]:
     return {name for key in recorded for name in (key, *ROOTS[key])}
 
 
-def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "--resume") -> None:
-    """UserError, which ``option`` begins, where images are not those on record; none on record may
+def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "resume") -> None:
+    """UserError about this option where images are not those on record; none on record may
     be any.
     """
     differing = [
@@ -58,9 +58,12 @@ def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "--res
     ]
     if differing:
         raise UserError(
-            f"{option}: this run was started with other values of {', '.join(differing)}; name the "
-            "images of "
-            "then, wherever they lie now, or start a new run in another --out"
+            say(
+                "this run was started with other values of {}; name the images of then, wherever "
+                "they lie now, or start a new run in another {out}",
+                ", ".join(differing),
+            ),
+            about=Ref(option),
         )
 
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from dfme.config.messages import printable
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 
 LOCK = ".lock"
 BEAT_SECONDS = 30.0
@@ -44,11 +44,11 @@ def wait_for_lock(path: Path) -> DirectoryLock:
 class DirectoryLock:
     """A lock from creation until ``close`` or the process's end. ``note``: a remark for the user.
 
-    Raises UserError, which names ``option``, if another process holds it, or the directory cannot
+    Raises UserError, about ``option``, if another process holds it, or the directory cannot
     be written.
     """
 
-    def __init__(self, path: Path, option: str = "--out") -> None:
+    def __init__(self, path: Path, option: str = "out") -> None:
         self.note = ""
         self._fd = -1
         self._ended = threading.Event()
@@ -59,23 +59,24 @@ class DirectoryLock:
                 path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
             )
             os.lseek(self._fd, 0, os.SEEK_END)  # which a pipe refuses
-            problem = self._take(path)
+            self._take(path)
+        except InUseError:
+            os.close(self._fd)
+            raise
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
             problem = f"cannot write to the directory: {error.strerror}"
             if error.errno in NO_LOCKS:
                 problem += (
                     "; its file system has no locks: mount it with -o flock, or without "
                     "-o nolock (NFS)"
                 )
-        if problem:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            in_use = problem.startswith("in use")
-            raise (InUseError if in_use else UserError)(f"{option} {path}: {problem}")
+            raise UserError(problem, about=Ref(option, path)) from None
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def _take(self, path: Path) -> str:
-        """Take the lock, unless somebody else is at work: then the result says who."""
+    def _take(self, path: Path) -> None:
+        """Take the lock. InUseError, which names the other process, where one is at work."""
         busy = True
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,14 +95,18 @@ class DirectoryLock:
             there and abs(age) < DEAD_SECONDS
         ):  # a beat far ahead is none of this file system's
             wait = "" if busy else f" (or {DEAD_SECONDS - age:.0f} s if it is gone)"
-            return (
-                f"in use by {holder}; wait for it to end{wait}, stop it, or choose "
-                f"another {self._option}"
+            raise InUseError(
+                say(
+                    "in use by {}; wait for it to end{}, stop it, or choose another {}",
+                    holder,
+                    wait,
+                    Ref(self._option),
+                ),
+                about=Ref(self._option, path),
             )
         self.note = f"{path}: taken over from {holder}" if there else ""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, self._own, 0)
-        return ""
 
     def _holder(self) -> tuple[str, str]:
         """Host and process that the file names, a stranger's text perhaps."""

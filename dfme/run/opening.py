@@ -13,7 +13,18 @@ import torch
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data import ImageSet
-from dfme.errors import Misfit, Misread, RunError, TeacherError, Unserved, UserError
+from dfme.errors import (
+    Misfit,
+    Misread,
+    OptionError,
+    RunError,
+    TeacherError,
+    Text,
+    Unserved,
+    UserError,
+    flag,
+    say,
+)
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
@@ -99,21 +110,21 @@ def tell_finished(job: Job, result: Result, shown: Console) -> None:
     """Say of a run that came to its end before how to go on, and show its table again."""
     spent = result.summary["spent"]
     reached = result.summary.get("ended_by") == "until_agreement"
-    how, flag = (
-        ("at its goal, after", "--until-agreement") if reached else ("with all of its", "--budget")
-    )
+    how = "at its goal, after" if reached else "with all of its"
+    larger = flag("until_agreement" if reached else "budget")
+    advice: Text = f"give a larger {larger}"
+    if job.config.student.is_planned and not reached:
+        advice = PLANNED
     shown.note(
         f"{result.run_dir}: finished before {how} {spent:,} queries, nothing was asked now; to go "
-        "on, "
-        + (PLANNED if job.config.student.is_planned and not reached else f"give a larger {flag}")
+        f"on, {advice}"
     )
     shown.table(result.summary, result.run_dir)
 
 
-PLANNED = (  # in place of a larger budget
-    "since --student.steps are planned over the run's own budget, without --student.rounds, start "
-    "a new "
-    "run, or train again on what is paid for: run.py retrain"
+PLANNED = say(  # in place of a larger budget
+    "since {student.steps} are planned over the run's own budget, without {student.rounds}, start "
+    "a new run, or train again on what is paid for: run.py retrain"
 )
 
 
@@ -146,11 +157,16 @@ def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: 
     moved = may_have_moved(run_dir)
     keys = [key for key in keys if key not in moved]
     if keys:
-        planned = f"; {PLANNED}" if "budget" in keys and job.config.student.is_planned else ""
-        raise UserError(
-            f"--resume: this run was started with other values of {', '.join(keys)} (see "
-            f"{config}); "
-            f"leave those flags out, or start a new run in another --out{planned}"
+        planned = "; " + PLANNED if "budget" in keys and job.config.student.is_planned else ""
+        raise OptionError(
+            "resume",
+            say(
+                "this run was started with other values of {} (see {}); leave those out, or start "
+                "a new run in another {out}{}",
+                ", ".join(keys),
+                config,
+                planned,
+            ),
         )
 
 

@@ -13,7 +13,7 @@ from dfme.answers.asking import Reader
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, flag, say
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import default_settings, needs_preflight
@@ -100,10 +100,9 @@ def weak_differences(config: EstimatorConfig, spec: ImageSpec) -> list[str]:
     cosine = math.sqrt(config.directions / spec.numel)
     return [
         f"warning: differences along {config.directions} of {spec.numel:,} directions have a "
-        "cosine of about "
-        f"{cosine:.2g} with the gradient (0.018 of one at 3x32x32); give --estimator.direction dct "
-        "or range, "
-        "or take a method without them: --method.name static or procedural"
+        f"cosine of about {cosine:.2g} with the gradient (0.018 of one at 3x32x32); give "
+        f"{flag('estimator.direction', 'dct')} or range, or take a method without them: "
+        f"{flag('method.name', 'static')} or procedural"
     ]
 
 
@@ -116,9 +115,14 @@ def require_answers_fit(job: Job, teacher: Teacher) -> None:
     if kind not in label_modes:
         able = [other for other, entry in METHODS.items() if kind in entry.load().label_modes]
         raise UserError(
-            f"--method.name {name} needs a teacher that answers {' or '.join(label_modes)}, this "
-            "one "
-            f"answers {mode}; methods that can use it: {', '.join(able)}"
+            say(
+                "{} needs a teacher that answers {}, this one answers {}; methods that can use "
+                "it: {}",
+                Ref("method.name", name),
+                " or ".join(label_modes),
+                mode,
+                ", ".join(able),
+            )
         )
 
 
@@ -154,11 +158,17 @@ def require_room(job: Job, teacher: Teacher, device: torch.device) -> None:
     on_disk, needed = replay_bytes(job, teacher)
     free = free_disk(Path(job.config.out or "runs")) if on_disk else free_memory(device)
     if needed > free:
-        where = "the disk of --out" if on_disk else device.type
-        instead = "" if on_disk else ", or take --student.replay-store disk"
-        raise UserError(
-            f"--student.replay-capacity: the full replay takes {size_of(needed)}, and {where} has "
-            f"{size_of(free)} free; lower it{instead}; nothing was asked"
+        where = say("the disk of {out}") if on_disk else device.type
+        instead = "" if on_disk else say(", or take {student.replay_store:disk}")
+        raise OptionError(
+            "student.replay_capacity",
+            say(
+                "the full replay takes {}, and {} has {} free; lower it{}; nothing was asked",
+                size_of(needed),
+                where,
+                size_of(free),
+                instead,
+            ),
         )
 
 

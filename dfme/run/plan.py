@@ -15,6 +15,7 @@ from torch import nn
 
 from dfme.compute.device import choose_device
 from dfme.config.settings import Job
+from dfme.errors import flag
 from dfme.estimators.preflight.measure import preflight_calls
 from dfme.methods.base import Ask, Method, in_batches
 from dfme.report.console import duration
@@ -165,9 +166,10 @@ def _price(job: Job, teacher: Teacher, spent: Spending) -> Iterator[tuple[str, s
     if at:
         yield "", f"at least {duration(slowest)} to ask, at {at} per second"
     elif teacher.info.remote:
-        yield "", "state the rate by --teacher.images-per-second or --teacher.requests-per-second"
+        by_requests = flag("teacher.requests_per_second")
+        yield "", f"state the rate by {flag('teacher.images_per_second')} or {by_requests}"
     price = job.teacher.price_per_1000
-    cost = "not known: state the price by --teacher.price-per-1000"
+    cost = f"not known: state the price by {flag('teacher.price_per_1000')}"
     if price is not None:
         cost = (
             f"{images * price / 1000:,.2f} it would be, at {price:g} per 1,000 images, "

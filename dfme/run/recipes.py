@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dfme.config.messages import spelled_flag, unknown_choice
+from dfme.config.messages import unknown_choice
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.settings import Job, ScheduleConfig, StudentConfig
 from dfme.config.values import flatten, from_mapping, leaves
 from dfme.config.variants import Variant
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
+from dfme.errors import UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of
 from dfme.queries.names import DOMAINS
 from dfme.run.checks import method_problems
@@ -97,7 +97,7 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     return [
         f"warning: recipe {name} is made for images of {expected}, this teacher's are {actual}: "
         f"its budget (now {int(job.config.budget):,} images), networks and rates need not suit; "
-        "try --recipe frugal"
+        f"try {flag('recipe', 'frugal')}"
     ]
 
 
@@ -160,7 +160,7 @@ def with_variants(job: Job, mode: LabelMode, shape: Shape) -> tuple[Job, str]:
         return varied, ""
     problems = [*method_problems(varied), *idle_problems(varied, job.given.__contains__)]
     if problems:
-        raise UserError("; ".join(f"{spelled_flag(key)}: {text}" for key, text in problems))
+        raise UserError(*problems)
     answers = job.config.answers.mode(mode)
     held = [str(variant) for variant in job.when if variant.holds(answers, shape)]
     queries = {f"queries.{key}": value for key, value in leaves(varied.queries).items()}

@@ -16,7 +16,7 @@ from dfme.config.answer_settings import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag, say
 from dfme.oracle.ledger import Ledger
 from dfme.precision import has_fast_bf16
 from dfme.randomness import Streams, derived_seed
@@ -76,7 +76,8 @@ class PaidAnswers:
     def shortfall(self) -> str | None:
         """In a line, what of all that was paid for is not there, and why; None if all of it is."""
         reasons = {
-            "older than the --student.replay-capacity last ones": self.replayed - len(self.replay),
+            f"older than the {flag('student.replay_capacity')} last ones": self.replayed
+            - len(self.replay),
             "that served other ends (gradient estimates, checks, scores)": self.spent
             - self.replayed,
         }
@@ -104,9 +105,11 @@ def paid_answers(run_dir: Path, rng: torch.Generator | None = None) -> PaidAnswe
         kept = state["trainer"]["replay"]
         if kept is None or not kept["held"]:
             raise UserError(
-                f"{run_dir}: this run kept none of its paid answers; start one with "
-                "--student.replay-steps "
-                "1 or more"
+                say(
+                    "{}: this run kept none of its paid answers; start one with "
+                    "{student.replay_steps} 1 or more",
+                    run_dir,
+                )
             )
         _, spec, num_classes = student_facts(run_dir)
         folder = run_dir / "replay" if kept["items"]["kind"] == "disk" else None
@@ -226,7 +229,8 @@ def read_again(paid: PaidAnswers, settings: ExtractConfig, rng: torch.Generator)
         recorded.vote,
     ):
         raise UserError(
-            "--answers: expected those of the run, which kept no other answers, and none are asked"
+            "expected those of the run, which kept no other answers, and none are asked",
+            about=Ref("answers"),
         )
     reader = Reader(
         replace(new, repeat=1, vote=1), paid.label_mode, paid.num_classes, settings.seed
@@ -254,13 +258,17 @@ def recorded_examination(
         answered = 0 if examination.answers is None else len(examination.answers)
         if answered != len(examination):
             raise UserError(
-                f"--evaluation.dataset {settings.evaluation.dataset}: {run} has answers to "
-                f"{answered} "
-                f"evaluation images on record, but here are {len(examination)}; leave it as the "
-                "run has it"
+                say(
+                    "{}: {} has answers to {} evaluation images on record, but here are {}; leave "
+                    "it as the run has it",
+                    Ref("evaluation.dataset", settings.evaluation.dataset),
+                    run,
+                    answered,
+                    len(examination),
+                )
             )
         now = digests_on_record(run) | ({} if data is None else {"evaluation.dataset": data.digest})
-        require_recorded(run, now, "--evaluation.dataset")
+        require_recorded(run, now, "evaluation.dataset")
     with explain_load_errors(run / "checkpoint.pt"):
         require_paid(examination.paid, paid.spec, paid.num_classes, examination.mode)
     return examination

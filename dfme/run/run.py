@@ -14,7 +14,7 @@ from dfme.compute.device import device_name
 from dfme.compute.modes import evaluating
 from dfme.compute.state import validate_like
 from dfme.config.settings import Job
-from dfme.errors import BudgetExhausted
+from dfme.errors import BudgetExhausted, flag, say
 from dfme.methods.base import Method
 from dfme.oracle.ledger_log import audit
 from dfme.oracle.left_out import left_out_warnings, require_classes
@@ -164,15 +164,18 @@ class Run:
             require_classes(self.oracle.ledger, enough=1)
             failures = ", ".join(self.oracle.ledger.reasons.get("failed", {}))
             raise BudgetExhausted(
-                f"query budget: all {self.oracle.ledger.spent} images are charged, and no answer "
-                "came to "
-                f"learn from ({failures}); mend the teacher, then resume with a larger --budget"
+                say(
+                    "query budget: all {} images are charged, and no answer came to learn from "
+                    "({}); mend the teacher, then resume with a larger {budget}",
+                    self.oracle.ledger.spent,
+                    failures,
+                )
             )
         if finished and self.oracle.remaining and self.goal is not None:
             rate = f"its learning rate at {self.trainer.lr_factor():.0%} of the first"
             self.recorder.note(
-                f"--until-agreement {self.goal.share:g} is reached; the student is kept as it is, "
-                f"{rate}"
+                f"{flag('until_agreement', self.goal.share)} is reached; the student is kept as it "
+                f"is, {rate}"
             )
         return self.deliver(finished)
 
@@ -250,8 +253,8 @@ class Run:
         )
         self.recorder.note(
             f"the budget of {budget:,} images holds {few if steps else none}; give a larger "
-            "--budget, a "
-            "smaller --method.batch-size, or --recipe frugal, which is made for few queries"
+            f"{flag('budget')}, a smaller {flag('method.batch_size')}, or "
+            f"{flag('recipe', 'frugal')}, which is made for few queries"
         )
 
     def _left_out(self) -> list[str]:

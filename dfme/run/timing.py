@@ -18,7 +18,7 @@ from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.data import ImageSet
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, UserError, say
 from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -142,16 +142,24 @@ def within_minutes(
                 return _taking(few.steps + int((limit - few.least) / few.more), candidate)
             if few.arch == "cnn_small":
                 break
-    faster = ", a faster student (--student.arch cnn_small)"
-    faster = "" if few.arch in ("cnn_small", "lenet5") else faster
-    programs = ", other --queries.programs" if "drawing images" in few.slowest else ""
+    remedies = say("give more")
+    if few.arch not in ("cnn_small", "lenet5"):
+        remedies += say(", a faster student ({student.arch:cnn_small})")
+    if "drawing images" in few.slowest:
+        remedies += say(", other {queries.programs}")
     minutes = few.least / 60
     least = f"{minutes:.2g}" if minutes < 10 else f"{minutes:,.0f}"
     raise UserError(
-        f"--minutes {config.minutes:g}: expected at least {least} on this machine, for "
-        f"{few.steps:,} steps of {few.arch}, {few.slowest}; give more{faster}{programs} or a "
-        "smaller "
-        "--budget; nothing was asked"
+        say(
+            "{}: expected at least {} on this machine, for {:,} steps of {}, {}; {} or a smaller "
+            "{budget}; nothing was asked",
+            Ref("minutes", config.minutes),
+            least,
+            few.steps,
+            few.arch,
+            few.slowest,
+            remedies,
+        )
     )
 
 
@@ -184,10 +192,12 @@ def _few_steps(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | No
         works.append(Work(short.job, method_of(short, teacher), rehearsed))
     least, twice = (work.seconds_to_end(parts.scored) for work in works)
     if least is None or twice is None:
-        raise UserError(
-            "--minutes: the steps cannot be rehearsed (a part of your own, or weights that "
-            "diverge); "
-            "give --student.steps instead, or a lower --student.lr"
+        raise OptionError(
+            "minutes",
+            say(
+                "the steps cannot be rehearsed (a part of your own, or weights that diverge); "
+                "give {student.steps} instead, or a lower {student.lr}"
+            ),
         )
     return _FewSteps(
         arch=parts.nets.arch,

@@ -12,6 +12,7 @@ from typing import Literal
 
 from dfme.compute.device import choose_device
 from dfme.config.settings import Job
+from dfme.errors import flag
 from dfme.methods.base import Method
 from dfme.report.console import Standing, duration
 
@@ -235,9 +236,10 @@ class Work:
         student = self._job.config.student
         fewer = "passes" if student.passes and not student.steps else "steps"
         gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"
-        minutes = f"--minutes {LONG_SECONDS / 60:g}"
+        minutes = flag("minutes", LONG_SECONDS / 60)
+        student_steps = flag(f"student.{fewer}")
         return text, shorter(
-            seconds, f"{minutes}, fewer --student.{fewer}, a smaller --student.arch{gpu}"
+            seconds, f"{minutes}, fewer {student_steps}, a smaller {flag('student.arch')}{gpu}"
         )
 
     @property

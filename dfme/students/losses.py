@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dfme.answers.reading import top_class
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 from dfme.spec import LabelMode
 
 
@@ -117,7 +117,12 @@ def make_distance(loss: str, mode: LabelMode) -> Distance:
     if loss not in (able := FITTING_LOSSES[mode.kind]):
         fitting = ", ".join(able)
         raise UserError(
-            f"--student.loss {loss} cannot use a teacher that answers {mode}; use one of {fitting}"
+            say(
+                "{} cannot use a teacher that answers {}; use one of {}",
+                Ref("student.loss", loss),
+                mode,
+                fitting,
+            )
         )
     if loss == "kl":
         return Distance(partial(log_probabilities, mode=mode), _kl)

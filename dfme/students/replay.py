@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.errors import RunError
+from dfme.errors import RunError, say
 from dfme.files import disk_error, make_folder, open_file, replacing
 from dfme.spec import ImageSpec
 
@@ -23,7 +23,7 @@ DTYPES = {torch.uint8: "|u1", torch.float32: "<f4", torch.int64: "<i8"}
 """Their names in the file, on every machine."""
 
 CRC_BYTES = 4  # of the checksum of an item on disk
-ADVICE = "restore the file as the run left it, or start a new run in another --out"
+ADVICE = say("restore the file as the run left it, or start a new run in another {out}")
 
 
 class DiskStore:
@@ -119,17 +119,15 @@ class DiskStore:
             with open_file(self._path) as file:
                 self._fd = os.dup(file.fileno())
         except OSError as error:
-            raise RunError(
-                f"{self._path}: cannot read kept answers: {error.strerror}; {ADVICE}"
-            ) from error
+            text = f"cannot read kept answers: {error.strerror}; "
+            raise RunError(text + ADVICE, about=str(self._path)) from error
         size = os.fstat(self._fd).st_size
         self._rows = size // self._size()
         if self._rows < held or size % self._size():
-            raise RunError(
-                f"{self._path}: expected at least {held} kept answers of {self._size()} bytes, got "
-                f"{size} "
-                f"bytes; {ADVICE}"
+            text = (
+                f"expected at least {held} kept answers of {self._size()} bytes, got {size} bytes; "
             )
+            raise RunError(text + ADVICE, about=str(self._path))
 
     def _open_to_write(self, new: bool = False) -> None:
         """Open the file, never through a link; a new one takes disk only where it is written."""
@@ -166,9 +164,8 @@ class DiskStore:
         item = os.pread(self._fd, size, number % self._rows * size)
         crc = zlib.crc32(item[:-CRC_BYTES], number).to_bytes(CRC_BYTES, "little")
         if len(item) != size or item[-CRC_BYTES:] != crc:
-            raise RunError(
-                f"{self._path}, item {number}: is cut short, or not as it was written; {ADVICE}"
-            )
+            text = "is cut short, or not as it was written; "
+            raise RunError(text + ADVICE, about=f"{self._path}, item {number}")
         return item
 
 

@@ -7,7 +7,7 @@ from dfme.config.defence_options import DefenceOptions
 from dfme.config.defences import Misinform, parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
-from dfme.errors import UserError
+from dfme.errors import OptionError, Ref, Text, UserError, joined, say
 from dfme.spec import LabelMode
 from dfme.teachers.remote.secrets import Secrets
 
@@ -16,44 +16,47 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
     """UserError with all problems of the defences; no torch. ``local``: in this process."""
     stack = parse_defences(teacher.defences)
     mode = LabelMode.parse(teacher.label_mode or "probabilities")
-    problems = list[str]()
+    problems = list[Text]()
     for defence in stack:
         texts = _problems(defence, mode, teacher.kind)
-        problems += [f"{defence.name}: {text}" for text in texts]
+        problems += [say("{}: {}", defence.name, text) for text in texts]
     times = Counter(defence.name for defence in stack)
     problems += [
         f"{name}: expected once, got {count}" for name, count in times.items() if count > 1
     ]
     if stack and mode.kind == "logits":
         hint = "an attribute label_mode says that a custom teacher gives logits"
-        problems = [
-            f"expected --teacher.label-mode probabilities, top_k or label, got logits ({hint})"
-        ]
+        modes = "expected {teacher.label_mode:probabilities}, top_k or label, got logits ({})"
+        problems = [say(modes, hint)]
     if stack and not local:
-        where = f"run.py serve --teacher.defences {'+'.join(map(str, stack))}"
-        problems = [f"a service is defended where it runs: {where}; leave it out here"]
+        served = Ref("teacher.defences", "+".join(map(str, stack)))
+        text = "a service is defended where it runs: run.py serve {}; leave it out here"
+        problems = [say(text, served)]
     if problems:
-        raise UserError(f"--teacher.defences: {'; '.join(problems)}")
+        raise OptionError("teacher.defences", joined(problems, "; "))
 
 
-def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[str]:
+def _problems(options: DefenceOptions, mode: LabelMode, kind: str) -> Iterator[Text]:
     """Problems of one defence: what it lacks, or what a label mode does to it that it must not
     do.
     """
     step = 10.0 ** -(mode.decimals or 0)
     margin = options.margin_kept
     if mode.decimals and margin is not None and step >= margin:
-        undone = (
-            f"--teacher.label-mode {mode} undoes the margin {margin:g} that keeps the top class"
+        yield say(
+            "{} undoes the margin {:g} that keeps the top class; expected more decimals, or a "
+            "margin above {:g}",
+            Ref("teacher.label_mode", mode),
+            margin,
+            step,
         )
-        yield f"{undone}; expected more decimals, or a margin above {step:g}"
     try:
         if isinstance(options, Misinform) and options.data:
             check_dataset(options.data, download=False)
         if "key" in options.facts(2).needs:
             key_of(options)
     except UserError as error:
-        yield str(error)
+        yield error.message
     if isinstance(options, Misinform) and (options.gate == "mahalanobis") != bool(options.data):
         yield (
             "expected data with gate=mahalanobis, and with no other gate; got "

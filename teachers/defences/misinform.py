@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dfme.data import load_dataset
+from dfme.errors import flag
 from dfme.spec import Teacher
 from dfme.teachers.defences.defence import Defence
 from dfme.teachers.features import Mahalanobis, as_asked
@@ -22,7 +23,7 @@ class MisinformDefence(Defence):
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
         if options.gate == "mahalanobis":
-            what = "--teacher.defences: misinform: gate=mahalanobis with data"
+            what = f"{flag('teacher.defences')}: misinform: gate=mahalanobis with data"
             self._distances = Mahalanobis(teacher, options.data, what)
             honest = load_dataset(options.data, "test", shape=teacher.spec.shape)
             x_NCHW = as_asked(honest.batch(slice(0, None, 2)), teacher)

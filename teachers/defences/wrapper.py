@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from dfme.compute.state import validate_like
 from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, say
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.defences import CUSTOM, DEFENCES
 from dfme.teachers.defences.defence import Defence
@@ -48,7 +48,7 @@ class Defended(Wrapper):
         self.watch = watching(teacher) if watching else None
         if self.watch and self.watch.on_alarm == "label" and label_mode == LOGITS:
             raise UserError(
-                "--teacher.on-alarm label: expected a --teacher.label-mode other than logits"
+                say("{teacher.on_alarm:label}: expected a {teacher.label_mode} other than logits")
             )
         self.undefended = restrict(teacher, label_mode)
         self.label_mode = label_mode
@@ -158,15 +158,16 @@ class Defended(Wrapper):
 
 def _require_unrounded(teacher: Teacher, defences: Sequence[DefenceOptions], watched: bool) -> None:
     """UserError for a teacher that cannot be defended, or watched, here."""
-    option = "--teacher.defences" if defences else "--teacher.watch"
+    key = "teacher.defences" if defences else "teacher.watch"
     if teacher.info.remote:
         verb = "defended" if defences else "watched"
-        raise UserError(f"{option}: a service is {verb} where it runs; leave it out here")
+        raise OptionError(key, f"a service is {verb} where it runs; leave it out here")
     needing = ", ".join(options.name for options in defences if options.name != "quota")
     mode = teacher.label_mode
     if (needing or watched) and mode not in (PROBABILITIES, LOGITS):
         who = needing or "the watch"
-        raise UserError(f"{option}: {who}: expected a teacher with unrounded scores, got {mode}")
+        expected = f"{who}: expected a teacher with unrounded scores"
+        raise OptionError(key, expected, got=str(mode))
 
 
 def _comparable(answers: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from dfme.answers.advice import add_up_to, rounded_to
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import Answers
 
@@ -79,14 +79,27 @@ def settle_form(source: str, scores_NK: Tensor, stated: Answers, end: End | None
             return _form(scores_NK, possible[0])
         choices = " or ".join(possible)
         raise UserError(
-            f"{source}: {values} can be {choices}; say which: --teacher.answers {choices}"
+            say(
+                "{}: {} can be {}; say which: {}",
+                source,
+                values,
+                choices,
+                Ref("teacher.answers", choices),
+            )
         )
     if stated == "logits" and end == "sigmoid" and stated not in possible:
-        raise UserError(f"{source}: ends in a sigmoid; say --teacher.answers {possible[0]}")
+        expected = Ref("teacher.answers", possible[0])
+        raise UserError(say("{}: ends in a sigmoid; say {}", source, expected))
     fitting = _fitting(scores_NK, None)
     if stated not in fitting:
         raise UserError(
-            f"{source}: {values} are no {stated}; say --teacher.answers {' or '.join(fitting)}"
+            say(
+                "{}: {} are no {}; say {teacher.answers} {}",
+                source,
+                values,
+                stated,
+                " or ".join(fitting),
+            )
         )
     return _form(scores_NK, stated)
 
@@ -125,10 +138,16 @@ def require_of_class_1(source: str, scores_NK: Tensor, name: str) -> None:
     of_label = (low >= 0.5 and high <= 1) or (low >= 50 and high <= 100)
     if scores_NK.shape[1] == 1 and of_label:
         raise UserError(
-            f"{source}: its output {name}, from {low:.3g} to {high:.3g} on check images, stands "
-            "beside one of whole numbers and may be the score of that label; if it is that of "
-            f"class 1, say --teacher.output {name}; else save the program with a score for each "
-            "class"
+            say(
+                "{}: its output {}, from {:.3g} to {:.3g} on check images, stands beside one of "
+                "whole numbers and may be the score of that label; if it is that of class 1, say "
+                "{teacher.output} {}; else save the program with a score for each class",
+                source,
+                name,
+                low,
+                high,
+                name,
+            )
         )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import ShapeUnknown, UserError
+from dfme.errors import OptionError, Problem, ShapeUnknown, UserError, say
 from dfme.spec import ImageSpec
 
 Value = TypeVar("Value")
@@ -24,29 +24,28 @@ Scale = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 
 
 def agreed(
-    what: str, flag: str, flagged: Value | None, stated: Value | None, says: str, origin: str
+    what: str, key: str, flagged: Value | None, stated: Value | None, says: str, origin: str
 ) -> Value:
-    """The one value that a flag gives (``flagged``), a file states, or both.
+    """The one value that the option ``key`` gives (``flagged``), a file states, or both.
 
     UserError where both are there and differ, naming both, or where neither is. ``says`` stands
     before the stated value (``the weights are for``); ``origin`` is what should state it.
     """
     if flagged is not None and stated is not None and flagged != stated:
-        raise UserError(f"{flag}: got {as_text(flagged)}, but {says} {as_text(stated)}")
+        raise OptionError(key, f"got {as_text(flagged)}, but {says} {as_text(stated)}")
     value = stated if flagged is None else flagged
     if value is None:
+        text = f"the {what} cannot be told from {origin}; give "
         if what == "image shape":
-            raise ShapeUnknown(
-                f"{flag}: the {what} cannot be told from {origin}; give --teacher.shape C,H,W"
-            )
-        raise UserError(f"{flag}: the {what} cannot be told from {origin}; give it")
+            raise ShapeUnknown(Problem(key, text + say("{teacher.shape} C,H,W")))
+        raise OptionError(key, f"{text}it")
     return value
 
 
 def agreed_classes(flagged: int | None, outputs: int | None, says: str, origin: str) -> int:
     """The number of classes; a model with one output has two."""
     classes = max(outputs, 2) if outputs else None
-    return agreed("number of classes", "--teacher.num-classes", flagged, classes, says, origin)
+    return agreed("number of classes", "teacher.num_classes", flagged, classes, says, origin)
 
 
 def as_text(value: object) -> str:

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag, say
 from dfme.files import archive_entries, open_file
 from dfme.teachers.local.answer_forms import End
 from dfme.teachers.local.checks import first_line
@@ -23,10 +23,10 @@ from dfme.teachers.options import Pt2Options, require_trust
 LOGGER = logging.getLogger("dfme")
 
 ARCHIVES = {
-    "archive_format": "a torch.export program; say --teacher pt2",
-    "serialized_exported_program.json": "a torch.export program; say --teacher pt2",
-    "constants.pkl": "a TorchScript archive; say --teacher torchscript",
-    "data.pkl": "a file of weights; say --teacher.checkpoint",
+    "archive_format": f"a torch.export program; say {flag('teacher', 'pt2')}",
+    "serialized_exported_program.json": f"a torch.export program; say {flag('teacher', 'pt2')}",
+    "constants.pkl": f"a TorchScript archive; say {flag('teacher', 'torchscript')}",
+    "data.pkl": f"a file of weights; say {flag('teacher.checkpoint')}",
 }
 """What a zip archive is, by the name of a file that only such archives hold; the most specific
 first.
@@ -166,7 +166,9 @@ def _archive(name: str, kind: str) -> Path:
     """The path of an archive of this kind. UserError for another file, with what it seems to be."""
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UserError(f"{path}: no such file; expected a program for --teacher {kind}")
+        raise UserError(
+            say("{}: no such file; expected a program for {}", path, Ref("teacher", kind))
+        )
     try:
         with open_file(path) as file:
             entries = archive_entries(file, path.stat().st_size, MAX_CODE)
@@ -176,8 +178,9 @@ def _archive(name: str, kind: str) -> Path:
     content = next(
         (what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind"
     )
-    if not content.endswith(f"--teacher {kind}"):
-        raise UserError(f"{path}: expected a program for --teacher {kind}, but it is {content}")
+    if not content.endswith(flag("teacher", kind)):
+        expected = Ref("teacher", kind)
+        raise UserError(say("{}: expected a program for {}, but it is {}", path, expected, content))
     return path
 
 

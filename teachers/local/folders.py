@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, say
 from dfme.files import open_file
 from dfme.spec import AT_ONCE, ImageSpec, Shape
 from dfme.teachers.local.checks import Scale, agreed, as_text, first_line, first_look
@@ -142,7 +142,7 @@ def require_weights(folder: Path) -> None:
 def unknown_scale(lacking: str) -> UserError:
     """The error of a folder that does not say how to normalise."""
     return UserError(
-        f"{lacking} to normalise by; give --teacher.mean and --teacher.std (0 and 1 for none)"
+        say("{} to normalise by; give {teacher.mean} and {teacher.std} (0 and 1 for none)", lacking)
     )
 
 
@@ -170,15 +170,16 @@ def image_shape(flagged: Shape | None, channels: int | None, size: Size | None) 
     """
     says = f"the channels of {CONFIG} are"
     channels = agreed(
-        "number of channels", "--teacher.shape", flagged and flagged[0], channels, says, CONFIG
+        "number of channels", "teacher.shape", flagged and flagged[0], channels, says, CONFIG
     )
     if flagged is not None:
         return flagged
     if size is None:
-        raise UserError(f"--teacher.shape: the image size cannot be told from {CONFIG}; give it")
+        raise OptionError("teacher.shape", f"the image size cannot be told from {CONFIG}; give it")
     if channels * size[0] * size[1] > AT_ONCE:
         stated = as_text((channels, *size))
-        raise UserError(f"--teacher.shape: {CONFIG} says {stated}, too large to be meant; give it")
+        too_large = f"{CONFIG} says {stated}, too large to be meant; give it"
+        raise OptionError("teacher.shape", too_large)
     return channels, *size
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import UserError, flag, say
 from dfme.nets.files import of_bounded_size
 from dfme.spec import Shape
 from dfme.teachers.local import folders
@@ -109,7 +109,9 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
                 )
     if "model_type" not in model_config:
         hint = (
-            "; it looks like timm's: say --teacher timm" if "architecture" in model_config else ""
+            f"; it looks like timm's: say {flag('teacher', 'timm')}"
+            if "architecture" in model_config
+            else ""
         )
         raise UserError(
             f"{folder / CONFIG}: expected a model_type of transformers, found none{hint}"
@@ -270,7 +272,9 @@ def _require_one_class_an_image(
         )
     if outputs == 1 and config.num_classes != 2:
         raise UserError(
-            f"{folder / CONFIG}: its one output is a regression to transformers; if it is the "
-            "logit "
-            "of class 1, say --teacher.num-classes 2"
+            say(
+                "{}: its one output is a regression to transformers; if it is the logit of class "
+                "1, say {teacher.num_classes:2}",
+                folder / CONFIG,
+            )
         )

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dfme.data.class_names import listed
-from dfme.errors import UserError
+from dfme.errors import UserError, flag, say
 
 State = dict[str, Tensor]
 
@@ -122,8 +122,11 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
     if prefix is None:
         several = ", ".join(part.prefix[:-1][:60] for part in fitting)
         raise UserError(
-            f"it holds the network {len(fitting)} times, under {several}; "
-            "say --teacher.entry with one of them"
+            say(
+                "it holds the network {} times, under {}; say {teacher.entry} with one of them",
+                len(fitting),
+                several,
+            )
         )
     others = tuple(part.prefix for part in fitting if part.prefix != prefix)
     unclear = [
@@ -134,9 +137,13 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
     entry = prefix[:-1]
     if unclear:
         raise UserError(
-            f"the network fits the names under {entry}, and beside them are {some(unclear)}, "
-            "which may change its answers (a normalisation?); if they do not, say --teacher.entry "
-            f"{entry}"
+            say(
+                "the network fits the names under {}, and beside them are {}, which may change "
+                "its answers (a normalisation?); if they do not, say {teacher.entry} {}",
+                entry,
+                some(unclear),
+                entry,
+            )
         )
     weights = next(part.state for part in fitting if part.prefix == prefix)
     return weights, which_was_taken(entry, ", ".join(o[:-1] for o in others)) if others else ""
@@ -152,7 +159,7 @@ def chosen(names: list[str]) -> str | None:
 
 def which_was_taken(entry: str, others: str) -> str:
     """The line that says which of several sets of weights was taken."""
-    return f"takes the weights under {entry}, not those under {others} (--teacher.entry)"
+    return f"takes the weights under {entry}, not those under {others} ({flag('teacher.entry')})"
 
 
 def part_under(entry: str, state: State) -> State:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag, say
 from dfme.teachers.local.checks import first_line, import_extra
 from dfme.teachers.local.onnx_graph import ends_of
 from dfme.teachers.local.program import Axes, Program, ProgramTeacher, make_program_teacher
@@ -108,8 +108,8 @@ def _scaled(
         return config, []
     std = (high - low) / (named[1] - named[0])
     line = (
-        f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say (--teacher.mean, "
-        "--teacher.std)"
+        f"pixels from {named[0]:g} to {named[1]:g}, as its metadata say ({flag('teacher.mean')}, "
+        f"{flag('teacher.std')})"
     )
     return replace(config, mean=(low - named[0] * std,), std=(std,)), [line]
 
@@ -142,7 +142,10 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UserError(
-            f"--teacher onnx: expected onnxruntime {oldest} or later; pip install -U onnxruntime"
+            say(
+                "{teacher:onnx}: expected onnxruntime {} or later; pip install -U onnxruntime",
+                oldest,
+            )
         )
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected an .onnx model")
@@ -195,7 +198,7 @@ def _image_input(inputs: Sequence[Any], name: str | None, path: Path) -> Any:
     by_name = {entry.name: entry for entry in inputs}
     if name not in by_name:
         hint = did_you_mean(name, by_name)
-        raise UserError(f"--teacher.input: {path} has {', '.join(by_name)}, got {name!r}{hint}")
+        raise OptionError("teacher.input", f"{path} has {', '.join(by_name)}, got {name!r}{hint}")
     return by_name[name]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from dfme.config.messages import did_you_mean
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, say
 
 DEEPEST = 8  # of outputs within outputs
 
@@ -40,8 +40,8 @@ def choose_output(
     if wanted is not None:
         if wanted not in outputs:
             hint = did_you_mean(wanted, outputs)
-            raise UserError(
-                f"--teacher.output: {source} has {', '.join(outputs)}, got {wanted!r}{hint}"
+            raise OptionError(
+                "teacher.output", f"{source} has {', '.join(outputs)}, got {wanted!r}{hint}"
             )
         return wanted
     floats = [
@@ -60,8 +60,12 @@ def choose_output(
         f"{name} {_described(value, batch)}" for name, value in list(outputs.items())[:20]
     )
     raise UserError(
-        f"{source}: has {len(outputs)} outputs, {described}; name the one with the scores: "
-        "--teacher.output NAME"
+        say(
+            "{}: has {} outputs, {}; name the one with the scores: {teacher.output} NAME",
+            source,
+            len(outputs),
+            described,
+        )
     )
 
 

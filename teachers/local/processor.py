@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dfme.config.imports import blaming
-from dfme.errors import UserError
+from dfme.errors import UserError, flag, say
 from dfme.spec import Shape
 from dfme.teachers.local.checks import first_line, import_extra
 from dfme.teachers.local.folders import PROCESSOR, PROCESSORS, read_config
@@ -76,8 +76,12 @@ def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str,
     plain = name.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast")
     if name and plain not in _names(auto.IMAGE_PROCESSOR_MAPPING_NAMES.values()):
         raise UserError(
-            f"{folder / PROCESSOR}: transformers has no image processor {name[:80]!r}; give "
-            "--teacher.mean and --teacher.std"
+            say(
+                "{}: transformers has no image processor {!r}; give {teacher.mean} and "
+                "{teacher.std}",
+                folder / PROCESSOR,
+                name[:80],
+            )
         )
     with blaming(f"{folder}: transformers cannot make its image processor", UserError, first_line):
         return auto.AutoImageProcessor.from_pretrained(
@@ -113,7 +117,7 @@ def require_bounded(source: str, processor: Any) -> None:
     for name, value in too_large.items():
         raise UserError(
             f"{source}: its image processor has {name} {' '.join(str(value).split())[:80]}, which "
-            "makes images too large to be meant; give --teacher.shape C,H,W"
+            f"makes images too large to be meant; give {flag('teacher.shape')} C,H,W"
         )
 
 
@@ -157,7 +161,7 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
             _processed(processor, image) for image in (_image(channels), noise, *lit)
         ]
     expected = f"{source}: expected an image processor that scales pixels and orders channels"
-    remedy = "give --teacher.mean and --teacher.std"
+    remedy = f"give {flag('teacher.mean')} and {flag('teacher.std')}"
     if not bool(noise_CHW.isfinite().all()):
         raise UserError(
             f"{source}: its image processor makes NaN or infinite values of an image; expected "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag
 from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
@@ -125,8 +125,8 @@ def make_program_teacher(
     """
     spec = ImageSpec(_shape(program, config), config.bounds or (0.0, 1.0), _levels(program, config))
     if program.dtype == torch.uint8 and (config.mean is not None or config.std is not None):
-        raise UserError(
-            f"--teacher.mean: {program.source} takes 8-bit pixels, which cannot be normalised"
+        raise OptionError(
+            "teacher.mean", f"{program.source} takes 8-bit pixels, which cannot be normalised"
         )
     if config.max_batch is not None and (program.most is None or config.max_batch < program.most):
         program = replace(program, most=config.max_batch)
@@ -144,9 +144,9 @@ def make_program_teacher(
     says = f"the answers of {program.source} are for"
     classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
     teacher = ProgramTeacher(call, classes, form)
-    notes = [f"answers are {form} (--teacher.answers)"] if answers == "auto" else []
+    notes = [f"answers are {form} ({flag('teacher.answers')})"] if answers == "auto" else []
     if output is None and call.output not in ("0", "output"):
-        notes.append(f"output {call.output} (--teacher.output)")
+        notes.append(f"output {call.output} ({flag('teacher.output')})")
     teacher.info = replace(teacher.info, inferred=tuple(notes))
     return teacher
 
@@ -202,12 +202,12 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
     if flagged is not None:
         if any(fixed not in (None, size) for size, fixed in zip(flagged, axes, strict=True)):
             fixed = f"{program.source} takes {as_text(axes)}"
-            raise UserError(f"--teacher.shape: got {as_text(flagged)}, but {fixed}")
+            raise OptionError("teacher.shape", f"got {as_text(flagged)}, but {fixed}")
         return flagged
     channels, height, width = axes
     if channels is None or height is None or width is None:
-        raise UserError(
-            f"--teacher.shape: {program.source} takes C,H,W = {as_text(axes)}; give all three"
+        raise OptionError(
+            "teacher.shape", f"{program.source} takes C,H,W = {as_text(axes)}; give all three"
         )
     return channels, height, width
 
@@ -216,4 +216,4 @@ def _levels(program: Program, config: TeacherConfig) -> int | None:
     if program.dtype != torch.uint8:
         return config.levels
     says = f"the pixels of {program.source} are bytes, whose levels are"
-    return agreed("levels", "--teacher.levels", config.levels, BYTES, says, program.source)
+    return agreed("levels", "teacher.levels", config.levels, BYTES, says, program.source)

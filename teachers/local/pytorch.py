@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag, say
 from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, differences, infer_net, on_meta_device
 from dfme.nets.torchvision_nets import TRANSFORMING, current_names
@@ -128,8 +128,13 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     arch = options.arch or card.arch or (guess.arch if guess else None)
     if arch is None:
         raise UserError(
-            f"{options.checkpoint}: its architecture cannot be told from its {len(state)} tensors, "
-            f"whose names begin with {some(first_words(state))}; give --teacher.arch"
+            say(
+                "{}: its architecture cannot be told from its {} tensors, whose names begin with "
+                "{}; give {teacher.arch}",
+                options.checkpoint,
+                len(state),
+                some(first_words(state)),
+            )
         )
     # a file with our card was written by us, who leave the input as it is
     _require_transform(arch, options.transform_input, ours=card.arch is not None)
@@ -187,17 +192,17 @@ def _inferred(
 ) -> Iterator[str]:
     """Lines on what was inferred, since neither a flag nor the file's card says it."""
     if not (options.arch or card.arch):
-        yield f"architecture {arch} (--teacher.arch)"
+        yield f"architecture {arch} ({flag('teacher.arch')})"
     if not (config.num_classes or card.num_classes):
-        yield f"{teacher.num_classes} classes (--teacher.num-classes)"
+        yield f"{teacher.num_classes} classes ({flag('teacher.num_classes')})"
     if not (config.shape or card.shape):
-        yield f"images {'x'.join(map(str, teacher.spec.shape))} (--teacher.shape)"
+        yield f"images {'x'.join(map(str, teacher.spec.shape))} ({flag('teacher.shape')})"
     if stated := ", ".join(_stated(card, config)):
         yield f"{stated} as the file's metadata say"
     if card.arch is None and config.mean is None:
         yield (
-            "no normalisation: the network gets the pixels as they are (--teacher.mean, "
-            "--teacher.std)"
+            f"no normalisation: the network gets the pixels as they are ({flag('teacher.mean')}, "
+            f"{flag('teacher.std')})"
         )
 
 
@@ -205,10 +210,10 @@ def _stated(card: Card, config: TeacherConfig) -> Iterator[str]:
     """The scaling of pixels that the file's metadata state and no flag replaces."""
     changes = any(card.mean or ()) or any(number != 1 for number in card.std or ())
     if flagged_scale(config) is None and changes:
-        yield f"mean {_joined(card.mean)} (--teacher.mean)"
-        yield f"std {_joined(card.std)} (--teacher.std)"
+        yield f"mean {_joined(card.mean)} ({flag('teacher.mean')})"
+        yield f"std {_joined(card.std)} ({flag('teacher.std')})"
     if config.bounds is None and card.bounds not in (None, (0.0, 1.0)):
-        yield f"bounds {_joined(card.bounds)} (--teacher.bounds)"
+        yield f"bounds {_joined(card.bounds)} ({flag('teacher.bounds')})"
 
 
 def _joined(numbers: Sequence[float] | None) -> str:
@@ -222,7 +227,7 @@ def _unused(names: Sequence[str], options: TorchOptions, config: TeacherConfig) 
         idle.remove("arch")
     if not idle:
         return ""
-    wanted = [f"--teacher.{name}" for name in idle if name in SCALING]
+    wanted = [flag(f"teacher.{name}") for name in idle if name in SCALING]
     remedy = f"; if the network needs them, give {' and '.join(wanted)}" if wanted else ""
     return f"not used of its metadata, which dfme did not write: {', '.join(idle)}{remedy}"
 
@@ -261,22 +266,21 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(error.message, about=path) from error
 
 
 def _require_transform(arch: str, transform_input: bool | None, ours: bool) -> None:
     """UserError where it is unknown what a network does to its input, or said of another one."""
-    flag = "--teacher.transform-input"
+    key = "teacher.transform_input"
     if arch not in TRANSFORMING and transform_input is not None:
-        raise UserError(
-            f"{flag}: expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
-        )
+        alone = f"expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
+        raise OptionError(key, alone)
     if arch in TRANSFORMING and transform_input is None and not ours:
-        raise UserError(
-            f"{flag}: weights of {arch} do not tell whether it scales its input again; say true if "
-            "it "
-            "was made from torchvision's weights (weights=...), false if with weights=None"
+        text = (
+            f"weights of {arch} do not tell whether it scales its input again; say true if it was "
+            "made from torchvision's weights (weights=...), false if with weights=None"
         )
+        raise OptionError(key, text)
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
@@ -300,4 +304,4 @@ def _shape(
         size = flagged[1:] if flagged else usual
         stated = (channels, *size) if channels and size else None
     origin = f"the weights of {arch}, which fit images of many sizes"
-    return agreed("image shape", "--teacher.shape", flagged, stated, SAYS, origin)
+    return agreed("image shape", "teacher.shape", flagged, stated, SAYS, origin)

@@ -14,7 +14,7 @@ from torch import nn
 from dfme.config.imports import blaming
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import UserError, flag
 from dfme.nets.files import of_bounded_size
 from dfme.spec import Shape
 from dfme.teachers.local import folders
@@ -130,7 +130,7 @@ def _architecture(timm: ModuleType, folder: Path, model_config: dict[str, Any]) 
     """
     if "architecture" not in model_config:
         hint = (
-            "; it looks like transformers': say --teacher hf"
+            f"; it looks like transformers': say {flag('teacher', 'hf')}"
             if "model_type" in model_config
             else ""
         )

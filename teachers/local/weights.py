@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from dfme.errors import UserError
+from dfme.errors import UserError, flag, say
 from dfme.nets import check_net
 from dfme.nets.files import state_dict_problems
 from dfme.nets.torchvision_nets import TIMM
@@ -162,8 +162,13 @@ def read_checkpoint(path: str | Path, entry: str | None = None) -> Weights:
     selected = part_under(inner, plain) or part_under(inner, state)
     if not selected:
         raise UserError(
-            f"{path}: --teacher.entry: expected a key of a state dict in it, or the first word of "
-            f"its names, got {inner[:80]}; its names begin with {some(first_words(plain))}"
+            say(
+                "{}: {teacher.entry}: expected a key of a state dict in it, or the first word of "
+                "its names, got {}; its names begin with {}",
+                path,
+                inner[:80],
+                some(first_words(plain)),
+            )
         )
     return Weights(plain_state(selected), card, unused=unused)
 
@@ -244,7 +249,7 @@ def _looks_like(head: bytes, path: Path) -> str:
     if text.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer; fetch the file itself with git lfs pull"
     if path.suffix == ".onnx":
-        return "is an ONNX model, for which say --teacher onnx --teacher.model"
+        return f"is an ONNX model, for which say {flag('teacher', 'onnx')} {flag('teacher.model')}"
     if path.suffix == ".safetensors":
         return "is no safetensors file, or is cut short"
     is_text = all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head)
@@ -303,8 +308,12 @@ def _unwrap(value: object, path: Path, depth: int = 0) -> tuple[State, str]:
     key = usual or chosen(list(nested))
     if key is None:
         raise UserError(
-            f"{path}: holds {len(nested)} state dicts, under {some(list(nested))}; "
-            "say --teacher.entry with one"
+            say(
+                "{}: holds {} state dicts, under {}; say {teacher.entry} with one",
+                path,
+                len(nested),
+                some(list(nested)),
+            )
         )
     state, note = _unwrap(nested[key], path, depth + 1)
     others = [name for name in nested if name != key]

@@ -17,7 +17,7 @@ from torch import Tensor
 from dfme.answers.reading import PartialAnswers
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import narrowed
-from dfme.errors import BatchTooLarge, Refused, Unusable, UserError
+from dfme.errors import BatchTooLarge, Refused, Text, Unusable, UserError, say
 from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.json_text import HEADER_LENGTH
@@ -62,8 +62,10 @@ class V2Teacher(RemoteTeacher):
     ) -> None:
         if config.mean is not None and model.input.datatype == "UINT8":
             raise UserError(
-                f"--teacher.mean and --teacher.std: the input {model.input} takes bytes; leave "
-                "them out"
+                say(
+                    "{teacher.mean} and {teacher.std}: the input {} takes bytes; leave them out",
+                    model.input,
+                )
             )
         binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
@@ -239,20 +241,20 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
         try:
             scores = two_columns(array.reshape(batch).astype(np.float64), mode.kind == "logits")
         except Unusable as error:
-            raise Unusable(f"output {short(tensor.name)}: {error}", error.reason) from None
+            text = say("output {}: {}", short(tensor.name), error.message)
+            raise Unusable(text, error.reason) from None
         return torch.from_numpy(as_float32(scores))
     if (images, sizes) != ((batch,), (classes,)) or kind not in "iuf":
-        hint = (
-            "; if these are labels, say so with --teacher.label-mode label" if kind in "iu" else ""
-        )
-        if sizes == () and kind == "f":
-            hint = "; a binary model's one score wants --teacher.num-classes 2"
+        hint: Text = ""
+        if kind in "iu":
+            hint = say("; if these are labels, say so with {teacher.label_mode:label}")
+        elif sizes == ():
+            hint = say("; a binary model's one score wants {teacher.num_classes:2}")
         raise _unusable(tensor, f"scores [{batch}, {classes}]", hint)
     return torch.from_numpy(as_float32(array.reshape(batch, classes)))
 
 
-def _unusable(tensor: NamedTensor, expected: str, hint: str = "") -> Unusable:
+def _unusable(tensor: NamedTensor, expected: str, hint: Text = "") -> Unusable:
     got = f"{datatype_of(tensor.array)} {list(tensor.array.shape)}"
-    return Unusable(
-        f"output {short(tensor.name)}: expected {expected}, got {got}{hint}", "wrong shape"
-    )
+    text = say("output {}: expected {}, got {}{}", short(tensor.name), expected, got, hint)
+    return Unusable(text, "wrong shape")

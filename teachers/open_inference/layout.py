@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError
 
 AxisOrder = Literal["nchw", "nhwc"]
 Image = tuple[int, int, int]
@@ -85,9 +85,8 @@ def _ordered(
     if flagged is not None:
         fitting = [(flagged, order) for order in orders if _fits(sizes, in_order(flagged, order))]
     elif min(sizes) < 1:
-        raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
-        )
+        open_sizes = f"give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
+        raise OptionError("teacher.shape", open_sizes)
     else:
         first, two, three = sizes
         images: dict[AxisOrder, Image] = {"nchw": (first, two, three), "nhwc": (three, first, two)}
@@ -97,13 +96,10 @@ def _ordered(
     if len(fitting) == 1:
         return fitting[0]
     if flagged is not None and not fitting:
-        raise UserError(
-            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got "
-            f"{flagged}"
-        )
-    raise UserError(
-        f"--teacher.layout: give nchw or nhwc, since the model's input {list(sizes)} does not tell"
-    )
+        expected = f"expected C,H,W that fit the model's input {list(sizes)}"
+        raise OptionError("teacher.shape", expected, got=str(flagged))
+    either = f"give nchw or nhwc, since the model's input {list(sizes)} does not tell"
+    raise OptionError("teacher.layout", either)
 
 
 def _fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -115,14 +111,10 @@ def _flat_shape(sizes: tuple[int, ...], flagged: Image | None) -> Image:
     if flagged is None and len(sizes) == 2 and min(sizes) > 0:
         return (1, *sizes)
     if flagged is None:
-        raise UserError(
-            f"--teacher.shape: give C,H,W, since the model's input is one of {list(sizes)} per "
-            "image"
-        )
+        flat = f"give C,H,W, since the model's input is one of {list(sizes)} per image"
+        raise OptionError("teacher.shape", flat)
     wanted = flagged[1:] if len(sizes) == 2 else (math.prod(flagged),)
     if not _fits(sizes, wanted) or (len(sizes) == 2 and flagged[0] != 1):
-        raise UserError(
-            f"--teacher.shape: expected C,H,W that fit the model's input {list(sizes)}, got "
-            f"{flagged}"
-        )
+        expected = f"expected C,H,W that fit the model's input {list(sizes)}"
+        raise OptionError("teacher.shape", expected, got=str(flagged))
     return flagged

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.layout import ORDERS, AxisOrder, ImageLayout, find_layout
 from dfme.teachers.open_inference.message import read_object
@@ -58,9 +58,9 @@ class TensorMetadata:
             return None
         sizes = [size for size in self.shape[batch_axis:] if size != 1]
         if len(sizes) > 1:
-            raise UserError(
-                "--teacher.output: expected a row of scores per image, or one label, got the "
-                f"output {self}"
+            raise OptionError(
+                "teacher.output",
+                f"expected a row of scores per image, or one label, got the output {self}",
             )
         if not sizes:
             return 1
@@ -181,11 +181,9 @@ def _object_at(endpoint: Endpoint, path: str) -> dict[str, Any]:
     try:
         return read_object(reply.body)
     except ValueError:
-        raise UserError(
-            f"GET {endpoint.url}{path}: expected a JSON object, got {len(reply.body):,} bytes of "
-            "something "
-            "else; is --teacher.url that of a server of the Open Inference Protocol v2?"
-        ) from None
+        came = f"expected a JSON object, got {len(reply.body):,} bytes of something else; is "
+        doubt = say("{teacher.url} that of a server of the Open Inference Protocol v2?")
+        raise UserError(came + doubt, about=f"GET {endpoint.url}{path}") from None
 
 
 def _tensors(metadata: Mapping[str, Any], key: str) -> list[TensorMetadata]:
@@ -216,18 +214,17 @@ def _choose(what: str, tensors: list[TensorMetadata], wanted: str | None) -> Ten
     """The tensor of the given name, or the only one."""
     if not tensors:
         if wanted is None and what == "input":
-            raise UserError(
-                "--teacher.input: the model's metadata name no inputs; give the name of the one "
-                "for images"
-            )
+            nameless = "the model's metadata name no inputs; give the name of the one for images"
+            raise OptionError("teacher.input", nameless)
         return TensorMetadata(wanted, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if wanted is None and len(tensors) > 1:
-        raise UserError(
-            f"--teacher.{what}: the model has several {what}s, name one of them: {', '.join(names)}"
+        raise OptionError(
+            f"teacher.{what}",
+            f"the model has several {what}s, name one of them: {', '.join(names)}",
         )
     if wanted is not None and wanted not in names:
-        raise UserError(f"--teacher.{what}: {unknown_choice('tensor', wanted, names)}")
+        raise OptionError(f"teacher.{what}", unknown_choice("tensor", wanted, names))
     return tensors[0 if wanted is None else names.index(wanted)]
 
 
@@ -235,20 +232,20 @@ def _spec(
     image: TensorMetadata, layout: ImageLayout, config: TeacherConfig, announced: Announced
 ) -> ImageSpec:
     if image.datatype not in IMAGE_DATATYPES:
-        raise UserError(
-            f"--teacher.input: expected {', '.join(IMAGE_DATATYPES)}, got the input {image}"
+        raise OptionError(
+            "teacher.input", f"expected {', '.join(IMAGE_DATATYPES)}, got the input {image}"
         )
     levels = config.levels or announced.levels
     if image.datatype == "UINT8":
         if levels not in (None, 256):
-            raise UserError(
-                f"--teacher.levels: expected 256, since the input {image} takes bytes, got {levels}"
+            raise OptionError(
+                "teacher.levels", f"expected 256, since the input {image} takes bytes, got {levels}"
             )
         levels = 256
     if math.prod(layout.shape) > MAX_NUMBERS:
-        raise UserError(
-            f"--teacher.input: expected images of at most {MAX_NUMBERS:,} numbers, got the input "
-            f"{image}"
+        raise OptionError(
+            "teacher.input",
+            f"expected images of at most {MAX_NUMBERS:,} numbers, got the input {image}",
         )
     return ImageSpec(layout.shape, config.bounds or announced.bounds or (0.0, 1.0), levels)
 
@@ -256,11 +253,14 @@ def _spec(
 def _require_numbers(output: TensorMetadata) -> None:
     """UserError for an output of texts: which class is which is for an adapter to say."""
     if output.datatype == "BYTES":
-        raise UserError(
-            f"--teacher.output: expected numbers, got the output {output} of texts; name an output "
-            "of "
-            "scores, or take --teacher json with an adapter: request.json as the protocol has it, "
-            "answer.path outputs[0].data[*], form: name, and answer.classes"
+        raise OptionError(
+            "teacher.output",
+            say(
+                "expected numbers, got the output {} of texts; name an output of scores, or take "
+                "{teacher:json} with an adapter: request.json as the protocol has it, answer.path "
+                "outputs[0].data[*], form: name, and answer.classes",
+                output,
+            ),
         )
 
 
@@ -287,17 +287,16 @@ def _classes(output: TensorMetadata, axis: bool, flagged: int | None, announced:
     stated = counted or (announced if announced and announced > 1 else None)
     classes = flagged or stated
     if classes is None:
-        raise UserError(
-            f"--teacher.num-classes: give it, since the metadata do not tell (output {output})"
+        raise OptionError(
+            "teacher.num_classes", f"give it, since the metadata do not tell (output {output})"
         )
     if stated not in (None, classes):
-        raise UserError(
-            f"--teacher.num-classes: expected {stated} (output {output}), got {flagged}"
-        )
+        expected = f"expected {stated} (output {output}), got {flagged}"
+        raise OptionError("teacher.num_classes", expected)
     if classes > MAX_CLASSES:
-        raise UserError(
-            f"--teacher.num-classes: expected at most {MAX_CLASSES:,}, got {classes:,} (output "
-            f"{output})"
+        raise OptionError(
+            "teacher.num_classes",
+            f"expected at most {MAX_CLASSES:,}, got {classes:,} (output {output})",
         )
     return classes
 

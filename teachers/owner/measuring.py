@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dfme.config.detectors import NEED_FEATURES
 from dfme.config.settings import Job, TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import OptionError
 from dfme.measured import Bill, Detection
 from dfme.spec import ImageSpec, Shape, Teacher
 from dfme.teachers import KINDS
@@ -90,9 +90,8 @@ class Measuring:
         defences = [defence for stack in stacks for defence in stack]
         halved = any(f"data={evaluation.dataset}" in text.split(":") for text in defences)
         if halved and evaluation.limit:
-            raise UserError(
-                "--evaluation.limit: expected 0, since a gate is calibrated on half of all images"
-            )
+            expected = "expected 0, since a gate is calibrated on half of all images"
+            raise OptionError("evaluation.limit", expected)
         return halved
 
     def detection(

@@ -5,7 +5,7 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag, say
 
 # only an IPv6 address has brackets
 HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^][:@]*)(:\d*)?")
@@ -22,10 +22,14 @@ def require_consent(url: str, authorised_by: str | None) -> None:
     if not any(character.isalnum() for character in authorised_by or "") and not is_this_machine(
         host
     ):
-        raise UserError(
-            f"--teacher.url: {host} is not this machine; expected your own --teacher.authorised-by "
-            '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file says does '
-            "not count; nothing was sent"
+        raise OptionError(
+            "teacher.url",
+            say(
+                "{} is not this machine; expected your own {teacher.authorised_by} "
+                '"WHO ALLOWED IT AND WHY" (or the variable DFME_AUTHORISED_BY), what a file '
+                "says does not count; nothing was sent",
+                host,
+            ),
         )
 
 
@@ -36,7 +40,7 @@ def host_of(url: str) -> str:
     Refused are URLs that two programs could read differently (white space, backslashes, a user
     before the host).
     """
-    expected = "--teacher.url: expected a URL such as http://127.0.0.1:8080"
+    expected = f"{flag('teacher.url')}: expected a URL such as http://127.0.0.1:8080"
     if not url.isprintable() or " " in url or "\\" in url:
         raise UserError(
             f"{expected}, got one with blanks, backslashes or characters that cannot be seen"
@@ -48,13 +52,13 @@ def host_of(url: str) -> str:
     except ValueError:
         raise UserError(f"{expected}, got one whose host or port is none") from None
     if "@" in parts.netloc:
-        raise UserError(
-            "--teacher.url: expected no user or password in the URL; name a key with "
-            "--teacher.api-key-env"
+        raise OptionError(
+            "teacher.url",
+            say("expected no user or password in the URL; name a key with {teacher.api_key_env}"),
         )
     if parts.scheme not in ("http", "https"):
         scheme = f"{parts.scheme}:" if parts.scheme else repr(url[:20])
-        raise UserError(f"--teacher.url: expected http:// or https://, got {scheme}")
+        raise OptionError("teacher.url", f"expected http:// or https://, got {scheme}")
     if "${" in parts.netloc:
         raise UserError(
             f"{expected}, got one with ${{NAME}} in its host, which whoever looks the host up "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import httpcore2
 import httpx2
 
-from dfme.errors import Refused, Unanswered, Unusable, UserError
+from dfme.errors import OptionError, Refused, Unanswered, Unusable, UserError, flag
 from dfme.teachers.options import ServiceOptions
 from dfme.teachers.remote.consent import host_of, require_consent
 from dfme.teachers.remote.outcomes import (
@@ -81,7 +81,9 @@ class Endpoint:
             return self._ask("GET", path, b"", {}, most)
         except (Refused, Unanswered) as error:
             remedy = (
-                "" if advice(error.reason) else "; is the service ready, and --teacher.url right?"
+                ""
+                if advice(error.reason)
+                else f"; is the service ready, and {flag('teacher.url')} right?"
             )
             problem = f"{error}{remedy}"
         raise UserError(problem)
@@ -107,7 +109,7 @@ class Endpoint:
         route = self._routes.get(path)
         if route is None:
             if path and ("?" in self._base or "#" in self._base):
-                raise UserError(f"--teacher.url: expected a URL without a query, got {self.url}")
+                raise OptionError("teacher.url", f"expected a URL without a query, got {self.url}")
             route = (
                 address_of(self._base.rstrip("/") + path if path else self._base, self.secrets),
             )
@@ -255,10 +257,10 @@ def address_of(text: str, secrets: Secrets) -> httpx2.URL:
     try:
         url = httpx2.URL(text)
     except httpx2.InvalidURL:
-        raise UserError(f"--teacher.url: expected a URL, got {secrets.hide(text)}") from None
+        raise OptionError("teacher.url", f"expected a URL, got {secrets.hide(text)}") from None
     if url.host != host:
-        raise UserError(
-            f"--teacher.url: expected a host in plain letters, got {secrets.hide(text)}"
+        raise OptionError(
+            "teacher.url", f"expected a host in plain letters, got {secrets.hide(text)}"
         )
     return url
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfme.errors import Unusable
+from dfme.errors import Ref, Text, Unusable, say
 from dfme.spec import LabelMode
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.json_text import load_json
@@ -96,13 +96,14 @@ def table(rows: list[object], classes: int) -> Array:
     numbered = []
     for row in rows:
         if not isinstance(row, list) or len(row) != classes:
-            hint = ""
+            hint: Text = ""
             if type(row) in (int, float) or (isinstance(row, list) and len(row) == 1):
-                hint = "; a binary model's one score wants --teacher.num-classes 2, a class number "
-                hint += "form: number"
-            raise Unusable(
-                f"expected {classes} scores for each image, got {excerpt(row)}{hint}", "wrong shape"
-            )
+                hint = say(
+                    "; a binary model's one score wants {teacher.num_classes:2}, a class number "
+                    "form: number"
+                )
+            expected = f"expected {classes} scores for each image, got {excerpt(row)}"
+            raise Unusable(say("{}{}", expected, hint), "wrong shape")
         numbered.append(_numbers(row))
     try:
         return np.array(numbered, np.float64).reshape(len(rows), classes)
@@ -146,9 +147,12 @@ def two_columns(lone_B: Array, logits: bool, scale: float = 1.0) -> Array:
     odd = ~((lone_B >= -NEGATIVE) & (lone_B <= scale * (1 + NEGATIVE)))  # true of NaN, too
     if odd.any():
         raise Unusable(
-            f"expected one probability of class 1 for each image, from 0 to {scale:g}, got "
-            f"{lone_B[odd][0]:g}; if these are logits, start a new run with --teacher.label-mode "
-            "logits",
+            say(
+                "expected one probability of class 1 for each image, from 0 to {:g}, got {:g}; if "
+                "these are logits, start a new run with {teacher.label_mode:logits}",
+                scale,
+                lone_B[odd][0],
+            ),
             "no probability",
         )
     return np.stack([scale - lone_B, lone_B], axis=1)
@@ -185,13 +189,11 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
     revealed = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
     if revealed < needed:
-        hint = ""
+        hint = say("")
         if revealed and mode.kind != "logits":
-            hint = "; if that is all it reveals, start a new run with --teacher.label-mode "
-            hint += f"top_k:{revealed}"
-        raise Unusable(
-            f"expected scores of {needed} classes for each image, got {revealed}{hint}",
-            "too few scores",
-        )
+            cut = Ref("teacher.label_mode", f"top_k:{revealed}")
+            hint = say("; if that is all it reveals, start a new run with {}", cut)
+        expected = f"expected scores of {needed} classes for each image, got {revealed}"
+        raise Unusable(expected + hint, "too few scores")
     scores = torch.from_numpy(as_float32(scores_BK))
     return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores

@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 
 import httpcore2
 
-from dfme.errors import Refused, Unanswered
+from dfme.errors import Refused, Unanswered, flag
 from dfme.teachers.remote.secrets import Secrets
 from dfme.teachers.remote.transport import CertificateError
 
@@ -26,13 +26,13 @@ MAX_WAIT = 86_400.0  # seconds beyond which a wish to wait is cut: no run waits 
 MAX_QUOTED = 200  # characters of the service's own words that a message holds
 ADVICE = {
     "no connection": "is the server running?",
-    "certificate": "name the file of its authority with --teacher.ca-file",
-    "timeout": "is it overloaded? else raise --teacher.timeout",
-    "redirect": "if that is the service, name it in --teacher.url",
-    "401": "check the key that --teacher.api-key-env names, or name one",
-    "403": "check the key that --teacher.api-key-env names, or name one",
+    "certificate": f"name the file of its authority with {flag('teacher.ca_file')}",
+    "timeout": f"is it overloaded? else raise {flag('teacher.timeout')}",
+    "redirect": f"if that is the service, name it in {flag('teacher.url')}",
+    "401": f"check the key that {flag('teacher.api_key_env')} names, or name one",
+    "403": f"check the key that {flag('teacher.api_key_env')} names, or name one",
     "refused": "its owner answers this key no more, for now or for good",
-    "404": "check --teacher.url and the model's name",
+    "404": f"check {flag('teacher.url')} and the model's name",
 }
 """What to do, by reason."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from dfme.config.settings import TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import UserError, say
 from dfme.teachers.remote.consent import host_of, require_consent
 
 # ``${NAME}`` in a text stands for the environment variable of that name
@@ -90,10 +90,13 @@ def read_secrets(options: Mapping[str, Any], url: str, *wanted: str) -> Secrets:
     for name in names:
         if name not in (keys if allowed is None else allowed):
             raise UserError(
-                f"the environment variable {name} would be sent to {host_of(url)}, because a file "
-                "asks for "
-                f"it; where you want that, allow it with --teacher.allow-env {name}; nothing was "
-                "sent"
+                say(
+                    "the environment variable {} would be sent to {}, because a file asks for it; "
+                    "where you want that, allow it with {teacher.allow_env} {}; nothing was sent",
+                    name,
+                    host_of(url),
+                    name,
+                )
             )
     return Secrets.from_environment(names)
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 from torch import Tensor
 
 from dfme.answers.reading import PartialAnswers
-from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Unusable
+from dfme.errors import BatchTooLarge, Misfit, Misread, Refused, Text, Unusable
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.remote.endpoint import Endpoint, Reply
@@ -128,7 +128,7 @@ def _judged(error: Unusable, reply: Reply, secrets: Secrets) -> Unusable:
     Neither quotes anything of an answer that repeats a part of a secret.
     """
     length = reply.headers.get(HEADER_LENGTH.lower(), "")
-    text = str(error)
+    text: Text = error.message
     try:
         document = outline(parse(reply.body[: int(length)] if length.isdecimal() else reply.body))
         is_answer = error.reason not in PASSING

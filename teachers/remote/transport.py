@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpcore2
 import httpx2
 
-from dfme.errors import UserError
+from dfme.errors import UserError, flag
 from dfme.teachers.remote.consent import is_this_machine
 
 # a connection is kept for the next request: less than the five after which many servers hang up
@@ -190,7 +190,7 @@ def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
     try:
         context = httpx2.create_ssl_context()
         if ca_file is not None:
-            source = f"--teacher.ca-file: expected certificates (PEM), got {ca_file}"
+            source = f"{flag('teacher.ca_file')}: expected certificates (PEM), got {ca_file}"
             context.load_verify_locations(cafile=ca_file)
     except OSError as error:  # ssl's own errors among them
         reason = "no certificates" if isinstance(error, ssl.SSLError) else error.strerror

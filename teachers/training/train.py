@@ -21,7 +21,7 @@ from dfme.compute.device import choose_device
 from dfme.compute.optimizers import SGD, Adam
 from dfme.compute.progress import Seldom
 from dfme.data import ImageSet, load_dataset
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError, flag
 from dfme.nets import auto_net, build_net, check_net
 from dfme.nets.files import save_module
 from dfme.randomness import derived_seed
@@ -90,12 +90,12 @@ class _Task:
 def _task(config: TrainTeacherConfig) -> _Task:
     """Load the data, and settle what the configuration leaves to it."""
     data = config.data
-    flag = "--data.download true"
+    option = Ref("data.download", True)
     load = partial(
         load_dataset, data.name, shape=data.shape, root=data.root, download=data.download
     )
-    train = load("train", download_flag=flag)
-    test = load("test", download_flag=flag)
+    train = load("train", download_option=option)
+    test = load("test", download_option=option)
     for part, images in (("training", train), ("test", test)):
         for note in images.notes:
             LOGGER.warning("%s images: %s", part, note)
@@ -153,7 +153,8 @@ class _Training:
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))
             if not math.isfinite(metrics["loss"]):
-                raise UserError(f"the loss became {metrics['loss']} in epoch {epoch}; lower --lr")
+                text = f"the loss became {metrics['loss']} in epoch {epoch}; lower {flag('lr')}"
+                raise UserError(text)
             if epoch == self.config.epochs or (every and epoch % every == 0):
                 accuracy = self._score()
                 metrics["test_accuracy"] = accuracy
@@ -302,7 +303,7 @@ def _check_writable(path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"--out {path}: its folder cannot be made: {error.strerror or error}"
+            f"its folder cannot be made: {error.strerror or error}", about=Ref("out", path)
         ) from error
     if path.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"--out {path}: cannot be written there")
+        raise UserError("cannot be written there", about=Ref("out", path))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dfme.errors import RunError
+from dfme.errors import RunError, flag
 from dfme.files import AppendFile, disk_error, make_folder, open_file
 
 
@@ -77,7 +77,7 @@ class AlarmFile:
             entry = {"at": timestamp(datetime.now(UTC)), **alarm.entry()}
             self._file.append((json.dumps(entry) + "\n").encode())
         except RunError as error:
-            self._tell(f"WARNING: an alarm is not in --alarm-file: {error}")
+            self._tell(f"WARNING: an alarm is not in {flag('alarm_file')}: {error}")
 
 
 def timestamp(moment: datetime) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dfme.compute.progress import Seldom
 from dfme.config.detectors import NEED_FEATURES
 from dfme.data import ImageSet
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, UserError, flag
 from dfme.measured import (
     AccountReading,
     Detection,
@@ -159,7 +159,11 @@ class Log:
 
     def unfed(self, names: Sequence[str]) -> dict[str, str]:
         """Which detectors it cannot feed, and why. UserError where that are all."""
-        why = {} if self._images else {"prada": "the log has not all images (--record-images)"}
+        why = (
+            {}
+            if self._images
+            else {"prada": f"the log has not all images ({flag('record_images')})"}
+        )
         if not self._distances:
             why |= dict.fromkeys(NEED_FEATURES, "the log has not all distances of features")
         if why.keys() >= {*names}:

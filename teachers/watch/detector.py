@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.compute.state import copied
-from dfme.errors import UserError
+from dfme.errors import OptionError
 
 MIN_BENIGN = 20  # held-out images to calibrate on
 MAX_TOGETHER = 256  # images looked at together
@@ -80,7 +80,7 @@ class Benign:
         self.classes = classes
         if (fewer := min(len(plain), len(corrupted))) < MIN_BENIGN:
             expected = f"expected at least {MIN_BENIGN} images to calibrate on"
-            raise UserError(f"--teacher.benign: {expected}, got {fewer}")
+            raise OptionError("teacher.benign", f"{expected}, got {fewer}")
 
     @cached_property
     def nearest(self) -> float:
@@ -90,8 +90,8 @@ class Benign:
         some_NR = self.plain.rows_BR[:2_048]
         near_N = nearest_before(some_NR, some_NR[:0], 1_024)[0][1:]
         if not (near_N > 0).any():
-            raise UserError(
-                "--teacher.benign: expected images that differ, got the same one many times"
+            raise OptionError(
+                "teacher.benign", "expected images that differ, got the same one many times"
             )
         return float(near_N[near_N > 0].quantile(0.001))
 

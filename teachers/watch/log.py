@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dfme.data import ImageSet
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, UserError, say
 from dfme.files import open_file, whole_lines
 from dfme.spec import Shape
 from dfme.teachers.arrays import Array
@@ -61,7 +61,10 @@ def read_log(folder: Path, shape: Shape) -> Iterator[LogBatch]:
     logs = sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))
     if not logs:
         raise UserError(
-            f"{folder}: expected a folder that run.py serve --record wrote, with a log-DAY.jsonl"
+            say(
+                "{}: expected a folder that run.py serve {record} wrote, with a log-DAY.jsonl",
+                folder,
+            )
         )
     for path in logs:
         lines = whole_lines(path)
@@ -69,8 +72,8 @@ def read_log(folder: Path, shape: Shape) -> Iterator[LogBatch]:
             try:
                 yield from _batches(path, [json.loads(line) for line in some], shape)
             except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-                expected = "expected lines that run.py serve --record wrote; remove it to go on"
-                raise RunError(f"{path}: {expected}") from error
+                expected = "{}: expected lines that run.py serve {record} wrote; remove it to go on"
+                raise RunError(say(expected, path)) from error
 
 
 def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet:
@@ -85,7 +88,7 @@ def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet
             images |= dict.fromkeys(x.tobytes() for x in batch.images)
     if not images:
         raise UserError(
-            f"{folder}: expected images (--record-images true), found none of the account"
+            say("{}: expected images ({record_images:true}), found none of the account", folder)
         )
     pixels_NCHW = np.frombuffer(b"".join(images), np.uint8).reshape(-1, *shape)
     return ImageSet(str(folder), torch.from_numpy(pixels_NCHW.copy()))

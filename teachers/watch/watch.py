@@ -12,7 +12,7 @@ from dfme.compute.modes import defaults_kept
 from dfme.compute.state import copied, validate_like
 from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
-from dfme.errors import DfmeError, Refused, TeacherError, UserError
+from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
 from dfme.spec import Teacher
 from dfme.teachers.custom_state import custom_state, require_form
 from dfme.teachers.features import Mahalanobis, as_asked, ask_inside
@@ -56,7 +56,7 @@ class Watch:
         self.features = None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
         if data is not None and (needing or (recorded and teacher.info.network)):
-            what = f"--teacher.watch: {needing or '--record'} with benign"
+            what = f"{flag('teacher.watch')}: {needing or flag('record')} with benign"
             self.features = Mahalanobis(teacher, data, what)
         if data is not None and names:
             _require_class_thresholds(names)

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from dfme.config.layers import BARE, Author, Layer, Settings, choose, merge, value_of
-from dfme.config.messages import Problem
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import options_of
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 
 OPTIONS = options_of(ExtractConfig)
 RECIPE = Layer(Author.RECIPE, {"student": {"lr": 0.2, "momentum": 0.5}, "elsewhere": 1})

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dfme.data import DATASETS, DRAWN, check_dataset, load_dataset
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError
 
 
 def _torchvision() -> ModuleType:
@@ -130,7 +130,7 @@ def test_missing_files_name_folder_files_and_flag(tmp_path: Path, name: str) -> 
     files = {"svhn": "test_32x32.mat", "cifar10": "data_batch_1", "cifar100": "meta"}
     file = files.get(name, "t10k-images-idx3")
     with pytest.raises(UserError) as raised:
-        load_dataset(name, "test", root=str(tmp_path), download_flag="--data.download true")
+        load_dataset(name, "test", root=str(tmp_path), download_option=Ref("data.download", True))
     message = str(raised.value)
     assert all(part in message for part in (name, str(tmp_path), file, "--data.download true"))
     assert "\n" not in message

@@ -102,8 +102,8 @@ FLOATS = ImageSpec((1, 8, 8))
             ImageSpec((1, 8, 8), levels=2),
             "at least 3 levels.*got 2",
         ),
-        ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step 0.6: .*smaller step"),
-        ({"kind": "auto"}, FLOATS, "--estimator.kind: expected another by now"),
+        ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step: .*smaller step than 0.6"),
+        ({"kind": "auto"}, FLOATS, "--estimator.kind: expected finite_difference"),
         ({"step": "auto"}, FLOATS, "--estimator.step: expected a number"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from toys import Recording, make_method, make_parts
 
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, TeacherConfig
-from dfme.errors import UserError
+from dfme.errors import Ref, UserError
 from dfme.methods.configs import KnockoffConfig
 from dfme.methods.knockoff import Knockoff
 from dfme.run.checks import method_problems
@@ -112,7 +112,7 @@ def test_images_that_are_not_there_are_named_before_anything_loads(tmp_path):
     config = KnockoffConfig(pool="cifar10", root=str(tmp_path))
     (problem,) = method_problems(Job(ExtractConfig(), TeacherConfig(), {}, "knockoff", config))
     assert problem.key == "method.pool"
-    assert "--method.download true" in problem.text
+    assert Ref("method.download", True) in problem.text.pieces
 
 
 def test_kl_is_the_papers_cross_entropy_up_to_what_no_student_changes():

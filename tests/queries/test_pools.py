@@ -91,10 +91,10 @@ def test_pixels_are_taken_to_the_bounds() -> None:
 
 
 def test_a_pool_too_small_is_named_with_what_would_do() -> None:
-    require_enough(numbered(), 20, "--method.pool")
+    require_enough(numbered(), 20, "method.pool")
     said = r"^--method.pool numbered: has 20 images, .* asks for 30,000, .*lower --budget to 20, or .*procedural"
     with pytest.raises(UserError, match=said):
-        require_enough(numbered(), 30_000, "--method.pool")
+        require_enough(numbered(), 30_000, "method.pool")
 
 
 def test_the_procedural_pool_has_no_end() -> None:
@@ -102,7 +102,7 @@ def test_the_procedural_pool_has_no_end() -> None:
     pool = by_programs(open_pool("procedural", spec), spec, ("leaves", "noise"))
     assert isinstance(pool, ProceduralImages)
     assert (pool.size, pool.remaining) == (None, None)
-    require_enough(pool, 10**9, "--method.pool")
+    require_enough(pool, 10**9, "method.pool")
     rng = seeded()
     first = pool.draw(4, rng)
     assert not torch.equal(first, pool.draw(4, rng))

@@ -10,11 +10,9 @@ import torch
 from small_runs import Metered
 
 import dfme
-from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.values import options_of
-from dfme.errors import DfmeError
-from dfme.run.api import in_python
+from dfme.errors import DfmeError, Ref
 from dfme.run.job import PROJECT
+from dfme.run.keywords import as_keyword
 
 LATTICE = {"space": "lattice", "step": 1}
 
@@ -80,6 +78,30 @@ def test_what_is_wrong_is_said_in_python(
     assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
 
 
+def test_all_that_is_wrong_is_said_at_once_by_key_and_by_keyword() -> None:
+    wrong: dict[str, Any] = {
+        "budget": 0,
+        "levels": 1,
+        "student": {"lr": -1, "lrr": 1},
+        "estimator": {"directions": 0},
+        "method_options": {"batchsize": 1},
+    }
+    with pytest.raises(dfme.UserError) as caught:
+        dfme.extract(Metered(), shape=(1, 8, 8), num_classes=10, **wrong)
+    keys = [problem.key for problem in caught.value.problems]
+    assert set(keys) == {
+        "student.lrr",
+        "budget",
+        "student.lr",
+        "teacher.levels",
+        "method.batchsize",
+        "estimator.directions",
+    }
+    assert len(keys) == 6
+    for keyword in ("budget=", "levels=", 'student={"lr": ', 'estimator={"directions": '):
+        assert f"{keyword}...: expected" in str(caught.value).replace("...}", "...")
+
+
 def test_what_goes_wrong_on_the_way_is_said_in_python_too(tmp_path: Path) -> None:
     def column(images: torch.Tensor) -> torch.Tensor:
         return images.mean((1, 2, 3))[:, None]
@@ -92,20 +114,21 @@ def test_what_goes_wrong_on_the_way_is_said_in_python_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("option", "text"),
     [
-        ("--budget 2k: x", 'budget="2k": x'),
-        ("a larger --budget to go on", "a larger budget=... to go on"),
-        ("try --estimator.step 1e-3, or", 'try estimator={"step": 1e-3}, or'),
-        ("--method.reuse true.", 'method_options={"reuse": True}.'),
-        ("--teacher.url http://x/y: no", "teacher.url http://x/y: no"),
-        ("--estimator.space image or lattice", 'estimator={"space": "image"} or lattice'),
-        ("my--file -- or --", "my--file -- or --"),
+        (Ref("budget", "2k"), 'budget="2k"'),
+        (Ref("budget"), "budget=..."),
+        (Ref("estimator.step", "1e-3"), 'estimator={"step": 1e-3}'),
+        (Ref("method.reuse", True), 'method_options={"reuse": True}'),
+        (Ref("method.name", "dfme"), 'method="dfme"'),
+        (Ref("teacher.levels", 256), "levels=256"),
+        (Ref("teacher.url", "http://x/y"), "teacher.url http://x/y"),
+        (Ref("estimator"), "estimator=..."),
     ],
 )
-def test_flags_in_a_sentence(text: str, said: str) -> None:
-    options = {option.key: option for option in options_of(EstimatorConfig, "estimator.")}
-    assert in_python(text, options, ["budget", "estimator", "method_options"]) == said
+def test_an_option_is_the_keyword_that_sets_it(option: Ref, text: str) -> None:
+    keywords = ["budget", "estimator", "method", "method_options", "levels"]
+    assert as_keyword(option, keywords) == text
 
 
 @pytest.mark.integration

@@ -27,10 +27,10 @@ from dfme.config.fields import (
     accepted_by,
     parse_count,
 )
-from dfme.config.messages import Problem, unknown_choice
+from dfme.config.messages import unknown_choice
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError
 from dfme.queries.names import DOMAINS, WORTH_NOTHING
 from dfme.report.facts import LEVELS
 from dfme.run.job import unwatched

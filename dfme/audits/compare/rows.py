@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from dfme.audits.compare.plan import OPTIONS, CompareConfig, ComparisonPlan, parse_attacker
 from dfme.config.defences import parse_defences
 from dfme.config.layers import Author, Layer
-from dfme.config.messages import Problem, did_you_mean, nearest, spelled_flag, unknown_choice
+from dfme.config.messages import did_you_mean, nearest, unknown_choice
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import flatten, options_of
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
+from dfme.errors import Problem, UserError, flag
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.oracle.ledger_log import read_history
 from dfme.run.directory import RunDirectory, holds_something
@@ -251,7 +251,7 @@ def require_shared(layers: Iterable[Layer], own: Collection[str]) -> None:
             elif layer.author is Author.FLAG and section == key:
                 close = nearest(key, [*own, *of_a_run])
                 if close and close in own:
-                    hint = f"did you mean {spelled_flag(close)}?"
+                    hint = f"did you mean {flag(close)}?"
                     problems.append(f"{layer.name_of(key)}: unknown flag; {hint}")
     if problems:
         raise UserError("; ".join(problems))

@@ -5,6 +5,7 @@ warns.
 from dataclasses import dataclass, replace
 
 from dfme.config.estimator_settings import EstimatorConfig, Form, ObjectiveName
+from dfme.errors import flag
 from dfme.spec import ImageSpec, LabelMode
 
 FINEST_LATTICE = 65_536
@@ -211,14 +212,16 @@ def flags(chosen: EstimatorConfig) -> str:
         name: getattr(chosen, name) for name in ("kind", "objective", "space", "direction", "form")
     }
     words["step"] = f"{float(chosen.step):g}"
-    return " ".join(f"--estimator.{name} {value}" for name, value in words.items())
+    return " ".join(flag(f"estimator.{name}", value) for name, value in words.items())
 
 
 def _diagnosis(
     finding: Finding, chosen: EstimatorConfig, candidate: StepCandidate | None
 ) -> tuple[str, str]:
     """The likely cause of differences that say nothing, and what would help."""
-    no_queries = "take a method whose generator needs no such differences (--method.name static)"
+    no_queries = (
+        f"take a method whose generator needs no such differences ({flag('method.name', 'static')})"
+    )
     if finding.answers in ("labels", "one-hot") or candidate is None:
         return f"the answers are {finding.answers} and change in jumps only", no_queries
     if candidate.carried < DOUBTFUL:
@@ -226,24 +229,25 @@ def _diagnosis(
             f"images travel as {finding.levels} levels, which {1 - candidate.carried:.0%} of the "
             "step is "
             "lost to",
-            "try --estimator.space lattice --estimator.step auto, or --estimator.kind auto",
+            f"try {flag('estimator.space', 'lattice')} {flag('estimator.step', 'auto')}, or "
+            f"{flag('estimator.kind', 'auto')}",
         )
     if max(finding.repeat, finding.batch) > _quantum(finding):
         return (
             f"the same image's answers differ by up to {max(finding.repeat, finding.batch):.2g}",
-            "more --estimator.directions average noise out; ask for answers that repeat exactly",
+            f"more {flag('estimator.directions')} average noise out; ask for answers that repeat "
+            "exactly",
         )
     if finding.decimals is not None:
         share = f", {finding.hidden:.0%} of them to zero" if finding.hidden > 0 else ""
         return (
             f"scores rounded to {finding.decimals} decimals{share}",
-            "--estimator.objective kl hardly depends on scores near zero (--estimator.kind auto "
-            "takes it), "
-            "and more decimals would help most",
+            f"{flag('estimator.objective', 'kl')} hardly depends on scores near zero "
+            f"({flag('estimator.kind', 'auto')} takes it), and more decimals would help most",
         )
     return (
         "noise in the answers, or a teacher that computes in low precision",
-        f"have it compute in float32, take more --estimator.directions, or {no_queries}",
+        f"have it compute in float32, take more {flag('estimator.directions')}, or {no_queries}",
     )
 
 

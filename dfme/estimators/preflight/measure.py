@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfme.answers.reading import unanswered
 from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.errors import Unserved, UserError
+from dfme.errors import OptionError, Unserved, say
 from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
 from dfme.estimators.preflight.diagnostics import (
     ObjectiveOfAnswers,
@@ -65,11 +65,14 @@ def preflight_calls(config: EstimatorConfig, spec: ImageSpec, scores: bool = Tru
 def require_budget(remaining: int, images: int) -> None:
     """UserError where a check of so many images does not fit into what is left of the budget."""
     if remaining < images:
-        raise UserError(
-            f"--budget: expected at least {images} images for the check that --estimator.kind auto "
-            "and "
-            f"--estimator.step auto begin with, {remaining} are left; choose both by "
-            f"hand, or give more"
+        raise OptionError(
+            "budget",
+            say(
+                "expected at least {} images for the check that {estimator.kind:auto} and "
+                "{estimator.step:auto} begin with, {} are left; choose both by hand, or give more",
+                images,
+                remaining,
+            ),
         )
 
 
@@ -232,11 +235,13 @@ def _answered(*answers: Tensor) -> Tensor:
     known_N = ~torch.stack([unanswered(part) for part in answers]).any(dim=0)
     if known_N.sum() < MIN_POINTS:
         raise Unserved(
-            f"the check: the service named a class for {int(known_N.sum())} of {POINTS} images "
-            "each time, "
-            "too few to choose by; start a new run with --estimator.kind and --estimator.step "
-            "chosen by "
-            "hand, or with a method that estimates nothing, such as --recipe frugal"
+            say(
+                "the check: the service named a class for {} of {} images each time, too few to "
+                "choose by; start a new run with {estimator.kind} and {estimator.step} chosen by "
+                "hand, or with a method that estimates nothing, such as {recipe:frugal}",
+                int(known_N.sum()),
+                POINTS,
+            )
         )
     return known_N
 

@@ -16,7 +16,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data.class_names import read_names
-from dfme.errors import UserError
+from dfme.errors import OptionError, UserError, flag, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import require_free
 from dfme.teachers.remote.class_names import ClassNames
@@ -183,7 +183,7 @@ def load_adapter(path: str | Path, classes: tuple[str, ...] | str | None = None)
     if faults := list(problems(description)):
         raise UserError("; ".join(f"{path}: {problem}" for problem in faults))
     names = description.answer.classes
-    option = f"{path}: answer.classes" if classes is None else "--teacher.classes"
+    option = f"{path}: answer.classes" if classes is None else flag("teacher.classes")
     folder = Path(path).parent if classes is None else None
     return JsonApi(
         description, ClassNames(read_names(names, option, folder), option) if names else None
@@ -194,15 +194,17 @@ def check_json(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     """Like ``check_service``, for the URL of flags or adapter; and faults of that file."""
     if config.mean is not None or config.std is not None:
         raise UserError(
-            f"--teacher.mean and --teacher.std: {config.kind} sends pixels as they are; leave "
-            "normalising to "
-            "the service, or say with --teacher.bounds which pixels it takes"
+            say(
+                "{teacher.mean} and {teacher.std}: {} sends pixels as they are; leave normalising "
+                "to the service, or say with {teacher.bounds} which pixels it takes",
+                config.kind,
+            )
         )
     description = load_adapter(options["adapter"], options.get("classes")).description
     url = options.get("url") or description.url
     if not url:
-        raise UserError(
-            f"--teacher.url: neither the flag nor {options['adapter']} says where the service is"
+        raise OptionError(
+            "teacher.url", f"neither the flag nor {options['adapter']} says where the service is"
         )
     return check_service(config, {**options, "url": url}, secrets_of(description, url))
 
@@ -222,18 +224,18 @@ def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
     answer = api.description.answer
     shape = config.shape or described.shape
     if shape is None:
-        raise UserError(
-            "--teacher.shape: neither flag nor adapter says the shape of an image; give it as C,H,W"
+        raise OptionError(
+            "teacher.shape", "neither flag nor adapter says the shape of an image; give it as C,H,W"
         )
     if api.description.image.picture and shape[0] not in COLOUR_TYPES:
-        raise UserError(
-            f"--teacher.shape: expected 1 to 4 channels, as pictures have, got {shape[0]}"
+        raise OptionError(
+            "teacher.shape", f"expected 1 to 4 channels, as pictures have, got {shape[0]}"
         )
     levels = described.levels if config.levels is None else config.levels
     if api.description.image.eight_bit:
         if levels not in (None, 256):
-            raise UserError(
-                f"--teacher.levels: got {levels}, but the adapter sends pixels as bytes: 256"
+            raise OptionError(
+                "teacher.levels", f"got {levels}, but the adapter sends pixels as bytes: 256"
             )
         levels = 256
     spec = ImageSpec(shape, config.bounds or described.bounds or (0.0, 1.0), levels)
@@ -252,16 +254,18 @@ def _classes(api: JsonApi, config: TeacherConfig) -> ClassNames:
     number = config.num_classes or api.description.teacher.num_classes
     if api.classes is not None:
         if number not in (None, len(api.classes)):
-            raise UserError(
-                f"--teacher.num-classes: got {number}, but the adapter names {len(api.classes)} "
-                "classes"
+            raise OptionError(
+                "teacher.num_classes",
+                f"got {number}, but the adapter names {len(api.classes)} classes",
             )
         return api.classes
     if number is None or number < 2:
-        raise UserError(
-            "--teacher.num-classes: expected two or more, by flag or adapter; give their number, "
-            "or names "
-            "with --teacher.classes"
+        raise OptionError(
+            "teacher.num_classes",
+            say(
+                "expected two or more, by flag or adapter; give their number, or names with "
+                "{teacher.classes}"
+            ),
         )
     return ClassNames(tuple(map(str, range(number))))
 

@@ -125,7 +125,8 @@ class JsonAdapter(Adapter):
             if batch == 1 and self._optional:
                 return [None]
             cure = "; if it knows no class for such an image, say answer.optional: true"
-            raise Unusable(f"{error}{cure * (batch == 1)}", error.reason) from None
+            problem = error.message + cure if batch == 1 else error.message
+            raise Unusable(problem, error.reason) from None
         if batch == 1 and not values:
             return [None]
         if len(values) != batch:

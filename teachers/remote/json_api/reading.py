@@ -80,7 +80,8 @@ class AnswerReader:
         except Unusable as error:
             if "answer." in str(error):
                 raise
-            raise Unusable(f"answer.form {self._form}: {error}", error.reason) from None
+            text = f"answer.form {self._form}: " + error.message
+            raise Unusable(text, error.reason) from None
         if not any(reading.gaps):
             return answers
         slip = f"answer.form {self._form}: {reading.slip}" if reading.slip else ""
@@ -200,7 +201,7 @@ class AnswerReader:
                 f"answer.scale: the class {self._model.classes.names[top]!r} has "
                 f"{scores_BK[row, top]:g} of "
                 f"{sums_B[row]:g}, where scores were expected that add up to {scale:g}; "
-                f"start a new run {cure}, or: {instead}",
+                f"start a new run {cure}, or: " + instead,
                 "wrong scale",
             )
 

@@ -8,7 +8,7 @@ from typing import Any
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import parse_yaml
 from dfme.data.class_names import read_names
-from dfme.errors import Unusable, UserError
+from dfme.errors import OptionError, Unusable, UserError, flag
 from dfme.teachers.remote.json_api.adapter_file import problems
 from dfme.teachers.remote.json_api.candidates import (
     IDS,
@@ -43,10 +43,10 @@ def write_adapter(sample: str, path: str) -> str:
     _require_no_chat(document)
     candidate = best_candidate(document)
     if candidate is None:
-        raise UserError(
-            "--sample: expected an answer with scores or a label in it, got "
-            f"{outline(document)[:300]}; "
-            "docs/adapters.md has the forms that can be read"
+        raise OptionError(
+            "sample",
+            f"expected an answer with scores or a label in it, got {outline(document)[:300]}; "
+            "docs/adapters.md has the forms that can be read",
         )
     require_no_doubt(document, candidate)
     text = adapter_text(candidate)
@@ -60,8 +60,8 @@ def write_adapter(sample: str, path: str) -> str:
             file.write(text)
     except OSError as error:
         reason = "it is there already" if isinstance(error, FileExistsError) else error.strerror
-        raise UserError(
-            f"--write-adapter: cannot write {path}: {reason}; name another file"
+        raise OptionError(
+            "write_adapter", f"cannot write {path}: {reason}; name another file"
         ) from None
     what = (
         f"{len(candidate.values)} scores"
@@ -80,12 +80,12 @@ def _require_no_chat(document: object) -> None:
     text = chat_text(document)
     if text is not None:
         where = f", at {text[:100]}" if text else ""
-        raise UserError(
-            "--sample: expected the answer of a classifier, got the text of a language "
-            f"model{where}, which "
-            "names no class reliably: no adapter is written; if it says nothing but a class's "
-            "name, write "
-            "form: name by hand, with answer.no_answer for whatever else it says (docs/adapters.md)"
+        raise OptionError(
+            "sample",
+            f"expected the answer of a classifier, got the text of a language model{where}, "
+            "which names no class reliably: no adapter is written; if it says nothing but a "
+            "class's name, write form: name by hand, with answer.no_answer for whatever else "
+            "it says (docs/adapters.md)",
         )
 
 
@@ -94,13 +94,13 @@ def _read(path: Path) -> object:
         with path.open("rb") as file:
             body = file.read(_MAX_BYTES + 1)
     except OSError as error:
-        raise UserError(f"--sample: cannot read {path}: {error.strerror}") from None
+        raise OptionError("sample", f"cannot read {path}: {error.strerror}") from None
     if len(body) > _MAX_BYTES:
-        raise UserError(f"--sample: expected at most {_MAX_BYTES:,} bytes, {path} has more")
+        raise OptionError("sample", f"expected at most {_MAX_BYTES:,} bytes, {path} has more")
     try:
         return parse(body)
     except Unusable as error:
-        raise UserError(f"--sample: {path}: {error}") from None
+        raise OptionError("sample", f"{path}: {error}") from None
 
 
 def adapter_text(candidate: Candidate) -> str:
@@ -109,7 +109,7 @@ def adapter_text(candidate: Candidate) -> str:
     many = candidate.images > 1
     lines = [
         "# A first adapter, from one sample answer. Every key is explained in docs/adapters.md.",
-        'url: "" # TODO where images are posted, or --teacher.url',
+        f'url: "" # TODO where images are posted, or {flag("teacher.url")}',
         "image:",
         "  encoding: png_base64 # how an image travels: also png, data_url, raw, raw_base64, list",
     ]
@@ -135,12 +135,13 @@ def adapter_text(candidate: Candidate) -> str:
             classes += "a line"
         lines.append(classes)
     lines.append("teacher:")
-    lines.append("  # shape: [3, 32, 32] # TODO an image's C, H, W, or --teacher.shape")
+    lines.append(f"  # shape: [3, 32, 32] # TODO an image's C, H, W, or {flag('teacher.shape')}")
     if candidate.form == "scores":
         lines.append(f"  num_classes: {len(candidate.values)}")
     elif candidate.form == "number":
         lines.append(
-            "  # num_classes: 10 # TODO how many classes there are, or --teacher.num-classes"
+            "  # num_classes: 10 # TODO how many classes there are, or "
+            f"{flag('teacher.num_classes')}"
         )
         lines.append('  # numbers from 1 on: form: name above, with classes: ["1", "2", ...]')
     doubt = " (these are below zero or sum to more than one: are they logits?)"
@@ -180,11 +181,12 @@ def require_no_doubt(document: object, candidate: Candidate) -> None:
         _require_no_other_top(document, candidate, where)
     total = sum(candidate.values) / candidate.scale
     if total > 1 + NEAR_ONE and all(0 <= s / candidate.scale <= 1 for s in candidate.values):
-        raise UserError(
-            f"--sample: the {len(candidate.values)} scores {where} all lie within 0 and 1 and add "
+        raise OptionError(
+            "sample",
+            f"the {len(candidate.values)} scores {where} all lie within 0 and 1 and add "
             f"up to {total:.4g}, so it is unclear what they are: probabilities add up to 1, and "
             "logits are rarely so small; they may be of several images, or one for each class "
-            "alone: give the answer to one image, or write the adapter by hand (docs/adapters.md)"
+            "alone: give the answer to one image, or write the adapter by hand (docs/adapters.md)",
         )
 
 
@@ -196,11 +198,12 @@ def _require_no_labels_elsewhere(document: object, candidate: Candidate, where: 
     labels = (path for path, part in parts_in(document) if _may_be_labels(part, path, candidate))
     path = next(labels, None)
     if path is not None:
-        raise UserError(
-            f"--sample: the {len(candidate.values)} scores {where} are sorted, and as many labels "
+        raise OptionError(
+            "sample",
+            f"the {len(candidate.values)} scores {where} are sorted, and as many labels "
             f"stand at {path[:100]!r}, so that places may not be classes: no adapter is written; "
             "write it by hand, with form: lists if the labels change with the image and form: "
-            "scores if they never do (docs/adapters.md)"
+            "scores if they never do (docs/adapters.md)",
         )
 
 
@@ -246,11 +249,12 @@ def _require_no_other_top(document: object, candidate: Candidate, where: str) ->
         scored = any(_is_top_score(key, item, node, candidate) for key, item in leaves.items())
         tops = [key for key, item in leaves.items() if _is_top_label(key, item, node, candidate)]
         if scored and tops and not any(str(leaves[key]) in candidate.names for key in tops):
-            raise UserError(
-                f"--sample: the scores {where} lack the label at "
+            raise OptionError(
+                "sample",
+                f"the scores {where} lack the label at "
                 f"{joined(path, tops[0])[:100]!r}, which has a score of its own: an adapter reads "
                 "scores from one place, so no adapter is written; ask the service for an answer "
-                "with all of them in one list"
+                "with all of them in one list",
             )
 
 

@@ -1,0 +1,175 @@
+"""Messages name options by their keys: every key exists, and no text spells a flag itself."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
+
+import pytest
+
+from dfme.audits.audit.options import AuditConfig
+from dfme.audits.compare.plan import CompareConfig
+from dfme.cli.check import CheckConfig
+from dfme.cli.evaluate import EvaluateConfig
+from dfme.cli.export import ExportConfig
+from dfme.cli.retrain import RetrainConfig
+from dfme.cli.verify import VerifyConfig
+from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.values import options_of
+from dfme.errors import Message, OptionError, Problem, Ref, UserError, as_yaml_key, say
+from dfme.methods import METHODS, SECTIONS
+from dfme.teachers import KINDS
+from dfme.teachers.options import ServeConfig, TrainTeacherConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = (
+    ExtractConfig,
+    AuditConfig,
+    CompareConfig,
+    CheckConfig,
+    EvaluateConfig,
+    ExportConfig,
+    RetrainConfig,
+    VerifyConfig,
+    ServeConfig,
+    TrainTeacherConfig,
+)
+OF_THE_COMMAND_LINE = {"config"}
+"""Flags that are no option of any command."""
+AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/report.html")
+"""What speaks to users of the command line alone."""
+NO_MESSAGES = {
+    "dfme/run/job.py": "commands for a shell",
+    "teachers/serve/server.py": "commands for a shell, and warnings of the server",
+    "teachers/remote/json_api/api.py": "the boundary of a form's parts",
+}
+KEYED = ("Ref", "flag", "Problem", "OptionError")
+FLAG = re.compile(r"(?<![\w-])--[a-z{]")
+
+
+def known_keys() -> set[str]:
+    """Every option of every command, and every section of options."""
+    models = [(model, "") for model in COMMANDS]
+    models += [(TeacherConfig, "teacher.")] + [
+        (kind.options, "teacher.") for kind in KINDS.values()
+    ]
+    models += [(entry.config, "method.") for entry in METHODS.values()]
+    models += [(section, f"{name}.") for name, section in SECTIONS.items()]
+    keys = {option.key for model, prefix in models for option in options_of(model, prefix)}
+    sections = {key.partition(".")[0] for key in keys}
+    return keys | sections | {"method.name", "method.keeps"} | OF_THE_COMMAND_LINE
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for room in ("dfme", "teachers"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith("dfme/teachers/"):
+                yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def named_keys(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The keys that stand in the calls of a file, with their lines."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+            continue
+        first = node.args[0]
+        if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+            continue
+        if node.func.id == "say":
+            keys = [key for _, key, _, _ in Formatter().parse(first.value) if key]
+        else:
+            keys = [first.value] if node.func.id in KEYED else []
+        yield from ((node.lineno, key) for key in keys)
+
+
+def places_and_values(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
+    """Of every template that stands in a file: its line, its empty places and its values."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and node.args:
+            template, *values = node.args
+            if isinstance(template, ast.Constant):
+                fields = Formatter().parse(str(template.value))
+                yield node.lineno, sum(key == "" for _, key, _, _ in fields), len(values)
+
+
+def documentation(tree: ast.Module) -> set[int]:
+    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def test_every_option_that_a_message_names_exists() -> None:
+    known = known_keys()
+    named = [(name, line, key) for name, tree in sources() for line, key in named_keys(tree)]
+    assert len(named) > 250
+    audits = {"pool", "attackers", "total", "free"}
+    assert [place for place in named if place[2] not in known | audits] == []
+
+
+def test_no_text_outside_the_command_line_spells_a_flag() -> None:
+    spelled = [
+        (name, node.lineno, node.value)
+        for name, tree in sources()
+        if not name.startswith(AT_THE_DOOR) and name not in NO_MESSAGES
+        for texts in [documentation(tree)]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+        if FLAG.search(node.value)
+    ]
+    assert spelled == []
+
+
+def test_every_template_has_as_many_values_as_places() -> None:
+    counts = [(name, *found) for name, tree in sources() for found in places_and_values(tree)]
+    assert len(counts) > 100
+    assert [place for place in counts if place[2] != place[3]] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "flags", "keys"),
+    [
+        (say("expected {student.replay_steps} too"), "expected --student.replay-steps too", None),
+        (
+            say("{student.lr:0.1}: {!r}, {:,}", "a{b}", 1000),
+            "--student.lr 0.1: 'a{b}', 1,000",
+            None,
+        ),
+        (say("{{x}}: {}", Ref("method.reuse", True)), "{x}: --method.reuse true", None),
+        ("give " + say("{out}") + "!", "give --out!", "give out!"),
+        (say("{}; {}", say("a {seed}"), "{b}"), "a --seed; {b}", "a seed; {b}"),
+        (
+            Problem("seed", "expected 1", "2", Ref("student.lr")).text,
+            "expected 1, got 2; did you mean --student.lr?",
+            None,
+        ),
+    ],
+)
+def test_a_message_is_spelled_by_who_shows_it(
+    message: Message, flags: str, keys: str | None
+) -> None:
+    assert str(message) == flags
+    plain = flags.replace("--", "").replace("replay-steps", "replay_steps")
+    assert message.spelled(as_yaml_key) == (keys or plain)
+
+
+@pytest.mark.parametrize("template", ["{", "a}", "{} {"])
+def test_another_template_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match=r"format|encountered|expected"):
+        say(template, 1)
+
+
+def test_an_error_about_options_carries_their_problems_also_to_another_process() -> None:
+    error = OptionError("student.lr", "expected a positive number", got="0")
+    (problem,) = error.problems
+    assert (problem.key, problem.got, str(error)) == (
+        "student.lr",
+        "0",
+        "--student.lr: expected a positive number, got 0",
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.problems) == (str(error), error.problems)
+    wrapped = UserError(error.message, about="weights.pt")
+    assert wrapped.message.spelled(as_yaml_key).startswith("weights.pt: student.lr: expected")
