@@ -280,7 +280,9 @@ class Session:
         job = as_asked(cell.job, sharing, engine in EXTRAS)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
-        return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
+        consent = consent_flags(cell.job)
+        device = cell.job.config.device
+        return Task((*words, *consent), log, directory, device, self._plan.entry)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was
