@@ -53,7 +53,7 @@ def engine(
     told: list[str] = []
 
     def task(cell: str) -> Task:
-        return Task(("extract", "--out", cell), Path(f"{cell}.log"), Path(cell), device)
+        return Task(("extract", "--out", cell), Path(f"{cell}.log"), Path(cell), device, main)
 
     config = SimpleNamespace(
         retries=0, engine_options=[f"{name}={text}" for name, text in options.items()]

@@ -92,8 +92,8 @@ from entry_here import main
 from dfme.audits.compare.engines import Task
 from dfme.audits.compare.processes import Call
 
-task = Task(("extract", "--out", "a"), pathlib.Path("a.log"), pathlib.Path("a"), "cpu")
-pickle.loads(pickle.dumps(Call(main, task)))()
+task = Task(("extract", "--out", "a"), pathlib.Path("a.log"), pathlib.Path("a"), "cpu", main)
+pickle.loads(pickle.dumps(Call(task)))()
 """
 
 

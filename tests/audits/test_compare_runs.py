@@ -19,6 +19,7 @@ from command_line import parse_extract
 from dfme.audits.compare import rehearsal, session
 from dfme.audits.compare.engines import pool
 from dfme.audits.compare.plan import ComparisonPlan
+from dfme.audits.compare.progress import Begun, CellProgress
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import TeacherError, UserError
@@ -298,14 +299,14 @@ def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_en
     waiting._due = {cell.name: cell for cell in made.cells}
     assert waiting._seconds_left(0.0) == pytest.approx(20.0)
     first = made.cells[0].name
-    waiting._begun[first] = session.Begun(0.0, 0.0)
+    waiting._begun[first] = Begun(0.0, 0.0)
     assert waiting._seconds_left(4.0) == pytest.approx(16.0), (
         "no record so far, and four seconds less"
     )
     assert waiting._seconds_left(30.0) == pytest.approx((5 + 30) / (5 + 9) * (1 + 10)), (
         "nor where it should have ended"
     )
-    waiting._progress[first] = session.CellProgress(
+    waiting._progress[first] = CellProgress(
         1_000, 0.5
     )  # after three times as long as the whole of it was to take
     assert waiting._seconds_left(30.0) == pytest.approx((5 + 30) / (5 + 5) * (5 + 10))

@@ -1,6 +1,6 @@
 """What the cells of a comparison are variations of: one job for each row. No torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -10,7 +10,6 @@ from dfme.audits.compare.engines import EXTRAS
 from dfme.audits.compare.plan import (
     Attempt,
     Cell,
-    CommandLine,
     CompareConfig,
     ComparisonPlan,
     own_options,
@@ -41,13 +40,13 @@ class ComparisonBase:
     """The rows from which comparisons of one teacher are planned.
 
     ``record``: what the file of options has besides the comparison's own. ``command``: the words
-    that asked for it. ``entry``: the command line, which runs a cell in a worker.
+    that asked for it. ``entry``: runs the words of a cell.
     """
 
     rows: Mapping[str, Row]
     record: Mapping[str, Any]
     command: tuple[str, ...]
-    entry: CommandLine
+    entry: Callable[[Sequence[str]], int]
 
     @property
     def job(self) -> Job:

@@ -28,9 +28,6 @@ from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 
-CommandLine = Callable[[Sequence[str]], int]
-"""The command line: it runs a command's words, and returns their exit code."""
-
 NO_DEFENCE = "none"
 AS_IT_IS = "auto"
 
@@ -236,8 +233,8 @@ class ComparisonPlan:
     """A comparison before it begins, its ``cells`` in the order in which they run.
 
     ``options``: its file of options, with the flags that were given. ``command``: the words that
-    asked for it. ``entry``: the command line, which runs a cell in a worker. ``bills``: what each
-    stack of defences costs honest users. ``stem``: of its files' names.
+    asked for it. ``entry``: runs the words of a cell. ``bills``: what each stack of defences costs
+    honest users. ``stem``: of its files' names.
     """
 
     out: Path
@@ -246,7 +243,7 @@ class ComparisonPlan:
     cells: tuple[Cell, ...]
     options: dict[str, Any]
     command: tuple[str, ...]
-    entry: CommandLine
+    entry: Callable[[Sequence[str]], int]
     bills: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stem: str = "comparison"
 

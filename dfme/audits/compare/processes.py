@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from dfme.audits.compare.engines import LOST, STOPPED, Task
-from dfme.audits.compare.plan import CommandLine
 from dfme.errors import UserError
 from dfme.files import disk_error, remove, write_text
 from dfme.run.job import PROJECT
@@ -111,8 +110,9 @@ lock.
 """
 
 
-def run_cell(entry: CommandLine, words: list[str], log: str) -> int:
-    """``entry(words)`` in this process, all that it says at the end of ``log``; its exit code.
+def run_cell(entry: Callable[[Sequence[str]], int], words: list[str], log: str) -> int:
+    """``dfme words`` in this process, by the ``entry`` of the command line, all that it says at the
+    end of ``log``; its exit code.
 
     Not in a child of it: with a worker that is killed its run must end too, so that the system
     frees its lock. SystemExit passes: it is how submitit gives a job back to the queue.
@@ -149,8 +149,8 @@ def outcome_file(log: str | Path) -> Path:
 class Call:
     """A cell as a worker calls it; ``checkpoint`` and ``number`` (of its signal) are submitit's."""
 
-    def __init__(self, entry: CommandLine, task: Task, number: int = 0) -> None:
-        self.entry = entry
+    def __init__(self, task: Task, number: int = 0) -> None:
+        self.entry = task.entry
         self.words = [*task.words]
         self.log = str(task.log)
         self.folder = str(Path.cwd())

@@ -3,21 +3,20 @@
 import json
 import math
 import shlex
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import NamedTuple
 
-from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
+from dfme.audits.compare.engines import ENGINES, EXTRAS, STOPPED, Task
 from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
 from dfme.audits.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.audits.compare.processes import last_line
+from dfme.audits.compare.progress import Begun, CellProgress, in_a_line, killed
 from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.rows import unequal
 from dfme.audits.compare.table import as_csv, as_json, markdown, overview
@@ -102,22 +101,6 @@ def _require_same_images(plan: ComparisonPlan) -> None:
         if digests and is_run(directory) and code not in checked:
             require_same_images(cell.job, directory, unmoved=True)
             checked.add(code)
-
-
-class CellProgress(NamedTuple):
-    """Images that a cell has paid for, and the share of its work that is done."""
-
-    images: int = 0
-    share: float = 0.0
-
-
-@dataclass
-class Begun:
-    """When a cell was begun by this call, at which share of its work, and when it ended."""
-
-    time: float
-    share: float
-    ended: float | None = None
 
 
 class Session:
@@ -292,7 +275,9 @@ class Session:
             job = replace(job, config=config)
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
-        return Task((*words, *consent_flags(cell.job)), log, directory, cell.job.config.device)
+        consent = consent_flags(cell.job)
+        device = cell.job.config.device
+        return Task((*words, *consent), log, directory, device, self._plan.entry)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was
@@ -301,7 +286,7 @@ class Session:
         if code < 0 and not stopping and self._retries[cell.name] < self._plan.config.retries:
             self._retries[cell.name] += 1
             self._line.note(
-                f"{cell.name}: {_killed(code)}, and is gone on with (retry "
+                f"{cell.name}: {killed(code)}, and is gone on with (retry "
                 f"{self._retries[cell.name]})"
             )
             return True
@@ -310,7 +295,7 @@ class Session:
         if cell.name in self._begun:
             self._begun[cell.name].ended = time.monotonic()
         ended = len(self._due) - len(self.waiting)
-        self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {_in_a_line(outcome)}")
+        self._line.note(f"[{ended}/{len(self._due)}] {outcome.cell.name}: {in_a_line(outcome)}")
         self._write()
         return False
 
@@ -326,7 +311,7 @@ class Session:
         log = directory.with_name(f"{cell.name}.log")
         reason = last_line(log)
         if code < 0:
-            reason = f"{_killed(code)}; what was paid is kept; {reason}".removesuffix("; ")
+            reason = f"{killed(code)}; what was paid is kept; {reason}".removesuffix("; ")
         return Outcome(cell, "failed", f"{reason or f'exit code {code}, and nothing said'} ({log})")
 
     def findings(self) -> ComparisonResult:
@@ -365,28 +350,6 @@ class Session:
         write_text(report, markdown(result))
         write_text(data, as_json(result))
         write_text(cells, as_csv(result))
-
-
-def _killed(code: int) -> str:
-    """End of a cell that has no exit code."""
-    if code == LOST:
-        return "lost with its worker, which was killed or preempted, or whose node is gone"
-    why = " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
-    return f"killed by signal {-code}{why}"
-
-
-def _in_a_line(outcome: Outcome) -> str:
-    figures = outcome.figures
-    if figures is None:
-        return "stopped and kept" if outcome.state == "waiting" else f"FAILED: {outcome.reason}"
-    parts = []
-    if figures.agreement is not None:
-        parts.append(
-            f"agreement {figures.beside.text(figures.agreement, figures.agreement_balanced)}"
-        )
-    if figures.accuracy is not None:
-        parts.append(f"accuracy {figures.accuracy:.2%}")
-    return ", ".join([*parts, f"{figures.seconds:,.1f} s"])
 
 
 def not_applicable(cells: Sequence[Cell]) -> dict[str, str]:

@@ -5,6 +5,7 @@ An engine is a ``WorkerPool``. It runs ``dfme extract --config C --out D --resum
 and knows nothing else of a cell: one that is killed, or loses its node, goes on where it was.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,13 +34,14 @@ asked to stop."""
 @dataclass(frozen=True)
 class Task:
     """One cell as a worker gets it: the words after ``dfme``, the file for what it says, its
-    ``--device``.
+    ``--device``, and the ``entry`` that runs the words.
     """
 
     words: tuple[str, ...]
     log: Path
     directory: Path
     device: str
+    entry: Callable[[Sequence[str]], int]
 
 
 def require_engine(name: str) -> None:

@@ -71,7 +71,7 @@ class OnRay(WorkerPool):
         task = self._task(cell)
         gpus = int(task.device != "cpu" and (task.device != "auto" or self._has_gpus))
         resources = {} if "num_gpus" in self._options else {"num_gpus": gpus}
-        ref = self._call.options(**resources).remote(Call(self._plan.entry, task))
+        ref = self._call.options(**resources).remote(Call(task))
 
         def over(_: bool) -> bool:
             return bool(ray.wait([ref], timeout=0, fetch_local=False)[0])

@@ -63,8 +63,7 @@ class Slurm(WorkerPool):
             options[name if name in GENERAL else f"slurm_{name}"] = value
         for name in GENERAL:
             options[name] = options[name] or None
-        number = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
-        call = Call(self._plan.entry, task, number)
+        call = Call(task, getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
         limits = {"slurm_max_num_timeout": tries, "local_max_num_timeout": tries}
         try:
             executor = submitit.AutoExecutor(self._folder, cluster=self._cluster, **limits)
