@@ -98,9 +98,8 @@ class QuotaDefence(Defence):
         window = self.options.window
         had = self.state["images"]
         now = time.time()
-        had_N2 = self.state["window"] = self.state["window"][
-            self.state["window"][:, 0] > now - window
-        ]
+        had_N2 = self.state["window"]
+        had_N2 = self.state["window"] = had_N2[had_N2[:, 0] > now - window]
         if window:
             had = int(had_N2[:, 1].sum())
         if had + images <= most:
@@ -109,7 +108,7 @@ class QuotaDefence(Defence):
         text = f"the quota of {most:,} images is used up ({had:,} answered, {images:,} asked for)"
         if not window or images > most:
             raise Refused(text, "quota", retry=False)
-        # of those that must have left it by then
+        # of those that must be out of the window by then
         last = int((had_N2[:, 1].cumsum(0) < had + images - most).sum())
         seconds = float(had_N2[last, 0]) + window - now
         raise Refused(f"{text} within {window:g} s", "quota", retry_after=seconds)

@@ -76,11 +76,6 @@ class Gate:
             meter.alarms.update(dict.fromkeys(self._watch.names, 0))
 
     @property
-    def is_open(self) -> bool:
-        """Whether nothing is defended or watched, and nothing is remembered."""
-        return self._defended is None
-
-    @property
     def features(self) -> Mahalanobis | None:
         """What listens to the network while the app uses it, if anything."""
         return self._watch.features if self._watch is not None else None
@@ -137,8 +132,8 @@ def make_guarded(
     else:
         kind, file, model = name_of(teacher), {}, teacher
     config = from_mapping(TeacherConfig, {"kind": kind, **options})
-    bare = not (config.defences or config.watch)
-    guarded = make_teacher(config, file, choose_device("auto"), bare, own=model)
+    recorded = not (config.defences or config.watch)
+    guarded = make_teacher(config, file, choose_device("auto"), recorded, own=model)
     if guarded.info.watch:
         guarded.info.watch.alarmed = (
             AlarmFile(Path(alarm_file), logger.warning) if alarm_file else _log_alarm

@@ -254,8 +254,6 @@ class Guard:
 
     async def _work(self, call: Callable[[], Value]) -> Value:
         """In the one thread that knows the state."""
-        if self._gate.is_open:
-            return call()
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def _images(self, body: HttpBody) -> Array | None:
@@ -279,8 +277,8 @@ class Guard:
             raise ValueError(f"expected an answer without Content-Encoding, got {encoding!r}")
         try:
             scores = np.asarray(self._form.scores(answer))
-            labels = scores.ndim == 1 and scores.dtype.kind in "iu"
-            return scores.astype(np.int64 if labels else np.float32)
+            are_labels = scores.ndim == 1 and scores.dtype.kind in "iu"
+            return scores.astype(np.int64 if are_labels else np.float32)
         except Exception:
             return None
 

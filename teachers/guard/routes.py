@@ -78,8 +78,7 @@ class Leaf:
         if more < 0 or self.open != (more > 0):
             return False
         pairs = zip(self.segments, parts, strict=False)
-        fit = all(pattern.fullmatch(part) for pattern, part in pairs)
-        return fit and (self.certain or None)
+        return all(pattern.fullmatch(part) for pattern, part in pairs) and (self.certain or None)
 
     def takes(self, path: str) -> bool | None:
         """Whether the route takes a path; None: maybe."""

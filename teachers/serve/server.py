@@ -59,8 +59,13 @@ class Serving:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         keys = [key] if isinstance(key, str) else key or ()
         limits = [limit for limit in (max_batch, teacher.info.max_batch) if limit]
-        most = min(limits, default=None)
-        self.service = Service(name, teacher.spec, teacher.num_classes, teacher.label_mode, most)
+        self.service = Service(
+            name,
+            teacher.spec,
+            teacher.num_classes,
+            teacher.label_mode,
+            max_batch=min(limits, default=None),
+        )
         self.meter = Meter(images_per_second, requests_per_second)
         self._model = Model(behind(teacher), threads)
         self._guard = make_app(
@@ -134,10 +139,17 @@ def serve(teacher: Teacher, config: ServeConfig, tell: Callable[[str], None]) ->
         most = int(config.record_max_mb * 1e6) if config.record_images else 0
         watch.record = Recording(Path(config.record), config.retain_days, most, say)
     keys = {name: os.environ[name].strip() for name in config.key_names}
-    rates = config.images_per_second, config.requests_per_second
-    limits = ([*keys.values()], *rates, config.threads, say)
     serving = Serving(
-        teacher, str(config.model), config.host, config.port, config.max_batch, *limits
+        teacher,
+        str(config.model),
+        config.host,
+        config.port,
+        max_batch=config.max_batch,
+        key=[*keys.values()],
+        images_per_second=config.images_per_second,
+        requests_per_second=config.requests_per_second,
+        threads=config.threads,
+        tell=say,
     )
     tell(_opening(serving, config))
     if watch and watch.names:

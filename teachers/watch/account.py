@@ -88,8 +88,11 @@ class AccountWatch:
     def state_dict(self) -> dict[str, Any]:
         rows = [astuple(figures) for figures in self.figures.values()]
         states = {name: detector.state_dict() for name, detector in self.detectors.items()}
-        figures_D5 = torch.tensor(rows, dtype=torch.float64)
-        return {"images": self.images, "figures": figures_D5, "detectors": states}
+        return {
+            "images": self.images,
+            "figures": torch.tensor(rows, dtype=torch.float64),
+            "detectors": states,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images = state["images"]

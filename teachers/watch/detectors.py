@@ -246,8 +246,8 @@ class ScoresDetector(Detector):
         for end in range(had + 1, len(score_N) + 1):
             n = min(end, self.rows["scores"])
             share_2M = (counts_2NM[:, end] - counts_2NM[:, end - n]).double() / n
-            apart = float((share_2M - self._usual_2M).abs_().amax())
-            statistics.append(apart * math.sqrt(n * m / (n + m)))
+            distance = float((share_2M - self._usual_2M).abs_().amax())
+            statistics.append(distance * math.sqrt(n * m / (n + m)))
         self._keep("scores", score_N[had:])
         return torch.tensor(statistics, dtype=torch.float64)
 

@@ -182,23 +182,3 @@ def test_features_are_calibrated_on_a_share_of_each_class(monkeypatch: pytest.Mo
     assert few(every_ND[:5].view(-1, 1, 8, 8)).tolist() == pytest.approx(
         expected.tolist(), rel=1e-4
     )
-
-
-def test_scores_are_compared_window_by_window_however_the_stream_is_cut() -> None:
-    p_BK = (
-        (4 * torch.randn((300, 10), generator=torch.Generator().manual_seed(5))).double().softmax(1)
-    )
-    stream = Observation(torch.zeros(300, 1, 8, 8), p_BK)
-    scores = detector("scores")
-    parts = [
-        scores.see(stream[start:end]).statistic_B for start, end in ((0, 1), (1, 90), (90, 300))
-    ]
-    places_M = benign().plain.p_BK.amax(1)[:1_000].sort().values
-    usual_2M = staircase(places_M, places_M)
-    expected = []
-    for end in range(1, 301):
-        window_N = p_BK.amax(1)[max(0, end - 256) : end]
-        n, m = len(window_N), len(places_M)
-        apart = float((staircase(window_N, places_M) - usual_2M).abs().amax())
-        expected.append(apart * math.sqrt(n * m / (n + m)))
-    assert torch.cat(parts).tolist() == expected
