@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
-from dfme.errors import Problem, Ref, say
+from dfme.errors import Problem, flag
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
@@ -70,9 +70,10 @@ def kind_problems(kind: str, options: Mapping[str, Any]) -> Iterator[Problem]:
 def price_problems(kind: str, key: str) -> Iterator[Problem]:
     """Problem of option ``key`` if nobody named a budget, and every image may cost money."""
     if kind in KINDS and issubclass(KINDS[kind].options, ServiceOptions):
-        text = "expected how many images the service may be asked for, such as {}; no default, "
-        text += "since each may cost money ({teacher.price_per_1000:PRICE} shows how much)"
-        yield Problem(key, say(text, Ref(key, "10k")))
+        text = f"expected how many images the service may be asked for, such as {flag(key, '10k')}"
+        price = flag("teacher.price_per_1000", "PRICE")
+        cost = f"{text}; no default, since each may cost money ({price} shows how much)"
+        yield Problem(key, cost)
 
 
 def custom_problems(kind: str, own_teacher: str) -> Iterator[Problem]:

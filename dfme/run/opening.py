@@ -135,8 +135,8 @@ def with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:
     answered = run.oracle.ledger.useful or run.examination.answers is not None
     # a resume is held to the teacher as it was
     if isinstance(error.__cause__, Misfit) and not answered:
-        return TeacherError(f"{error}; no answer came yet: mend that, and start a new run")
-    return TeacherError(f"{error}; all that was paid is kept: {again}")
+        return TeacherError(error.message + "; no answer came yet: mend that, and start a new run")
+    return TeacherError(error.message + f"; all that was paid is kept: {again}")
 
 
 def require_same_run(job: Job, run_dir: Path, files: Mapping[str, str], option: str) -> None:

@@ -85,7 +85,7 @@ class Endpoint:
                 if advice(error.reason)
                 else f"; is the service ready, and {flag('teacher.url')} right?"
             )
-            problem = f"{error}{remedy}"
+            problem = error.message + remedy
         raise UserError(problem)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], most: int) -> Reply:

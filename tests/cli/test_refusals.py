@@ -42,7 +42,10 @@ def test_wrong_words_are_one_line_and_touch_nothing(
         ("method: dfmee", "got 'dfmee'; did you mean dfme?"),
         ("budget: 1\nbudget: 2", "expected YAML: line 2: key 'budget' stands there twice"),
         ("teacher: {checkpoint: nowhere.pt}", "teacher.checkpoint: expected a file"),
-        ("student: {final_share: 0.5}", "student.final_share: expected student.steps as well"),
+        (
+            "student: {final_share: 0.5}",
+            "student.final_share: no longer an option: student.rounds 1",
+        ),
     ],
 )
 def test_a_wrong_recipe_is_one_line(

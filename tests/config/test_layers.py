@@ -111,7 +111,7 @@ def test_each_problem_is_named_as_the_author_of_the_value_wrote_the_option() -> 
     settings = merge([keywords, flags(budgett="2k")], OPTIONS, {"evaluation": " of data"})
     settings.build(ExtractConfig)
     assert refusal(settings) == (
-        "--evaluation.pionts: unknown option of data; did you mean evaluation.points?; "
+        "--evaluation.pionts: unknown option of data; did you mean --evaluation.points?; "
         "--budgett: unknown flag; did you mean --budget?"
     )
     settings = merge([file, flags(resume=BARE)], OPTIONS)

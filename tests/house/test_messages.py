@@ -38,7 +38,7 @@ COMMANDS = (
     ServeConfig,
     TrainTeacherConfig,
 )
-OF_THE_COMMAND_LINE = {"config"}
+OF_THE_COMMAND_LINE = {"config", "help_all"}
 """Flags that are no option of any command."""
 AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/report.html")
 """What speaks to users of the command line alone."""
