@@ -15,6 +15,7 @@ from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.guard.app_answers import ASKED
+from dfme.teachers.guard.asking import Model
 from dfme.teachers.guard.bodies import HttpBody
 from dfme.teachers.guard.forms import V2Form
 from dfme.teachers.guard.guard import PROMETHEUS, Guard
@@ -25,7 +26,6 @@ from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
 from dfme.teachers.serve import connections
-from dfme.teachers.serve.model import Model
 
 logger = logging.getLogger(__name__)
 
