@@ -7,7 +7,6 @@ from typing import Any
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError
 from dfme.teachers import KINDS
-from dfme.teachers.defences.checks import check_defences
 from dfme.teachers.watch.checks import watch_problems
 
 
@@ -17,7 +16,10 @@ def check_teacher(config: TeacherConfig, options: Mapping[str, Any]) -> str:
     What a run is to say first, if anything. May raise UserError.
     """
     local = config.kind not in KINDS or KINDS[config.kind].is_local
-    check_defences(config, local)
+    if config.defences:  # which load what reads secrets
+        from dfme.teachers.defences.checks import check_defences
+
+        check_defences(config, local)
     if problems := [*watch_problems(config, local)]:
         raise UserError(*problems)
     check = KINDS[config.kind].check if config.kind in KINDS else None

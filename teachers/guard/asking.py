@@ -1,5 +1,6 @@
 """How a server asks a teacher: one call at a time in a thread of its own, and answers checked."""
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -38,3 +39,20 @@ def one_thread(threads: int) -> ThreadPoolExecutor:
     # each thread has its own number
     prepare = (lambda: torch.set_num_threads(threads)) if threads else None
     return ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+
+
+class Model:
+    """``teacher`` in a thread of its own, with so many CPU threads for its arithmetic."""
+
+    def __init__(self, teacher: Teacher, threads: int) -> None:
+        self._teacher = teacher
+        self._worker = one_thread(threads)
+
+    async def ask(self, images_BCHW: Array) -> Array:
+        """Like ``checked_answers``."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, checked_answers, self._teacher, images_BCHW)
+
+    def close(self) -> None:
+        """Ask nothing more; a call that is under way ends first."""
+        self._worker.shutdown()

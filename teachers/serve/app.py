@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from dfme.teachers.serve.model import Model
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -14,6 +15,7 @@ from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.guard.app_answers import ASKED
+from dfme.teachers.guard.asking import Model
 from dfme.teachers.guard.bodies import HttpBody
 from dfme.teachers.guard.forms import V2Form
 from dfme.teachers.guard.guard import PROMETHEUS, Guard
@@ -24,7 +26,6 @@ from dfme.teachers.open_inference import server as protocol
 from dfme.teachers.open_inference.message import pack, read_header_length
 from dfme.teachers.open_inference.tensors import NamedTensor, short
 from dfme.teachers.serve import connections
-from dfme.teachers.serve.model import Model
 from dfme.version import __version__
 
 logger = logging.getLogger(__name__)

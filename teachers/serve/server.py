@@ -17,13 +17,13 @@ from dfme.errors import UserError
 from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
 from dfme.teachers.defences.wrapper import behind
+from dfme.teachers.guard.asking import Model
 from dfme.teachers.guard.meter import Meter
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig
 from dfme.teachers.serve.app import make_app
 from dfme.teachers.serve.connections import MAX_CONNECTIONS, Connection
 from dfme.teachers.serve.keys import Keys
-from dfme.teachers.serve.model import Model
 from dfme.teachers.watch.alarms import AlarmFile
 from dfme.teachers.watch.record import Recording, account_tag
 

@@ -20,6 +20,7 @@ from starlette.datastructures import Headers
 
 import dfme
 from dfme.teachers import json_text
+from dfme.teachers.guard.asking import Model
 from dfme.teachers.guard.bodies import HttpBody
 from dfme.teachers.guard.meter import Meter
 from dfme.teachers.guard.readers import MAX_WAITING, SMALL
@@ -29,7 +30,6 @@ from dfme.teachers.open_inference.server import Service
 from dfme.teachers.open_inference.tensors import NamedTensor
 from dfme.teachers.serve.app import make_app
 from dfme.teachers.serve.keys import Keys
-from dfme.teachers.serve.model import Model
 
 PERCENT = [f"{100 * float(f'0.{score}'):.1f}" for score in SECRETS]
 HIDDEN: dict[str, bytes] = {
