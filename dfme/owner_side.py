@@ -19,29 +19,29 @@ from dfme.run.checks import file_problems, net_problems
 from dfme.run.lock import DirectoryLock
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers import KINDS as KINDS
-from dfme.teachers.checks import check_teacher as check_teacher_options
 from dfme.teachers.options import ServeConfig as ServeConfig
 from dfme.teachers.options import ServiceOptions
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
 from dfme.teachers.options import check_training as check_training
 from dfme.teachers.owner import label_mode_of as label_mode_of
+from dfme.teachers.owner.checks import check_teacher as check_teacher_options
 
 if TYPE_CHECKING:
     from dfme.data import ImageSet
-    from dfme.teachers.guard.guard import Guard as Guard
+    from dfme.teachers.owner.guard.guard import Guard as Guard
     from dfme.teachers.owner.measuring import Measuring, Metering
     from dfme.teachers.owner.utility import Draw
-    from dfme.teachers.watch.detector import Detector as Detector
+    from dfme.teachers.owner.watch.detector import Detector as Detector
 
 
 def __getattr__(name: str) -> Any:
     """``Guard`` and ``Detector``, which load torch, only where they are asked for."""
     if name == "Guard":
-        from dfme.teachers.guard.guard import Guard
+        from dfme.teachers.owner.guard.guard import Guard
 
         return Guard
     if name == "Detector":
-        from dfme.teachers.watch.detector import Detector
+        from dfme.teachers.owner.watch.detector import Detector
 
         return Detector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -106,7 +106,7 @@ def write_adapter(sample: str, path: str) -> str:
 
 def train(config: TrainTeacherConfig, show: Callable[[dict[str, float]], None]) -> Any:
     """Train a teacher; its path, its card, its seconds."""
-    from dfme.teachers.training.train import train_teacher
+    from dfme.teachers.owner.training.train import train_teacher
 
     return train_teacher(config, show)
 
@@ -124,7 +124,7 @@ def serve(
         if config.record:
             make_folder(Path(config.record))
             held.callback(DirectoryLock(Path(config.record), "record").close)
-        from dfme.teachers.serve.server import serve as serve_teacher
+        from dfme.teachers.owner.serve.server import serve as serve_teacher
 
         served = make(teacher, options, config.device, recorded=bool(config.record))
         return serve_teacher(served, config, tell=tell)

@@ -20,8 +20,8 @@ from dfme.errors import OptionError, UserError, flag
 from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
-from dfme.teachers.checks import check_teacher
 from dfme.teachers.label_modes import Wrapper, restrict
+from dfme.teachers.owner.checks import check_teacher
 
 LOGGER = logging.getLogger("dfme")
 
@@ -81,11 +81,11 @@ def _as_configured(
     mode = LabelMode.parse(config.label_mode) if config.label_mode else default
     if not (config.defences or config.watch or recorded):
         return restrict(teacher, mode)
-    from dfme.teachers.defences.wrapper import Defended
+    from dfme.teachers.owner.defences.wrapper import Defended
 
     watching = None
     if config.watch or recorded:
-        from dfme.teachers.watch.watch import Watch
+        from dfme.teachers.owner.watch.watch import Watch
 
         watching = partial(
             Watch,

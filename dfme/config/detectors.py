@@ -14,7 +14,7 @@ NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
 
 
 DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "coverage", *NEED_FEATURES)
-"""Names of detectors; ``dfme.teachers.watch`` has them."""
+"""Names of detectors; ``dfme.teachers.owner.watch`` has them."""
 
 
 OnAlarm = Literal["log", "refuse", "label"]

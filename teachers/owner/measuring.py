@@ -108,7 +108,7 @@ class Measuring:
         """
         from dfme.compute.device import choose_device
         from dfme.teachers.build import make_teacher
-        from dfme.teachers.watch.detection import detect
+        from dfme.teachers.owner.watch.detection import detect
 
         config = self._job.teacher
         images = config.benign or self._job.config.evaluation.dataset
@@ -131,7 +131,7 @@ class Measuring:
         if path.exists():
             return
         from dfme.nets import is_own
-        from dfme.teachers.training.train import train_teacher
+        from dfme.teachers.owner.training.train import train_teacher
 
         config = self._job.config
         on = config.evaluation
@@ -149,7 +149,7 @@ class Measuring:
         tell(f"a twin, trained in {trained.seconds:.1f} s")
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
-        from dfme.teachers.watch.streams import AGAIN, SESSION
+        from dfme.teachers.owner.watch.streams import AGAIN, SESSION
 
         billed = 3 * images if stacks else 0
         # corrupted images, and repeats that are moved by a pixel
@@ -166,6 +166,6 @@ class Measuring:
         return (1 + stacks) * (3 * images * answer + 2 * ROUNDS_SECONDS)
 
     def streamed(self, sessions: int) -> int:
-        from dfme.teachers.watch.streams import SESSION, STREAMS
+        from dfme.teachers.owner.watch.streams import SESSION, STREAMS
 
         return (len(STREAMS) - 1) * sessions * SESSION  # other data is a stream of detect alone

@@ -21,7 +21,7 @@ from dfme.oracle.ledger import audit
 from dfme.report.terminal import StatusLine
 from dfme.spec import ImageSpec
 
-Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
+Serving = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
 
 pytestmark = pytest.mark.integration
 

@@ -211,7 +211,7 @@ def test_on_other_machines_a_service_s_records_wait_for_the_disk_and_no_others_d
 def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go_on(
     tmp_path: Path,
 ) -> None:
-    serving_of = pytest.importorskip("dfme.teachers.serve.server").Serving
+    serving_of = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
     out, rate = tmp_path / "out", 40
     words = [
         "compare",

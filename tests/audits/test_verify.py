@@ -24,9 +24,9 @@ from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
-from dfme.teachers.training.train import train_teacher
-from dfme.teachers.watch.detector import Observation
-from dfme.teachers.watch.record import Recording, account_tag
+from dfme.teachers.owner.training.train import train_teacher
+from dfme.teachers.owner.watch.detector import Observation
+from dfme.teachers.owner.watch.record import Recording, account_tag
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN = PROJECT / "teachers/checkpoints/digits.safetensors"

@@ -12,9 +12,9 @@ from command_line import one_line, run
 from dfme.config.detectors import DETECTORS
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.owner_side import job_of, owner_of
-from dfme.teachers.watch import detection
-from dfme.teachers.watch.detector import Observation
-from dfme.teachers.watch.record import Recording, account_tag
+from dfme.teachers.owner.watch import detection
+from dfme.teachers.owner.watch.detector import Observation
+from dfme.teachers.owner.watch.record import Recording, account_tag
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "teachers/checkpoints/digits.safetensors"
 DIGITS = f"--teacher.checkpoint {WEIGHTS}"

@@ -27,7 +27,7 @@ from dfme.oracle.ledger_log import read_history
 from dfme.spec import LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.owner import utility
-from dfme.teachers.watch import detection
+from dfme.teachers.owner.watch import detection
 
 TEACHER = f"--teacher.checkpoint {WEIGHTS}"
 PAGE = WEIGHTS.parents[2] / "docs/extending.md"
@@ -260,7 +260,7 @@ def test_detect_reads_a_log_with_it(here: Path) -> None:
 
 
 def test_serve_puts_it_before_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = pytest.importorskip("dfme.teachers.serve.server")
+    server = pytest.importorskip("dfme.teachers.owner.serve.server")
     served = list[Any]()
     monkeypatch.setattr(server, "serve", lambda made, config, tell: str(served.append(made)))
     words = "--watch mine:Contrast,labels --benign digits --teacher.defences mine:Blend:share=0.5"

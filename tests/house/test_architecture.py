@@ -245,7 +245,7 @@ def test_the_command_line_loads_nothing_heavy_before_it_must(words):
 
 @pytest.mark.integration
 def test_what_a_run_is_made_of_loads_nothing_optional():
-    modules = "dfme.run.build, dfme.teachers.training.train, dfme.teachers.local.pytorch"
+    modules = "dfme.run.build, dfme.teachers.owner.training.train, dfme.teachers.local.pytorch"
     assert loaded_by(f"import {modules}") == {"torch", "numpy"}
     for module in ("torchvision", "wandb"):
         assert [

@@ -44,7 +44,7 @@ AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/repor
 """What speaks to users of the command line alone."""
 NO_MESSAGES = {
     "dfme/run/job.py": "commands for a shell",
-    "teachers/serve/server.py": "commands for a shell, and warnings of the server",
+    "teachers/owner/serve/server.py": "commands for a shell, and warnings of the server",
     "teachers/remote/json_api/api.py": "the boundary of a form's parts",
 }
 KEYED = ("Ref", "flag", "Problem", "OptionError")

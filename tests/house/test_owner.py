@@ -2,9 +2,7 @@
 
 from test_architecture import MODULES, circle, imported
 
-OWNER = tuple(
-    "owner checks custom_state defences features guard serve training utility watch".split()
-)
+OWNER = ("owner",)
 """The rooms of teachers/ that an owner runs."""
 WRAPPING = "build"
 """The module of what answers that wraps a teacher in defences and a watch."""

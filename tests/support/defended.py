@@ -14,8 +14,8 @@ from dfme.config.values import from_mapping
 from dfme.data import load_dataset
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.build import make_teacher
-from dfme.teachers.defences.wrapper import Defended
-from dfme.teachers.watch.watch import Watch
+from dfme.teachers.owner.defences.wrapper import Defended
+from dfme.teachers.owner.watch.watch import Watch
 
 WEIGHTS = "teachers/checkpoints/digits.safetensors"
 KEY = "Kn4-never-to-be-seen-7Xq"

@@ -10,10 +10,10 @@ from dfme.config.imports import find_target
 from dfme.data import load_dataset
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
-from dfme.teachers.features import Mahalanobis
+from dfme.teachers.owner.features import Mahalanobis
 from dfme.teachers.owner.utility import corrupted
-from dfme.teachers.watch import DETECTORS
-from dfme.teachers.watch.detector import Benign, Detector, Observation
+from dfme.teachers.owner.watch import DETECTORS
+from dfme.teachers.owner.watch.detector import Benign, Detector, Observation
 
 SPEC = ImageSpec((1, 8, 8))
 

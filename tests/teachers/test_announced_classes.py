@@ -11,7 +11,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.data.shapes import OUTLINES
 from dfme.teachers.build import make_teacher
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
-from dfme.teachers.training.train import train_teacher
+from dfme.teachers.owner.training.train import train_teacher
 
 CPU = torch.device("cpu")
 CHECKPOINT = Path(__file__).resolve().parents[2] / "teachers" / "checkpoints" / "shapes.safetensors"

@@ -17,8 +17,8 @@ from dfme.config.values import from_mapping
 from dfme.errors import Refused, UserError
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
-from dfme.teachers.checks import check_teacher
-from dfme.teachers.defences.wrapper import Defended
+from dfme.teachers.owner.checks import check_teacher
+from dfme.teachers.owner.defences.wrapper import Defended
 
 SPEC = ImageSpec((1, 4, 4))
 CPU = torch.device("cpu")

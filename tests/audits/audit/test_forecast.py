@@ -23,7 +23,7 @@ from dfme.cli.audit import plan_of
 from dfme.owner_side import owner_of
 from dfme.spec import ImageSpec
 from dfme.teachers.owner.measuring import Measuring
-from dfme.teachers.training import train
+from dfme.teachers.owner.training import train
 
 SPEC = ImageSpec((1, 8, 8))
 SCORED = 20

@@ -20,7 +20,7 @@ pytest.importorskip("tritonclient.http")
 
 import tritonclient.http as triton
 
-from dfme.teachers.serve.server import Serving
+from dfme.teachers.owner.serve.server import Serving
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.options import V2Options
 
-Serving = pytest.importorskip("dfme.teachers.serve.server").Serving
+Serving = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
 
 pytestmark = pytest.mark.integration
 
