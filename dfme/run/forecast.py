@@ -40,7 +40,7 @@ class Law:
 
 
 LAW = Law(1.024, 0.178, -0.541, 0.926)
-"""Made by: python tests/support/recorded_curves.py docs/results/curves.csv"""
+"""Made by: python -m research.recorded_curves docs/results/curves.csv"""
 
 
 def logit(share: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import run
+from small_runs import run
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.answers.asking import SHIFTS, Reader

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from compared import FIGURES, defended, table_rows
+from handmade import FIGURES, defended, table_rows
 
 from dfme.answers.maps import map_of
 from dfme.audits.compare.figures import ComparisonResult, cut_off

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared import FIGURES, cell_of, table_rows
+from handmade import FIGURES, cell_of, table_rows
 
 from dfme.audits.compare.figures import (
     ComparisonResult,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from http_runs import EVALUATION, MOST, STUDENT, command
+from processes import EVALUATION, MOST, STUDENT, command
 from toys import LinearTeacher
 
 from dfme.audits.compare import session

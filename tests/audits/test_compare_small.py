@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import cells_here
+from handmade import cells_here
 
 from dfme.cli.main import main
 from dfme.run.job import PROJECT

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from compared import cells_here
+from handmade import cells_here
 from processes import Bench
 
 from dfme.cli.main import main

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from http_runs import EVALUATION, MOST, STUDENT, command
+from processes import EVALUATION, MOST, STUDENT, command
 from safetensors.torch import save_file
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 from toys import LinearTeacher
 
 from dfme.audits.compare.plan import ComparisonPlan, as_asked

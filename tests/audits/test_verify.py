@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import one_line, run
-from compared import cells_here
+from handmade import cells_here
 from torch.nn import functional
 
 from dfme.config.settings import TeacherConfig

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 
 from dfme.audits.verify.evidence import follow
 from dfme.audits.verify.probes import Mistakes, choose, left_out, p_reference

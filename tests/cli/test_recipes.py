@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, one_line, run, summary
-from tiers import exhaustive
+from tables import exhaustive
 
 from dfme.config.yaml_files import load_yaml
 from dfme.run.job import PROJECT

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SMALL, one_line, run, summary
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from command_line import parse_extract
-from fuzzing import JSON, LAUGHS, fuzz, mutated, only_ours, repacked, saved, with_header
+from damage import JSON, LAUGHS, fuzz, mutated, only_ours, repacked, saved, with_header
 from hypothesis import given
 from hypothesis import strategies as st
 from model_folders import save_weights

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_tf32 import flagged
+from numerics import flagged
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from toys import LinearTeacher, make_method, make_parts

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, unfold
-from toy_objectives import Linear, agreement, point, rng
+from toys import Linear, agreement, point, rng
 
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_objectives import OverImages, composed, point, rng
+from toys import OverImages, composed, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError

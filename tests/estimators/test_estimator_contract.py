@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor
-from toy_objectives import Linear, Toy, agreement, featured, point, rng
+from toys import Linear, Toy, agreement, featured, point, rng
 
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tiers import exhaustive, exhaustive_rows
+from tables import exhaustive, exhaustive_rows
 from torch import Tensor
-from toy_objectives import Linear, Toy, agreement, point, rng
+from toys import Linear, Toy, agreement, point, rng
 
 from dfme.estimators import FiniteDifference
 from dfme.estimators.differences import FORMS

@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 import torch
-from preflight_toys import AUTO, CLASSES, OPEN, SHAPE, Setting, Toy, found
-from tiers import exhaustive, exhaustive_rows
+from known_teachers import AUTO, CLASSES, OPEN, PREFLIGHT_SHAPE, Setting, Toy, found
+from tables import exhaustive, exhaustive_rows
 from torch import Tensor
 
 from dfme.answers.advice import decimals
@@ -275,10 +275,10 @@ def test_kind_auto_descends_on_kl_where_answers_are_rounded_or_hidden(
 
 
 def test_alignment_is_the_cosine_of_what_is_sent():
-    u = torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0))
-    spec, config = ImageSpec(SHAPE, levels=256), EstimatorConfig(step=0.03)
+    u = torch.randn(8, *PREFLIGHT_SHAPE, generator=torch.Generator().manual_seed(0))
+    spec, config = ImageSpec(PREFLIGHT_SHAPE, levels=256), EstimatorConfig(step=0.03)
     rng = torch.Generator().manual_seed(1)
-    v = torch.randn(8, 64, generator=torch.Generator().manual_seed(1)).view(8, *SHAPE)
+    v = torch.randn(8, 64, generator=torch.Generator().manual_seed(1)).view(8, *PREFLIGHT_SHAPE)
     v = v / v.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
     squash = Generator(8, spec).squash
     plus, base = squash(u + 0.03 * v), squash(u)
@@ -295,7 +295,7 @@ def test_alignment_is_the_cosine_of_what_is_sent():
     assert finer > 0.99
     on_lattice = dataclasses.replace(config, space="lattice", step=1.0)
     assert probe_alignment(on_lattice, spec, squash, u, rng).item() == pytest.approx(1.0, abs=1e-6)
-    assert probe_alignment(config, ImageSpec(SHAPE), squash, u, rng) == 1.0
+    assert probe_alignment(config, ImageSpec(PREFLIGHT_SHAPE), squash, u, rng) == 1.0
 
 
 def test_signal_to_noise_by_arithmetic():

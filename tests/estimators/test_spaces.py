@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import exhaustive, exhaustive_rows
+from tables import exhaustive, exhaustive_rows
 from torch import Tensor
-from toy_objectives import Linear, OverImages, agreement, composed, featured, of_answers, point, rng
+from toys import Linear, OverImages, agreement, composed, featured, of_answers, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators import FiniteDifference

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor
-from toy_objectives import agreement, of_answers, point, rng
+from toys import agreement, of_answers, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators.base import Objective

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fuzzing import LAUGHS, saved, with_header
+from damage import LAUGHS, saved, with_header
 from model_folders import save_weights
 from pickled import PICKLES, archive, series, zipped
 from processes import PROJECT

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from accelerator import pretended
+from numerics import pretended
 from torch import Tensor, nn
 
 from dfme.compute import deferred

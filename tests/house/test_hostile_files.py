@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from command_line import parse_extract
 from small_runs import Metered, clone
-from tables import all_hold
-from tiers import exhaustive
+from tables import all_hold, exhaustive
 
 from dfme.config.wandb_settings import WandbConfig
 from dfme.data import load_dataset

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from accelerator import Launches, pretended
+from numerics import Launches, pretended
 
 from dfme.compute.deferred import DeferredChecks
 from dfme.methods.base import Ask

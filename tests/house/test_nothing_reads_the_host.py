@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from accelerator import HostReadError, unreadable
+from numerics import HostReadError, unreadable
 from small_runs import small_options
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from toys import LinearTeacher, make_method, make_parts

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fuzzing import repacked, saved, sealed
-from refusals import Harm
+from damage import Harm, repacked, saved, sealed
 from small_runs import Metered, clone
 
 import dfme.config.yaml_files

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from scripted_teacher import ScriptedTeacher
+from known_teachers import ScriptedTeacher
 from small_runs import small_options
 from torch import Tensor
 from toys import LinearTeacher, Recording, make_method, make_parts

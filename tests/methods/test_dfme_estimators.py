@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 from toys import LinearTeacher, goes_on_bit_for_bit, make_method, make_parts
 
 from dfme.config.estimator_settings import EstimatorConfig

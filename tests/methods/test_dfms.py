@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from toys import LinearTeacher, make_method, make_parts

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.query_settings import QueriesConfig

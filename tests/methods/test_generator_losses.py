@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts, small_net
 
 from dfme.methods.generator_losses import (

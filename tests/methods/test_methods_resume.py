@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import Metered, break_down, ctrl_c, small_options, student
-from tiers import exhaustive, exhaustive_rows
+from tables import exhaustive, exhaustive_rows
 from torch import Tensor
 from toys import differences
 

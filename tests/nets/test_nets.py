@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from tiers import exhaustive, exhaustive_rows
+from tables import exhaustive, exhaustive_rows
 from torch import Tensor, nn
 
 import dfme.nets

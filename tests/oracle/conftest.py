@@ -20,7 +20,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def at_once() -> Iterator[None]:
     """Nor does a refusal slow anything down."""
-    from http_runs import no_waiting
+    from processes import no_waiting
 
     with no_waiting():
         yield
@@ -30,7 +30,7 @@ def at_once() -> Iterator[None]:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a server that does nothing wrong."""
     from hostile import Hostile
-    from http_runs import extract, finished, meters_agree
+    from processes import extract, finished, meters_agree
 
     out = tmp_path_factory.mktemp("quiet") / "run"
     with small_runs.no_pictures(), Hostile() as server:

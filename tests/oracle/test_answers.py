@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from damage import file_size_limit
 from small_runs import BATCH, Metered, clone
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 from torch import Tensor
 
 from dfme.errors import BudgetExhausted, DfmeError, RunError, TeacherError, Unanswered, UserError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from http_runs import no_waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_teacher import SHAPE, Interrupted, ScriptedTeacher
+from known_teachers import SHAPE, Interrupted, ScriptedTeacher
+from processes import no_waiting
 
 from dfme.errors import BatchTooLarge, BudgetExhausted, Refused, TeacherError
 from dfme.oracle.journal import Journal

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from hostile import Hostile
-from http_runs import MOST, Ended, extract, finished, meters_agree, resume, student
-from processes import Bench
-from tiers import exhaustive
+from processes import MOST, Bench, Ended, extract, finished, meters_agree, resume, student
+from tables import exhaustive
 
 from dfme.oracle.ledger import Totals
 

@@ -16,7 +16,7 @@ from types import FrameType
 import pytest
 from faults import REFUSALS, UNANSWERED, UNUSABLE
 from hostile import Hostile, every
-from http_runs import (
+from processes import (
     BATCH,
     MOST,
     Witness,
@@ -28,7 +28,7 @@ from http_runs import (
     student,
     summary,
 )
-from tiers import exhaustive
+from tables import exhaustive
 
 from dfme.oracle.ledger import audit
 from dfme.run.interrupt import Interrupt

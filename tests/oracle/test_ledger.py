@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import exhaustive
+from tables import exhaustive
 
 from dfme.errors import BudgetExhausted, RunError, UserError
 from dfme.oracle.ledger import CHARGED, PURPOSES, Ledger, Purpose, audit

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from limits import Bucket, Limit, Log, Window
-from tiers import exhaustive
+from tables import exhaustive
 
 from dfme.oracle.retry import Pace
 from dfme.spec import RequestPolicy

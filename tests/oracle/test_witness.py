@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting_teacher import Counting
+from known_teachers import Counting
 from torch import Tensor, nn
 
 from dfme.errors import BudgetExhausted, Refused, Unanswered

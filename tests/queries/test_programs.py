@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor
 
 from dfme.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from report_runs import SUMMARY, lines, make_run, page_of
+from handmade import SUMMARY, lines, make_run, page_of
 
 from dfme.report.console import agreement_line, end_table
 from dfme.report.facts import Beside

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from report_runs import DEFENDED, LEADING, SUMMARY, make_run, page_of
+from handmade import DEFENDED, LEADING, SUMMARY, make_run, page_of
 
 
 def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_runs import SUMMARY, make_run, page_of
+from handmade import SUMMARY, make_run, page_of
 
 from dfme.audits.audit.headline import model_card
 from dfme.audits.audit.page import write_page
@@ -55,7 +55,7 @@ def test_markup_in_a_name_is_text_on_one_line() -> None:
 
 
 def test_a_comparison_shows_names_as_text() -> None:
-    from compared import FIGURES, cell_of
+    from handmade import FIGURES, cell_of
 
     outcomes = (
         Outcome(cell_of(HOSTILE, "label", 300, 0), "finished", figures=FIGURES),

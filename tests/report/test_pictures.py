@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handmade import make_run
 from matplotlib.figure import Figure
-from report_runs import make_run
 
 from dfme.audits.compare import picture
 from dfme.audits.compare.figures import ComparisonResult, Outcome

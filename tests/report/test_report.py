@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from handmade import SUMMARY, charge, ledger, make_run, page_of, read_page
 from matplotlib import image as pictures
-from report_runs import SUMMARY, charge, ledger, make_run, page_of, read_page
 
 from dfme.errors import RunError, UserError
 from dfme.report import write_report

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from command_line import SMALL, parse_extract
-from report_runs import SUMMARY
-from scripted_teacher import ScriptedTeacher
+from handmade import SUMMARY
+from known_teachers import ScriptedTeacher
 
 from dfme.cli.main import main
 from dfme.errors import Refused, Unanswered

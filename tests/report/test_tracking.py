@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_runs import SUMMARY
+from handmade import SUMMARY
 
 from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import RunError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 
 from dfme.report import verdict
 from dfme.report.classified import Classified, Training, baselines, histogram, paid_answers

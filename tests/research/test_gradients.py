@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor, nn
 
 from dfme.config.estimator_settings import EstimatorConfig

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from damage import DAMAGES, file_size_limit
-from report_runs import make_run
+from handmade import make_run
 from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
-from tiers import exhaustive_rows
+from tables import exhaustive_rows
 
 from dfme.errors import RunError, UserError
 from dfme.report import write_report

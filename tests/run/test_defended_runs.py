@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from counting_teacher import Counting
+from damage import saved, sealed
 from defended import DETECTORS, WEIGHTS, Stopped, logging_watch
-from fuzzing import saved, sealed
-from report_runs import page_of
+from handmade import page_of
+from known_teachers import Counting
 from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, student
 
 import dfme

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from small_runs import Metered, narrow_generators
-from tiers import exhaustive
+from tables import exhaustive
 
 from dfme.cli.main import main
 from dfme.run.job import PROJECT

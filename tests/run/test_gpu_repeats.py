@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from kills import Strike, strike, written
+from processes import Strike, strike, written
 from small_runs import student
 
 from dfme.cli.main import main

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from defended import DETECTORS, WEIGHTS
-from kills import KILLS, plan, scores, strike
-from processes import PROJECT, Bench
+from processes import KILLS, PROJECT, Bench, plan, scores, strike
 from small_runs import lasting
 
 from dfme.oracle.ledger import audit

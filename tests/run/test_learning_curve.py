@@ -6,7 +6,6 @@ import math
 from dataclasses import astuple
 
 import pytest
-from recorded_curves import coverage, law_of, read_curves
 
 from dfme.run.forecast import (
     GOALS,
@@ -20,6 +19,7 @@ from dfme.run.forecast import (
     start_of,
 )
 from dfme.run.job import PROJECT
+from research.recorded_curves import coverage, law_of, read_curves
 
 CURVES = PROJECT / "docs" / "results" / "curves.csv"
 IMAGES = 10**9

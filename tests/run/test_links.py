@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from small_runs import Metered, clone, ctrl_c
-from tables import all_hold
-from tiers import exhaustive
+from tables import all_hold, exhaustive
 
 from dfme.audits.compare.processes import start
 from dfme.audits.compare.session import Session

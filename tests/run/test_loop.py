@@ -4,8 +4,8 @@ word.
 
 import pytest
 import torch
-from loops import run
-from tiers import exhaustive
+from small_runs import run
+from tables import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.errors import DfmeError

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from command_line import parse_extract
-from http_runs import summary
+from processes import summary
 from small_runs import BUDGET, SMALL, Metered, clone, ctrl_c
 
 from dfme.cli.main import main

@@ -16,8 +16,7 @@ import pytest
 import torch
 from processes import Bench
 from small_runs import BATCH, BUDGET, SMALL, Metered, clone, ctrl_c, queries, student
-from tables import all_hold
-from tiers import exhaustive
+from tables import all_hold, exhaustive
 
 import dfme
 from dfme.cli.main import main

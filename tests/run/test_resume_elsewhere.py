@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import one_line, run
-from compared import cells_here
+from handmade import cells_here
 from small_runs import Metered, clone, student
 
 from dfme.config.yaml_files import load_yaml

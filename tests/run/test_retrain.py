@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from small_runs import BUDGET, Metered, clone
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor
 
 import dfme

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counting_teacher import Counting
 from defended import Stopped, logging_watch
+from known_teachers import Counting
 from small_runs import BUDGET, Metered, break_down, clone, ctrl_c, lasting, queries, student
+from tables import exhaustive_rows
 from test_own_parts import OWN, PLAIN, Flat, Net
-from tiers import exhaustive_rows
 
 from dfme.errors import TeacherError
 from dfme.oracle.ledger import audit

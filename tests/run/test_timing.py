@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from loops import JOB
 from processes import Bench
-from small_runs import SMALL, lasting, narrow_generators
-from tiers import exhaustive
+from small_runs import JOB, SMALL, lasting, narrow_generators
+from tables import exhaustive
 from torch import Tensor
 from toys import LinearTeacher, make_method, make_parts
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from counting_teacher import Counting
-from fuzzing import only_ours, saved, sealed
+from damage import only_ours, saved, sealed
+from known_teachers import Counting
 from small_runs import Metered, clone, ctrl_c
-from tables import all_hold
-from tiers import exhaustive_rows
+from tables import all_hold, exhaustive_rows
 from torch import Tensor
 
 from dfme.errors import RunError

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from loops import fed, run
-from tiers import exhaustive
+from small_runs import fed, run
+from tables import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from loops import run
-from tiers import exhaustive
+from small_runs import run
+from tables import exhaustive
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.config.settings import ScheduleConfig

@@ -5,8 +5,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
+from damage import refused
 from protocols import V2
-from refusals import refused
 from service import Reply as Said
 from service import Service
 from torch import Tensor

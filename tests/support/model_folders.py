@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import Harm
+from damage import Harm
 from torch import nn
 
 from dfme.nets.files import save_module

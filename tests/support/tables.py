@@ -1,8 +1,7 @@
-"""Many small cases in one test: every one is looked at, and the failure lists all that do not
-hold.
-"""
+"""Many small cases in one test, and rows that only the exhaustive tier runs."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -17,3 +16,13 @@ def all_hold(check: Callable[..., None], cases: Iterable[tuple[object, ...]]) ->
             offenders.append(f"{case!r:.200}: {type(error).__name__}: {error}")
     assert table, "no case"
     assert not offenders, "\n".join(offenders)
+
+
+def exhaustive(*values: Any) -> list[Any]:
+    """Values of one parameter."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+def exhaustive_rows(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Rows of several parameters."""
+    return [pytest.param(*row, marks=pytest.mark.exhaustive) for row in rows]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from compared import FIGURES
+from handmade import FIGURES
 
 from dfme.audits.audit.attacks import HonestBill, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.findings import Findings

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from compared import cells_here
+from handmade import cells_here
 from processes import in_this_process
 from small_runs import student
 
@@ -51,7 +51,7 @@ class Client:
 KILLED = """
 import sys
 
-from compared import cells_here
+from handmade import cells_here
 
 from dfme.cli.main import main
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import Here, cells_here
+from handmade import Here, cells_here
 from safetensors.torch import load_file
 from stranger import work_out_again
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from damage import refused
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from damage import refused
 from model_folders import save_weights
-from refusals import refused
 from safetensors.torch import save_file
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from damage import Harm, refused
 from model_folders import near
-from refusals import Harm, refused
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import refused
 from model_folders import edit, near, no_config, no_network, no_weights, pickled_weights, spoil
-from refusals import refused
 from safetensors.torch import load_file, save_file
 from torch import nn
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import refused
 from model_folders import near
-from refusals import refused
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig

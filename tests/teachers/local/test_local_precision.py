@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import emulated_tf32
+import numerics
 import pytest
 import torch
 from torch import Tensor, nn
@@ -119,9 +119,9 @@ def test_the_askers_settings_reach_it_only_by_auto(name: Any, seen: str) -> None
 def test_tf32_holds_inside_a_difference_of_ieee(
     monkeypatch: pytest.MonkeyPatch, images: Tensor
 ) -> None:
-    monkeypatch.setattr(precision, "tf32", emulated_tf32.tf32)
+    monkeypatch.setattr(precision, "tf32", numerics.tf32)
     plain, coarse = made(SHAPES), made(SHAPES | {"precision": "tf32"})
-    with emulated_tf32.tf32():
+    with numerics.tf32():
         expected = plain(images)
     with ieee_fp32():
         assert torch.equal(coarse(images), expected)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from damage import Harm, refused
 from model_folders import near, no_config, no_network, no_weights, pickled_weights, spoil
-from refusals import Harm, refused
 from torch import nn
 
 from dfme.config.settings import TeacherConfig

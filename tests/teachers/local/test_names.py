@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from damage import refused
 from tables import all_hold
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusals import refused
+from damage import refused
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import refused
 from model_folders import save_weights
-from refusals import refused
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tables import all_hold

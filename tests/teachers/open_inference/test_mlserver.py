@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from damage import refused
 
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BatchTooLarge, Refused, Unanswered

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from damage import refused
 from toys import LinearTeacher
 
 from dfme.config.settings import TeacherConfig

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from clients import v2_teacher
+from damage import refused
 from protocols import V2, Asked, answer, tensor
-from refusals import refused
 from service import http
 
 from dfme.errors import TeacherError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from clients import GREY, IMAGES, v2_teacher
+from damage import refused
 from protocols import LENGTH, V2, Asked, answer, scores, tensor
-from refusals import refused
 from service import http
 
 from dfme.config.values import narrowed

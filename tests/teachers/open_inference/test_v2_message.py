@@ -7,10 +7,10 @@ import time
 from functools import partial
 
 import numpy as np
+from damage import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from refusals import refused
 from tables import all_hold
 
 from dfme.teachers.open_inference.message import pack, read_header_length, unpack

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from damage import refused
 from protocols import V2, tensor
-from refusals import refused
 from service import Service, http
 
 from dfme.config.settings import TeacherConfig

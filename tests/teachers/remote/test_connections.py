@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from clients import KEY, endpoint, failed, get, post, v2_teacher
+from damage import refused
 from hypothesis import given
 from hypothesis import strategies as st
 from protocols import V2, answer, read, scores
-from refusals import refused
 from service import Do, Service, http, then
 
 from dfme.errors import Refused, Unanswered, Unusable

@@ -14,9 +14,9 @@ import httpx2
 import pytest
 from clients import KEY as SENT
 from clients import post
+from damage import refused
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 from service import Request, Service, http
 from tables import all_hold
 

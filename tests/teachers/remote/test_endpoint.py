@@ -10,7 +10,7 @@ from itertools import chain, cycle
 
 import pytest
 from clients import KEY, PATIENT, endpoint, failed, post, post_once
-from refusals import refused
+from damage import refused
 from service import Do, Request, Service, Step, http, then
 
 import dfme

@@ -13,10 +13,10 @@ import pytest
 import torch
 from faults import HARMLESS, REFUSALS, UNANSWERED, UNUSABLE
 from hostile import HF, TF, V2_, Dialect, Hostile, Plan
-from http_runs import no_waiting
+from processes import no_waiting
 from protocols import CLASSES, SHAPE, Asked, truth
 from service import http as answered
-from tiers import exhaustive
+from tables import exhaustive
 from torch import Tensor
 
 from dfme.config.settings import TeacherConfig

@@ -14,9 +14,9 @@ import pytest
 import torch
 import yaml
 from clients import SHAPE, K, answer_or_unusable, described
+from damage import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 from dfme.answers.reading import UNKNOWN_CLASS, PartialAnswers
 from dfme.config.settings import TeacherConfig

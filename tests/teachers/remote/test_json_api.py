@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 from clients import SHAPE, K, described
-from http_runs import EVALUATION, METHOD, command, finished, summary
-from refusals import refused
+from damage import refused
+from processes import EVALUATION, METHOD, command, finished, summary
 from service import Request, Service
 
 from dfme.config.settings import TeacherConfig

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from hostile import Hostile, Served
-from http_runs import words
-from kills import KILLS as PLANNED
-from kills import plan, scores, strike
-from processes import Bench
+from processes import KILLS as PLANNED
+from processes import Bench, plan, scores, strike, words
 
 from dfme.oracle.ledger import Totals, audit
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from clients import SHAPE, described
-from http_runs import command, finished, no_waiting, words
+from processes import command, finished, no_waiting, words
 from protocols import V2, answer, tensor
 from service import Request, Service, http
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from clients import SHAPE, described
-from http_runs import no_waiting
-from refusals import refused
+from damage import refused
+from processes import no_waiting
 from service import Request, Service, http
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, unanswered

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from http_runs import EVALUATION, METHOD, STUDENT, command, student
+from processes import EVALUATION, METHOD, STUDENT, command, student
 from toys import LinearTeacher
 
 from dfme.config.settings import TeacherConfig

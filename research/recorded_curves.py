@@ -1,7 +1,7 @@
 """The recorded learning curves, what they say of how curves go on.
 
-    python tests/support/recorded_curves.py docs/results/curves.csv              the constants and
-    the coverage python tests/support/recorded_curves.py docs/results/curves.csv RUN RUN...   the
+    python -m research.recorded_curves docs/results/curves.csv              the constants and
+    the coverage python -m research.recorded_curves docs/results/curves.csv RUN RUN...   the
     same, with finished runs added
 
 A line of the file is a run that was given a pilot's budget first and a larger one afterwards
@@ -17,8 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger_log import read_history
 from dfme.report.metrics import read_metrics
@@ -27,7 +25,7 @@ from dfme.report.summary_file import read_summary
 from dfme.run.forecast import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.run.recipes import plain_name
 
-FIELDS = "recipe method task label_mode seed images pilot version points".split()
+FIELDS = ["recipe", "method", "task", "label_mode", "seed", "images", "pilot", "version", "points"]
 TAIL = 0.05
 """Of the departures, on either side of the interval."""
 
