@@ -102,8 +102,12 @@ FLOATS = ImageSpec((1, 8, 8))
             ImageSpec((1, 8, 8), levels=2),
             "at least 3 levels.*got 2",
         ),
-        ({"space": "image", "step": 0.6}, FLOATS, "--estimator.step: .*smaller step than 0.6"),
-        ({"kind": "auto"}, FLOATS, "--estimator.kind: expected finite_difference"),
+        (
+            {"space": "image", "step": 0.6},
+            FLOATS,
+            "--estimator.step: .*got 0.6; take a smaller step",
+        ),
+        ({"kind": "auto"}, FLOATS, "--estimator.kind: expected another by now"),
         ({"step": "auto"}, FLOATS, "--estimator.step: expected a number"),
     ],
 )

@@ -74,6 +74,7 @@ def test_what_it_returns_joins_line_wandb_table_and_page(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged: list[dict[str, float]] = []
+    monkeypatch.setattr(WandbRun, "_open", lambda *_: None)
     monkeypatch.setattr(WandbRun, "log", lambda run, queries, metrics: logged.append(dict(metrics)))
 
     def scored(
@@ -82,7 +83,13 @@ def test_what_it_returns_joins_line_wandb_table_and_page(
         assert not student.training
         return {"my_score": queries / 7} if "requests" in metrics else None
 
-    result = clone(tmp_path / "run", Metered(), callback=scored, progress=True)
+    result = clone(
+        tmp_path / "run",
+        Metered(),
+        callback=scored,
+        progress=True,
+        wandb={"mode": "offline"},
+    )
     for records in (result.metrics, logged):
         assert [each["my_score"] for each in records if "my_score" in each] == [
             n / 7 for n in QUARTERS

@@ -27,7 +27,7 @@ CASES = {
     "static on 8-bit images": "--method.name static --teacher.levels 256 --evaluation.dataset digits",
     "held-back queries": "--method.name dfme --method.student-steps 3 --evaluation.dataset none "
     "--student.optimizer adam --student.lr 0.001",
-    "behind a defence": "--teacher counting_teacher:metered --method.name static --teacher.max-batch 8 "
+    "behind a defence": "--teacher known_teachers:metered --method.name static --teacher.max-batch 8 "
     "--evaluation.dataset digits --evaluation.limit 60 --budget 500 --checkpoint-seconds 0.02",
     "under a watch": f"--teacher torch --teacher.checkpoint {PROJECT / WEIGHTS} --method.name static "
     f"--teacher.watch {','.join(DETECTORS)} --teacher.benign digits --evaluation.dataset digits",

@@ -162,7 +162,7 @@ def test_a_teacher_of_ones_own_is_defended_and_watched_unless_it_is_a_service() 
         own(mode="label", **watch)
     for options, verb in (({"defences": "lattice"}, "defended"), (watch, "watched")):
         with pytest.raises(UserError, match=f"a service is {verb} where it runs"):
-            own("scripted_teacher:ScriptedTeacher", **options)
+            own("known_teachers:ScriptedTeacher", **options)
 
 
 def test_a_quota_is_refused_before_the_watch_sees_it() -> None:
