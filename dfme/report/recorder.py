@@ -58,9 +58,10 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.follow = self._console.follow
         self._trackers: list[WandbRun] = []
         if wandb.mode != "off":
-            from dfme.report.wandb_run import WandbRun
+            from dfme.report import wandb_run
 
-            self._trackers.append(WandbRun(wandb, run_dir, document, self._console.note))
+            tracker = wandb_run.WandbRun(wandb, run_dir, document, self._console.note)
+            self._trackers.append(tracker)
         self._watch = GradientWatch(checked=(document.get("estimator") or {}).get("kind") == "auto")
         self._metrics = MetricsFile(run_dir / "metrics.jsonl", resume_at)
         self._trim_samples(resume_at)
