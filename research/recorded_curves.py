@@ -85,9 +85,8 @@ def when_reached(points: Series, agreement: float) -> float | None:
     if not after or points[after][1] == 1 or points[after - 1][1] == 0:
         return None if after is None else float(points[after][0])
     (before, low), (then, high) = points[after - 1], points[after]
-    return before * (then / before) ** (
-        (logit(agreement) - logit(low)) / (logit(high) - logit(low))
-    )
+    way = (logit(agreement) - logit(low)) / (logit(high) - logit(low))
+    return float(before * (then / before) ** way)
 
 
 def departure(start: Start, law: Law, queries: float, agreement: float) -> float:
@@ -169,9 +168,17 @@ def read_curves(path: Path) -> list[Recorded]:
 def _parsed(line: dict[str, str]) -> Recorded:
     pairs = (pair.split(":") for pair in line["points"].split())
     points = [(int(queries), float(share)) for queries, share in pairs]
-    words = (line[name] for name in ("recipe", "method", "task", "label_mode"))
-    numbers = int(line["seed"]), int(line["images"]), int(line["pilot"])
-    return Recorded(*words, *numbers, line["version"], points)
+    return Recorded(
+        recipe=line["recipe"],
+        method=line["method"],
+        task=line["task"],
+        label_mode=line["label_mode"],
+        seed=int(line["seed"]),
+        images=int(line["images"]),
+        pilot=int(line["pilot"]),
+        version=line["version"],
+        points=points,
+    )
 
 
 def thinned(points: Series, pilot: int) -> Series:
