@@ -19,7 +19,7 @@ MAX_BYTES = (
     200_000  # of the longest file; ours have a few thousand, and reading takes seconds per million
 )
 
-RELEASE = "0.14"
+RELEASE = "0.16"
 """The release whose runs and comparisons are resumed; it changes when one of their files changes
 its form.
 """
