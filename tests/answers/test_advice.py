@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 
 from dfme.answers.advice import decimals, rounded_to, what_to_do
@@ -38,8 +39,13 @@ def read(scores_BK: Tensor, mode: LabelMode) -> Tensor:
 @pytest.mark.parametrize("name", CUT)
 def test_the_advised_label_mode_reads_what_was_refused(name: str) -> None:
     scores_BK, mode = CUT[name]
-    with pytest.raises(TeacherError, match=rf"start a new run with --teacher\.label-mode {mode}$"):
-        read(scores_BK, LabelMode())
+    refusal(
+        rf"start a new run with --teacher\.label-mode {mode}$",
+        read,
+        scores_BK,
+        LabelMode(),
+        error=TeacherError,
+    )
     known_BK = read(scores_BK, LabelMode.parse(mode))
     assert torch.equal(known_BK.nan_to_num(nan=-1.0).argmax(1), scores_BK.argmax(1))
 
@@ -57,10 +63,9 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_scores_are_named_for_what_they_are(name: str) -> None:
     scores_BK, words = OTHERS[name]
-    with pytest.raises(TeacherError) as caught:
-        read(scores_BK, LabelMode())
-    assert str(caught.value).endswith(words) or words in str(caught.value)
-    assert ("label-mode logits" in str(caught.value)) == ("logits" in words)
+    caught = refusal("", read, scores_BK, LabelMode(), error=TeacherError)
+    assert str(caught).endswith(words) or words in str(caught)
+    assert ("label-mode logits" in str(caught)) == ("logits" in words)
 
 
 def test_probabilities_that_are_not_rounded_have_no_decimals() -> None:

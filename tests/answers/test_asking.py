@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from small_runs import run
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.answers.asking import SHIFTS, Reader
 from dfme.config.answer_settings import AnswersConfig
-from dfme.errors import BudgetExhausted, UserError
+from dfme.errors import BudgetExhausted
 from dfme.methods import METHODS
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -82,8 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_answers_do_not_allow_is_refused_by_name(
     mode: str, options: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
-        reader(LabelMode.parse(mode), **options)
+    refusal(said, reader, LabelMode.parse(mode), **options)
 
 
 @pytest.mark.parametrize("purpose", ["student", "generator", "seed", "check"])
@@ -99,8 +99,7 @@ def test_charged_purposes_pay_for_each_image_and_evaluation_is_asked_plainly(pur
     assert torch.equal(oracle(images, "evaluation"), teacher(images))
     oracle(images, purpose)
     assert (oracle.remaining, oracle.images_counted) == (0, 63)
-    with pytest.raises(BudgetExhausted, match="6 images"):
-        oracle(images[:1], purpose)
+    refusal("6 images", oracle, images[:1], purpose, error=BudgetExhausted)
 
 
 MODES = {"logits": "logits", "probabilities": "probabilities:3", "label": "label"}

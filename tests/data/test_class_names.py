@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refusal
 
 from dfme.data import ImageSet
 from dfme.data.class_names import numbered
@@ -90,16 +91,14 @@ REFUSED = [
 def test_what_does_not_fit_is_said_with_both_lists(
     data: ImageSet, announced: Sequence[str] | None, given: str | None, says: str
 ) -> None:
-    with pytest.raises(UserError, match=says):
-        labels(data, announced, given)
+    refusal(says, labels, data, announced, given)
 
 
 def test_a_message_shows_a_few_of_a_thousand_names() -> None:
     names = tuple(f"thing {number}" for number in range(1_000))
-    with pytest.raises(UserError) as error:
-        labels(ANIMALS, names)
-    assert "thing 7 and 992 more" in str(error.value)
-    assert len(str(error.value)) < 500
+    error = refusal("", labels, ANIMALS, names)
+    assert "thing 7 and 992 more" in str(error)
+    assert len(str(error)) < 500
 
 
 def test_names_may_stand_in_a_file(tmp_path: Path) -> None:
@@ -147,10 +146,15 @@ def test_folders_that_are_numbers_are_numbered_by_the_teacher_or_asked_about(
         result = numbered(data, classes, None, announced, folder=True)
         assert result.required_labels.tolist() == wanted
         return
-    with pytest.raises(
-        UserError, match=r"class folders of x are numbers, .* give --evaluation\.classes"
-    ):
-        numbered(data, classes, None, None, folder=True)
+    refusal(
+        r"class folders of x are numbers, .* give --evaluation\.classes",
+        numbered,
+        data,
+        classes,
+        None,
+        None,
+        folder=True,
+    )
     result = (
         numbered(data, classes, ",".join(map(str, range(classes))), None, folder=True)
         if classes > 10 or len(data) == 2
@@ -199,7 +203,12 @@ def test_a_cut_list_shows_the_surprising_names_first(odd: str) -> None:
 
 def test_labels_that_begin_at_one_are_named() -> None:
     data = ImageSet("x", torch.zeros(3, 1, 2, 2), torch.tensor([1, 2, 3]))
-    with pytest.raises(
-        UserError, match=r"has 4 classes \(its labels begin at 1; subtract 1\), but .* 3;"
-    ):
-        numbered(data, 3, None, None, folder=True)
+    refusal(
+        r"has 4 classes \(its labels begin at 1; subtract 1\), but .* 3;",
+        numbered,
+        data,
+        3,
+        None,
+        None,
+        folder=True,
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 from tables import all_hold
 
 from dfme.data import check_dataset, has_train_part, load_dataset
@@ -65,25 +66,25 @@ def test_train_and_test_folders_share_their_class_numbers(tmp_path: Path) -> Non
 
 def test_a_folder_that_is_not_split_cannot_be_trained_on(tmp_path: Path) -> None:
     _write_png(tmp_path / "a" / "1.png", 1)
-    with pytest.raises(UserError, match="expected the folders train and test in it"):
-        load_dataset(str(tmp_path), "train")
+    refusal("expected the folders train and test in it", load_dataset, str(tmp_path), "train")
     np.savez(tmp_path / "x.npz", images=np.zeros((1, 8, 8), np.uint8), labels=np.array([0]))
-    with pytest.raises(UserError, match="train_images"):
-        load_dataset(str(tmp_path / "x.npz"), "train")
+    refusal("train_images", load_dataset, str(tmp_path / "x.npz"), "train")
 
 
 def test_folders_that_hold_no_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"expected images .* one folder per class, found none"):
-        load_dataset(str(tmp_path), "test")
+    refusal(
+        r"expected images .* one folder per class, found none", load_dataset, str(tmp_path), "test"
+    )
     _write_png(tmp_path / "a" / "1.png", 1)
     (tmp_path / "a" / "2.png").write_bytes((tmp_path / "a" / "1.png").read_bytes()[:40])
-    with pytest.raises(UserError, match=r"2\.png cannot be read as an image"):
-        load_dataset(str(tmp_path), "test")
+    refusal(r"2\.png cannot be read as an image", load_dataset, str(tmp_path), "test")
     (tmp_path / "a" / "2.png").write_text("<html>")
-    with pytest.raises(UserError, match=r"2\.png cannot be read as an image"):
-        load_dataset(str(tmp_path), "test", shape=(1, 8, 8))
-    with pytest.raises(UserError, match="1 or 3 channels, but images of 4"):
-        load_dataset(str(tmp_path), "test", shape=(4, 8, 8))
+    refusal(
+        r"2\.png cannot be read as an image", load_dataset, str(tmp_path), "test", shape=(1, 8, 8)
+    )
+    refusal(
+        "1 or 3 channels, but images of 4", load_dataset, str(tmp_path), "test", shape=(4, 8, 8)
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,8 +146,12 @@ def test_whole_numbers_of_the_usual_types_are_pixels(tmp_path: Path, kind: Any) 
     assert np.array_equal(data.images[:, 0].numpy(), pixels)
     for wrong in (pixels - 1, pixels + 2, pixels > 9):
         np.savez(tmp_path / "x.npz", images=wrong.astype(np.int32), labels=TWO)
-        with pytest.raises(UserError, match=r"whole numbers from 0 to 255 or .* got int32"):
-            load_dataset(str(tmp_path / "x.npz"), "test")
+        refusal(
+            r"whole numbers from 0 to 255 or .* got int32",
+            load_dataset,
+            str(tmp_path / "x.npz"),
+            "test",
+        )
 
 
 PIXELS = np.zeros((2, 8, 8), np.uint8)
@@ -171,24 +176,22 @@ def test_npz_files_that_do_not_fit_are_refused(
     tmp_path: Path, arrays: dict[str, np.ndarray], says: str
 ) -> None:
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(UserError, match=says):
-        load_dataset(str(tmp_path / "x.npz"), "test")
+    refusal(says, load_dataset, str(tmp_path / "x.npz"), "test")
 
 
 def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     for number, contents in enumerate((b"not a zip file", b"", b"PK\x03\x04 cut short")):
         (tmp_path / f"{number}.npz").write_bytes(contents)
-        with pytest.raises(UserError, match=r"cannot be read as \.npz"):
-            load_dataset(str(tmp_path / f"{number}.npz"), "test")
+        refusal(r"cannot be read as \.npz", load_dataset, str(tmp_path / f"{number}.npz"), "test")
     with (tmp_path / "one.npz").open("wb") as file:
         np.save(file, np.zeros(3))  # one array, no archive of them
-    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
-        load_dataset(str(tmp_path / "one.npz"), "test")
+    refusal(r"cannot be read as \.npz", load_dataset, str(tmp_path / "one.npz"), "test")
     (tmp_path / "x.txt").write_text("words")
-    with pytest.raises(
-        UserError, match=r"expected a folder of images or an .npz file, got another file"
-    ):
-        check_dataset(str(tmp_path / "x.txt"))
+    refusal(
+        r"expected a folder of images or an .npz file, got another file",
+        check_dataset,
+        str(tmp_path / "x.txt"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,8 +245,7 @@ def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) 
 
     def holds(name: str) -> None:
         tracemalloc.start()
-        with pytest.raises(UserError, match=re.escape(says[name])):
-            load_dataset(str(tmp_path / name), "test")
+        refusal(re.escape(says[name]), load_dataset, str(tmp_path / name), "test")
         assert tracemalloc.get_traced_memory()[1] < 10**7
         tracemalloc.stop()
 
@@ -253,8 +255,12 @@ def test_images_that_unfold_to_too_much_are_refused_in_one_line(tmp_path: Path) 
         (torch.zeros(4, 1, 8, 8, device="meta"), None),
         (torch.zeros(4, 1, 8, 8), "meta"),
     ):
-        with pytest.raises(UserError, match=r"evaluation: expected tensors or arrays .*meta"):
-            handed_over(images, None if ours is None else torch.zeros(4, device=ours))
+        refusal(
+            r"evaluation: expected tensors or arrays .*meta",
+            handed_over,
+            images,
+            None if ours is None else torch.zeros(4, device=ours),
+        )
 
 
 LABELS = [0, 2, 1, 2]
@@ -289,8 +295,9 @@ NO_LABELS = {
 @pytest.mark.parametrize("labels", NO_LABELS.values(), ids=NO_LABELS)
 def test_labels_that_are_none_are_refused(tmp_path: Path, labels: np.ndarray) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((4, 8, 8), np.uint8), labels=labels)
-    with pytest.raises(UserError, match="expected 4 labels, whole numbers from 0"):
-        load_dataset(str(tmp_path / "x.npz"), "test")
+    refusal(
+        "expected 4 labels, whole numbers from 0", load_dataset, str(tmp_path / "x.npz"), "test"
+    )
 
 
 TWO_WAYS = [
@@ -309,10 +316,8 @@ def test_pixels_that_can_be_read_in_two_ways_are_asked_about(
     tmp_path: Path, images: np.ndarray, says: str
 ) -> None:
     np.savez(tmp_path / "x.npz", images=images)
-    with pytest.raises(UserError, match=re.escape(says)):
-        load_dataset(str(tmp_path / "x.npz"), "test")
-    with pytest.raises(UserError, match=re.escape(says)):
-        open_pool(str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
+    refusal(re.escape(says), load_dataset, str(tmp_path / "x.npz"), "test")
+    refusal(re.escape(says), open_pool, str(tmp_path / "x.npz"), ImageSpec((1, 8, 8)))
 
 
 def test_the_shape_that_is_wanted_says_where_the_channels_are(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor, nn
 
 import dfme
 from dfme.config.settings import TeacherConfig
-from dfme.errors import TeacherError, UserError
+from dfme.errors import TeacherError
 from dfme.nets.architectures import BUILDERS
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Teacher
@@ -95,17 +96,19 @@ def test_logits_that_were_taken_for_probabilities_are_refused_not_cut_at_a_half(
 ) -> None:
     """A label from .5 on a logit's scale would be wrong, and nothing in a label would show it."""
     teacher = wrap_callable(own("logits", "column"), shape=SHAPE, num_classes=2, label_mode=mode)
-    with pytest.raises(TeacherError, match=r"if these are logits.*label_mode = 'logits'"):
-        teacher(IMAGES)
+    refusal(r"if these are logits.*label_mode = 'logits'", teacher, IMAGES, error=TeacherError)
 
 
 def test_another_number_of_classes_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"at least 2 .*, got 1"):
-        dfme.extract(logit, shape=SHAPE, num_classes=1, budget=10)
-    with pytest.raises(
-        TeacherError, match=r"got \(20, 1\); if it is a binary model.*num_classes=2"
-    ):
-        run(own("probabilities", "column"), tmp_path / "run", num_classes=10)
+    refusal(r"at least 2 .*, got 1", dfme.extract, logit, shape=SHAPE, num_classes=1, budget=10)
+    refusal(
+        r"got \(20, 1\); if it is a binary model.*num_classes=2",
+        run,
+        own("probabilities", "column"),
+        tmp_path / "run",
+        num_classes=10,
+        error=TeacherError,
+    )
 
 
 def checkpoint(tmp_path: Path) -> tuple[Path, nn.Module]:
@@ -143,8 +146,7 @@ def test_weights_that_tell_no_architecture_but_fit_one_with_one_output(
     assert loaded("torch", options, num_classes=2, label_mode="logits")(IMAGES)[:, 0].tolist() == [
         0.0
     ] * len(IMAGES)
-    with pytest.raises(UserError, match="of another shape"):
-        loaded("torch", options, num_classes=3)
+    refusal("of another shape", loaded, "torch", options, num_classes=3)
 
 
 class Lone(nn.Module):

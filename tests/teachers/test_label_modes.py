@@ -5,9 +5,9 @@ below.
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 
-from dfme.errors import UserError
 from dfme.spec import ImageSpec, LabelMode, Teacher, TeacherInfo
 from dfme.teachers.label_modes import restrict
 
@@ -79,17 +79,14 @@ def test_restrict_only_ever_reveals_less() -> None:
             elif i < j:
                 assert str(restricted(teacher, wanted).label_mode) == wanted
             else:
-                with pytest.raises(UserError, match=f"{wanted}: the teacher gives only {given}"):
-                    restricted(teacher, wanted)
+                refusal(f"{wanted}: the teacher gives only {given}", restricted, teacher, wanted)
 
 
 def test_no_restriction_reveals_more_decimals_or_classes() -> None:
     rows = "probabilities:2 top_k:2, top_k:2 top_k:3, top_k:2:2 top_k:2, top_k:2 probabilities:1"
     for given, wanted in map(str.split, rows.split(", ")):
-        with pytest.raises(UserError, match="gives only"):
-            restricted(Fixed([[0.1, 0.5, 0.4]], given), wanted)
-    with pytest.raises(UserError, match="only 3 classes"):
-        restricted(Fixed([[0.1, 0.5, 0.4]]), "top_k:4")
+        refusal("gives only", restricted, Fixed([[0.1, 0.5, 0.4]], given), wanted)
+    refusal("only 3 classes", restricted, Fixed([[0.1, 0.5, 0.4]]), "top_k:4")
 
 
 def test_at_exact_ties_every_mode_names_the_first_class() -> None:

@@ -14,6 +14,7 @@ import torch
 from clients import SHAPE, described
 from damage import refused
 from processes import no_waiting
+from refusals import refusal
 from service import Request, Service, http
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, unanswered
@@ -288,10 +289,14 @@ def test_names_that_are_never_a_class_end_the_run_with_what_was_said(tmp_path: P
         ledger = Ledger(100)
         lines: list[str] = []
         oracle = Oracle(teacher, ledger, tell=lines.append)
-        with pytest.raises(Unserved, match=r"for 20 of the first 20 images \('vase'\): name all"):
-            one_by_one(oracle, 100)
-        with pytest.raises(Unserved):
-            oracle(torch.zeros(1, *SHAPE))
+        refusal(
+            r"for 20 of the first 20 images \('vase'\): name all",
+            one_by_one,
+            oracle,
+            100,
+            error=Unserved,
+        )
+        refusal("", oracle, torch.zeros(1, *SHAPE), error=Unserved)
         teacher.close()
         assert ledger.spent == len(service.posted) == MAX_UNKNOWN
     assert len(lines) == 1
@@ -304,8 +309,7 @@ def test_a_number_that_counts_from_one_is_asked_once(tmp_path: Path) -> None:
         described_by = {"path": "label", "form": "number"}
         teacher = teacher_of(service, tmp_path, described_by)
         oracle = Oracle(teacher, Ledger(10))
-        with pytest.raises(TeacherError, match="counts from 1 wants form: name"):
-            one_by_one(oracle, 3)
+        refusal("counts from 1 wants form: name", one_by_one, oracle, 3, error=TeacherError)
         teacher.close()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from defended import ALL, KEY, defended, digits, pairs, queries, truths, watched
+from refusals import refusal
 
 from dfme.errors import Refused
 
@@ -74,8 +75,7 @@ def test_an_honest_users_look_leaves_the_state_alone(
         raise RuntimeError
 
     monkeypatch.setattr(last, "answer", fails)
-    with pytest.raises(RuntimeError):
-        teacher.preview(queries()[400:500])
+    refusal("", teacher.preview, queries()[400:500], error=RuntimeError)
     assert str(teacher.state_dict()) == state
 
 
@@ -95,10 +95,13 @@ def test_another_key_is_noticed_by_the_witness(
     answers = defended("noise:key_env=K:sigma=.5", mode)(queries()[:64])
     defended("noise:key_env=K:sigma=.5", mode).replay_answer(queries()[:64], answers)
     monkeypatch.setenv("K", "another-key")
-    with pytest.raises(
-        ValueError, match=r"noise:.*: other answers than on record; expected the same key"
-    ):
-        defended("noise:key_env=K:sigma=.5", mode).replay_answer(queries()[:64], answers)
+    refusal(
+        r"noise:.*: other answers than on record; expected the same key",
+        defended("noise:key_env=K:sigma=.5", mode).replay_answer,
+        queries()[:64],
+        answers,
+        error=ValueError,
+    )
 
 
 def test_modelguard_s_answers_the_first_stored_within_epsilon_in_order() -> None:
@@ -138,9 +141,8 @@ def test_a_quota_for_good_counts_what_it_answers_and_no_more() -> None:
     teacher(queries()[:200])
     for _ in range(2):
         text = re.escape("the quota of 300 images is used up (200 answered, 101 asked for)")
-        with pytest.raises(Refused, match=f"^{text}$") as caught:
-            teacher(queries()[:101])
-        assert (caught.value.reason, caught.value.retry) == ("quota", False)
+        caught = refusal(f"^{text}$", teacher, queries()[:101], error=Refused)
+        assert (caught.reason, caught.retry) == ("quota", False)
     assert torch.equal(teacher(queries()[200:300]), truths()[200:300])
     assert teacher.report()["quota"] == {"images": 300, "refused": 202, "window": 0}
     teacher.preview(queries()[:50])
@@ -156,16 +158,13 @@ def test_a_quota_with_a_window_says_when_to_come_again(monkeypatch: pytest.Monke
     for now, images in ((1_000.0, 50), (1_010.0, 30), (1_020.0, 20)):  # noqa: B007
         teacher(queries()[:images])
     for images, seconds in ((1, 40), (50, 40), (51, 50), (100, 60)):
-        with pytest.raises(Refused, match="within 60 s") as caught:
-            teacher(queries()[:images])
-        assert (caught.value.retry, caught.value.retry_after) == (True, seconds)
-    with pytest.raises(Refused) as caught:
-        teacher(queries()[:101])
-    assert not caught.value.retry
+        caught = refusal("within 60 s", teacher, queries()[:images], error=Refused)
+        assert (caught.retry, caught.retry_after) == (True, seconds)
+    caught = refusal("", teacher, queries()[:101], error=Refused)
+    assert not caught.retry
     now = 1_060.0
     teacher(queries()[:50])
-    with pytest.raises(Refused):
-        teacher(queries()[:1])
+    refusal("", teacher, queries()[:1], error=Refused)
     now = 1_080.0
     teacher(queries()[:50])
 

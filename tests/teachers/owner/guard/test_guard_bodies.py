@@ -16,6 +16,7 @@ import torch
 from clients import question
 from defended import digits, queries
 from guarded_apps import BODY, SECRETS, SHAPE, X, answered, answering, ask, guard, model, scope_of
+from refusals import refusal
 from starlette.datastructures import Headers
 
 import dfme
@@ -284,24 +285,31 @@ def test_a_large_document_is_read_as_a_small_one_is(monkeypatch: pytest.MonkeyPa
     for filler in (b"[]", b"[ ]", b'""', b"null", b"true", b"[\n\t]"):
         for encoding in ("utf-8", "utf-16-le"):
             many = (b"[%s0]" % ((filler + b",") * 120)).decode().encode(encoding)
-            with pytest.raises(
-                ValueError, match=r"expected at most 100 texts, nulls and empty lists, got [12]"
-            ):
-                require_numbers(many)
-    with pytest.raises(
-        ValueError, match="expected at most 1000 lists, got 1002; send smaller batches"
-    ):
-        require_numbers(b"[%s[1]]" % (b"[1]," * 1_000))
-    with pytest.raises(ValueError, match="expected numbers of at most 1000 characters, got 2000"):
-        load_json(b"[0.%s]" % (b"1" * 1_998))
+            refusal(
+                r"expected at most 100 texts, nulls and empty lists, got [12]",
+                require_numbers,
+                many,
+                error=ValueError,
+            )
+    refusal(
+        "expected at most 1000 lists, got 1002; send smaller batches",
+        require_numbers,
+        b"[%s[1]]" % (b"[1]," * 1_000),
+        error=ValueError,
+    )
+    refusal(
+        "expected numbers of at most 1000 characters, got 2000",
+        load_json,
+        b"[0.%s]" % (b"1" * 1_998),
+        error=ValueError,
+    )
     texts = b'{"labels": [%s"x"]}' % (b'"x",' * 200)
     answer = HttpBody.of(texts, Headers(), request=HttpBody(b"asked"))
     assert (
         answer.json() == load_json(texts) == json.loads(texts)
     )  # many labels are an honest answer
     for read in (HttpBody(texts).json, partial(unpack, texts, None, "inputs", 10)):
-        with pytest.raises(ValueError, match="expected at most 100 texts"):
-            read()
+        refusal("expected at most 100 texts", read, error=ValueError)
     raw = np.full((1, 40, 40), 34, np.uint8)  # whose bytes are quotation marks
     body, length = pack({}, [NamedTensor("x", raw)], "inputs", binary=True)
     assert (unpack(body, length, "inputs", 2_000)[1][0].array == raw).all()

@@ -18,6 +18,7 @@ import torch
 from clients import question
 from defended import WEIGHTS, digits, pairs, queries, watched
 from processes import PROJECT, Bench
+from refusals import refusal
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
@@ -69,10 +70,12 @@ def test_of_two_accounts_the_one_with_pairs_rings_and_is_refused(tmp_path: Path)
             if start == 0:  # in this request both detectors ring, and it is answered
                 assert torch.equal(eve(pairs()[:80]), teacher.undefended(pairs()[:80]))
             else:
-                with pytest.raises(
-                    Exception, match=r"403 .*refused: watch.*answers this key no more"
-                ):
-                    eve(pairs()[80:90])
+                refusal(
+                    r"403 .*refused: watch.*answers this key no more",
+                    eve,
+                    pairs()[80:90],
+                    error=Exception,
+                )
         metrics = httpx2.get(f"{serving.url}/metrics", headers={"X-API-Key": KEYS["USER_KEY"]}).text
         for client in clients:
             client.close()
@@ -137,8 +140,7 @@ def test_a_large_request_with_an_alarm_in_it_is_refused_whole_and_charged_nothin
         ledger = Ledger(5_000, tmp_path / "ledger.jsonl")
         oracle = Oracle(client, ledger)
         assert torch.equal(oracle(queries()[:300]), digits()(queries()[:300]))
-        with pytest.raises(TeacherError, match=r"403 .*refused: watch"):
-            oracle(torch.cat([pairs()] * 5))
+        refusal(r"403 .*refused: watch", oracle, torch.cat([pairs()] * 5), error=TeacherError)
         assert (
             serving.meter.images == ledger.spent == audit(tmp_path / "ledger.jsonl").served == 300
         )

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 from toys import LinearTeacher
 from watched import pairs, procedural
 
 from dfme.compute import progress
 from dfme.config.settings import TeacherConfig
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError
 from dfme.measured import Detection, DetectorFacts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
@@ -175,15 +176,11 @@ def test_a_log_of_another_teacher_is_none(tmp_path: Path) -> None:
     written(tmp_path, {"a": torch.rand(30, 1, 8, 8)})
     Log(tmp_path, SPEC, 10)
     for spec, classes in ((ImageSpec((1, 4, 16)), 10), (SPEC, 2)):
-        with pytest.raises(UserError, match="expected the log of this teacher"):
-            Log(tmp_path, spec, classes)
+        refusal("expected the log of this teacher", Log, tmp_path, spec, classes)
     log = next(tmp_path.glob("log-*"))
-    with pytest.raises(UserError, match="expected a folder that"):
-        Log(tmp_path / "nothing", SPEC, 10)
+    refusal("expected a folder that", Log, tmp_path / "nothing", SPEC, 10)
     log.write_text("")
-    with pytest.raises(UserError, match="expected a log with images, got none"):
-        Log(tmp_path, SPEC, 10)
+    refusal("expected a log with images, got none", Log, tmp_path, SPEC, 10)
     log.unlink()
     log.mkdir()
-    with pytest.raises(RunError, match="expected a log that can be read"):
-        Log(tmp_path, SPEC, 10)
+    refusal("expected a log that can be read", Log, tmp_path, SPEC, 10, error=RunError)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from defended import digits, pairs, queries, watched
+from refusals import refusal
 
 from dfme.data import load_dataset
 from dfme.errors import Refused
@@ -68,8 +69,7 @@ def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
         "of another account"
     )
     assert str(teacher.state_dict()) == state
-    with pytest.raises(Refused):
-        teacher(queries()[:1])
+    refusal("", teacher, queries()[:1], error=Refused)
 
 
 def test_after_an_alarm_refuse_refuses_the_next_request_for_good_and_sees_nothing_of_it() -> None:
@@ -82,9 +82,8 @@ def test_after_an_alarm_refuse_refuses_the_next_request_for_good_and_sees_nothin
     assert 20 < first <= 276
     state = str(teacher.state_dict())
     for _ in range(2):
-        with pytest.raises(Refused, match=rf"pairs at image {first} ") as caught:
-            teacher(queries()[:5])
-        assert (caught.value.reason, caught.value.retry) == ("watch", False)
+        caught = refusal(rf"pairs at image {first} ", teacher, queries()[:5], error=Refused)
+        assert (caught.reason, caught.retry) == ("watch", False)
     assert str(teacher.state_dict()) == state
     teacher.watch.account = "another"
     assert torch.equal(teacher(queries()[:5]), digits()(queries()[:5]))
@@ -95,11 +94,10 @@ def test_of_a_large_request_what_comes_after_the_alarm_is_not_answered() -> None
     large, records = torch.cat([queries()[:300], *[pairs()] * 8])[:5_000], list[Any]()
     teacher = watched("pairs", on_alarm="refuse", defences="quota:images=9000")
     teacher.watch.record = lambda account, number, seen: records.append((number, len(seen)))
-    with pytest.raises(Refused, match="an alarm was raised for this account") as caught:
-        teacher(large)
+    caught = refusal("an alarm was raised for this account", teacher, large, error=Refused)
     first = teacher.watch.report()["detectors"]["pairs"]["first_alarm"]
     parts = -(-first // 256)
-    assert (caught.value.reason, caught.value.retry) == ("watch", False)
+    assert (caught.reason, caught.retry) == ("watch", False)
     assert records == [(1 + 256 * part, 256) for part in range(parts)]
     assert teacher.watch.report()["images"] == 256 * parts < 5_000
     assert teacher.report()["quota"] == {"images": 0, "refused": 0, "window": 0}
