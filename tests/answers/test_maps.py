@@ -180,10 +180,8 @@ def vertices_of(p_K: Tensor, kind: str) -> Tensor:
 def test_mad_takes_the_vertex_that_autograd_says_turns_the_gradient_most(kind: str) -> None:
     torch.manual_seed(2)
     last = nn.Linear(7, 5, bias=False).double()
-    p_BK = dirichlet(20, 5)
-    for p_K in p_BK:
-        features = torch.randn(7, dtype=torch.float64)
-        log_q_K = last(features).log_softmax(-1)
+    for p_K in dirichlet(20, 5):
+        log_q_K = last(torch.randn(7, dtype=torch.float64)).log_softmax(-1)
 
         def gradient(y_K: Tensor, log_q_K: Tensor = log_q_K) -> Tensor:
             return torch.autograd.grad(-(y_K * log_q_K).sum(), last.weight, retain_graph=True)[

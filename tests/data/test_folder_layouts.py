@@ -59,8 +59,7 @@ PARTS = [
 @pytest.mark.parametrize(("parts", "wanted"), PARTS)
 def test_parts_are_no_classes(tmp_path: Path, parts: tuple[str, ...], wanted: str) -> None:
     for number, part in enumerate(parts):
-        greys = {"cat": 10 * number, "dog": 10 * number + 1}
-        for name, grey in greys.items():
+        for name, grey in {"cat": 10 * number, "dog": 10 * number + 1}.items():
             write(tmp_path / part / name / "1.png", grey)
     (tmp_path / "notes.txt").write_text("no picture")
     data = read(tmp_path)

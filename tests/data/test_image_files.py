@@ -35,8 +35,7 @@ def test_a_folder_of_class_folders_is_read_in_order(tmp_path: Path) -> None:
     _write_png(tmp_path / ".hidden" / "1.png", 0)
     (tmp_path / "ant" / "notes.txt").write_text("no image")
     data = load_dataset(str(tmp_path), "test", shape=(3, 6, 4))
-    assert data.class_names == ("ant", "zebra")
-    assert data.labels.tolist() == [0, 0, 1]
+    assert (data.class_names, data.labels.tolist()) == (("ant", "zebra"), [0, 0, 1])
     assert data.images.shape == (3, 3, 6, 4)
     assert data.images[2].amax((1, 2)).tolist() == [255, 0, 0]
     assert data.images[0].unique().tolist() == [40]
@@ -59,8 +58,7 @@ def test_train_and_test_folders_share_their_class_numbers(tmp_path: Path) -> Non
         _write_png(tmp_path / path / "1.png", index)
     train, test = (load_dataset(str(tmp_path), split) for split in ("train", "test"))
     assert train.labels.tolist() == [0, 1, 2]
-    assert test.labels.tolist() == [2]
-    assert test.images.unique().tolist() == [3]
+    assert (test.labels.tolist(), test.images.unique().tolist()) == ([2], [3])
     assert train.class_names == test.class_names == ("a", "b", "c")
 
 
@@ -100,8 +98,7 @@ def test_npz_files_are_read(
         data.images.numpy().squeeze(), pixels.transpose(order) if order else pixels
     )
     assert data.shape == ((3, 9, 7) if len(size) == 4 else (1, 9, 7))
-    assert data.labels.tolist() == [4, 0]
-    assert (data.num_classes, data.class_names) == (5, ())
+    assert (data.labels.tolist(), data.num_classes, data.class_names) == ([4, 0], 5, ())
 
 
 def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
@@ -110,8 +107,7 @@ def test_npz_files_may_hold_both_parts(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **train, **test, test_labels=np.arange(2))
     assert len(load_dataset(str(tmp_path / "x.npz"), "train")) == 3
     data = load_dataset(str(tmp_path / "x.npz"), "test")
-    assert len(data) == 2
-    assert data.batch(slice(None)).unique().tolist() == [0.5]
+    assert (len(data), data.batch(slice(None)).unique().tolist()) == (2, [0.5])
 
 
 @pytest.mark.parametrize("images", ["x", "X"])

@@ -115,8 +115,7 @@ def test_depths_of_which_nothing_says_what_is_white_are_refused(tmp_path: Path) 
     for name, (pixels, says) in kinds.items():
         (tmp_path / name).mkdir()
         Image.fromarray(pixels).save(tmp_path / name / "x.tif")
-        caught = refusal(says, read, tmp_path / name)
-        assert "x.tif" in str(caught)
+        assert "x.tif" in str(refusal(says, read, tmp_path / name))
     (tmp_path / "black").mkdir()
     Image.fromarray(np.zeros((2, 3), np.uint16)).save(tmp_path / "black" / "x.tif")
     assert only(tmp_path / "black").max() == 0

@@ -85,8 +85,7 @@ def test_cifar_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
         )
     train = load_dataset(name, "train", root=str(tmp_path), shape=(3, 32, 32))
     test = load_dataset(name, "test", root=str(tmp_path))
-    assert len(train) == 2 * parts
-    assert train.labels[:2].tolist() == [1, 1]
+    assert (len(train), train.labels[:2].tolist()) == (2 * parts, [1, 1])
     assert test.labels.tolist() == [9, 1]
     assert test.images.is_contiguous()
     assert test.images[0, 1, :, 0].tolist() == [9] * 32

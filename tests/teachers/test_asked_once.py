@@ -46,8 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_each_image_is_asked_once_within_a_batch_and_over_batches(tmp_path: Path) -> None:
     counted, x_BCHW = Counted(), torch.rand(6, *SPEC.shape)
-    teacher = wrap_callable(counted)
-    once = AskedOnce(teacher, tmp_path / "asked")
+    once = AskedOnce(wrap_callable(counted), tmp_path / "asked")
     twice_BCHW = torch.cat([x_BCHW, x_BCHW.flip(0)])
     assert torch.equal(once(twice_BCHW), Counted()(twice_BCHW))
     assert counted.asked == 6

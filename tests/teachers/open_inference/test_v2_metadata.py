@@ -105,8 +105,7 @@ def test_what_our_own_server_announces_is_used() -> None:
     strange = {"label_mode": 3, "bounds": [0, "x"], "levels": "8", "layout": 7}
     strange |= {"max_batch": True, "num_classes": -2}
     made = connect(V2(parameters=strange))
-    assert made.spec == ImageSpec((1, 2, 2))
-    assert (made.num_classes, made.info.max_batch) == (3, None)
+    assert (made.spec, made.num_classes, made.info.max_batch) == (ImageSpec((1, 2, 2)), 3, None)
 
 
 @pytest.mark.integration

@@ -80,8 +80,7 @@ def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     # The server counted no more than the ledger says was sent, and at least what was answered; what
     # was charged and killed before it was sent is all that may be missing. What was lost is in
     # flight at a kill, and no more.
-    assert ledger.spent == budget
-    assert ledger.failed == 0
+    assert (ledger.spent, ledger.failed) == (budget, 0)
     assert ledger.lost <= kills * in_flight * MOST
     paid = ledger.spent + ledger.evaluation_queries
     assert paid <= server.images <= paid + ledger.lost

@@ -103,8 +103,7 @@ def test_in_a_batch_the_others_are_read() -> None:
     labels = ["owl", None, "dog", "who knows", "cat"]
     answer = read(adapter, {"predictions": [{"label": label} for label in labels]}, 5)
     assert gaps(answer) == [0, NO_ANSWER, 0, UNKNOWN_CLASS, 0]
-    assert answer.answers.tolist() == [2, 1, 0]
-    assert answer.names == ("'who knows'",)
+    assert (answer.answers.tolist(), answer.names) == ([2, 1, 0], ("'who knows'",))
 
 
 @pytest.mark.parametrize(
@@ -306,8 +305,7 @@ def test_names_that_are_never_a_class_end_the_run_with_what_was_said(tmp_path: P
 def test_a_number_that_counts_from_one_is_asked_once(tmp_path: Path) -> None:
     numbers = [1, 2, 3]
     with Service(lambda request: {"label": numbers.pop(0)}) as service:
-        described_by = {"path": "label", "form": "number"}
-        teacher = teacher_of(service, tmp_path, described_by)
+        teacher = teacher_of(service, tmp_path, {"path": "label", "form": "number"})
         oracle = Oracle(teacher, Ledger(10))
         refusal("counts from 1 wants form: name", one_by_one, oracle, 3, error=TeacherError)
         teacher.close()

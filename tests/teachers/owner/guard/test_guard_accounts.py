@@ -172,8 +172,7 @@ def test_a_header_by_which_a_body_is_read_may_stand_once(header: str) -> None:
 
 
 def test_a_refused_account_stays_refused_whatever_it_adds_to_the_example_of_the_docs() -> None:
-    page = (PROJECT / "docs/watch.md").read_text()
-    (line,) = re.findall(r"account=(.*), metrics=", page)
+    (line,) = re.findall(r"account=(.*), metrics=", (PROJECT / "docs/watch.md").read_text())
     options = eval(f"dict(account={line})")
     app = fastapi.FastAPI()
     header = fastapi.Security(fastapi.security.APIKeyHeader(name="X-API-Key"))

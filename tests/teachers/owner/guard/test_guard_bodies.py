@@ -85,8 +85,7 @@ def test_an_owner_says_what_is_told_of_an_error() -> None:
     app = answering(json.dumps(detail).encode(), 422)
     status, _, content = ask(guard(app, errors=errors))
     assert (status, json.loads(content)) == (422, ["a list"])
-    failing = guard(answering(b"junk", 422), errors=errors)
-    assert ask(failing)[0] == 500
+    assert ask(guard(answering(b"junk", 422), errors=errors))[0] == 500
 
 
 def test_fastapi_errors_of_a_guarded_route_have_their_status_alone() -> None:
@@ -159,8 +158,7 @@ def test_serve_refuses_a_key_that_comes_twice() -> None:
                 scope["headers"] = [
                     (header.encode(), scheme + value.encode()) for header, value in pair
                 ]
-                status = asyncio.run(_status(app, scope, body))
-                assert status == 400, (name, other, first, second)
+                assert asyncio.run(_status(app, scope, body)) == 400, (name, other, first, second)
     assert meter.refused == {"key given twice": 24}
     assert meter.images == 0
 

@@ -110,8 +110,7 @@ PREFIXES = {"mounted": ["/sub/deep", "/r", "/r/"], "root_path": ["", "/r", "/sub
 
 
 def paths_of(name: str) -> list[str]:
-    more = {"fastapi": [], "root_path": ["/", "/r"]}
-    return GUARDED + more.get(name, ["/r"])
+    return GUARDED + {"fastapi": [], "root_path": ["/", "/r"]}.get(name, ["/r"])
 
 
 INSERTED = [

@@ -191,8 +191,7 @@ def test_a_body_that_is_or_says_it_is_too_long_is_413_at_once_and_half_a_one_cou
         response = httpx2.post(serving.url + INFER, content=(bytes(2**16) for _ in range(1000)))
         assert response.status_code == 413
         assert "expected at most 2 images" in response.json()["error"]
-        assert serving.meter.refused["body too large"] == 2
-        assert serving.meter.images == 0
+        assert (serving.meter.refused["body too large"], serving.meter.images) == (2, 0)
     assert caplog.records == []
 
 

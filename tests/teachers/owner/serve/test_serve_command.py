@@ -29,8 +29,7 @@ def problem(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line on stderr of a command that cannot work."""
     assert main(["serve", *shlex.split(words)]) == 2
     printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
     return printed.err
 
 

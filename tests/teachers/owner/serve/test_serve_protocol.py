@@ -57,8 +57,7 @@ def test_a_byte_is_its_share_of_the_bounds():
     assert np.allclose(
         images.ravel(), [-1 + i * 3 / 255 for i in (0, 1, 51, 128, 254, 255)], atol=1e-6
     )
-    assert images.min() == -1
-    assert images.max() == 2
+    assert (images.min(), images.max()) == (-1, 2)
     # floats are taken as well
     assert np.array_equal(read_question(BYTES, *binary_request(IMAGES)).images, IMAGES)
 

@@ -101,8 +101,7 @@ def test_of_a_large_request_what_comes_after_the_alarm_is_not_answered() -> None
     assert records == [(1 + 256 * part, 256) for part in range(parts)]
     assert teacher.watch.report()["images"] == 256 * parts < 5_000
     assert teacher.report()["quota"] == {"images": 0, "refused": 0, "window": 0}
-    labelled = watched("pairs", on_alarm="label")
-    answers, plain = labelled(large), digits()(large)
+    answers, plain = watched("pairs", on_alarm="label")(large), digits()(large)
     assert torch.equal(answers[: 256 * parts], plain[: 256 * parts])
     top = torch.nn.functional.one_hot(plain.argmax(1), 10)
     assert torch.equal(answers[256 * parts :], top[256 * parts :])
@@ -128,8 +127,7 @@ def test_figures_are_those_of_the_readings_and_every_alarm_and_window_is_a_line(
     """
     teacher = watched("pairs,labels")
     watch = teacher.watch
-    detectors = watch._current().detectors.values()
-    for sign, detector in zip((1, -1), detectors, strict=True):
+    for sign, detector in zip((1, -1), watch._current().detectors.values(), strict=True):
         at = iter(range(1, 10_000))
 
         def see(seen: Any, at: Any = at, sign: int = sign) -> Any:
