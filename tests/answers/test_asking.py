@@ -64,29 +64,33 @@ def test_with_nothing_to_do_images_and_answers_are_what_they_were() -> None:
     assert plain.read(answers) is answers
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("label", {"learn": "kl"}, "--answers.learn kl: expected .* scores"),
-    ("top_k:2", {"vote": 2}, "--answers.repeat and --answers.vote: expected .* answers top_k:2"),
-    (
-        "top_k:2",
-        {"recover": "net", "knows": "mad"},
-        "--answers.recover net: expected .* score of every class",
-    ),
-    (
-        "label",
-        {"recover": "table", "knows": "mad"},
-        "--answers.recover table: expected .* answers label",
-    ),
-    (
-        "logits",
-        {"recover": "table", "knows": "lattice+modelguard_s"},
-        "--answers.knows modelguard_s:.* from p",
-    ),
-    ("logits", {"recover": "table", "knows": "quota"}, "--answers.knows quota:.*leave it out"),
-]
-
-
-@pytest.mark.parametrize(("mode", "options", "said"), REFUSED)
+@pytest.mark.parametrize(
+    ("mode", "options", "said"),
+    [
+        ("label", {"learn": "kl"}, "--answers.learn kl: expected .* scores"),
+        (
+            "top_k:2",
+            {"vote": 2},
+            "--answers.repeat and --answers.vote: expected .* answers top_k:2",
+        ),
+        (
+            "top_k:2",
+            {"recover": "net", "knows": "mad"},
+            "--answers.recover net: expected .* score of every class",
+        ),
+        (
+            "label",
+            {"recover": "table", "knows": "mad"},
+            "--answers.recover table: expected .* answers label",
+        ),
+        (
+            "logits",
+            {"recover": "table", "knows": "lattice+modelguard_s"},
+            "--answers.knows modelguard_s:.* from p",
+        ),
+        ("logits", {"recover": "table", "knows": "quota"}, "--answers.knows quota:.*leave it out"),
+    ],
+)
 def test_what_answers_do_not_allow_is_refused_by_name(
     mode: str, options: dict[str, Any], said: str
 ) -> None:
@@ -110,15 +114,20 @@ def test_charged_purposes_pay_for_each_image_and_evaluation_is_asked_plainly(pur
 
 
 MODES = {"logits": "logits", "probabilities": "probabilities:3", "label": "label"}
-TAKEN = {
-    name: [kind for kind in METHODS[name].load().label_modes if kind in MODES] for name in METHODS
-}
-CASES = [
-    (name, MODES[kinds[place % len(kinds)]]) for place, (name, kinds) in enumerate(TAKEN.items())
-]
 
 
-@pytest.mark.parametrize(("name", "mode"), CASES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (name, MODES[kinds[place % len(kinds)]])
+        for place, (name, kinds) in enumerate(
+            {
+                name: [kind for kind in METHODS[name].load().label_modes if kind in MODES]
+                for name in METHODS
+            }.items()
+        )
+    ],
+)
 def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: str) -> None:
     teacher, budget = LinearTeacher(SPEC, mode=mode), 403
     learns_labels = METHODS[name].load().label_modes[-1] == "label"
@@ -159,7 +168,6 @@ def test_repeats_that_are_answered_alike_are_said_to_be_in_vain() -> None:
     ]
 
 
-CPU = torch.device("cpu")
 P_BK = (
     (torch.randn(32, 10, generator=torch.Generator().manual_seed(0)) * 1.5)
     .double()
@@ -181,7 +189,9 @@ CUT: dict[str, tuple[Tensor, str]] = {
 
 def read_scores(scores_BK: Tensor, mode: LabelMode) -> Tensor:
     deferred = DeferredChecks()
-    return read_answers(scores_BK, len(scores_BK), scores_BK.shape[1], mode, deferred, CPU)
+    return read_answers(
+        scores_BK, len(scores_BK), scores_BK.shape[1], mode, deferred, torch.device("cpu")
+    )
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -23,29 +23,7 @@ from dfme.queries.programs import leaves
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 
-CPU = torch.device("cpu")
 CHECKPOINT = "teachers/checkpoints/digits.safetensors"
-STRENGTHS = [
-    *(options.Lattice(n=n) for n in (1, 2, 10, 100)),
-    *(options.Temperature(t=t) for t in (0.01, 2.0, 1e9)),
-    *(options.ModelGuardW(epsilon=e, margin=m) for e, m in ((1.0, 1e-4), (1.0, 0.0), (0.1, 0.3))),
-    *(
-        options.ReverseSigmoid(beta=b, gamma=g)
-        for b, g in ((0.21, 0.2), (0.7, 0.2), (1.0, 1.0), (1.28, 0.2))
-    ),
-    *(
-        options.Mad(epsilon=e, vertices=v)
-        for e, v in ((0.5, "argmax"), (1.0, "argmax"), (1.0, "extreme"))
-    ),
-    *(options.Grad2(epsilon=1.0, keep_top=k) for k in (True, False)),
-    *(options.Noise(sigma=s, keep_top=k) for s, k in ((0.2, True), (3.0, True), (0.2, False))),
-]
-STILL = [
-    *(options.Temperature(t=1.0), options.ModelGuardW(epsilon=0.0), options.Noise(sigma=0.0)),
-    *(options.ReverseSigmoid(beta=0.0), options.ReverseSigmoid(gamma=0.0)),
-    *(options.Mad(epsilon=0.0), options.Mad(epsilon=0.0, vertices="extreme")),
-    *(options.Grad2(epsilon=0.0), options.Grad2(epsilon=0.0, keep_top=True)),
-]
 
 
 def answer(kind: DefenceOptions, p_BK: Tensor) -> Tensor:
@@ -69,7 +47,9 @@ def answers() -> Tensor:
     """4,000 random ones; what the digits teacher says of its test images and of 1,000 of the
     program.
     """
-    teacher = make_teacher(TeacherConfig(label_mode="logits"), {"checkpoint": CHECKPOINT}, CPU)
+    teacher = make_teacher(
+        TeacherConfig(label_mode="logits"), {"checkpoint": CHECKPOINT}, torch.device("cpu")
+    )
     spec = ImageSpec((1, 8, 8))
     test = load_dataset("digits", "test").images
     images = torch.cat([test, leaves.draw(1000, spec, torch.Generator().manual_seed(0))])
@@ -77,7 +57,28 @@ def answers() -> Tensor:
     return torch.cat([dirichlet(4_000), teacher(images).double().softmax(-1), *ties])
 
 
-@pytest.mark.parametrize("kind", STRENGTHS, ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(options.Lattice(n=n) for n in (1, 2, 10, 100)),
+        *(options.Temperature(t=t) for t in (0.01, 2.0, 1e9)),
+        *(
+            options.ModelGuardW(epsilon=e, margin=m)
+            for e, m in ((1.0, 1e-4), (1.0, 0.0), (0.1, 0.3))
+        ),
+        *(
+            options.ReverseSigmoid(beta=b, gamma=g)
+            for b, g in ((0.21, 0.2), (0.7, 0.2), (1.0, 1.0), (1.28, 0.2))
+        ),
+        *(
+            options.Mad(epsilon=e, vertices=v)
+            for e, v in ((0.5, "argmax"), (1.0, "argmax"), (1.0, "extreme"))
+        ),
+        *(options.Grad2(epsilon=1.0, keep_top=k) for k in (True, False)),
+        *(options.Noise(sigma=s, keep_top=k) for s, k in ((0.2, True), (3.0, True), (0.2, False))),
+    ],
+    ids=str,
+)
 def test_what_is_stated_is_true(kind: DefenceOptions, answers: Tensor) -> None:
     facts, y_BK, top_B = kind.facts(10), answer(kind, answers), answers.argmax(-1)
     assert y_BK.dtype == torch.float64
@@ -96,7 +97,16 @@ def test_what_is_stated_is_true(kind: DefenceOptions, answers: Tensor) -> None:
             assert torch.equal(answer(kind, answers[rows].clone()), y_BK[rows])
 
 
-@pytest.mark.parametrize("kind", STILL, ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(options.Temperature(t=1.0), options.ModelGuardW(epsilon=0.0), options.Noise(sigma=0.0)),
+        *(options.ReverseSigmoid(beta=0.0), options.ReverseSigmoid(gamma=0.0)),
+        *(options.Mad(epsilon=0.0), options.Mad(epsilon=0.0, vertices="extreme")),
+        *(options.Grad2(epsilon=0.0), options.Grad2(epsilon=0.0, keep_top=True)),
+    ],
+    ids=str,
+)
 def test_zero_strength_is_p_bit_for_bit(kind: DefenceOptions, answers: Tensor) -> None:
     assert kind.facts(10).l1 == 0
     assert torch.equal(answer(kind, answers), answers)
@@ -142,8 +152,6 @@ def test_by_hand() -> None:
     torch.testing.assert_close(
         shaken[0, [0, 8, 9]], row(0.1448, 0.1526, 0.1526)[0], atol=1e-4, rtol=0
     )
-    y_BK = maps.modelguard_w(row(0.7, 0.2, 0.1), 0.4, 0.0)
-    torch.testing.assert_close(y_BK, row(0.5, 0.2, 0.3), atol=1e-9, rtol=0)
 
 
 def test_a_temperature_divides_the_logits_however_small_or_large() -> None:
@@ -328,26 +336,25 @@ def test_the_ball_by_hand(epsilon: float, y: tuple[float, ...]) -> None:
 
 def test_the_recorded_optima_of_a_library_are_met_and_every_bound_is_kept() -> None:
     recorded = iter(json.loads(FILE.read_text()))
-    compared, refused, worst = 0, 0, 0.0
+    errors, refused = list[float](), 0
     for group in problems():
         cost_BK, p_BK, y_BK = solved(group)
         assert y_BK.min() >= 0
         assert (y_BK.sum(-1) - 1).abs().max() < 1e-9
         assert (y_BK - p_BK).abs().sum(-1).max() <= group.epsilon + 1e-9
-        values_B = (cost_BK * y_BK).sum(-1)
-        for row, (value, largest) in enumerate([next(recorded) for _ in range(len(p_BK))]):
-            ahead = lead(y_BK, p_BK)[row].item()
-            if value is None:  # the largest margin of the ball instead
+        values_B, leads_B = (cost_BK * y_BK).sum(-1), lead(y_BK, p_BK)
+        for cost, ahead in zip(values_B.tolist(), leads_B.tolist(), strict=True):
+            least, largest = next(recorded)
+            if least is None:  # the largest margin of the ball instead
                 assert ahead == pytest.approx(largest, abs=1e-9)
                 refused += 1
-                continue
-            compared += 1
-            worst = max(worst, abs(values_B[row].item() - value))
-            assert group.margin is None or ahead >= group.margin - 1e-9
+            else:
+                errors.append(abs(cost - least))
+                assert group.margin is None or ahead >= group.margin - 1e-9
     assert next(recorded, None) is None
-    assert compared >= 1000
+    assert len(errors) >= 1000
     assert refused >= 50
-    assert worst < 1e-6
+    assert max(errors) < 1e-6
 
 
 def test_a_larger_ball_never_costs_more_and_nothing_depends_on_the_batch() -> None:

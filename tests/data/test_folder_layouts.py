@@ -43,20 +43,20 @@ def seen(data: ImageSet) -> dict[int, str | None]:
     }
 
 
-PARTS = [
-    (("train", "val"), "val"),
-    (("Train", "Test"), "Test"),
-    (("TRAINING", "VALIDATION"), "VALIDATION"),
-    (("train", "valid", "test"), "test"),
-    (("train", "dev"), "dev"),
-    (("training_set", "test_set"), "test_set"),
-    (("train2017", "val2017"), "val2017"),
-    (("seg_train", "seg_test", "seg_pred"), "seg_test"),
-    (("valid", "test"), "test"),
-]
-
-
-@pytest.mark.parametrize(("parts", "wanted"), PARTS)
+@pytest.mark.parametrize(
+    ("parts", "wanted"),
+    [
+        (("train", "val"), "val"),
+        (("Train", "Test"), "Test"),
+        (("TRAINING", "VALIDATION"), "VALIDATION"),
+        (("train", "valid", "test"), "test"),
+        (("train", "dev"), "dev"),
+        (("training_set", "test_set"), "test_set"),
+        (("train2017", "val2017"), "val2017"),
+        (("seg_train", "seg_test", "seg_pred"), "seg_test"),
+        (("valid", "test"), "test"),
+    ],
+)
 def test_parts_are_no_classes(tmp_path: Path, parts: tuple[str, ...], wanted: str) -> None:
     for number, part in enumerate(parts):
         for name, grey in {"cat": 10 * number, "dog": 10 * number + 1}.items():
@@ -119,16 +119,16 @@ def test_parts_inside_a_lone_folder_are_found(tmp_path: Path) -> None:
     assert seen(read(tmp_path, "train")) == {0: "cat", 1: "dog"}
 
 
-CLASSES = [
-    {"train__1": 0, "bus__1": 1},
-    {"train__steam__1": 0, "train__electric__1": 10, "bus__double__1": 1, "bus__school__1": 11},
-    {"valid__1": 0, "invalid__1": 1},
-    {"test__1": 0, "control__1": 1},
-    {"crash_test__1": 0, "road_train__1": 1},
-]
-
-
-@pytest.mark.parametrize("greys", CLASSES)
+@pytest.mark.parametrize(
+    "greys",
+    [
+        {"train__1": 0, "bus__1": 1},
+        {"train__steam__1": 0, "train__electric__1": 10, "bus__double__1": 1, "bus__school__1": 11},
+        {"valid__1": 0, "invalid__1": 1},
+        {"test__1": 0, "control__1": 1},
+        {"crash_test__1": 0, "road_train__1": 1},
+    ],
+)
 def test_classes_that_are_called_like_a_part_stay_classes(
     tmp_path: Path, greys: dict[str, int]
 ) -> None:
@@ -137,58 +137,58 @@ def test_classes_that_are_called_like_a_part_stay_classes(
     assert seen(read(tmp_path)) == {grey: name.partition("__")[0] for name, grey in greys.items()}
 
 
-UNCLEAR = [
-    (
-        {"fold1__a__1": 0, "fold1__b__1": 1, "fold2__a__1": 2, "fold2__b__1": 3},
-        "fold1, fold2 each hold the folders a, b, so either can be the classes; name the one",
-    ),
-    (
-        {"trn__a__1": 0, "trn__b__1": 1, "tst__a__1": 2, "tst__b__1": 3},
-        "trn, tst each hold the folders a, b",
-    ),
-    (
-        {
-            "color__a__1": 0,
-            "color__b__1": 1,
-            "grayscale__a__1": 2,
-            "grayscale__b__1": 3,
-            "segmented__a__1": 4,
-            "segmented__b__1": 5,
-        },
-        "color, grayscale, segmented each hold the folders a, b",
-    ),
-    (
-        {"cat__images__1": 0, "cat__masks__1": 1, "dog__images__1": 2, "dog__masks__1": 3},
-        "cat, dog each hold the folders images, masks, .* put their pictures right into them",
-    ),
-    (
-        {"2019__a__1": 0, "2019__b__1": 1, "2020__a__1": 2, "2020__b__1": 3, "2020__c__1": 4},
-        "2019, 2020 each hold the folders a, b",
-    ),
-    (
-        {"train__1": 0, "test__1": 1, "bus__1": 2},
-        "test, train can be parts of it, and classes beside bus",
-    ),
-    (
-        {"train__a__1": 0, "train__b__1": 1, "holdout__a__1": 2, "holdout__b__1": 3},
-        "train, holdout hold the same",
-    ),
-    (
-        {"val__a__1": 0, "val__b__1": 1, "valid__a__1": 2, "valid__b__1": 3},
-        "val, valid can each be its val part",
-    ),
-    (
-        {"train__a__1": 0, "train__b__1": 1},
-        "the part train and no test or validation part; name that folder",
-    ),
-    (
-        {"a__train__1": 0, "a__test__1": 1, "b__train__1": 2, "b__test__1": 3},
-        "holds the parts test, train",
-    ),
-]
-
-
-@pytest.mark.parametrize(("greys", "says"), UNCLEAR)
+@pytest.mark.parametrize(
+    ("greys", "says"),
+    [
+        (
+            {"fold1__a__1": 0, "fold1__b__1": 1, "fold2__a__1": 2, "fold2__b__1": 3},
+            "fold1, fold2 each hold the folders a, b, so either can be the classes; name the one",
+        ),
+        (
+            {"trn__a__1": 0, "trn__b__1": 1, "tst__a__1": 2, "tst__b__1": 3},
+            "trn, tst each hold the folders a, b",
+        ),
+        (
+            {
+                "color__a__1": 0,
+                "color__b__1": 1,
+                "grayscale__a__1": 2,
+                "grayscale__b__1": 3,
+                "segmented__a__1": 4,
+                "segmented__b__1": 5,
+            },
+            "color, grayscale, segmented each hold the folders a, b",
+        ),
+        (
+            {"cat__images__1": 0, "cat__masks__1": 1, "dog__images__1": 2, "dog__masks__1": 3},
+            "cat, dog each hold the folders images, masks, .* put their pictures right into them",
+        ),
+        (
+            {"2019__a__1": 0, "2019__b__1": 1, "2020__a__1": 2, "2020__b__1": 3, "2020__c__1": 4},
+            "2019, 2020 each hold the folders a, b",
+        ),
+        (
+            {"train__1": 0, "test__1": 1, "bus__1": 2},
+            "test, train can be parts of it, and classes beside bus",
+        ),
+        (
+            {"train__a__1": 0, "train__b__1": 1, "holdout__a__1": 2, "holdout__b__1": 3},
+            "train, holdout hold the same",
+        ),
+        (
+            {"val__a__1": 0, "val__b__1": 1, "valid__a__1": 2, "valid__b__1": 3},
+            "val, valid can each be its val part",
+        ),
+        (
+            {"train__a__1": 0, "train__b__1": 1},
+            "the part train and no test or validation part; name that folder",
+        ),
+        (
+            {"a__train__1": 0, "a__test__1": 1, "b__train__1": 2, "b__test__1": 3},
+            "holds the parts test, train",
+        ),
+    ],
+)
 def test_what_can_be_read_in_two_ways_is_asked_about(
     tmp_path: Path, greys: dict[str, int], says: str
 ) -> None:
@@ -245,20 +245,20 @@ def test_what_might_not_be_meant_is_said(tmp_path: Path) -> None:
     assert not read(tmp_path / "letters").notes
 
 
-TWINS = [
-    ("cat/1.png", "cat/1_mask.png"),
-    ("cat/b (1).png", "cat/b (1)_mask_1.png"),
-    ("cat/1.png", "cat/1_seg.jpg"),
-    ("cat/1.png", "cat/1-GT.png"),
-    ("cat/1.png", "cat/1 copy_seg.png"),
-    ("cat/1.png", "cat/1_label.png"),
-    ("cat/1.png", "cat/1_thumb.jpg"),
-    ("cat/1.png", "cat/thumbs/1.png"),
-    ("cat/1.png", "cat/masks/1_mask.png"),
-]
-
-
-@pytest.mark.parametrize(("original", "twin"), TWINS)
+@pytest.mark.parametrize(
+    ("original", "twin"),
+    [
+        ("cat/1.png", "cat/1_mask.png"),
+        ("cat/b (1).png", "cat/b (1)_mask_1.png"),
+        ("cat/1.png", "cat/1_seg.jpg"),
+        ("cat/1.png", "cat/1-GT.png"),
+        ("cat/1.png", "cat/1 copy_seg.png"),
+        ("cat/1.png", "cat/1_label.png"),
+        ("cat/1.png", "cat/1_thumb.jpg"),
+        ("cat/1.png", "cat/thumbs/1.png"),
+        ("cat/1.png", "cat/masks/1_mask.png"),
+    ],
+)
 def test_masks_and_thumbnails_beside_pictures_are_no_pictures_of_the_class(
     tmp_path: Path, original: str, twin: str
 ) -> None:
@@ -287,16 +287,16 @@ def test_links_are_followed_once_and_dead_ones_are_named(tmp_path: Path) -> None
     refusal(r"3\.png is a link to nothing", read, tmp_path / "set")
 
 
-NAMES = {
-    b"caf\xe9": "is not UTF-8",
-    b"a\nb": "has a line break or another control character",
-    b"a\x1b[31m": "has a line break or another control character",
-    "a\u202egnp".encode(): "has a letter that reverses text",
-    "a\u2028b".encode(): "has a line break or another control character",
-}
-
-
-@pytest.mark.parametrize(("name", "says"), NAMES.items())
+@pytest.mark.parametrize(
+    ("name", "says"),
+    {
+        b"caf\xe9": "is not UTF-8",
+        b"a\nb": "has a line break or another control character",
+        b"a\x1b[31m": "has a line break or another control character",
+        "a\u202egnp".encode(): "has a letter that reverses text",
+        "a\u2028b".encode(): "has a line break or another control character",
+    }.items(),
+)
 @pytest.mark.parametrize("below", ["", "train", "val"])
 def test_names_that_no_page_can_hold_are_refused_before_anything_loads(
     tmp_path: Path, name: bytes, says: str, below: str

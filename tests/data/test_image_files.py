@@ -152,22 +152,27 @@ def test_whole_numbers_of_the_usual_types_are_pixels(tmp_path: Path, kind: Any) 
 
 PIXELS = np.zeros((2, 8, 8), np.uint8)
 TWO = np.zeros(2, int)
-WRONG = [
-    ({"labels": TWO}, r"expected arrays images and labels .* got labels$"),
-    ({"images": PIXELS[:0]}, r"expected images .* got uint8 \(0, 1, 8, 8\)$"),
-    ({"images": PIXELS, "labels": np.zeros(3, int)}, "expected 2 labels, whole numbers from 0"),
-    ({"images": PIXELS, "labels": np.array([-1, 0])}, "expected 2 labels, whole numbers from 0"),
-    ({"images": PIXELS + 2.0, "labels": TWO}, "floating-point pixels within 0 and 1"),
-    ({"images": PIXELS + np.nan, "labels": TWO}, "floating-point pixels within 0 and 1"),
-    ({"images": np.zeros((2, 64)), "labels": TWO}, r"expected images \(N, H, W\)"),
-    (
-        {"images": np.array([{}, {}]), "labels": TWO},
-        r"cannot be read as \.npz: images\.npy: holds Python",
-    ),
-]
 
 
-@pytest.mark.parametrize(("arrays", "says"), WRONG)
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"labels": TWO}, r"expected arrays images and labels .* got labels$"),
+        ({"images": PIXELS[:0]}, r"expected images .* got uint8 \(0, 1, 8, 8\)$"),
+        ({"images": PIXELS, "labels": np.zeros(3, int)}, "expected 2 labels, whole numbers from 0"),
+        (
+            {"images": PIXELS, "labels": np.array([-1, 0])},
+            "expected 2 labels, whole numbers from 0",
+        ),
+        ({"images": PIXELS + 2.0, "labels": TWO}, "floating-point pixels within 0 and 1"),
+        ({"images": PIXELS + np.nan, "labels": TWO}, "floating-point pixels within 0 and 1"),
+        ({"images": np.zeros((2, 64)), "labels": TWO}, r"expected images \(N, H, W\)"),
+        (
+            {"images": np.array([{}, {}]), "labels": TWO},
+            r"cannot be read as \.npz: images\.npy: holds Python",
+        ),
+    ],
+)
 def test_npz_files_that_do_not_fit_are_refused(
     tmp_path: Path, arrays: dict[str, np.ndarray], says: str
 ) -> None:
@@ -296,18 +301,18 @@ def test_labels_that_are_none_are_refused(tmp_path: Path, labels: np.ndarray) ->
     )
 
 
-TWO_WAYS = [
-    (np.zeros((2, 3, 3, 3), np.uint8), "channels of (2, 3, 3, 3) may be first or last"),
-    (np.zeros((2, 3, 5, 1), np.uint8), "channels of (2, 3, 5, 1) may be first or last"),
-    (np.zeros((28, 28, 3), np.uint8), "may be one image with its channels last"),
-    (np.zeros((2, 8, 8, 4), np.uint8), "seems to have 4 channels last"),
-    (np.eye(8, dtype=np.uint8)[None], "uint8, so 255 is white, and none is above 1"),
-    (np.zeros((2, 8, 8), np.uint16), "got uint16"),
-    (np.full((2, 8, 8), 200.0), "floating-point pixels within 0 and 1"),
-]
-
-
-@pytest.mark.parametrize(("images", "says"), TWO_WAYS)
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        (np.zeros((2, 3, 3, 3), np.uint8), "channels of (2, 3, 3, 3) may be first or last"),
+        (np.zeros((2, 3, 5, 1), np.uint8), "channels of (2, 3, 5, 1) may be first or last"),
+        (np.zeros((28, 28, 3), np.uint8), "may be one image with its channels last"),
+        (np.zeros((2, 8, 8, 4), np.uint8), "seems to have 4 channels last"),
+        (np.eye(8, dtype=np.uint8)[None], "uint8, so 255 is white, and none is above 1"),
+        (np.zeros((2, 8, 8), np.uint16), "got uint16"),
+        (np.full((2, 8, 8), 200.0), "floating-point pixels within 0 and 1"),
+    ],
+)
 def test_pixels_that_can_be_read_in_two_ways_are_asked_about(
     tmp_path: Path, images: np.ndarray, says: str
 ) -> None:

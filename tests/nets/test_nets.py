@@ -23,8 +23,6 @@ from dfme.run.components import with_recorded_net
 from dfme.run.student_file import load_student, load_student_of_run, save_student
 from dfme.spec import ImageSpec
 
-SHAPES = [(3, 17, 9), *exhaustive((1, 8, 8), (3, 16, 24), (3, 64, 64))]
-
 
 def _torchvision() -> ModuleType:
     module: ModuleType = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
@@ -59,7 +57,9 @@ def test_parameter_counts_are_the_published_ones(
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(3, 17, 9), *exhaustive((1, 8, 8), (3, 16, 24), (3, 64, 64))], ids=str
+)
 def test_every_net_takes_every_size(name: str, shape: tuple[int, int, int]) -> None:
     net = _meta(name, shape, 7)
     assert net.training

@@ -17,7 +17,6 @@ from dfme.spec import ImageSpec, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.build import make_teacher
 from dfme.teachers.custom import wrap_callable
 
-CPU = torch.device("cpu")
 MODULE = '''
 import torch
 
@@ -59,7 +58,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def own(kind: str, options: dict[str, Any] | None = None, **common: Any) -> Teacher:
-    return make_teacher(TeacherConfig(kind=kind, **common), options or {}, CPU)
+    return make_teacher(TeacherConfig(kind=kind, **common), options or {}, torch.device("cpu"))
 
 
 def test_own_class_with_its_arguments(own_module: str) -> None:

@@ -24,8 +24,6 @@ from dfme.teachers.build import make_teacher
 from dfme.teachers.owner.checks import check_teacher
 from dfme.teachers.owner.defences.wrapper import Defended
 
-SPEC = ImageSpec((1, 4, 4))
-CPU = torch.device("cpu")
 BENIGN = "--teacher.benign digits"
 DEFENCES = {
     "lattice --teacher.kind v2": "a service is defended where it runs: run.py serve",
@@ -128,7 +126,7 @@ def test_what_only_the_data_show_is_said_as_the_teacher_is_made(tmp_path: Path) 
 
 @pytest.mark.parametrize("mode", ["label", "top_k:2", "probabilities:3"])
 def test_a_teacher_whose_own_answers_hide_what_a_defence_needs(mode: str) -> None:
-    asked = LinearTeacher(SPEC, mode=mode)
+    asked = LinearTeacher(ImageSpec((1, 4, 4)), mode=mode)
     asked.label_mode = LabelMode.parse(mode)
     refusal(
         f"lattice, pow: expected .* unrounded scores, got {mode}",
@@ -148,7 +146,7 @@ def own(
 ) -> Defended:
     given = from_mapping(TeacherConfig, {"kind": teacher, **config})
     options = {"spec": ImageSpec((1, 8, 8)), "num_classes": 10, "mode": mode}
-    made = make_teacher(given, options if teacher.startswith("toys") else {}, CPU)
+    made = make_teacher(given, options if teacher.startswith("toys") else {}, torch.device("cpu"))
     assert isinstance(made, Defended)
     return made
 
@@ -222,16 +220,22 @@ names = [name for name in sys.modules if name.startswith("dfme.teachers.")]
 print(json.dumps([name.removeprefix("dfme.teachers.") for name in names]))
 """
 
-TORCH = {"local"} | {
-    f"local.{name}" for name in ("checks", "names", "pytorch", "safetensors_file", "weights")
-}
-
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("kind", "options", "modules"),
     [
-        ("torch", {"checkpoint": "teachers/checkpoints/digits.safetensors"}, TORCH),
+        (
+            "torch",
+            {"checkpoint": "teachers/checkpoints/digits.safetensors"},
+            (
+                {"local"}
+                | {
+                    f"local.{name}"
+                    for name in ("checks", "names", "pytorch", "safetensors_file", "weights")
+                }
+            ),
+        ),
         ("module:function", {}, {"custom"}),
     ],
 )

@@ -116,31 +116,41 @@ def test_the_last_operation_answers_the_question() -> None:
     assert positive.label_mode.kind == "logits"
 
 
-WRONG = [
-    (lambda x: logits(x).softmax(1), "logits", (), "say --teacher.answers probabilities"),
-    (logits, "probabilities", (), "say --teacher.answers logits"),
-    (
-        lambda x: logits(x).sigmoid(),
-        "probabilities",
-        (),
-        "say --teacher.answers logits or sigmoids",
-    ),
-    (
-        lambda x: 100 * logits(x).softmax(1),
-        "probabilities",
-        (),
-        "say --teacher.answers percentages",
-    ),
-    (lambda x: 100 * logits(x).softmax(1), "logits", (), "say --teacher.answers percentages"),
-    (lone, "percentages", (), "say --teacher.answers logits"),
-    (lambda x: lone(x).sigmoid(), "logits", ("sigmoid",), "say --teacher.answers probabilities"),
-    (lambda x: logits(x).argmax(1), "auto", (), "expected scores (1, classes), got (1,) of int64"),
-    (lambda x: logits(x)[:, :, None].expand(-1, -1, 2), "auto", (), "got (1, 5, 2)"),
-    (lambda x: "cat", "auto", (), "got cat"),
-]
-
-
-@pytest.mark.parametrize(("answer", "given", "ends", "words"), WRONG)
+@pytest.mark.parametrize(
+    ("answer", "given", "ends", "words"),
+    [
+        (lambda x: logits(x).softmax(1), "logits", (), "say --teacher.answers probabilities"),
+        (logits, "probabilities", (), "say --teacher.answers logits"),
+        (
+            lambda x: logits(x).sigmoid(),
+            "probabilities",
+            (),
+            "say --teacher.answers logits or sigmoids",
+        ),
+        (
+            lambda x: 100 * logits(x).softmax(1),
+            "probabilities",
+            (),
+            "say --teacher.answers percentages",
+        ),
+        (lambda x: 100 * logits(x).softmax(1), "logits", (), "say --teacher.answers percentages"),
+        (lone, "percentages", (), "say --teacher.answers logits"),
+        (
+            lambda x: lone(x).sigmoid(),
+            "logits",
+            ("sigmoid",),
+            "say --teacher.answers probabilities",
+        ),
+        (
+            lambda x: logits(x).argmax(1),
+            "auto",
+            (),
+            "expected scores (1, classes), got (1,) of int64",
+        ),
+        (lambda x: logits(x)[:, :, None].expand(-1, -1, 2), "auto", (), "got (1, 5, 2)"),
+        (lambda x: "cat", "auto", (), "got cat"),
+    ],
+)
 def test_a_form_that_cannot_be_is_refused_with_those_that_can(
     answer: Any, given: str, ends: tuple[Any, ...], words: str
 ) -> None:
@@ -229,14 +239,14 @@ def teacher_of_linear(answer: Callable[[Tensor], object]) -> Callable[[], Progra
     return lambda: teacher(answer, ends=("unbounded",))
 
 
-SORTED: list[Callable[[Tensor], object]] = [
-    lambda x: logits(x).softmax(1).topk(3)[0],
-    lambda x: logits(x).sort(1)[0],
-    lambda x: logits(x).topk(5),
-]
-
-
-@pytest.mark.parametrize("answer", SORTED)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: logits(x).softmax(1).topk(3)[0],
+        lambda x: logits(x).sort(1)[0],
+        lambda x: logits(x).topk(5),
+    ],
+)
 def test_sorted_answers_are_refused(answer: Callable[[Tensor], object]) -> None:
     refused("they are sorted, and which class each is of is lost", teacher, answer)
 

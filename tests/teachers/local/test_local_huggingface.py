@@ -24,9 +24,11 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.integration
 
-CPU = torch.device("cpu")
-UNIT = {"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
-PLAIN = {**UNIT, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+PLAIN = {
+    **{"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.2, 0.3, 0.4],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn
 
 def load(folder: Path, **common: Any) -> Any:
     common.setdefault("label_mode", "logits")
-    return make_teacher(TeacherConfig(kind="hf", **common), {"folder": str(folder)}, CPU)
+    return make_teacher(
+        TeacherConfig(kind="hf", **common), {"folder": str(folder)}, torch.device("cpu")
+    )
 
 
 @pytest.fixture
@@ -107,7 +111,6 @@ def test_a_folder_answers_as_the_model_behind_its_preprocessor(
     near(wide(x_BCHW * 255), expected.softmax(1))
 
 
-OFFSET = {**PLAIN, "do_center_crop": False, "rescale_factor": 1 / 127.5, "rescale_offset": True}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "rescaled and normalised": ("ViTImageProcessor", PLAIN),
     "not normalised": ("ViTImageProcessor", {**PLAIN, "do_normalize": False}),
@@ -119,7 +122,18 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
         "ViTImageProcessor",
         {**PLAIN, "image_mean": 0.5, "image_std": 0.5},
     ),
-    "rescaled to -1 and 1": ("EfficientNetImageProcessor", {**OFFSET, "include_top": False}),
+    "rescaled to -1 and 1": (
+        "EfficientNetImageProcessor",
+        {
+            **{
+                **PLAIN,
+                "do_center_crop": False,
+                "rescale_factor": 1 / 127.5,
+                "rescale_offset": True,
+            },
+            "include_top": False,
+        },
+    ),
     "divided twice": (
         "EfficientNetImageProcessor",
         {**PLAIN, "do_center_crop": False, "include_top": True},
@@ -248,58 +262,61 @@ def processed(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: edit(folder / "preprocessor_config.json", **changes)
 
 
-SPOILT: list[tuple[Any, str]] = [
-    ({"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map"),
-    ({"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation"),
-    ({"model_type": "timm_wrapper", "architecture": "hf_hub:someone/model"}, "model_type"),
-    ({"a": [{"b": {"quantization_config": {}}}]}, "quantization_config"),
-    ({"num_labels": 10**9}, "1000000000 is too large"),
-    ({"num_hidden_layers": 10**6}, "more than 20,000 tensors"),
-    (pickled_weights, "pytorch_model.bin"),
-    (no_weights, "found no weights"),
-    (cut_weights, "perhaps cut short"),
-    (no_head, "classifier.bias"),
-    ({"model_type": "nonsense"}, "nonsense"),
-    ({"model_type": "vit_mae"}, "cannot load it"),
-    ('{"architecture": "resnet18"}', "--teacher timm"),
-    ("{", "expected the JSON of a model"),
-    ("[]", "a JSON object, got list"),
-    (no_config, "a model folder with config.json"),
-    (
-        lambda folder: (folder / "adapter_config.json").write_text("{}"),
-        "an adapter to another model",
-    ),
-    ({"transformers_weights": "../x.safetensors"}, "cannot load"),
-    (processed(image_std=[0, 1, 1]), "expected positive rescale_factor and image_std"),
-    (processed(rescale_factor=float("nan")), "expected positive rescale_factor and image_std"),
-    (
-        processed(rescale_factor=-1 / 255),
-        "an image processor that scales pixels and orders channels",
-    ),
-    (processed(image_mean="half"), "its image processor fails"),
-    (processed(image_mean=[0.5, 0.5]), "its image processor fails"),
-    (processed(image_processor_type="Trainer"), "transformers has no image processor 'Trainer'"),
-    (processed(feature_extractor_type="os.system"), "transformers has no image processor"),
-    ({"image_processor_type": "Trainer"}, "transformers has no image processor 'Trainer'"),
-    (processed(auto_map={"AutoImageProcessor": "evil--module.Class"}), "code of others"),
-    (processed(image_processor_type="Siglip2ImageProcessor"), "channels; give --teacher.mean"),
-    (processed(preprocess="text"), "its image processor fails"),
-    ({"problem_type": "multi_label_classification"}, "got one of several labels"),
-    ({"problem_type": "regression"}, "got a regression"),
-    (
-        {"id2label": {"0": "age"}},
-        "a regression to transformers; if it is the logit of class 1, say",
-    ),
-    # as many gigabytes as one likes, by a few letters
-    ({"hidden_size": 20_000, "intermediate_size": 40_000}, "describes a network of 3,2"),
-    ({"intermediate_size": 1_000_000}, "describes a network of"),
-    ({"image_size": 100_000}, "describes a network of"),
-    ({"num_labels": 900_000}, "has 900,000 labels, but no tensor of the weights is so long"),
-    (processed(size={"height": 60_000, "width": 60_000}), "too large to be meant"),
-]
-
-
-@pytest.mark.parametrize(("how", "words"), SPOILT)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map"),
+        ({"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation"),
+        ({"model_type": "timm_wrapper", "architecture": "hf_hub:someone/model"}, "model_type"),
+        ({"a": [{"b": {"quantization_config": {}}}]}, "quantization_config"),
+        ({"num_labels": 10**9}, "1000000000 is too large"),
+        ({"num_hidden_layers": 10**6}, "more than 20,000 tensors"),
+        (pickled_weights, "pytorch_model.bin"),
+        (no_weights, "found no weights"),
+        (cut_weights, "perhaps cut short"),
+        (no_head, "classifier.bias"),
+        ({"model_type": "nonsense"}, "nonsense"),
+        ({"model_type": "vit_mae"}, "cannot load it"),
+        ('{"architecture": "resnet18"}', "--teacher timm"),
+        ("{", "expected the JSON of a model"),
+        ("[]", "a JSON object, got list"),
+        (no_config, "a model folder with config.json"),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{}"),
+            "an adapter to another model",
+        ),
+        ({"transformers_weights": "../x.safetensors"}, "cannot load"),
+        (processed(image_std=[0, 1, 1]), "expected positive rescale_factor and image_std"),
+        (processed(rescale_factor=float("nan")), "expected positive rescale_factor and image_std"),
+        (
+            processed(rescale_factor=-1 / 255),
+            "an image processor that scales pixels and orders channels",
+        ),
+        (processed(image_mean="half"), "its image processor fails"),
+        (processed(image_mean=[0.5, 0.5]), "its image processor fails"),
+        (
+            processed(image_processor_type="Trainer"),
+            "transformers has no image processor 'Trainer'",
+        ),
+        (processed(feature_extractor_type="os.system"), "transformers has no image processor"),
+        ({"image_processor_type": "Trainer"}, "transformers has no image processor 'Trainer'"),
+        (processed(auto_map={"AutoImageProcessor": "evil--module.Class"}), "code of others"),
+        (processed(image_processor_type="Siglip2ImageProcessor"), "channels; give --teacher.mean"),
+        (processed(preprocess="text"), "its image processor fails"),
+        ({"problem_type": "multi_label_classification"}, "got one of several labels"),
+        ({"problem_type": "regression"}, "got a regression"),
+        (
+            {"id2label": {"0": "age"}},
+            "a regression to transformers; if it is the logit of class 1, say",
+        ),
+        # as many gigabytes as one likes, by a few letters
+        ({"hidden_size": 20_000, "intermediate_size": 40_000}, "describes a network of 3,2"),
+        ({"intermediate_size": 1_000_000}, "describes a network of"),
+        ({"image_size": 100_000}, "describes a network of"),
+        ({"num_labels": 900_000}, "has 900,000 labels, but no tensor of the weights is so long"),
+        (processed(size={"height": 60_000, "width": 60_000}), "too large to be meant"),
+    ],
+)
 def test_what_cannot_be_a_teacher_is_one_line(
     vit: Path, capfd: pytest.CaptureFixture[str], how: Any, words: str
 ) -> None:

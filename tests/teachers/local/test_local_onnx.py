@@ -24,7 +24,6 @@ pytest.importorskip("onnxruntime")
 
 pytestmark = pytest.mark.integration
 
-CPU = torch.device("cpu")
 FLOAT, UINT8 = onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8
 WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 
@@ -32,7 +31,9 @@ WEIGHT = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
 def load(path: Path, options: dict[str, Any] | None = None, **common: Any) -> Any:
     common.setdefault("label_mode", "logits")
     return make_teacher(
-        TeacherConfig(kind="onnx", **common), {"model": str(path), **(options or {})}, CPU
+        TeacherConfig(kind="onnx", **common),
+        {"model": str(path), **(options or {})},
+        torch.device("cpu"),
     )
 
 

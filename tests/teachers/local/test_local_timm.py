@@ -23,8 +23,6 @@ timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # it n
 
 pytestmark = pytest.mark.integration
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(autouse=True)
 def _no_network() -> Iterator[None]:
@@ -50,7 +48,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn
 
 def load(folder: Path, **common: Any) -> Any:
     common.setdefault("label_mode", "logits")
-    return make_teacher(TeacherConfig(kind="timm", **common), {"folder": str(folder)}, CPU)
+    return make_teacher(
+        TeacherConfig(kind="timm", **common), {"folder": str(folder)}, torch.device("cpu")
+    )
 
 
 @pytest.fixture
@@ -152,31 +152,40 @@ def weights_in_parts(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-FREE = {"mean": 0.5, "std": 0.5, "input_size": [3, 32, 32]}
-SPOILT: list[tuple[Any, str]] = [
-    ({"architecture": "hf-hub:evil/model"}, "no such architecture"),
-    ({"architecture": "local-dir:../other"}, "no such architecture"),
-    ({"architecture": "test_vti"}, "did you mean test_vit"),
-    (a_checkpoint, "checkpoint_path"),
-    (other_weights, "pretrained_cfg_overlay"),
-    ({"model_args": {"nonsense": 1}}, "nonsense"),
-    ({"model_args": [1]}, "model_args: expected an object"),
-    ({"architecture": "test_resnet", "model_args": {}, "pretrained_cfg": FREE}, "missing"),
-    ({"architecture": "test_resnet", "model_args": {}}, "timm cannot build test_resnet"),
-    ({"model_args": {"embed_dim": 960_000}}, "of another shape"),
-    ({"model_args": {"depth": 10**6}}, "more than 20,000 tensors"),
-    ({"num_classes": 10**9}, "1000000000 is too large"),
-    (pickled_weights, "pytorch_model.bin"),
-    (weights_in_parts, "model.safetensors.index.json"),
-    (no_weights, "found no weights"),
-    (no_config, "a model folder with config.json"),
-    ('{"model_type": "vit"}', "--teacher hf"),
-    ({"pretrained_cfg": {"input_size": [3, 32, 32]}}, "no mean and std"),
-    ({"pretrained_cfg": {"mean": 0, "std": 1}, "model_args": {"in_chans": 3}}, "--teacher.shape"),
-]
-
-
-@pytest.mark.parametrize(("how", "words"), SPOILT)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"architecture": "hf-hub:evil/model"}, "no such architecture"),
+        ({"architecture": "local-dir:../other"}, "no such architecture"),
+        ({"architecture": "test_vti"}, "did you mean test_vit"),
+        (a_checkpoint, "checkpoint_path"),
+        (other_weights, "pretrained_cfg_overlay"),
+        ({"model_args": {"nonsense": 1}}, "nonsense"),
+        ({"model_args": [1]}, "model_args: expected an object"),
+        (
+            {
+                "architecture": "test_resnet",
+                "model_args": {},
+                "pretrained_cfg": {"mean": 0.5, "std": 0.5, "input_size": [3, 32, 32]},
+            },
+            "missing",
+        ),
+        ({"architecture": "test_resnet", "model_args": {}}, "timm cannot build test_resnet"),
+        ({"model_args": {"embed_dim": 960_000}}, "of another shape"),
+        ({"model_args": {"depth": 10**6}}, "more than 20,000 tensors"),
+        ({"num_classes": 10**9}, "1000000000 is too large"),
+        (pickled_weights, "pytorch_model.bin"),
+        (weights_in_parts, "model.safetensors.index.json"),
+        (no_weights, "found no weights"),
+        (no_config, "a model folder with config.json"),
+        ('{"model_type": "vit"}', "--teacher hf"),
+        ({"pretrained_cfg": {"input_size": [3, 32, 32]}}, "no mean and std"),
+        (
+            {"pretrained_cfg": {"mean": 0, "std": 1}, "model_args": {"in_chans": 3}},
+            "--teacher.shape",
+        ),
+    ],
+)
 def test_what_cannot_be_a_teacher_is_one_line(vit: Path, how: Any, words: str) -> None:
     spoil(vit, how)
     refused(words, load, vit)

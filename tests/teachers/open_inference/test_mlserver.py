@@ -61,10 +61,9 @@ class Linear(MLModel):
         names = {"model_name": self.name, "model_version": self.version}
         return InferenceResponse(id=payload.id, outputs=[output], **names)
 '''
-IMAGE = {"name": "image", "datatype": "FP32", "shape": [-1, 1, 2, 2]}
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {
-        "inputs": [IMAGE],
+        "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 2, 2]}],
         "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 3]}],
     },
     "silent": {},

@@ -78,19 +78,21 @@ def test_bytes_carry_each_of_their_levels(encoding: str) -> None:
 
 GIVEN = {"shape": (3, 2, 2)}
 LAST = IMAGES.permute(0, 2, 3, 1)
-TRAVELS: list[tuple[list[int], dict[str, Any], str, torch.Tensor]] = [
-    ([-1, 2, 2, 3], {}, "auto", LAST),
-    ([-1, -1, -1, -1], GIVEN, "nhwc", LAST),
-    ([-1, -1, -1, 3], GIVEN, "auto", LAST),
-    ([-1, 12], GIVEN, "auto", IMAGES.reshape(2, 12)),
-    ([-1, 12], GIVEN, "nhwc", LAST.reshape(2, 12)),
-    ([3, 2, 2], {}, "auto", IMAGES),
-    ([-1, 2, 2], {}, "auto", GREY[:, 0]),
-]
 
 
 @pytest.mark.parametrize("encoding", ["binary", "json"])
-@pytest.mark.parametrize(("shape", "config", "layout", "sent"), TRAVELS)
+@pytest.mark.parametrize(
+    ("shape", "config", "layout", "sent"),
+    [
+        ([-1, 2, 2, 3], {}, "auto", LAST),
+        ([-1, -1, -1, -1], GIVEN, "nhwc", LAST),
+        ([-1, -1, -1, 3], GIVEN, "auto", LAST),
+        ([-1, 12], GIVEN, "auto", IMAGES.reshape(2, 12)),
+        ([-1, 12], GIVEN, "nhwc", LAST.reshape(2, 12)),
+        ([3, 2, 2], {}, "auto", IMAGES),
+        ([-1, 2, 2], {}, "auto", GREY[:, 0]),
+    ],
+)
 def test_images_travel_in_the_models_layout(
     shape: list[int], config: dict[str, Any], layout: str, sent: torch.Tensor, encoding: str
 ) -> None:
@@ -167,23 +169,23 @@ def test_sizes_of_one_and_single_scores_and_labels_are_read(
             assert restrict(made, LabelMode("label"))(GREY).tolist() == given.argmax(1).tolist()
 
 
-NO_ANSWERS: list[tuple[Callable[[Asked], bytes], str]] = [
-    (answers(1, 3), "got FP32 [1, 3]"),
-    (answers(2, 4), "got FP32 [2, 4]"),
-    (answers(2), "got FP32 [2]"),
-    (answers(2, dtype="<i8"), "--teacher.label-mode label"),
-    (answers(2, 3, name="z"), "the output y"),
-    (lambda asked: http({"outputs": []}), "the output y"),
-    (answers(2, 3, model_name="n"), "model_name 'm'"),
-    (answers(2, 3, id="other"), "id 'key'"),
-    (answers(2, 3, id=5), "id 'key'"),
-    (lambda asked: http(b""), "expected JSON"),
-    (lambda asked: http(b"{}", **{LENGTH: "x"}), "a whole number"),
-    (lambda asked: http(b"[" * 3_000_000), "more"),
-]
-
-
-@pytest.mark.parametrize(("infer", "words"), NO_ANSWERS)
+@pytest.mark.parametrize(
+    ("infer", "words"),
+    [
+        (answers(1, 3), "got FP32 [1, 3]"),
+        (answers(2, 4), "got FP32 [2, 4]"),
+        (answers(2), "got FP32 [2]"),
+        (answers(2, dtype="<i8"), "--teacher.label-mode label"),
+        (answers(2, 3, name="z"), "the output y"),
+        (lambda asked: http({"outputs": []}), "the output y"),
+        (answers(2, 3, model_name="n"), "model_name 'm'"),
+        (answers(2, 3, id="other"), "id 'key'"),
+        (answers(2, 3, id=5), "id 'key'"),
+        (lambda asked: http(b""), "expected JSON"),
+        (lambda asked: http(b"{}", **{LENGTH: "x"}), "a whole number"),
+        (lambda asked: http(b"[" * 3_000_000), "more"),
+    ],
+)
 def test_what_cannot_be_the_answer_is_unusable(infer: Callable[[Asked], bytes], words: str) -> None:
     with v2_teacher(V2(infer=infer)) as made:
         assert refused(words, made.ask, GREY, "key", error=Unusable).reason

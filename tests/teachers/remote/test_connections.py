@@ -167,11 +167,12 @@ def test_a_service_without_tls_is_no_https_service():
         not_connected(server.url.replace("http", "https"), timeout=2.0)
 
 
-def test_a_question_before_the_run_gets_its_answer():
-    with Service(http(b"{}")) as server:
-        assert get(server.url, "/v2/models/x").body == b"{}"
-    assert server.requests[0].line == "GET /v2/models/x HTTP/1.1"
-    assert "content-length" not in server.requests[0].headers
+def test_a_question_before_the_run_gets_its_answer_and_follows_redirects():
+    pages = {"/a": http(b"", "307 T", Location="/b"), "/b": http(b"b")}
+    with Service(lambda request: pages[request.path]) as server:
+        assert get(server.url, "/a").body == b"b"
+    assert server.requests[1].line == "GET /b HTTP/1.1"
+    assert "content-length" not in server.requests[1].headers
 
 
 @pytest.mark.parametrize(
@@ -196,10 +197,13 @@ def test_a_set_up_that_fails_says_what_to_do(what, words):
     refused("is the server running", get, server.url, "/v2")
 
 
-HOSTS = ["127.0.0.1:8080?x=1", "user:pw@127.0.0.1", "\uff11.0.0.1"]
-
-
-@pytest.mark.parametrize("url", [*(f"http://{host}" for host in HOSTS), "ftp://127.0.0.1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"http://{host}" for host in ["127.0.0.1:8080?x=1", "user:pw@127.0.0.1", "\uff11.0.0.1"]),
+        "ftp://127.0.0.1",
+    ],
+)
 def test_a_url_that_cannot_be_asked_is_said_at_once(url):
     assert "pw" not in str(refused("--teacher.url: expected", post, url))
 
@@ -310,12 +314,6 @@ def test_redirects_that_never_end_are_left(path, sends):
         refusal = refused("circle", asked, service, path, error=Refused)
     assert (refusal.reason, refusal.retry) == ("redirect", False)
     assert len(server.requests) == sends
-
-
-def test_a_question_before_the_run_follows_redirects():
-    pages = {"/a": http(b"", "307 T", Location="/b"), "/b": http(b"b")}
-    with Service(lambda request: pages[request.path]) as server:
-        assert get(server.url, "/a").body == b"b"
 
 
 @pytest.mark.parametrize("most", [1, 5])

@@ -188,11 +188,6 @@ def test_a_server_that_takes_the_question_drop_by_drop_is_cut_off_too():
 
 
 @pytest.mark.integration
-def test_nobody_gets_past_the_consent_by_making_an_endpoint_of_their_own():
-    refused("192.0.2.1 is not this machine; expected", post, "http://192.0.2.1:9")
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("status", "retry"),
     [("429 Slow", True), ("503 Busy", True), ("408 Late", True), ("425 Early", True), ("400 Bad", False),

@@ -33,9 +33,6 @@ from dfme.teachers.label_modes import restrict
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.options import V2Options
 
-EXHAUSTIVE = pytest.mark.exhaustive
-
-IMAGES_PER_KILL = 1_200
 MOST = 64
 SAME = tuple(
     "budget spent spent_by_purpose evaluation_queries accuracy agreement kl config_hash".split()
@@ -67,11 +64,11 @@ def flags(server: Hostile, method: str, in_flight: int, budget: int) -> list[str
 
 @pytest.mark.integration
 @pytest.mark.timeout(7200)
-@EXHAUSTIVE
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_killed_again_and_again_over_http(case: str, tmp_path: Path) -> None:
     method, in_flight = CASES[case]
-    budget = IMAGES_PER_KILL * KILLS + 1  # the last batch is a lone image
+    budget = 1_200 * KILLS + 1  # the last batch is a lone image
     whole, killed = Bench(tmp_path / "whole"), Bench(tmp_path / "killed")
     with Hostile(slowly) as server:
         whole.here(flags(server, method, in_flight, budget))
@@ -190,11 +187,14 @@ def agree(serving, out: Path) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("encoding", ["binary", "json"])
 @pytest.mark.parametrize(
     "mode", ["logits", "probabilities", "probabilities:3", "top_k:2", "top_k:2:3", "label"]
 )
-@pytest.mark.parametrize("spec", [SPEC, ImageSpec((3, 4, 5), levels=256)], ids=["floats", "bytes"])
+@pytest.mark.parametrize(
+    ("encoding", "spec"),
+    [("binary", SPEC), ("json", ImageSpec((3, 4, 5), levels=256))],
+    ids=["floats", "bytes"],
+)
 def test_what_is_served_is_what_arrives(mode: str, encoding: str, spec: ImageSpec) -> None:
     inner = restrict(teacher(spec), LabelMode.parse(mode))
     x = spec.quantise(torch.rand(7, *spec.shape, generator=torch.Generator().manual_seed(3)))

@@ -58,28 +58,34 @@ def ask(kind: str, said: Any, options: dict[str, Any], **config: Any) -> str:
 
 
 PAIRS = {"path": "predictions", "form": "pairs"}
-JSON_MISSES: list[tuple[dict[str, Any], Any, tuple[str, ...]]] = [
-    (
-        {"path": "outputs[0].scores"},
-        TOP3,
-        ("answer.path: 'outputs[0].scores' found nothing", OUTLINE),
-    ),
-    ({"path": "predictions"}, TOP3, ("answer.form scores", OUTLINE)),
-    ({"path": "predictions", "form": "mapping"}, TOP3, ("answer.form mapping", OUTLINE)),
-    (PAIRS | {"score": "p"}, TOP3, ("answer.score: 'p'", OUTLINE)),
-    ({"path": "predictions[*].score"}, TOP3, ("answer.path", "3 answers to 1 images")),
-    (
-        PAIRS | {"classes": ["cat", "dog", "brid"]},
-        TOP3,
-        ("my.yaml: answer.classes", "mean brid?", OUTLINE),
-    ),
-    ({"path": "r"}, {"r": [0.5, 0.5]}, ("answer.form scores", "3 scores", '{"r": [2 x float]}')),
-    ({"path": "r"}, {"r": [5.0, -2.0, 1.0]}, ("--teacher.label-mode logits",)),
-]
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("answer", "said", "words"), JSON_MISSES)
+@pytest.mark.parametrize(
+    ("answer", "said", "words"),
+    [
+        (
+            {"path": "outputs[0].scores"},
+            TOP3,
+            ("answer.path: 'outputs[0].scores' found nothing", OUTLINE),
+        ),
+        ({"path": "predictions"}, TOP3, ("answer.form scores", OUTLINE)),
+        ({"path": "predictions", "form": "mapping"}, TOP3, ("answer.form mapping", OUTLINE)),
+        (PAIRS | {"score": "p"}, TOP3, ("answer.score: 'p'", OUTLINE)),
+        ({"path": "predictions[*].score"}, TOP3, ("answer.path", "3 answers to 1 images")),
+        (
+            PAIRS | {"classes": ["cat", "dog", "brid"]},
+            TOP3,
+            ("my.yaml: answer.classes", "mean brid?", OUTLINE),
+        ),
+        (
+            {"path": "r"},
+            {"r": [0.5, 0.5]},
+            ("answer.form scores", "3 scores", '{"r": [2 x float]}'),
+        ),
+        ({"path": "r"}, {"r": [5.0, -2.0, 1.0]}, ("--teacher.label-mode logits",)),
+    ],
+)
 def test_an_adapter_that_misses_the_answer(
     answer: dict[str, Any], said: Any, words: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from dfme.teachers.remote.json_api.adapter_file import JsonApi, load_adapter, mo
 from dfme.teachers.remote.json_api.api import JsonAdapter
 from dfme.teachers.remote.json_api.sample import write_adapter
 
-PERCENT = [{"label": "a", "score": 83.0}, {"label": "b", "score": 17.0}]
 TAGS = [{"tag": {"en": "dog"}, "confidence": 0.83}, {"tag": {"en": "cat"}, "confidence": 0.11}]
 IDS = [
     {"class_id": 7, "index": 0, "probability": 0.5},
@@ -56,7 +55,12 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "lists of lists": ([THREE], "scores", THREE, "probabilities"),
     "a label alone": ({"data": {"predicted class": "dog"}}, "name", "dog", "label"),
     "a number alone": ({"model": "m", "class": 2}, "number", 2, "label"),
-    "percentages": (PERCENT, "pairs", {"a": 0.83, "b": 0.17}, "top_k:2"),
+    "percentages": (
+        [{"label": "a", "score": 83.0}, {"label": "b", "score": 17.0}],
+        "pairs",
+        {"a": 0.83, "b": 0.17},
+        "top_k:2",
+    ),
     "percentages of all": (
         {"scores": [83, 10.5, 6.5]},
         "scores",

@@ -194,9 +194,6 @@ def test_no_question_gets_an_undefended_answer(paths: list[str] | str | None) ->
     )
 
 
-EVENTS = [b"data: 1\n\n", b"", b"data: 2\n\n"]
-
-
 async def others(scope: Any, receive: Any, send: Any) -> None:
     """Streams, upgrades and a lifespan: what it is told, it tells."""
     await receive()
@@ -204,7 +201,7 @@ async def others(scope: Any, receive: Any, send: Any) -> None:
     await send(
         {"type": kind, "status": 200, "headers": [*scope.get("headers", ())], "of": id(scope)}
     )
-    for event in EVENTS if scope["type"] == "http" else ():
+    for event in [b"data: 1\n\n", b"", b"data: 2\n\n"] if scope["type"] == "http" else ():
         await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"%r" % scope.get("extensions")})
 
@@ -282,7 +279,6 @@ def failing(*arguments: Any) -> Any:
     raise RuntimeError(SECRETS[0])
 
 
-TOO_FEW = json.dumps({"scores": model(X[:2]).tolist()}).encode()
 FAILURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "scores that are not found": (answering(TRUTH.replace(b"scores", b"logits")), {}),
     "scores in an error": (answering(status=404), {}),
@@ -293,7 +289,10 @@ FAILURES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "an error in a packing": (answering(gzip.compress(TRUTH), 400, Content_Encoding="gzip"), {}),
     "a part": (answering(TRUTH[20:], 206, Content_Range="bytes 20-/999"), {}),
-    "scores of fewer images": (answering(TOO_FEW), {}),
+    "scores of fewer images": (
+        answering(json.dumps({"scores": model(X[:2]).tolist()}).encode()),
+        {},
+    ),
     "scores that are none": (answering(TRUTH.replace(b"0.", b"7.")), {}),
     "scores that cannot be read": (answering(), {"scores": failing}),
     "scores that cannot be replaced": (answering(), {"replace": failing}),

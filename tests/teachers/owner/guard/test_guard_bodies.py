@@ -32,13 +32,12 @@ from dfme.teachers.owner.guard.readers import MAX_WAITING, SMALL
 from dfme.teachers.owner.serve.app import make_app
 from dfme.teachers.owner.serve.keys import Keys
 
-PERCENT = [f"{100 * float(f'0.{score}'):.1f}" for score in SECRETS]
 HIDDEN: dict[str, bytes] = {
     "another name": json.dumps({"logits": model(X).tolist()}).encode(),
     "a text": f"the scores are {SECRETS}".encode(),
     "a detail": json.dumps({"detail": f"cat with 0.{SECRETS[0]}"}).encode(),
     "a class": b'{"detail": "cat"}',
-    "percents": " ".join(PERCENT).encode(),
+    "percents": " ".join([f"{100 * float(f'0.{score}'):.1f}" for score in SECRETS]).encode(),
     "bytes": model(X).numpy().tobytes(),
     "a phrase and more": b'{"detail": "Not Found", "label": 3}',
     "a phrase of another status": b'{"detail": "Conflict"}',

@@ -170,11 +170,9 @@ INSERTED = [
         "/x/../",
     ),
 ]
-ROOTS = ["", "", "", "/r"]
 
 
 COMMON = [";x", "%3Bx", ".", "..", "/", "/.", "%20", "%2e", "%5c"]
-ENDS = ["", "", "%0A", "%0A", "%0a", "/", "%0A/", "/%0A", "%20", ";x%0A", "%20%0A"]
 
 
 def spelled(text: str, chance: random.Random) -> str:
@@ -194,7 +192,9 @@ def spelled(text: str, chance: random.Random) -> str:
     ]
     for place in sorted(chance.sample(places, chance.choice([0, 1, 1, 1, 2])), reverse=True):
         pieces.insert(place, chance.choice(chance.choice([COMMON, INSERTED])))
-    return "".join(pieces) + chance.choice(ENDS)
+    return "".join(pieces) + chance.choice(
+        ["", "", "%0A", "%0A", "%0a", "/", "%0A/", "/%0A", "%20", ";x%0A", "%20%0A"]
+    )
 
 
 def encoded(mark: str, chance: random.Random) -> str:
@@ -216,7 +216,10 @@ def spellings(name: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
     prefixes = PREFIXES.get(name, ["", "", "/r"])
     for number in range(count):
         base = chance.choice(prefixes) + BASES[number % len(BASES)]
-        yield base if number < len(BASES) else spelled(base, chance), chance.choice(ROOTS)
+        yield (
+            base if number < len(BASES) else spelled(base, chance),
+            chance.choice(["", "", "", "/r"]),
+        )
 
 
 def scope_as_served(raw: str, root: str) -> dict[str, Any]:

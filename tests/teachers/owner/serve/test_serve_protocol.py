@@ -148,18 +148,18 @@ def test_metadata_and_configuration_describe_the_same_tensors():
         assert (config["max_batch_size"], config["input"][0]["dims"]) == (limit, dims)
 
 
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
-
-
 @pytest.mark.exhaustive
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from("name datatype shape data parameters inputs outputs id".split()), ANYTHING)
+@given(
+    st.sampled_from("name datatype shape data parameters inputs outputs id".split()),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+        ),
+        max_leaves=8,
+    ),
+)
 @example("shape", [10**12])
 @example("shape", [2**64, 0])
 @example("data", [10**400] * 12)

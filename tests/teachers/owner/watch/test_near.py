@@ -141,10 +141,7 @@ def test_prada_is_its_authors_algorithm() -> None:
     assert max(statistics) > 0.02
 
 
-PROGRAMS = ("leaves", "strokes", "noise", "generators")
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", ["leaves", "strokes", "noise", "generators"])
 def test_data_free_queries_ring(program: str) -> None:
     first = {
         name: int(detector(name).see(drawn(program)[:150]).alarm_B.nonzero()[0]) + 1
