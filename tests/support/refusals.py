@@ -17,7 +17,7 @@ def refusal(
     **options: Any,
 ) -> Any:
     """The error that the call ends in: one line, in which the pattern is found."""
-    with pytest.raises(error, match=pattern) as caught:
+    with pytest.raises(error, match=pattern or None) as caught:
         call(*arguments, **options)
     assert "\n" not in str(caught.value)
     return caught.value

@@ -301,16 +301,6 @@ def test_names_that_are_never_a_class_end_the_run_with_what_was_said(tmp_path: P
     assert len(lines) == 1
 
 
-@pytest.mark.integration
-def test_a_number_that_counts_from_one_is_asked_once(tmp_path: Path) -> None:
-    numbers = [1, 2, 3]
-    with Service(lambda request: {"label": numbers.pop(0)}) as service:
-        teacher = teacher_of(service, tmp_path, {"path": "label", "form": "number"})
-        oracle = Oracle(teacher, Ledger(10))
-        refusal("counts from 1 wants form: name", one_by_one, oracle, 3, error=TeacherError)
-        teacher.close()
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

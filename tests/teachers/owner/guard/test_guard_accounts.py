@@ -8,19 +8,14 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-import torch
-from defended import WEIGHTS, digits, pairs
-from guarded_apps import BODY, FORM, answered, answering, guard, scope_of
+from guarded_apps import BODY, answered, answering, guard, scope_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import PROJECT
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 import dfme
 from dfme.teachers.owner.guard.meter import Meter
 
-fastapi = pytest.importorskip("fastapi")
 Headers = list[tuple[str, str]]
 
 
@@ -172,33 +167,6 @@ def test_a_header_by_which_a_body_is_read_may_stand_once(header: str) -> None:
     app = guard(answering(b"{}"))
     assert asked(app, [(header, "10"), (header.replace("-", "_"), "12")])[0] == 400
     assert app.meter.refused == {"malformed": 1}
-
-
-def test_a_refused_account_stays_refused_whatever_it_adds_to_the_example_of_the_docs() -> None:
-    (line,) = re.findall(r"account=(.*), metrics=", (PROJECT / "docs/watch.md").read_text())
-    options = eval(f"dict(account={line})")
-    app = fastapi.FastAPI()
-    header = fastapi.Security(fastapi.security.APIKeyHeader(name="X-API-Key"))
-
-    async def predict(request: Request, key: str = header) -> JSONResponse:
-        if key != "eve":
-            return JSONResponse({"detail": "Unauthorized"}, 401)
-        images = torch.tensor((await request.json())["images"])
-        return JSONResponse({"scores": digits()(images).tolist()})
-
-    app.add_api_route("/predict", predict, methods=["POST"])
-    watch: dict[str, Any] = {"watch": "pairs", "benign": "digits", "on_alarm": "refuse"}
-    before = dfme.Guard(app, teacher=WEIGHTS, paths=["/predict"], **FORM, **watch, **options)
-    body = json.dumps({"images": pairs()[:100].tolist()}).encode()
-    eve = ("X-API-Key", "eve")
-    assert [asked(before, [eve], body=body)[0] for _ in range(2)] == [200, 403]
-    for number in range(6):
-        for other in (("X-API-Key", f"{number}"), ("x-api-key", "eve"), ("X_API_Key", f"{number}")):
-            assert asked(before, [eve, other], body=body)[0] == 400
-            assert asked(before, [other, eve], body=body)[0] == 400
-        assert asked(before, [("X-API-Key", f"eve, {number}")], body=body)[0] == 400
-        assert asked(before, [("X-API-Key", f"{number}")], body=body)[0] == 401
-        assert asked(before, [("X-API-Key", " eve ")], body=body)[0] == 403
 
 
 class Clock:
