@@ -129,7 +129,7 @@ MODES = {"logits": "logits", "probabilities": "probabilities:3", "label": "label
     ],
 )
 def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: str) -> None:
-    teacher, budget = LinearTeacher(SPEC, mode=mode), 403
+    teacher, budget = LinearTeacher(SPEC, mode=mode), 203
     learns_labels = METHODS[name].load().label_modes[-1] == "label"
     answers = AnswersConfig(repeat=2, learn="label" if learns_labels else "kl")
     parts = make_parts(
@@ -138,10 +138,10 @@ def test_every_method_spends_its_budget_on_images_asked_twice(name: str, mode: s
     method = make_method(name, parts)
     finished, listener = run(method, parts)
     assert finished
-    assert teacher.images == parts.oracle.ledger.spent == 402, (
+    assert teacher.images == parts.oracle.ledger.spent == 202, (
         "the rest is less than an image asked twice"
     )
-    assert listener.evaluated[-1] == 402, "scored at the end"
+    assert listener.evaluated[-1] == 202, "scored at the end"
     assert 2 * method.oracle.remaining == 0
 
 

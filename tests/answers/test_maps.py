@@ -44,7 +44,7 @@ def dirichlet(rows: int, classes: int = 10) -> Tensor:
 
 @pytest.fixture(scope="module")
 def answers() -> Tensor:
-    """4,000 random ones; what the digits teacher says of its test images and of 1,000 of the
+    """2,000 random ones; what the digits teacher says of its test images and of 1,000 of the
     program.
     """
     teacher = make_teacher(
@@ -54,7 +54,7 @@ def answers() -> Tensor:
     test = load_dataset("digits", "test").images
     images = torch.cat([test, leaves.draw(1000, spec, torch.Generator().manual_seed(0))])
     ties = [row(*([0.1] * 10)), row(0, 0, 0.5, 0, 0, 0.5, *[0.0] * 4), row(*[0.0] * 9, 1.0)]
-    return torch.cat([dirichlet(4_000), teacher(images).double().softmax(-1), *ties])
+    return torch.cat([dirichlet(2_000), teacher(images).double().softmax(-1), *ties])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_stated_is_true(kind: DefenceOptions, answers: Tensor) -> None:
         assert torch.equal(y_BK.float().argmax(-1)[held], top_B[held])  # as it is answered
     else:
         assert not torch.equal(y_BK.argmax(-1), top_B)
-    for rows in (slice(0, 1), slice(3_999, 4_006), slice(4_100, 4_356)):
+    for rows in (slice(0, 1), slice(1_999, 2_006), slice(2_100, 2_356)):
         if not isinstance(kind, options.Noise):  # which draws for the rows that it gets
             assert torch.equal(answer(kind, answers[rows].clone()), y_BK[rows])
 
@@ -358,7 +358,7 @@ def test_the_recorded_optima_of_a_library_are_met_and_every_bound_is_kept() -> N
 
 
 def test_a_larger_ball_never_costs_more_and_nothing_depends_on_the_batch() -> None:
-    for group in list(problems())[:24]:
+    for group in itertools.islice(problems(), 12):
         cost_BK, p_BK, y_BK = solved(group)
         for rows in (slice(0, 1), slice(3, 8), slice(17, 18)):
             assert torch.equal(

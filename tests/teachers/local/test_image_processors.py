@@ -80,6 +80,8 @@ BIT = {"embedding_size": 8, "hidden_sizes": [32] * 4, "depths": [1] * 4, "num_gr
 EFFICIENT = {"image_size": EDGE, "width_coefficient": 0.25, "depth_coefficient": 0.2}
 BIG_CROP = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
 
+SCALED = {**PLAIN, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+
 FAMILIES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "ViT": (TINY, "ViT", PLAIN),
     "DeiT": (TINY, "DeiT", {"size": {"height": 36, "width": 36}, "crop_size": SQUARE}),
@@ -104,6 +106,19 @@ FAMILIES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "Pvt": ({"image_size": EDGE, **PYRAMID}, "Pvt", PLAIN),
     "Segformer": (PYRAMID, "Segformer", PLAIN),
     "Perceiver": (PERCEIVER, "Perceiver", {}),
+    "ViT, not normalised": (TINY, "ViT", {**SCALED, "do_normalize": False}),
+    "ViT, not rescaled": (
+        TINY,
+        "ViT",
+        {**SCALED, "do_rescale": False, "image_std": [60.0, 70.0, 80.0]},
+    ),
+    "ViT, one number": (TINY, "ViT", {**SCALED, "image_mean": 0.5, "image_std": 0.5}),
+    "ViT, to -1 and 1": (
+        TINY,
+        "EfficientNet",
+        {**SCALED, "rescale_factor": 1 / 127.5, "rescale_offset": True, "include_top": False},
+    ),
+    "ViT, divided twice": (TINY, "EfficientNet", {**SCALED, "include_top": True}),
 }
 """Model settings, the processor's name, and its settings, beside the class's defaults."""
 
@@ -119,11 +134,10 @@ def _quiet() -> Iterator[None]:
 def saved(family: str, folder: Path) -> nn.Module:
     """A small model with weights large enough to answer differently to different images."""
     settings, _, _ = FAMILIES[family]
-    name = f"{family}ForImageClassification{HEADS.get(family, '')}"
+    kind = family.partition(",")[0]
+    name = f"{kind}ForImageClassification{HEADS.get(kind, '')}"
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(
-        **settings, num_labels=4, architectures=[name]
-    )
+    config = getattr(transformers, f"{kind}Config")(**settings, num_labels=4, architectures=[name])
     model: nn.Module = getattr(transformers, name)(config)
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):

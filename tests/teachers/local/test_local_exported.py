@@ -57,8 +57,6 @@ def script(path: Path, module: nn.Module) -> Path:
 
 
 def to_onnx(path: Path, module: nn.Module) -> Path:
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
     example = (torch.rand(2, *SHAPE),)
     torch.onnx.export(
         module, example, str(path), dynamo=True, dynamic_shapes=ANY_BATCH, verbose=False

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from damage import refused
@@ -25,7 +24,10 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.integration
 
 PLAIN = {
-    **{"do_resize": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+    "do_resize": False,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.2, 0.3, 0.4],
 }
@@ -109,56 +111,6 @@ def test_a_folder_answers_as_the_model_behind_its_preprocessor(
     near(teacher(x_BCHW), expected)
     wide = load(folder, bounds=(0.0, 255.0), label_mode="probabilities")
     near(wide(x_BCHW * 255), expected.softmax(1))
-
-
-PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
-    "rescaled and normalised": ("ViTImageProcessor", PLAIN),
-    "not normalised": ("ViTImageProcessor", {**PLAIN, "do_normalize": False}),
-    "not rescaled": (
-        "ViTImageProcessor",
-        {**PLAIN, "do_rescale": False, "image_std": [60.0, 70.0, 80.0]},
-    ),
-    "one number for all channels": (
-        "ViTImageProcessor",
-        {**PLAIN, "image_mean": 0.5, "image_std": 0.5},
-    ),
-    "rescaled to -1 and 1": (
-        "EfficientNetImageProcessor",
-        {
-            **{
-                **PLAIN,
-                "do_center_crop": False,
-                "rescale_factor": 1 / 127.5,
-                "rescale_offset": True,
-            },
-            "include_top": False,
-        },
-    ),
-    "divided twice": (
-        "EfficientNetImageProcessor",
-        {**PLAIN, "do_center_crop": False, "include_top": True},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", PROCESSORS)
-def test_bytes_through_the_real_processor(vit: Path, case: str) -> None:
-    name, settings = PROCESSORS[case]
-    try:
-        processor = getattr(transformers, name)(**settings)
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"this image processor needs another package: {error}")
-    named = {**settings, "image_processor_type": name}
-    (vit / "preprocessor_config.json").write_text(json.dumps(named))
-    bytes_BHWC = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
-    pixels = processor(list(bytes_BHWC), return_tensors="pt")["pixel_values"]
-    model = transformers.ViTForImageClassification.from_pretrained(
-        vit, local_files_only=True
-    ).eval()
-    with torch.no_grad():
-        expected = model(pixels).logits
-    x_BCHW = torch.from_numpy(bytes_BHWC).permute(0, 3, 1, 2) / 255
-    near(load(vit)(x_BCHW), expected)
 
 
 def test_a_size_without_end_takes_no_memory(vit: Path) -> None:

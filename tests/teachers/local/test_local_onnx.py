@@ -20,7 +20,6 @@ from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
 
 pytestmark = pytest.mark.integration
 

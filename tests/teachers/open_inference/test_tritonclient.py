@@ -15,8 +15,6 @@ from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.build import make_teacher
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 pytest.importorskip("tritonclient.http")
 
 import tritonclient.http as triton

@@ -2,9 +2,10 @@
 it.
 """
 
+import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,8 +88,12 @@ def asked_truly(oracle: Oracle, seed: int = 0) -> None:
     np.testing.assert_array_equal(oracle(asked).numpy(), truth(sent), strict=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("fault", REFUSALS)
+def in_turn(faults: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Each fault in one of the ways, all of which share what becomes of a status."""
+    return [*zip(faults, itertools.cycle(WAYS), strict=False)]
+
+
+@pytest.mark.parametrize(("fault", "way"), in_turn(REFUSALS))
 def test_what_was_refused_is_given_back_and_asked_again(fault: str, way: str) -> None:
     with hostile({1: fault}, way) as server, oracle_on(server, way) as oracle:
         asked_truly(oracle)
@@ -140,8 +145,9 @@ def test_what_is_odd_but_true_is_paid_once(fault: str, way: str) -> None:
         assert oracle.ledger.failed == 0
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["with an id", "without"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "named"), [("binary", True), *((way, False) for way in WAYS)], ids=str
+)
 @pytest.mark.parametrize("fault", ["twice", "overrun"])
 def test_what_follows_an_answer_is_never_taken_for_the_answer_to_the_next_question(
     fault: str, way: str, named: bool, monkeypatch: pytest.MonkeyPatch
@@ -154,9 +160,9 @@ def test_what_follows_an_answer_is_never_taken_for_the_answer_to_the_next_questi
         assert server.images == oracle.ledger.spent
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "fault", [*(f"status:{status}" for status in (400, 401, 403, 404, 409, 410, 422)), "redirect"]
+    ("fault", "way"),
+    in_turn([*(f"status:{status}" for status in (400, 401, 403, 404, 409, 410, 422)), "redirect"]),
 )
 def test_what_is_refused_for_good_is_asked_once_and_costs_nothing(fault: str, way: str) -> None:
     with hostile(lambda number: fault, way) as server, oracle_on(server, way) as oracle:
@@ -196,8 +202,9 @@ RAW = (
 """What would colour, turn round, break or flood a terminal."""
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("status", [200, 404, 429, 500, 307])
+@pytest.mark.parametrize(
+    ("status", "way"), [*in_turn((404, 429, 500, 307)), *((200, way) for way in WAYS)]
+)
 def test_nothing_that_a_service_says_reaches_a_terminal_raw(status: int, way: str) -> None:
     output = {"name": RAW, "datatype": RAW, "shape": [RAW], "data": [RAW]}
     said: list[object] = [

@@ -238,7 +238,6 @@ def test_the_table_has_every_key_with_its_type_default_and_meaning() -> None:
 @pytest.mark.timeout(300)
 def test_the_example_as_printed(tmp_path: Path) -> None:
     """At fifty times the page's rate, which the service allows and the command keeps to."""
-    pytest.importorskip("PIL")
     shutil.copy(ROOT / "run.py", tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VISION_KEY": KEY}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -285,7 +284,6 @@ def test_refusals_of_a_service_teach_the_pace(
 
     How fast it then goes is proved by an artificial clock, in tests/oracle/test_pace.py.
     """
-    pytest.importorskip("PIL")
     monkeypatch.setenv("KEY", KEY)
     (tmp_path / "digits.yaml").write_text(dict(BLOCK.findall(PAGE))["digits.yaml"])
     top_three, ledger = TopThree(lambda pixels: [0.1] * 10, Bucket(40, 40), hint), Ledger(120)

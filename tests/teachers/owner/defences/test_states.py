@@ -1,9 +1,7 @@
 """What defences remember, in this process and behind ``run.py serve``."""
 
-import json
 import math
 import re
-import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -14,12 +12,13 @@ import pytest
 import torch
 from clients import question
 from defended import ALL, KEY, WEIGHTS, defended, digits, pairs, queries, truths, watched
-from processes import PROJECT, Bench
+from processes import command
 from refusals import refusal
 
 from dfme.cli.main import main
 from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused
+from dfme.oracle.ledger import audit
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.options import V2Options
 from dfme.teachers.owner.serve.server import Serving
@@ -196,10 +195,6 @@ def test_work_is_that_of_the_stream_so_far() -> None:
     assert max(1000.0, steep.report()["pow"]["seconds_of_work"]) < 400 * 2_948.0 + 1
 
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
-
 SERVED = "noise:key_env=K:sigma=.05+modelguard_s:epsilon=.5+watermark:key_env=K:rate=.2"
 
 
@@ -246,42 +241,22 @@ def test_a_quota_is_refused_in_words_and_served_to_nobody() -> None:
 
 @pytest.mark.integration
 def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.environment["K"] = KEY
-    serve = ["serve", "--port", "0", "--teacher.defences", "quota:images=500+noise:key_env=K"]
-    server = bench.start([*serve, "--teacher.checkpoint", str(PROJECT / WEIGHTS)])
-    opening = re.match(r"digits at (\S+): [^+]* extract: [^+]*\n", server.stdout.readline())
-    assert "noise" not in opening[0]
-    assert server.stdout.readline().startswith(
-        "behind quota:images=500:window=0.0+noise:sigma=0.2:"
-    )
-    line = (
-        f"extract --method.name procedural --teacher v2 --teacher.url {opening[1]} "
-        "--teacher.model digits"
-    )
-    run = bench.start(
-        [*line.split(), "--evaluation.dataset", "none", "--budget", "2k", "--out", "kept"]
-    )
-    out, err = run.communicate(timeout=120)
-    assert run.returncode == 3, err
-    (last,) = [line for line in err.splitlines() if "answered 403" in line]
+    with Serving(defended("quota:images=500+noise:key_env=K"), "digits") as serving:
+        line = (
+            f"extract --method.name procedural --teacher v2 --teacher.url {serving.url} "
+            "--teacher.model digits --evaluation.dataset none --budget 2k "
+            f"--out {tmp_path / 'kept'}"
+        )
+        ended = command(line.split())
+    assert ended.code == 3, ended.err
+    (last,) = [line for line in ended.err.splitlines() if "answered 403" in line]
     assert re.search(
         r'answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last
     )
-    assert "Traceback" not in out + err
-    ledger = [
-        json.loads(line) for line in (tmp_path / "kept/ledger.jsonl").read_text().splitlines()
-    ]
-    assert any("403" in str(line) for line in ledger)
-    server.send_signal(signal.SIGTERM)
-    out, err = server.communicate(timeout=60)
-    served = re.search(
-        r"served (\d+) images .*; refused 1 requests .*; quota \{'images': (\d+)", out
-    )
-    assert served is not None, out
-    assert served[1] == served[2]
-    assert 0 < int(served[1]) <= 500
-    assert KEY not in out + err
+    assert not re.search(f"Traceback|{KEY}", ended.err)
+    ledger = tmp_path / "kept" / "ledger.jsonl"
+    assert "403" in ledger.read_text()
+    assert 0 < serving.meter.images == audit(ledger).spent <= 500
 
 
 @pytest.mark.integration

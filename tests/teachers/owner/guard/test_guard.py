@@ -41,7 +41,6 @@ from dfme.teachers.owner.watch.record import account_tag
 
 
 def test_the_example_of_the_docs_answers_defended_scores_and_its_other_routes_as_before() -> None:
-    pytest.importorskip("fastapi")
     page = (PROJECT / "docs/watch.md").read_text()
     (code,) = re.findall(r"^    import json\n(?:(?:    .*)?\n)*?    \)\n", page, re.MULTILINE)
     assert code.count("\n") < 25

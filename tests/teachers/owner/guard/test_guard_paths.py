@@ -302,7 +302,7 @@ def test_none_of_some_hundred_spellings_over_a_socket_gets_undefended_scores(nam
     app, before = behind_guard(name, inside=False)
     defended = 0
     with served(app) as port:
-        for raw, _ in spellings(name, 120, 5):
+        for raw, _ in spellings(name, 300, 5):
             ran.clear()
             answered_before = before.meter.answered
             wire = http.client.HTTPConnection("127.0.0.1", port, timeout=20)

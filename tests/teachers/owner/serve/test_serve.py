@@ -26,9 +26,6 @@ from dfme.teachers.owner.serve.server import Serving
 
 pytestmark = pytest.mark.integration
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 
 SPEC = ImageSpec((1, 4, 4))
 INFER = "/v2/models/toy/infer"
@@ -239,10 +236,6 @@ def test_an_address_that_cannot_be_had_is_one_line(toy: tuple[str, LinearTeacher
         Serving(LinearTeacher(SPEC), port=port)
     with pytest.raises(UserError, match=r"--host 203\.0\.113\.1"):
         Serving(LinearTeacher(SPEC), host="203.0.113.1")
-
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
 
 
 HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"

@@ -35,9 +35,6 @@ from dfme.teachers.owner.defences.wrapper import Defended
 from dfme.teachers.owner.watch.log import read_log
 from dfme.teachers.owner.watch.record import Recording, account_tag
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
 OPENING = re.compile(
     r"(?P<name>\S+) at (?P<url>http://127\S+): (?P<what>.*); extract: (?P<command>.*)\n"
 )
@@ -58,7 +55,8 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     bench.environment["SERVICE_KEY"] = key
     common = ["serve", "--port", "0", "--device", "cpu"]
     custom = (
-        "--teacher meter:Meter --teacher.log own.log --teacher.label-mode top_k:2 --threads 1"
+        "--teacher meter:Meter --teacher.log own.log --teacher.label-mode top_k:2 --threads 1 "
+        "--teacher.defences quota:images=2"
     ).split()
     keyed = "--max-batch 64 --api-key-env SERVICE_KEY".split()
     processes = [bench.start([*common, *words]) for words in (keyed, custom)]
@@ -75,6 +73,7 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
         f"python run.py --teacher v2 --teacher.url {digits['url']} --teacher.model digits "
         "--teacher.api-key-env SERVICE_KEY"
     )
+    assert processes[1].stdout.readline().startswith("behind quota:images=2:window=0.0")
     body = question(torch.full((2, 1, 8, 8), 0.5))
     for opening, headers in ((digits, {"X-API-Key": key}), (digits, {}), (meter, {})):
         url = f"{opening['url']}/v2/models/{opening['name']}/infer"
@@ -87,6 +86,7 @@ def test_it_says_what_is_where_and_counts_until_it_is_stopped(tmp_path: Path) ->
     assert [process.returncode for process in processes] == [0, 0]
     assert all(end[0].startswith("served 2 images in 1 requests (") for end in ends)
     assert ends[0][0].endswith("; refused 1 requests (unauthorised 1)\n")
+    assert "; quota {'images': 2" in ends[1][0]
     assert key not in "".join(text for end in ends for text in end)
     assert [end[1] for end in ends] == ["", ""]
 

@@ -241,7 +241,7 @@ def test_the_registry_has_what_options_name() -> None:
             find_target(DETECTORS[name])(blind).see(blind.plain)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (13, 0, 256, 1, 100), (257, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 3), (13, 0, 256, 1, 100), (257, 2)], ids=str)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_any_cut_into_batches_and_a_state_taken_up_read_the_same_bits(
     name: str, sizes: tuple[int, ...]

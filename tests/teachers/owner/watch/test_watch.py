@@ -8,6 +8,7 @@ import pytest
 import torch
 from defended import digits, pairs, queries, watched
 from refusals import refusal
+from watched import features
 
 from dfme.data import load_dataset
 from dfme.errors import Refused
@@ -30,7 +31,7 @@ def test_answers_under_log_are_those_of_the_unwatched_teacher_bit_by_bit(mode: s
     assert report["detectors"]["pairs"]["first_alarm"], "it was raised, and nothing changed"
 
 
-def test_probabilities_and_distances_are_those_of_arithmetic_and_before_any_defence() -> None:
+def test_probabilities_and_distances_are_those_before_any_defence() -> None:
     teacher, seen = watched("sequential", defences="lattice:n=4", mode="label"), []
     teacher.watch.record = lambda account, number, entry: seen.append((account, number, entry))
     images = queries()[:100]
@@ -40,23 +41,10 @@ def test_probabilities_and_distances_are_those_of_arithmetic_and_before_any_defe
     assert torch.equal(torch.cat([entry.images_BCHW for *_, entry in seen]), images)
     p = torch.cat([entry.p_BK for *_, entry in seen])
     assert p.dtype == torch.float64
-    logits = digits(mode="logits")
-    assert torch.allclose(p, logits(images).double().softmax(1), atol=1e-12)
-    # Squared distances, from the definition.
-    train, inputs = load_dataset("digits", "train"), []
-    last = [entry for entry in logits.info.network.modules() if isinstance(entry, torch.nn.Linear)][
-        -1
-    ]  # type: ignore[attr-defined]
-    with last.register_forward_hook(lambda layer, given, out: inputs.append(given[0].double())):
-        logits(train.batch(slice(None)))
-        logits(images)
-    features, queried, labels = *inputs, train.required_labels
-    means = torch.stack([features[labels == label].mean(0) for label in range(10)])
-    spread = features - means[labels]
-    inverse = (spread.T @ spread / len(spread) + 1e-3 * torch.eye(spread.shape[1])).inverse()
-    apart = queried[:, None] - means
-    expected = torch.einsum("bkf,fg,bkg->bk", apart, inverse, apart).amin(1)
-    assert torch.allclose(torch.cat([entry.distance_B for *_, entry in seen]), expected, rtol=1e-4)
+    assert torch.allclose(p, digits(mode="logits")(images).double().softmax(1), atol=1e-12)
+    # which are those of the definition: test_features_are_calibrated_on_a_share_of_each_class
+    distance_B = torch.cat([entry.distance_B for *_, entry in seen])
+    assert torch.allclose(distance_B, features()(images), rtol=1e-4)
 
 
 def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
