@@ -67,7 +67,7 @@ def test_parts_are_no_classes(tmp_path: Path, parts: tuple[str, ...], wanted: st
     assert seen(data) == {10 * at: "cat", 10 * at + 1: "dog"}
     assert (
         data.notes[0]
-        == f"of the parts {', '.join(sorted(_known(parts)))} of {tmp_path.name}, {wanted} is read"
+        == f"of the parts {', '.join(sorted({*parts} - {'seg_pred'}))} of {tmp_path.name}, {wanted} is read"
     )
     assert has_train_part(str(tmp_path)) == ("rain" in parts[0] or "RAIN" in parts[0])
     if has_train_part(str(tmp_path)):
@@ -78,10 +78,6 @@ def test_parts_are_no_classes(tmp_path: Path, parts: tuple[str, ...], wanted: st
     else:
         for refuse in (lambda: check_pool(str(tmp_path)), lambda: open_pool(str(tmp_path), GREY)):
             refusal("the parts test, valid and no train part; name the one", refuse)
-
-
-def _known(parts: tuple[str, ...]) -> list[str]:
-    return [part for part in parts if part != "seg_pred"]
 
 
 def test_an_unlabelled_test_part_gives_way_to_a_labelled_one(tmp_path: Path) -> None:

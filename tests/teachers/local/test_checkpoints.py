@@ -1,7 +1,7 @@
 """A network on this machine, a teacher made from its weights, and what it multiplies in."""
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -217,10 +217,6 @@ def test_embedded_teachers_reach_their_accuracy(name: str, least: float, size: i
 SHAPES = {"checkpoint": str(PROJECT / "teachers/checkpoints/shapes.safetensors")}
 
 
-def under_bf16() -> AbstractContextManager[object]:
-    return torch.autocast("cpu", torch.bfloat16)
-
-
 @pytest.fixture
 def images() -> Tensor:
     return torch.rand(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -229,7 +225,7 @@ def images() -> Tensor:
 def answers(teacher: Any, images: Tensor) -> list[Tensor]:
     """Under each asker's own settings."""
     result = []
-    for asker in [nullcontext, ieee_fp32, under_bf16]:
+    for asker in [nullcontext, ieee_fp32, lambda: torch.autocast("cpu", torch.bfloat16)]:
         with asker():
             result.append(teacher(images))
     return result
