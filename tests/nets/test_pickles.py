@@ -26,16 +26,16 @@ def saved(path: Path, value: object, zipped: bool = True) -> Any:
     return torch.load(path, weights_only=True)
 
 
-def same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def same(first: Any, other: Any) -> bool:
+    if type(first) is not type(other):
         return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(first, torch.Tensor):
+        return first.dtype == other.dtype and torch.equal(first, other)
+    if isinstance(first, dict):
+        return list(first) == list(other) and all(same(first[key], other[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(other) and all(map(same, first, other))
+    return bool(first == other)
 
 
 def test_what_training_scripts_save_is_what_pytorch_makes_of_it(tmp_path: Path) -> None:
@@ -128,8 +128,11 @@ def test_storages_may_be_shared_but_not_contradict_each_other(tmp_path: Path) ->
     """In the older format PyTorch would fill one for each key of a dictionary, and leave memory as
     it is.
     """
-    path, one = tmp_path / "x.pt", tensor(shape=(1,))
-    other, two = one.replace(b"FloatStorage", b"DoubleStorage"), tensor() + tensor(storage(key="1"))
+    path, first = tmp_path / "x.pt", tensor(shape=(1,))
+    other, two = (
+        first.replace(b"FloatStorage", b"DoubleStorage"),
+        tensor() + tensor(storage(key="1")),
+    )
 
     def older(keys: object) -> bytes:
         content = series(b"\x80\x02(" + two + b"t.").replace(
@@ -138,8 +141,8 @@ def test_storages_may_be_shared_but_not_contradict_each_other(tmp_path: Path) ->
         return content + struct.pack("<q", 1) + VALUE
 
     files = {
-        archive(b"\x80\x02(" + one + one + b"t.", VALUE): True,
-        archive(b"\x80\x02(" + one + other + b"t.", VALUE): False,
+        archive(b"\x80\x02(" + first + first + b"t.", VALUE): True,
+        archive(b"\x80\x02(" + first + other + b"t.", VALUE): False,
         archive(entry(tensor()), VALUE * 2): False,
         older(["0", "1"]): True,
         older({"0": "1"}): False,
@@ -192,10 +195,10 @@ def two_lists() -> bytes:
 def nested() -> bytes:
     """An archive whose last entry lies in the values of another."""
     inner = zipped({"a/version": b"3\n"}).partition(b"PK\1\2")[0]
-    whole = zipped(
+    complete = zipped(
         {"a/data.pkl": entry(tensor()).replace(PLACE, b""), "a/data/0": inner, "a/version": b"3\n"}
     )
-    return patched(whole, b"PK\1\2", 42, struct.pack("<L", whole.index(inner)), last=True)
+    return patched(complete, b"PK\1\2", 42, struct.pack("<L", complete.index(inner)), last=True)
 
 
 def with_wide_end(content: bytes, mark: bytes = b"PK\6\6", place: int = 0) -> bytes:

@@ -232,10 +232,10 @@ def test_probabilities_that_are_said_to_be_logits_are_refused(total: float, word
     def answer(x_BCHW: Tensor) -> Tensor:
         return x_BCHW.flatten(1)[:, :5].mul(3).softmax(1) * total
 
-    given = {"shape": (1, 4, 4), "num_classes": 5}
-    said: Any = wrap_callable(answer, label_mode="logits", **given)
+    facts = {"shape": (1, 4, 4), "num_classes": 5}
+    said: Any = wrap_callable(answer, label_mode="logits", **facts)
     refusal(f"add up to {total:g} for every image.*{words}", said, images, error=TeacherError)
-    logits = wrap_callable(lambda x: x.flatten(1)[:, :5].mul(3), label_mode="logits", **given)
+    logits = wrap_callable(lambda x: x.flatten(1)[:, :5].mul(3), label_mode="logits", **facts)
     assert logits(images).shape == (8, 5)
     lone = wrap_callable(lambda x: 100 * x.mean((1, 2, 3)), shape=(1, 4, 4), num_classes=2)
     refusal(

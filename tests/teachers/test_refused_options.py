@@ -146,9 +146,11 @@ def own(
 ) -> Defended:
     given = from_mapping(TeacherConfig, {"kind": teacher, **config})
     options = {"spec": ImageSpec((1, 8, 8)), "num_classes": 10, "mode": mode}
-    made = make_teacher(given, options if teacher.startswith("toys") else {}, torch.device("cpu"))
-    assert isinstance(made, Defended)
-    return made
+    teacher_made = make_teacher(
+        given, options if teacher.startswith("toys") else {}, torch.device("cpu")
+    )
+    assert isinstance(teacher_made, Defended)
+    return teacher_made
 
 
 def test_a_teacher_of_ones_own_is_defended_and_watched_unless_it_is_a_service() -> None:

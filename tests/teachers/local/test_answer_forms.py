@@ -45,10 +45,10 @@ def teacher(
     return make_program_teacher(program, answers, output, TeacherConfig(shape=SHAPE, **common))
 
 
-def probabilities(made: ProgramTeacher) -> Tensor:
+def probabilities(program_teacher: ProgramTeacher) -> Tensor:
     """What an API shows of a teacher, whose own scores are logits or probabilities."""
-    scores_BK = made(IMAGES)
-    return scores_BK.softmax(1) if made.label_mode.kind == "logits" else scores_BK
+    scores_BK = program_teacher(IMAGES)
+    return scores_BK.softmax(1) if program_teacher.label_mode.kind == "logits" else scores_BK
 
 
 CERTAIN: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
@@ -149,6 +149,24 @@ def test_the_last_operation_answers_the_question() -> None:
         ),
         (lambda x: logits(x)[:, :, None].expand(-1, -1, 2), "auto", (), "got (1, 5, 2)"),
         (lambda x: "cat", "auto", (), "got cat"),
+        (
+            lambda x: logits(x).softmax(1).topk(3)[0],
+            "auto",
+            (),
+            "they are sorted, and which class each is of is lost",
+        ),
+        (
+            lambda x: logits(x).sort(1)[0],
+            "auto",
+            (),
+            "they are sorted, and which class each is of is lost",
+        ),
+        (
+            lambda x: logits(x).topk(5),
+            "auto",
+            (),
+            "they are sorted, and which class each is of is lost",
+        ),
     ],
 )
 def test_a_form_that_cannot_be_is_refused_with_those_that_can(
@@ -203,10 +221,10 @@ def test_a_batch_that_is_fixed_is_looked_at_and_filled_up() -> None:
         assert len(x_BCHW) == 4
         return logits(x_BCHW).softmax(1)
 
-    made = make_program_teacher(
+    program_teacher = make_program_teacher(
         Program("p", fixed, least=4, most=4), "auto", None, TeacherConfig(shape=SHAPE)
     )
-    torch.testing.assert_close(made(IMAGES[:3]), P_BK[:3])
+    torch.testing.assert_close(program_teacher(IMAGES[:3]), P_BK[:3])
     refused(
         "256 GB",
         make_program_teacher,
@@ -237,18 +255,6 @@ def test_a_linear_map_may_average_probabilities_so_that_is_asked() -> None:
 
 def teacher_of_linear(answer: Callable[[Tensor], object]) -> Callable[[], ProgramTeacher]:
     return lambda: teacher(answer, ends=("unbounded",))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda x: logits(x).softmax(1).topk(3)[0],
-        lambda x: logits(x).sort(1)[0],
-        lambda x: logits(x).topk(5),
-    ],
-)
-def test_sorted_answers_are_refused(answer: Callable[[Tensor], object]) -> None:
-    refused("they are sorted, and which class each is of is lost", teacher, answer)
 
 
 def test_two_classes_and_answers_that_hardly_change_may_have_an_order() -> None:

@@ -231,7 +231,7 @@ def answers(teacher: Any, images: Tensor) -> list[Tensor]:
     return result
 
 
-def made(options: dict[str, Any], kind: str = "torch", **common: Any) -> Any:
+def teacher_of(options: dict[str, Any], kind: str = "torch", **common: Any) -> Any:
     return make_teacher(TeacherConfig(kind=kind, label_mode="logits", **common), options, CPU)
 
 
@@ -242,7 +242,7 @@ def held_to_be_the_owners(
     one.
     """
     exact, ieee, tf32, bf16 = (
-        answers(made(options | {"precision": name}, kind, **common), images)
+        answers(teacher_of(options | {"precision": name}, kind, **common), images)
         for name in ("auto", "ieee", "tf32", "bf16")
     )
     for result in (exact, ieee, tf32, bf16):
@@ -304,7 +304,7 @@ def test_tf32_holds_inside_a_difference_of_ieee(
     monkeypatch: pytest.MonkeyPatch, images: Tensor
 ) -> None:
     monkeypatch.setattr(precision, "tf32", numerics.tf32)
-    plain, coarse = made(SHAPES), made(SHAPES | {"precision": "tf32"})
+    plain, coarse = teacher_of(SHAPES), teacher_of(SHAPES | {"precision": "tf32"})
     with numerics.tf32():
         expected = plain(images)
     with ieee_fp32():
@@ -318,21 +318,21 @@ def test_the_white_box_is_seen_in_the_owners_precision(images: Tensor) -> None:
     plain, coarse = (load_torch(item, TeacherConfig(), CPU) for item in options)
     mode = LabelMode("logits")
     seen = as_seen(coarse, None, mode, ieee_fp32)(images)
-    assert torch.equal(seen, made(SHAPES | {"precision": "bf16"})(images))
+    assert torch.equal(seen, teacher_of(SHAPES | {"precision": "bf16"})(images))
     assert not torch.equal(seen, as_seen(plain, None, mode, ieee_fp32)(images))
     assert torch.equal(plain.logits(images), coarse.logits(images))
 
 
 def test_it_is_on_record() -> None:
     for options, result in ((SHAPES, None), (SHAPES | {"precision": "bf16"}, "bf16")):
-        assert teacher_facts(made(options), "torch", options).get("precision") == result
+        assert teacher_facts(teacher_of(options), "torch", options).get("precision") == result
 
 
 def test_tf32_on_a_cpu_is_said_to_be_idle(caplog: pytest.LogCaptureFixture) -> None:
-    made(SHAPES | {"precision": "tf32"})
+    teacher_of(SHAPES | {"precision": "tf32"})
     assert ["tf32 is idle on cpu" in message for message in caplog.messages] == [True]
     caplog.clear()
-    made(SHAPES | {"precision": "bf16"})
+    teacher_of(SHAPES | {"precision": "bf16"})
     assert caplog.messages == []
 
 

@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn
     few = {"num_channels": 1, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
     names = {3: "elk", 1: "bee", 0: "cat", 2: "dog"}
     resnet = transformers.ResNetConfig(layer_type="basic", num_labels=4, id2label=names, **few)
-    made: dict[str, tuple[Path, nn.Module]] = {}
+    saved: dict[str, tuple[Path, nn.Module]] = {}
     for name, model in {
         "vit": transformers.ViTForImageClassification(vit),
         "resnet": transformers.ResNetForImageClassification(resnet),
@@ -67,8 +67,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn
             processor |= {"image_mean": [0.5], "image_std": [0.25], "size": {"shortest_edge": 32}}
             processor |= {"do_center_crop": True, "crop_size": {"height": 28, "width": 28}}
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-        made[name] = folder, model
-    return made
+        saved[name] = folder, model
+    return saved
 
 
 def load(folder: Path, **common: Any) -> Any:

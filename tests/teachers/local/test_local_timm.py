@@ -209,7 +209,7 @@ timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # it n
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn.Module]]:
     """timm's own smallest networks, saved as timm saves them."""
     torch.manual_seed(0)
-    made: dict[str, tuple[Path, nn.Module]] = {}
+    saved_models: dict[str, tuple[Path, nn.Module]] = {}
     for name, arguments in {
         "test_resnet": {"in_chans": 1},
         "test_vit": {"img_size": 32, "dynamic_img_size": False},
@@ -217,8 +217,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, nn
         model = timm.create_model(name, num_classes=4, **arguments).eval()
         folder = tmp_path_factory.mktemp(name)
         timm.models.save_for_hf(model, folder, safe_serialization=True)
-        made[name] = folder, model
-    return made
+        saved_models[name] = folder, model
+    return saved_models
 
 
 def load(folder: Path, **common: Any) -> Any:

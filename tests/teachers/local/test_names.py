@@ -75,8 +75,8 @@ def load(tmp_path: Path, value: Any, arch: str | None = None, **options: Any) ->
     torch.save(value, path)
     classes = 10 if arch else None
     common = TeacherConfig(shape=SHAPE, num_classes=classes, label_mode="logits")
-    given = {"checkpoint": str(path), "arch": arch, **options}
-    return make_teacher(common, given, torch.device("cpu"))
+    settings = {"checkpoint": str(path), "arch": arch, **options}
+    return make_teacher(common, settings, torch.device("cpu"))
 
 
 def is_net(teacher: Any, net: torch.nn.Module) -> None:
@@ -165,11 +165,11 @@ torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeE
 
 def load_torchvision(path: Path, arch: str, edge: int = 96, **options: Any) -> Any:
     config = TeacherConfig(shape=(3, edge, edge), num_classes=4, label_mode="logits")
-    given = {"checkpoint": str(path), "arch": arch, **options}
-    return make_teacher(config, given, torch.device("cpu"))
+    settings = {"checkpoint": str(path), "arch": arch, **options}
+    return make_teacher(config, settings, torch.device("cpu"))
 
 
-def made(arch: str, **arguments: Any) -> nn.Module:
+def network(arch: str, **arguments: Any) -> nn.Module:
     torch.manual_seed(0)
     net: nn.Module = torchvision.models.get_model(arch, weights=None, num_classes=4, **arguments)
     for module in net.modules():
@@ -202,7 +202,7 @@ def test_auxiliary_heads_are_left_out_and_the_input_is_scaled_as_said(
     tmp_path: Path, arch: str
 ) -> None:
     path = tmp_path / "net.pth"
-    net = made(arch, init_weights=False)
+    net = network(arch, init_weights=False)
     torch.save(net.state_dict(), path)
     assert any(re.match("aux|Aux", name) for name in net.state_dict())
     plain = load_torchvision(path, arch, transform_input=False)
@@ -227,7 +227,7 @@ OLD: dict[str, list[tuple[str, str]]] = {
 @pytest.mark.parametrize("arch", OLD)
 def test_names_of_torchvisions_own_files_are_read(tmp_path: Path, arch: str) -> None:
     sized = {"image_size": 96} if arch == "vit_b_32" else {}
-    net = made(arch, **sized)
+    net = network(arch, **sized)
     old = net.state_dict()
     for today, earlier in OLD[arch]:
         old = {re.sub(today, earlier, name): value for name, value in old.items()}
@@ -239,6 +239,6 @@ def test_names_of_torchvisions_own_files_are_read(tmp_path: Path, arch: str) -> 
 
 @pytest.mark.exhaustive
 def test_a_network_that_asks_for_the_version_of_its_weights_is_loaded(tmp_path: Path) -> None:
-    net = made("mnasnet0_5")
+    net = network("mnasnet0_5")
     torch.save(dict(net.state_dict()), tmp_path / "net.pth")
     answers_as(load_torchvision(tmp_path / "net.pth", "mnasnet0_5"), net)

@@ -30,12 +30,12 @@ ANNOUNCED |= {"max_batch": 64, "num_classes": 3}
 def connect(script: V2, config: dict[str, Any] | None = None, **options: Any) -> RemoteTeacher:
     """A client of the script's model, which is asked for its metadata and nothing more."""
     with Service(script) as service:
-        made = connect_v2(
+        client = connect_v2(
             V2Options(url=service.url, model="m", **options), TeacherConfig(**config or {}), CPU
         )
-        made.close()
+        client.close()
     assert not script.asked
-    return made
+    return client
 
 
 @pytest.mark.parametrize(
@@ -95,23 +95,27 @@ def test_a_layout_that_cannot_be_told_names_the_flag(
 @pytest.mark.integration
 def test_what_our_own_server_announces_is_used() -> None:
     script = V2(outputs=[tensor("y", "FP32", [-1, -1])], parameters=ANNOUNCED)
-    made = connect(script)
-    assert made.spec == ImageSpec((1, 2, 2), (-1.0, 1.0), 16)
-    assert (made.num_classes, made.info.max_batch, str(made.label_mode)) == (
+    client = connect(script)
+    assert client.spec == ImageSpec((1, 2, 2), (-1.0, 1.0), 16)
+    assert (client.num_classes, client.info.max_batch, str(client.label_mode)) == (
         3,
         64,
         "probabilities:4",
     )
-    made = connect(script, {"bounds": (0.0, 2.0), "levels": 4, "max_batch": 7})
-    assert (made.spec.bounds, made.spec.levels, made.info.max_batch) == ((0.0, 2.0), 4, 7)
-    made = connect(
+    client = connect(script, {"bounds": (0.0, 2.0), "levels": 4, "max_batch": 7})
+    assert (client.spec.bounds, client.spec.levels, client.info.max_batch) == ((0.0, 2.0), 4, 7)
+    client = connect(
         V2(parameters={**ANNOUNCED, "label_mode": "label"}, outputs=[tensor("y", "INT64", [-1])])
     )
-    assert (made.label_mode, made.num_classes) == (LabelMode("label"), 3)
+    assert (client.label_mode, client.num_classes) == (LabelMode("label"), 3)
     strange = {"label_mode": 3, "bounds": [0, "x"], "levels": "8", "layout": 7}
     strange |= {"max_batch": True, "num_classes": -2}
-    made = connect(V2(parameters=strange))
-    assert (made.spec, made.num_classes, made.info.max_batch) == (ImageSpec((1, 2, 2)), 3, None)
+    client = connect(V2(parameters=strange))
+    assert (client.spec, client.num_classes, client.info.max_batch) == (
+        ImageSpec((1, 2, 2)),
+        3,
+        None,
+    )
 
 
 @pytest.mark.integration
@@ -130,8 +134,8 @@ def test_what_our_own_server_announces_is_used() -> None:
 def test_the_smallest_batch_limit_holds(
     config: dict[str, Any] | None, flag: int | None, shape: list[int], limit: int | None
 ) -> None:
-    made = connect(V2(inputs=[tensor("x", "FP32", shape)], config=config), {"max_batch": flag})
-    assert made.info.max_batch == limit
+    client = connect(V2(inputs=[tensor("x", "FP32", shape)], config=config), {"max_batch": flag})
+    assert client.info.max_batch == limit
 
 
 @pytest.mark.integration
@@ -152,8 +156,8 @@ def test_the_smallest_batch_limit_holds(
 def test_classes_and_label_mode_follow_from_the_output(
     output: tuple[str, list[int]], config: dict[str, Any], classes: int, mode: str
 ) -> None:
-    made = connect(V2(outputs=[tensor("y", *output)]), config)
-    assert (made.num_classes, str(made.label_mode)) == (classes, mode)
+    client = connect(V2(outputs=[tensor("y", *output)]), config)
+    assert (client.num_classes, str(client.label_mode)) == (classes, mode)
 
 
 @pytest.mark.integration
@@ -243,12 +247,12 @@ def ten_classes(pixels: np.ndarray) -> np.ndarray:
 def exact(takes: tuple[int, ...], gives: tuple[int, ...]) -> Callable[[Asked], bytes]:
     """A server that takes one image of this very shape, and gives scores of the other."""
 
-    def infer(asked: Asked) -> bytes:
-        if asked.pixels.shape != takes:
+    def infer(question: Asked) -> bytes:
+        if question.pixels.shape != takes:
             return http(
-                {"error": f"unexpected shape for input 'x': {list(asked.pixels.shape)}"}, 400
+                {"error": f"unexpected shape for input 'x': {list(question.pixels.shape)}"}, 400
             )
-        return answer(asked, ten_classes(asked.pixels).reshape(gives))
+        return answer(question, ten_classes(question.pixels).reshape(gives))
 
     return infer
 
@@ -266,10 +270,10 @@ def test_a_size_without_a_batch_is_the_number_of_classes(
         config=config,
         infer=exact((1, 5, 5), gives),
     )
-    with v2_teacher(script, encoding=encoding) as made:
-        assert (made.num_classes, made.spec.shape) == (10, (1, 5, 5))
+    with v2_teacher(script, encoding=encoding) as client:
+        assert (client.num_classes, client.spec.shape) == (10, (1, 5, 5))
         ledger = Ledger(10)
-        answers = Oracle(made, ledger)(IMAGES)
+        answers = Oracle(client, ledger)(IMAGES)
     assert np.array_equal(answers.numpy(), ten_classes(IMAGES.numpy()))
     assert (ledger.spent, ledger.failed) == (5, 0)
 
@@ -297,9 +301,9 @@ def test_ten_classes_in_other_shapes(
         infer=exact(one, tuple(gives)),
     )
     config = {} if shape is None else {"shape": shape}
-    with v2_teacher(script, config) as made:
-        assert made.num_classes == 10
-        answers = Oracle(made, Ledger(10))(IMAGES)
+    with v2_teacher(script, config) as client:
+        assert client.num_classes == 10
+        answers = Oracle(client, Ledger(10))(IMAGES)
     assert np.array_equal(answers.numpy(), ten_classes(IMAGES.numpy()))
 
 
@@ -311,11 +315,11 @@ def test_ten_classes_in_other_shapes(
 def test_one_score_an_image_is_that_of_the_second_of_two_classes(
     takes: list[int], gives: list[int]
 ) -> None:
-    def infer(asked: Asked) -> bytes:
-        batch = asked.pixels.size // 25
+    def infer(question: Asked) -> bytes:
+        batch = question.pixels.size // 25
         shape = [batch if size == -1 else size for size in gives]
         return answer(
-            asked, asked.pixels.reshape(batch, 25).mean(1).astype(np.float32).reshape(shape)
+            question, question.pixels.reshape(batch, 25).mean(1).astype(np.float32).reshape(shape)
         )
 
     most = 8 if takes[0] == -1 else 0
@@ -325,8 +329,8 @@ def test_one_score_an_image_is_that_of_the_second_of_two_classes(
         config={"max_batch_size": most},
         infer=infer,
     )
-    with v2_teacher(script) as made:
-        answers = Oracle(made, Ledger(10))(IMAGES)
+    with v2_teacher(script) as client:
+        answers = Oracle(client, Ledger(10))(IMAGES)
     assert torch.allclose(answers[:, 1], IMAGES.mean(dim=(1, 2, 3)))
     assert torch.allclose(answers.sum(1), torch.ones(5))
 
@@ -337,11 +341,16 @@ def test_a_lone_logit_taken_for_a_probability_is_refused_in_every_mode(mode: str
     script = V2(
         inputs=[tensor("x", "FP32", [-1, 1, 5, 5])],
         outputs=[tensor("y", "FP32", [-1, 1])],
-        infer=lambda asked: answer(asked, np.full((len(asked.pixels), 1), 2.5, np.float32)),
+        infer=lambda question: answer(
+            question, np.full((len(question.pixels), 1), 2.5, np.float32)
+        ),
     )
     config: dict[str, Any] = {} if mode is None else {"label_mode": mode}
-    with v2_teacher(script, config) as made, pytest.raises(TeacherError, match="label-mode logits"):
-        Oracle(made, Ledger(10))(IMAGES)
+    with (
+        v2_teacher(script, config) as client,
+        pytest.raises(TeacherError, match="label-mode logits"),
+    ):
+        Oracle(client, Ledger(10))(IMAGES)
 
 
 @pytest.mark.integration

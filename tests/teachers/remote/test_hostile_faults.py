@@ -60,8 +60,8 @@ def hostile(plan: Plan, way: str = "binary", **more: Any) -> Hostile:
 def oracle_on(server: Hostile, way: str = "", **options: object) -> Iterator[Oracle]:
     """An oracle on the server's model, with a budget of 1000 images."""
     dialect = server.dialect
-    given = {"url": server.url, **dialect.options, **WAYS.get(way, (V2_, {}))[1], **options}
-    teacher = make_teacher(TeacherConfig(kind=dialect.kind, **dialect.config), given, CPU)
+    settings = {"url": server.url, **dialect.options, **WAYS.get(way, (V2_, {}))[1], **options}
+    teacher = make_teacher(TeacherConfig(kind=dialect.kind, **dialect.config), settings, CPU)
     oracle = Oracle(teacher, Ledger(1000))
     try:
         yield oracle
@@ -81,11 +81,11 @@ def images(seed: int = 0, number: int = IMAGES) -> Tensor:
 
 def asked_truly(oracle: Oracle, seed: int = 0) -> None:
     """The answers to some images are, bit by bit, the model's."""
-    asked = images(seed, number_of(oracle))
-    sent = asked.numpy()
+    batch = images(seed, number_of(oracle))
+    sent = batch.numpy()
     if oracle.spec.levels is not None:
         sent = np.rint(sent * 255).astype("f4") / np.float32(255)
-    np.testing.assert_array_equal(oracle(asked).numpy(), truth(sent), strict=True)
+    np.testing.assert_array_equal(oracle(batch).numpy(), truth(sent), strict=True)
 
 
 def in_turn(faults: Iterable[Any]) -> list[tuple[Any, str]]:
@@ -173,10 +173,10 @@ def test_what_is_refused_for_good_is_asked_once_and_costs_nothing(fault: str, wa
 
 
 def test_a_batch_that_is_too_large_is_split_and_what_was_refused_costs_nothing() -> None:
-    asked = torch.rand(23, *SHAPE)
+    batch = torch.rand(23, *SHAPE)
     with Hostile(max_batch=4) as server, oracle_on(server) as oracle:
-        np.testing.assert_array_equal(oracle(asked).numpy(), truth(asked.numpy()))
-        np.testing.assert_array_equal(oracle(asked).numpy(), truth(asked.numpy()))
+        np.testing.assert_array_equal(oracle(batch).numpy(), truth(batch.numpy()))
+        np.testing.assert_array_equal(oracle(batch).numpy(), truth(batch.numpy()))
         assert max(entry.images for entry in server.served) == 4
         assert server.images == oracle.ledger.spent == 46
         assert oracle.ledger.refused == 23
@@ -215,16 +215,16 @@ def test_nothing_that_a_service_says_reaches_a_terminal_raw(status: int, way: st
     ]
     said += [[{"label": RAW, "score": 0.5}], [{"label": "class 0", "score": RAW}], [{RAW: 1}]]
     bodies = [RAW.encode("utf-8", "surrogatepass"), *(json.dumps(item).encode() for item in said)]
-    given: list[bytes] = []
+    settings: list[bytes] = []
     lines: list[str] = []
     with hostile({}, way) as server, oracle_on(server, way, patience=0.001) as oracle:
         ask, oracle_tells = server.what, lines.append
         server.reply = lambda request: (  # type: ignore[method-assign]
-            answered(given[0], status, Location="/\x1b[31m%1b") if request.body else ask(request)  # type: ignore[operator]
+            answered(settings[0], status, Location="/\x1b[31m%1b") if request.body else ask(request)  # type: ignore[operator]
         )
         oracle.report_to(oracle_tells)
         for body in bodies:
-            given[:] = [body]
+            settings[:] = [body]
             try:
                 oracle(images(number=1))
             except TeacherError as error:

@@ -43,9 +43,9 @@ def adapter(folder: Path, **answer: Any) -> dict[str, Any]:
 def ask(kind: str, said: Any, options: dict[str, Any], **config: Any) -> str:
     """How a batch ends, in requests of one image, four at once: one is sent, and stays charged."""
     with Service(said) as service:
-        given = {"url": service.url, **options}
+        settings = {"url": service.url, **options}
         teacher = make_teacher(
-            TeacherConfig(kind=kind, max_batch=1, **config), given, torch.device("cpu")
+            TeacherConfig(kind=kind, max_batch=1, **config), settings, torch.device("cpu")
         )
         ledger = Ledger(100)
         oracle = Oracle(teacher, ledger)
@@ -178,7 +178,7 @@ def v2(announced: str | None, scores: Any) -> V2:
     return V2(*said, parameters=parameters, infer=infer)
 
 
-def made(
+def service_of(
     kind: str, announced: str | None, scores: Any, folder: Path
 ) -> tuple[Replies, dict[str, Any]]:
     """What a service answers, and the options of the teacher, common ones included."""
@@ -202,7 +202,7 @@ def asked(
     kind: str, announced: str | None, flag: str | None, scores: Any, folder: Path
 ) -> tuple[Any, list[str]]:
     """Two batches of answers through an oracle, and what it told."""
-    reply, options = made(kind, announced, scores, folder)
+    reply, options = service_of(kind, announced, scores, folder)
     stated = {"shape": SMALL, "num_classes": FOUR} if kind in ("tf-serving", "hf-api") else {}
     lines: list[str] = []
     with Service(reply) as service:

@@ -295,24 +295,24 @@ def test_a_sample_that_makes_no_adapter_is_refused_in_one_line(
 def test_no_file_is_written_over_and_both_flags_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample, made = str(tmp_path / "answer.json"), tmp_path / "my.yaml"
+    sample, adapter = str(tmp_path / "answer.json"), tmp_path / "my.yaml"
     Path(sample).write_text(json.dumps(SAMPLES["multipart"][0]))
-    asked = ["check", "--sample", sample, "--write-adapter"]
-    assert main([*asked, str(made)]) == 0
-    written = made.read_text()
+    command = ["check", "--sample", sample, "--write-adapter"]
+    assert main([*command, str(adapter)]) == 0
+    written = adapter.read_text()
     assert "TODO" in capsys.readouterr().out
     for words, key in (
         (["check", "--sample", sample], "--write-adapter: expected both"),
-        ([*asked, str(made)], "it is there already"),
+        ([*command, str(adapter)], "it is there already"),
         (
-            ["check", "--sample", f"{sample}.no", "--write-adapter", f"{made}.no"],
+            ["check", "--sample", f"{sample}.no", "--write-adapter", f"{adapter}.no"],
             "--sample: cannot read",
         ),
-        (["check", "--teacher", "json", "--teacher.adapter", str(made)], "--teacher.url"),
+        (["check", "--teacher", "json", "--teacher.adapter", str(adapter)], "--teacher.url"),
     ):
         assert main(words) == 2
         assert key in capsys.readouterr().err
-    assert made.read_text() == written
+    assert adapter.read_text() == written
 
 
 @pytest.mark.parametrize(
