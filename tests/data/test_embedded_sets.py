@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refusal
 
 from dfme.config.settings import EvaluationConfig
 from dfme.data import (
@@ -25,7 +26,6 @@ from dfme.data import (
 from dfme.data.drawn import DrawnConfig, draw
 from dfme.data.letters import HALF_LINES, LINES
 from dfme.data.shapes import OUTLINES
-from dfme.errors import UserError
 from dfme.queries.pool import open_pool
 from dfme.run.evaluation_images import evaluation_images
 from dfme.spec import ImageSpec
@@ -60,10 +60,8 @@ def test_a_subset_of_a_sorted_set_keeps_every_class() -> None:
     ],
 )
 def test_unknown_names_are_refused(name: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        check_dataset(name)
-    with pytest.raises(UserError, match=says):
-        load_dataset(name, "test")
+    refusal(says, check_dataset, name)
+    refusal(says, load_dataset, name, "test")
 
 
 @pytest.mark.integration
@@ -87,8 +85,13 @@ def test_names_are_checked_without_torch() -> None:
 
 
 def test_another_size_than_the_sets_own_is_refused() -> None:
-    with pytest.raises(UserError, match="digits: its images are 1x8x8, but 3x32x32 was asked for"):
-        load_dataset("digits", "test", shape=(3, 32, 32))
+    refusal(
+        "digits: its images are 1x8x8, but 3x32x32 was asked for",
+        load_dataset,
+        "digits",
+        "test",
+        shape=(3, 32, 32),
+    )
 
 
 def test_digits_are_split_once_and_for_all() -> None:
@@ -184,8 +187,7 @@ def test_unturned_bars_stand_upright() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 12, 12), (3, 4, 12)])
 def test_shapes_that_cannot_be_are_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(UserError, match="shapes: "):
-        load_dataset("shapes", "test", shape=shape)
+    refusal("shapes: ", load_dataset, "shapes", "test", shape=shape)
 
 
 def test_drawn_letters_have_the_holes_of_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:

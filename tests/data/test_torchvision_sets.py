@@ -10,6 +10,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 
 from dfme.data import DATASETS, DRAWN, check_dataset, load_dataset
 from dfme.errors import Ref, UserError
@@ -47,8 +48,14 @@ def test_mnist_files_are_read(tmp_path: Path, name: str, folder: str) -> None:
     assert np.array_equal(train.images[:, 0].numpy(), pixels)
     assert train.labels.tolist() == [7, 8, 9]
     assert (len(test), len(test.class_names)) == (2, 10)
-    with pytest.raises(UserError, match=f"{name}: its images are 1x28x28, but 1x32x32"):
-        load_dataset(name, "test", root=str(tmp_path), shape=(1, 32, 32))
+    refusal(
+        f"{name}: its images are 1x28x28, but 1x32x32",
+        load_dataset,
+        name,
+        "test",
+        root=str(tmp_path),
+        shape=(1, 32, 32),
+    )
 
 
 def _write_cifar(folder: Path, files: dict[str, int], key: str) -> None:
@@ -78,8 +85,7 @@ def test_cifar_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
         )
     train = load_dataset(name, "train", root=str(tmp_path), shape=(3, 32, 32))
     test = load_dataset(name, "test", root=str(tmp_path))
-    assert len(train) == 2 * parts
-    assert train.labels[:2].tolist() == [1, 1]
+    assert (len(train), train.labels[:2].tolist()) == (2 * parts, [1, 1])
     assert test.labels.tolist() == [9, 1]
     assert test.images.is_contiguous()
     assert test.images[0, 1, :, 0].tolist() == [9] * 32
@@ -92,10 +98,13 @@ def test_files_that_are_not_the_published_ones_are_not_unpickled(tmp_path: Path)
     names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
     _write_cifar(tmp_path / "cifar-10-batches-py", dict.fromkeys(names, 1), "labels")
     (tmp_path / "cifar-10-batches-py" / "batches.meta").write_bytes(pickle.dumps({}))
-    with pytest.raises(
-        UserError, match=r"cifar10: could not read it in .*corrupted.*remove its files"
-    ):
-        load_dataset("cifar10", "test", root=str(tmp_path))
+    refusal(
+        r"cifar10: could not read it in .*corrupted.*remove its files",
+        load_dataset,
+        "cifar10",
+        "test",
+        root=str(tmp_path),
+    )
 
 
 def _fake_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +130,13 @@ def test_svhn_without_scipy_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     _fake_svhn(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(UserError, match=r"svhn: .* needs scipy; .*pip install scipy"):
-        load_dataset("svhn", "test", root=str(tmp_path))
+    refusal(
+        r"svhn: .* needs scipy; .*pip install scipy",
+        load_dataset,
+        "svhn",
+        "test",
+        root=str(tmp_path),
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in DATASETS if name not in ("digits", *DRAWN)])
@@ -145,7 +159,11 @@ def test_a_failed_download_is_a_users_error(
         raise URLError("no network")
 
     monkeypatch.setattr(_torchvision().datasets.cifar, "download_and_extract_archive", fail)
-    with pytest.raises(
-        UserError, match=r"cifar10: could not fetch .*no network.*check the network"
-    ):
-        load_dataset("cifar10", "test", root=str(tmp_path), download=True)
+    refusal(
+        r"cifar10: could not fetch .*no network.*check the network",
+        load_dataset,
+        "cifar10",
+        "test",
+        root=str(tmp_path),
+        download=True,
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor
 
 from dfme.errors import RunError, TeacherError
@@ -45,8 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_each_image_is_asked_once_within_a_batch_and_over_batches(tmp_path: Path) -> None:
     counted, x_BCHW = Counted(), torch.rand(6, *SPEC.shape)
-    teacher = wrap_callable(counted)
-    once = AskedOnce(teacher, tmp_path / "asked")
+    once = AskedOnce(wrap_callable(counted), tmp_path / "asked")
     twice_BCHW = torch.cat([x_BCHW, x_BCHW.flip(0)])
     assert torch.equal(once(twice_BCHW), Counted()(twice_BCHW))
     assert counted.asked == 6
@@ -88,18 +88,20 @@ def test_what_is_no_answer_is_not_kept_and_a_failure_keeps_nothing(file: Path) -
     oracle = Oracle(AskedOnce(teacher, file), ledger)
     x_BCHW = torch.rand(2, *SPEC.shape)
     for problem in ("none negative", "gone"):
-        with pytest.raises(TeacherError, match=problem):
-            oracle(x_BCHW)
+        refusal(problem, oracle, x_BCHW, error=TeacherError)
     assert torch.equal(oracle(x_BCHW), Counted()(x_BCHW))
     assert (counted.asked, ledger.spent, spared([file])) == (2, 6, 0)
 
 
 def test_a_damaged_file_of_answers_is_refused_by_its_name(file: Path) -> None:
     file.write_bytes(b"no database, though as long as one would be " * 50)
-    with pytest.raises(
-        RunError, match=r"shared\.sqlite: cannot keep the answers .* remove it to ask again"
-    ):
-        AskedOnce(wrap_callable(Counted()), file)
+    refusal(
+        r"shared\.sqlite: cannot keep the answers .* remove it to ask again",
+        AskedOnce,
+        wrap_callable(Counted()),
+        file,
+        error=RunError,
+    )
 
 
 @pytest.mark.parametrize("ending", ["", "-journal", "-wal"])
@@ -107,16 +109,26 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, ending: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"")
     Path(f"{tmp_path}/shared.sqlite{ending}").symlink_to(precious)
-    with pytest.raises(RunError, match=r"got a link.*nothing is written"):
-        AskedOnce(wrap_callable(Counted()), tmp_path / "shared.sqlite")
+    refusal(
+        r"got a link.*nothing is written",
+        AskedOnce,
+        wrap_callable(Counted()),
+        tmp_path / "shared.sqlite",
+        error=RunError,
+    )
     assert precious.read_bytes() == b""
 
 
 def test_nothing_is_written_into_a_folder_that_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".evaluation").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="got a link"):
-        AskedOnce(wrap_callable(Counted()), tmp_path / ".evaluation" / "shared.sqlite")
+    refusal(
+        "got a link",
+        AskedOnce,
+        wrap_callable(Counted()),
+        tmp_path / ".evaluation" / "shared.sqlite",
+        error=RunError,
+    )
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
@@ -138,10 +150,13 @@ def test_a_file_with_more_than_our_tables_is_refused(file: Path, what: str) -> N
     once = AskedOnce(wrap_callable(counted), file)
     with closing(sqlite3.connect(file)) as database:
         database.executescript(STRANGE[what])
-    with pytest.raises(RunError, match="expected the answers that runs of this version share, got"):
-        once(torch.rand(2, *SPEC.shape))
-    with pytest.raises(RunError, match="remove it to ask again"):
-        spared([file])
+    refusal(
+        "expected the answers that runs of this version share, got",
+        once,
+        torch.rand(2, *SPEC.shape),
+        error=RunError,
+    )
+    refusal("remove it to ask again", spared, [file], error=RunError)
     assert counted.asked == 0
 
 
@@ -156,8 +171,7 @@ def test_an_answer_of_another_image_is_refused(file: Path) -> None:
         wrong = (rows[codes[1]], codes[0])
         database.execute("UPDATE answers SET answer = ? WHERE image = ?", wrong)
     assert torch.equal(once(x_BCHW[1:]), expected[1:])
-    with pytest.raises(RunError, match="not the one that was kept for its image"):
-        once(x_BCHW[:1])
+    refusal("not the one that was kept for its image", once, x_BCHW[:1], error=RunError)
 
 
 def test_answers_of_another_form_are_refused(file: Path) -> None:
@@ -179,8 +193,12 @@ def test_a_held_file_is_said_and_given_up(
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     started = time.monotonic()
-    with pytest.raises(RunError, match=r"held by another process for .* resume this run"):
-        once(torch.rand(1, *SPEC.shape))
+    refusal(
+        r"held by another process for .* resume this run",
+        once,
+        torch.rand(1, *SPEC.shape),
+        error=RunError,
+    )
     assert 0.2 < time.monotonic() - started < 20
     assert [record.getMessage() for record in caplog.records] == [
         f"waiting for another run, which asks the same teacher: it holds {file}"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusals import refusal
 from torch import Tensor, nn
 
 from dfme.config.settings import TeacherConfig
@@ -16,7 +17,6 @@ from dfme.spec import ImageSpec, RequestPolicy, Teacher, TeacherInfo
 from dfme.teachers.build import make_teacher
 from dfme.teachers.custom import wrap_callable
 
-CPU = torch.device("cpu")
 MODULE = '''
 import torch
 
@@ -58,7 +58,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def own(kind: str, options: dict[str, Any] | None = None, **common: Any) -> Teacher:
-    return make_teacher(TeacherConfig(kind=kind, **common), options or {}, CPU)
+    return make_teacher(TeacherConfig(kind=kind, **common), options or {}, torch.device("cpu"))
 
 
 def test_own_class_with_its_arguments(own_module: str) -> None:
@@ -115,8 +115,7 @@ def test_a_module_that_fails_on_import_says_where(
     (tmp_path / "own_broken.py").write_text("x = 1\nimport not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(UserError, match=r"not_installed_anywhere.*own_broken\.py, line 2"):
-        own("own_broken:Teacher")
+    refusal(r"not_installed_anywhere.*own_broken\.py, line 2", own, "own_broken:Teacher")
 
 
 def uniform(images: Tensor) -> Tensor:
@@ -164,20 +163,19 @@ def test_attributes_win_and_contradictions_are_refused() -> None:
     assert teacher.spec == ImageSpec((1, 2, 2), (-1.0, 1.0))
     assert (teacher.info.max_batch, teacher.info.class_names) == (5, ("a", "b", "c", "d"))
     assert str(wrap_callable(WithFacts(), label_mode="label").label_mode) == "label"
-    with pytest.raises(UserError, match="gives only"):
-        wrap_callable(WithFacts(), label_mode="probabilities")
-    with pytest.raises(
-        UserError, match=r"shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)"
-    ):
-        wrap_callable(WithFacts(), shape=(3, 2, 2))
-    with pytest.raises(UserError, match=r"say --teacher\.num-classes"):
-        wrap_callable(uniform, shape=(1, 2, 2))
+    refusal("gives only", wrap_callable, WithFacts(), label_mode="probabilities")
+    refusal(
+        r"shape: got \(3, 2, 2\), but the teacher itself says \(1, 2, 2\)",
+        wrap_callable,
+        WithFacts(),
+        shape=(3, 2, 2),
+    )
+    refusal(r"say --teacher\.num-classes", wrap_callable, uniform, shape=(1, 2, 2))
 
 
 def test_a_module_in_training_mode_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Softmax(1))
-    with pytest.raises(UserError, match="eval"):
-        wrap_callable(module, shape=(1, 2, 2), num_classes=3)
+    refusal("eval", wrap_callable, module, shape=(1, 2, 2), num_classes=3)
     assert wrap_callable(module.eval(), shape=(1, 2, 2), num_classes=3)(
         torch.ones(2, 1, 2, 2)
     ).shape == (2, 3)
@@ -234,14 +232,15 @@ def test_probabilities_that_are_said_to_be_logits_are_refused(total: float, word
     def answer(x_BCHW: Tensor) -> Tensor:
         return x_BCHW.flatten(1)[:, :5].mul(3).softmax(1) * total
 
-    given = {"shape": (1, 4, 4), "num_classes": 5}
-    said: Any = wrap_callable(answer, label_mode="logits", **given)
-    with pytest.raises(TeacherError, match=f"add up to {total:g} for every image.*{words}"):
-        said(images)
-    logits = wrap_callable(lambda x: x.flatten(1)[:, :5].mul(3), label_mode="logits", **given)
+    facts = {"shape": (1, 4, 4), "num_classes": 5}
+    said: Any = wrap_callable(answer, label_mode="logits", **facts)
+    refusal(f"add up to {total:g} for every image.*{words}", said, images, error=TeacherError)
+    logits = wrap_callable(lambda x: x.flatten(1)[:, :5].mul(3), label_mode="logits", **facts)
     assert logits(images).shape == (8, 5)
     lone = wrap_callable(lambda x: 100 * x.mean((1, 2, 3)), shape=(1, 4, 4), num_classes=2)
-    with pytest.raises(
-        TeacherError, match="if these are percentages, divide them by 100; if these are"
-    ):
-        lone(images)
+    refusal(
+        "if these are percentages, divide them by 100; if these are",
+        lone,
+        images,
+        error=TeacherError,
+    )

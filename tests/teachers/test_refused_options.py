@@ -1,27 +1,29 @@
 """What cannot be defended or watched so is said in one line, before anything heavy is loaded."""
 
 import dataclasses
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from defended import KEY, WEIGHTS, queries, watched
+from refusals import refusal
 from toys import LinearTeacher
 
 from dfme.cli.main import main
 from dfme.config.defences import parse_defences, stated
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
-from dfme.errors import Refused, UserError
+from dfme.errors import Refused
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.owner.checks import check_teacher
 from dfme.teachers.owner.defences.wrapper import Defended
 
-SPEC = ImageSpec((1, 4, 4))
-CPU = torch.device("cpu")
 BENIGN = "--teacher.benign digits"
 DEFENCES = {
     "lattice --teacher.kind v2": "a service is defended where it runs: run.py serve",
@@ -61,8 +63,7 @@ def test_what_the_configuration_shows_is_refused_by_name(
     keys = {flag.removeprefix("--teacher.").replace("-", "_"): text for flag, text in pairs}
     config = from_mapping(TeacherConfig, {option: value, **keys})
     parts = [re.escape(part) for part in said.split(", ")]
-    with pytest.raises(UserError, match=f"^.*{'.*'.join(parts)}.*$"):
-        check_teacher(config, {"trust": True})
+    refusal(f"^.*{'.*'.join(parts)}.*$", check_teacher, config, {"trust": True})
 
 
 def test_more_decimals_than_the_margin_has_are_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,22 +110,31 @@ def test_what_only_the_data_show_is_said_as_the_teacher_is_made(tmp_path: Path) 
     five = {f"{part}_labels": np.arange(60) % 5 for part in ("train", "test")}
     np.savez(tmp_path / "five.npz", train_images=images, test_images=images, **five)
     np.savez(tmp_path / "few.npz", images=images[:20])
-    with pytest.raises(
-        UserError, match=r"sequential with benign .*five\.npz: expected images of all 10"
-    ):
-        watched("sequential", benign=str(tmp_path / "five.npz"))
-    with pytest.raises(
-        UserError, match="benign: expected at least 20 images to calibrate on, got 10"
-    ):
-        watched("labels", benign=str(tmp_path / "few.npz"))
+    refusal(
+        r"sequential with benign .*five\.npz: expected images of all 10",
+        watched,
+        "sequential",
+        benign=str(tmp_path / "five.npz"),
+    )
+    refusal(
+        "benign: expected at least 20 images to calibrate on, got 10",
+        watched,
+        "labels",
+        benign=str(tmp_path / "few.npz"),
+    )
 
 
 @pytest.mark.parametrize("mode", ["label", "top_k:2", "probabilities:3"])
 def test_a_teacher_whose_own_answers_hide_what_a_defence_needs(mode: str) -> None:
-    asked = LinearTeacher(SPEC, mode=mode)
+    asked = LinearTeacher(ImageSpec((1, 4, 4)), mode=mode)
     asked.label_mode = LabelMode.parse(mode)
-    with pytest.raises(UserError, match=f"lattice, pow: expected .* unrounded scores, got {mode}"):
-        Defended(asked, parse_defences("quota+lattice+pow"), asked.label_mode)
+    refusal(
+        f"lattice, pow: expected .* unrounded scores, got {mode}",
+        Defended,
+        asked,
+        parse_defences("quota+lattice+pow"),
+        asked.label_mode,
+    )
     images = torch.rand(5, 1, 4, 4)
     if mode != "probabilities:3":  # the toy does not round
         answers = Defended(asked, parse_defences("quota"), asked.label_mode)(images)
@@ -136,9 +146,11 @@ def own(
 ) -> Defended:
     given = from_mapping(TeacherConfig, {"kind": teacher, **config})
     options = {"spec": ImageSpec((1, 8, 8)), "num_classes": 10, "mode": mode}
-    made = make_teacher(given, options if teacher.startswith("toys") else {}, CPU)
-    assert isinstance(made, Defended)
-    return made
+    teacher_made = make_teacher(
+        given, options if teacher.startswith("toys") else {}, torch.device("cpu")
+    )
+    assert isinstance(teacher_made, Defended)
+    return teacher_made
 
 
 def test_a_teacher_of_ones_own_is_defended_and_watched_unless_it_is_a_service() -> None:
@@ -154,22 +166,20 @@ def test_a_teacher_of_ones_own_is_defended_and_watched_unless_it_is_a_service() 
         assert torch.equal(teacher(queries()[:90]), plain(queries()[:90]))
         assert teacher.info.watch.report()["images"] == 90
     watch = {"watch": "labels", "benign": "digits"}
-    with pytest.raises(UserError, match="on-alarm label: expected"):
-        own(mode="logits", on_alarm="label", **watch)
-    with pytest.raises(
-        UserError, match="the watch: expected a teacher with unrounded scores, got label"
-    ):
-        own(mode="label", **watch)
+    refusal("on-alarm label: expected", own, mode="logits", on_alarm="label", **watch)
+    refusal(
+        "the watch: expected a teacher with unrounded scores, got label", own, mode="label", **watch
+    )
     for options, verb in (({"defences": "lattice"}, "defended"), (watch, "watched")):
-        with pytest.raises(UserError, match=f"a service is {verb} where it runs"):
-            own("known_teachers:ScriptedTeacher", **options)
+        refusal(
+            f"a service is {verb} where it runs", own, "known_teachers:ScriptedTeacher", **options
+        )
 
 
 def test_a_quota_is_refused_before_the_watch_sees_it() -> None:
     teacher = watched("labels", defences="quota:images=50")
     teacher(queries()[:50])
-    with pytest.raises(Refused, match="quota"):
-        teacher(queries()[:1])
+    refusal("quota", teacher, queries()[:1], error=Refused)
     assert teacher.info.watch.report()["images"] == 50
 
 
@@ -192,3 +202,49 @@ def test_what_a_stack_states_is_what_its_parts_state_together() -> None:
         False,
         ("key", "surrogate", "network", "data"),
     )
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ALWAYS = {"build", "facts", "label_modes", "options"}
+"""Modules of every teacher, and of the record that a run keeps of it."""
+
+CODE = """
+import json, sys
+import torch
+from dfme.config.settings import TeacherConfig
+from dfme.teachers.build import make_teacher
+from dfme.teachers.facts import teacher_facts
+config = TeacherConfig(kind={kind!r}, shape=(1, 8, 8), num_classes=10)
+options = {options!r}
+own = (lambda x: x.flatten(1)[:, :10]) if ":" in config.kind else None
+teacher_facts(make_teacher(config, options, torch.device("cpu"), own=own), config.kind, options)
+names = [name for name in sys.modules if name.startswith("dfme.teachers.")]
+print(json.dumps([name.removeprefix("dfme.teachers.") for name in names]))
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("kind", "options", "modules"),
+    [
+        (
+            "torch",
+            {"checkpoint": "teachers/checkpoints/digits.safetensors"},
+            (
+                {"local"}
+                | {
+                    f"local.{name}"
+                    for name in ("checks", "names", "pytorch", "safetensors_file", "weights")
+                }
+            ),
+        ),
+        ("module:function", {}, {"custom"}),
+    ],
+)
+def test_a_kind_loads_its_own_modules_alone(
+    kind: str, options: dict[str, str], modules: set[str]
+) -> None:
+    code = CODE.format(kind=kind, options=options)
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert set(json.loads(process.stdout)) == ALWAYS | modules

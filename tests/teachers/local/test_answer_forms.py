@@ -45,10 +45,10 @@ def teacher(
     return make_program_teacher(program, answers, output, TeacherConfig(shape=SHAPE, **common))
 
 
-def probabilities(made: ProgramTeacher) -> Tensor:
+def probabilities(program_teacher: ProgramTeacher) -> Tensor:
     """What an API shows of a teacher, whose own scores are logits or probabilities."""
-    scores_BK = made(IMAGES)
-    return scores_BK.softmax(1) if made.label_mode.kind == "logits" else scores_BK
+    scores_BK = program_teacher(IMAGES)
+    return scores_BK.softmax(1) if program_teacher.label_mode.kind == "logits" else scores_BK
 
 
 CERTAIN: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
@@ -73,8 +73,7 @@ CERTAIN: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 def test_what_the_values_tell_is_not_asked(name: str) -> None:
     answer, truth_BK = CERTAIN[name]
     near = 2e-3 if "half" in name else 1e-5
-    found_BK = probabilities(teacher(answer))
-    torch.testing.assert_close(found_BK, truth_BK, rtol=near, atol=near)
+    torch.testing.assert_close(probabilities(teacher(answer)), truth_BK, rtol=near, atol=near)
 
 
 ASKED: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, Tensor]]] = {
@@ -117,31 +116,59 @@ def test_the_last_operation_answers_the_question() -> None:
     assert positive.label_mode.kind == "logits"
 
 
-WRONG = [
-    (lambda x: logits(x).softmax(1), "logits", (), "say --teacher.answers probabilities"),
-    (logits, "probabilities", (), "say --teacher.answers logits"),
-    (
-        lambda x: logits(x).sigmoid(),
-        "probabilities",
-        (),
-        "say --teacher.answers logits or sigmoids",
-    ),
-    (
-        lambda x: 100 * logits(x).softmax(1),
-        "probabilities",
-        (),
-        "say --teacher.answers percentages",
-    ),
-    (lambda x: 100 * logits(x).softmax(1), "logits", (), "say --teacher.answers percentages"),
-    (lone, "percentages", (), "say --teacher.answers logits"),
-    (lambda x: lone(x).sigmoid(), "logits", ("sigmoid",), "say --teacher.answers probabilities"),
-    (lambda x: logits(x).argmax(1), "auto", (), "expected scores (1, classes), got (1,) of int64"),
-    (lambda x: logits(x)[:, :, None].expand(-1, -1, 2), "auto", (), "got (1, 5, 2)"),
-    (lambda x: "cat", "auto", (), "got cat"),
-]
-
-
-@pytest.mark.parametrize(("answer", "given", "ends", "words"), WRONG)
+@pytest.mark.parametrize(
+    ("answer", "given", "ends", "words"),
+    [
+        (lambda x: logits(x).softmax(1), "logits", (), "say --teacher.answers probabilities"),
+        (logits, "probabilities", (), "say --teacher.answers logits"),
+        (
+            lambda x: logits(x).sigmoid(),
+            "probabilities",
+            (),
+            "say --teacher.answers logits or sigmoids",
+        ),
+        (
+            lambda x: 100 * logits(x).softmax(1),
+            "probabilities",
+            (),
+            "say --teacher.answers percentages",
+        ),
+        (lambda x: 100 * logits(x).softmax(1), "logits", (), "say --teacher.answers percentages"),
+        (lone, "percentages", (), "say --teacher.answers logits"),
+        (
+            lambda x: lone(x).sigmoid(),
+            "logits",
+            ("sigmoid",),
+            "say --teacher.answers probabilities",
+        ),
+        (
+            lambda x: logits(x).argmax(1),
+            "auto",
+            (),
+            "expected scores (1, classes), got (1,) of int64",
+        ),
+        (lambda x: logits(x)[:, :, None].expand(-1, -1, 2), "auto", (), "got (1, 5, 2)"),
+        (lambda x: "cat", "auto", (), "got cat"),
+        (
+            lambda x: logits(x).softmax(1).topk(3)[0],
+            "auto",
+            (),
+            "they are sorted, and which class each is of is lost",
+        ),
+        (
+            lambda x: logits(x).sort(1)[0],
+            "auto",
+            (),
+            "they are sorted, and which class each is of is lost",
+        ),
+        (
+            lambda x: logits(x).topk(5),
+            "auto",
+            (),
+            "they are sorted, and which class each is of is lost",
+        ),
+    ],
+)
 def test_a_form_that_cannot_be_is_refused_with_those_that_can(
     answer: Any, given: str, ends: tuple[Any, ...], words: str
 ) -> None:
@@ -194,10 +221,10 @@ def test_a_batch_that_is_fixed_is_looked_at_and_filled_up() -> None:
         assert len(x_BCHW) == 4
         return logits(x_BCHW).softmax(1)
 
-    made = make_program_teacher(
+    program_teacher = make_program_teacher(
         Program("p", fixed, least=4, most=4), "auto", None, TeacherConfig(shape=SHAPE)
     )
-    torch.testing.assert_close(made(IMAGES[:3]), P_BK[:3])
+    torch.testing.assert_close(program_teacher(IMAGES[:3]), P_BK[:3])
     refused(
         "256 GB",
         make_program_teacher,
@@ -228,18 +255,6 @@ def test_a_linear_map_may_average_probabilities_so_that_is_asked() -> None:
 
 def teacher_of_linear(answer: Callable[[Tensor], object]) -> Callable[[], ProgramTeacher]:
     return lambda: teacher(answer, ends=("unbounded",))
-
-
-SORTED: list[Callable[[Tensor], object]] = [
-    lambda x: logits(x).softmax(1).topk(3)[0],
-    lambda x: logits(x).sort(1)[0],
-    lambda x: logits(x).topk(5),
-]
-
-
-@pytest.mark.parametrize("answer", SORTED)
-def test_sorted_answers_are_refused(answer: Callable[[Tensor], object]) -> None:
-    refused("they are sorted, and which class each is of is lost", teacher, answer)
 
 
 def test_two_classes_and_answers_that_hardly_change_may_have_an_order() -> None:

@@ -1,5 +1,6 @@
-"""Names that wrappers leave in checkpoints, several networks in one file, and what is left over."""
+"""Names in checkpoints: of wrappers, of several networks in one file, of old versions of torchvision."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 from damage import refused
 from tables import all_hold
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from dfme.config.settings import TeacherConfig
 from dfme.nets import build_net
+from dfme.nets.torchvision_nets import current_names
 from dfme.teachers.build import make_teacher
 from dfme.teachers.local.names import plain_state
 
@@ -73,8 +75,8 @@ def load(tmp_path: Path, value: Any, arch: str | None = None, **options: Any) ->
     torch.save(value, path)
     classes = 10 if arch else None
     common = TeacherConfig(shape=SHAPE, num_classes=classes, label_mode="logits")
-    given = {"checkpoint": str(path), "arch": arch, **options}
-    return make_teacher(common, given, torch.device("cpu"))
+    settings = {"checkpoint": str(path), "arch": arch, **options}
+    return make_teacher(common, settings, torch.device("cpu"))
 
 
 def is_net(teacher: Any, net: torch.nn.Module) -> None:
@@ -156,3 +158,87 @@ def test_a_word_of_a_wrapper_stays_where_it_tells_two_weights_apart() -> None:
     assert plain_state({"module": one}) == {"module": one}
     assert plain_state({"a.module.w": one, "a.v": two}) == {"a.module.w": one, "a.v": two}
     assert plain_state({"step": torch.ones(3), "b.n_averaged": one}).keys() == {"step"}
+
+
+torchvision = pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+
+
+def load_torchvision(path: Path, arch: str, edge: int = 96, **options: Any) -> Any:
+    config = TeacherConfig(shape=(3, edge, edge), num_classes=4, label_mode="logits")
+    settings = {"checkpoint": str(path), "arch": arch, **options}
+    return make_teacher(config, settings, torch.device("cpu"))
+
+
+def network(arch: str, **arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    net: nn.Module = torchvision.models.get_model(arch, weights=None, num_classes=4, **arguments)
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.1)
+    return net.eval()
+
+
+def answers_as(teacher: Any, net: nn.Module, edge: int = 96) -> None:
+    x_BCHW = torch.rand(2, 3, edge, edge)
+    with torch.no_grad():
+        torch.testing.assert_close(teacher(x_BCHW), net(x_BCHW))
+
+
+@pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
+def test_what_weights_do_not_tell_is_asked(tmp_path: Path, arch: str) -> None:
+    torch.save({"conv1.conv.weight": torch.ones(1, 3, 1, 1)}, tmp_path / "net.pth")
+    refused("--teacher.transform-input", load_torchvision, tmp_path / "net.pth", arch)
+
+
+def test_what_only_two_networks_can_do_is_refused_of_others(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": torch.ones(1, 3, 1, 1)}, tmp_path / "net.pth")
+    words = "expected for googlenet or inception_v3 alone, got it for resnet18"
+    refused(words, load_torchvision, tmp_path / "net.pth", "resnet18", transform_input=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
+def test_auxiliary_heads_are_left_out_and_the_input_is_scaled_as_said(
+    tmp_path: Path, arch: str
+) -> None:
+    path = tmp_path / "net.pth"
+    net = network(arch, init_weights=False)
+    torch.save(net.state_dict(), path)
+    assert any(re.match("aux|Aux", name) for name in net.state_dict())
+    plain = load_torchvision(path, arch, transform_input=False)
+    answers_as(plain, net)
+    net.transform_input = True
+    answers_as(load_torchvision(path, arch, transform_input=True), net)
+    x_BCHW = torch.rand(1, 3, 96, 96)
+    assert not torch.allclose(net(x_BCHW), plain(x_BCHW))
+    without = {name: value for name, value in net.state_dict().items() if "aux" not in name.lower()}
+    torch.save({"state_dict": {f"model.{name}": value for name, value in without.items()}}, path)
+    answers_as(load_torchvision(path, arch, transform_input=True), net)
+
+
+OLD: dict[str, list[tuple[str, str]]] = {
+    "densenet121": [(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.")],
+    "vit_b_32": [(r"mlp\.0\.", "mlp.linear_1."), (r"mlp\.3\.", "mlp.linear_2.")],
+}
+"""Of the names of today, what stood in older ones."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", OLD)
+def test_names_of_torchvisions_own_files_are_read(tmp_path: Path, arch: str) -> None:
+    sized = {"image_size": 96} if arch == "vit_b_32" else {}
+    net = network(arch, **sized)
+    old = net.state_dict()
+    for today, earlier in OLD[arch]:
+        old = {re.sub(today, earlier, name): value for name, value in old.items()}
+    assert old.keys() != net.state_dict().keys()
+    assert current_names(arch, old).keys() == net.state_dict().keys()
+    torch.save(old, tmp_path / "net.pth")
+    answers_as(load_torchvision(tmp_path / "net.pth", arch), net)
+
+
+@pytest.mark.exhaustive
+def test_a_network_that_asks_for_the_version_of_its_weights_is_loaded(tmp_path: Path) -> None:
+    net = network("mnasnet0_5")
+    torch.save(dict(net.state_dict()), tmp_path / "net.pth")
+    answers_as(load_torchvision(tmp_path / "net.pth", "mnasnet0_5"), net)

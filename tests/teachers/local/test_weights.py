@@ -14,12 +14,12 @@ import pytest
 import torch
 from damage import refused
 from model_folders import save_weights
+from refusals import refusal
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tables import all_hold
 from torch import Tensor, nn
 
-from dfme.errors import UserError
 from dfme.teachers.local.safetensors_file import DTYPES, read_safetensors
 from dfme.teachers.local.weights import Card, load_into, read_checkpoint, read_weights
 
@@ -215,10 +215,8 @@ def test_what_is_no_weights_is_told_in_one_line(tmp_path: Path) -> None:
         path.write_bytes(make(tmp_path))
         if suffix == ".safetensors":
             message += "|no safetensors"
-        with pytest.raises(UserError, match=message) as error:
-            read_weights(path)
-        assert "\n" not in str(error.value)
-        assert str(path) in str(error.value)
+        error = refusal(message, read_weights, path)
+        assert str(path) in str(error)
 
     all_hold(holds, itertools.product(NO_WEIGHTS, (".pt", ".safetensors")))
 
@@ -241,12 +239,11 @@ def test_load_into_counts_and_names_what_does_not_fit() -> None:
     state["3.weight"] = torch.zeros(5, 2)
     state["4.extra"] = torch.zeros(1)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    with pytest.raises(UserError) as error:
-        load_into(module, state)
-    assert "2 of 9 missing, first 0.weight" in str(error.value)
-    assert "1 unexpected, first 4.extra" in str(error.value)
+    error = refusal("", load_into, module, state)
+    assert "2 of 9 missing, first 0.weight" in str(error)
+    assert "1 unexpected, first 4.extra" in str(error)
     assert "1 of another shape, first 3.weight: (5, 2) in the file, (3, 2) in the network" in str(
-        error.value
+        error
     )
     assert_same(module.state_dict(), before)
 

@@ -61,10 +61,9 @@ class Linear(MLModel):
         names = {"model_name": self.name, "model_version": self.version}
         return InferenceResponse(id=payload.id, outputs=[output], **names)
 '''
-IMAGE = {"name": "image", "datatype": "FP32", "shape": [-1, 1, 2, 2]}
 MODELS: dict[str, dict[str, Any]] = {
     "linear": {
-        "inputs": [IMAGE],
+        "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 2, 2]}],
         "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 3]}],
     },
     "silent": {},
@@ -162,28 +161,34 @@ def test_scores_equal_the_arithmetic_and_every_image_is_counted(
     mlserver: MLServer, encoding: str, version: str | None
 ) -> None:
     before = mlserver.served("linear")
-    with connected(mlserver, {"label_mode": "logits"}, version=version, encoding=encoding) as made:
-        assert (made.spec.shape, made.num_classes, str(made.label_mode)) == ((1, 2, 2), 3, "logits")
+    with connected(
+        mlserver, {"label_mode": "logits"}, version=version, encoding=encoding
+    ) as client:
+        assert (client.spec.shape, client.num_classes, str(client.label_mode)) == (
+            (1, 2, 2),
+            3,
+            "logits",
+        )
         for batch in (1, 5):
             assert np.array_equal(
-                made(images(batch, batch)).numpy(), arithmetic(images(batch, batch))
+                client(images(batch, batch)).numpy(), arithmetic(images(batch, batch))
             )
     assert mlserver.served("linear") - before == 6
 
 
 def test_what_it_refuses_is_not_served(mlserver: MLServer) -> None:
     before = mlserver.served("linear")
-    with connected(mlserver) as made:
-        assert refused("at most 5 images", made, images(6), error=BatchTooLarge).limit == 5
+    with connected(mlserver) as client:
+        assert refused("at most 5 images", client, images(6), error=BatchTooLarge).limit == 5
     # 500: it does not look for binary tensors, which it cannot read
-    with connected(mlserver, encoding="binary") as made, pytest.raises((Refused, Unanswered)):
-        made(images(2))
+    with connected(mlserver, encoding="binary") as client, pytest.raises((Refused, Unanswered)):
+        client(images(2))
     assert mlserver.served("linear") == before
     refused("404", connected, mlserver, model="linaer")
 
 
 def test_a_model_that_says_nothing_of_its_tensors(mlserver: MLServer) -> None:
     config = {"shape": (1, 2, 2), "num_classes": 3}
-    with connected(mlserver, config, model="silent", input="image", layout="nchw") as made:
-        assert np.array_equal(made(images(3)).numpy(), arithmetic(images(3)))
+    with connected(mlserver, config, model="silent", input="image", layout="nchw") as client:
+        assert np.array_equal(client(images(3)).numpy(), arithmetic(images(3)))
     assert mlserver.served("silent") == 3

@@ -32,21 +32,21 @@ def colour(datatype: str = "FP32", shape: list[int] | None = None) -> list[dict[
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "FP64"])
 def test_pixels_arrive_and_scores_come_back_to_the_last_bit(encoding: str, datatype: str) -> None:
     script = V2(inputs=colour(datatype))
-    with v2_teacher(script, encoding=encoding) as made:
-        scores_BK = made.ask(IMAGES, "k1")
-    (asked,) = script.asked
-    assert asked.binary == (encoding == "binary")
-    assert asked.path == "/v2/models/m/infer"
-    assert asked.message["id"] == asked.headers["idempotency-key"] == "k1"
-    assert np.array_equal(asked.pixels, IMAGES.numpy())
+    with v2_teacher(script, encoding=encoding) as client:
+        scores_BK = client.ask(IMAGES, "k1")
+    (question,) = script.asked
+    assert question.binary == (encoding == "binary")
+    assert question.path == "/v2/models/m/infer"
+    assert question.message["id"] == question.headers["idempotency-key"] == "k1"
+    assert np.array_equal(question.pixels, IMAGES.numpy())
     assert scores_BK.dtype == torch.float32
     assert np.array_equal(scores_BK.numpy(), scores(IMAGES.numpy()))
-    assert (made.spec.shape, made.num_classes, made.label_mode) == (
+    assert (client.spec.shape, client.num_classes, client.label_mode) == (
         (3, 2, 2),
         3,
         LabelMode("probabilities"),
     )
-    assert made.info.max_batch is None
+    assert client.info.max_batch is None
 
 
 def test_the_request_is_as_the_extension_wants_it() -> None:
@@ -67,10 +67,12 @@ def test_the_request_is_as_the_extension_wants_it() -> None:
 def test_bytes_carry_each_of_their_levels(encoding: str) -> None:
     codes = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16)
     script = V2(inputs=[tensor("x", "UINT8", [-1, 1, 16, 16])])
-    with v2_teacher(script, {"bounds": (-1.0, 1.0)}, encoding=encoding) as made:
-        assert (made.spec.levels, made.spec.bounds) == (256, (-1.0, 1.0))
-        made.ask(made.spec.quantise(torch.from_numpy(codes.astype(np.float32) / 127.5 - 1)), "k")
-        made.ask(torch.full((1, 1, 16, 16), 9.0), "k")
+    with v2_teacher(script, {"bounds": (-1.0, 1.0)}, encoding=encoding) as client:
+        assert (client.spec.levels, client.spec.bounds) == (256, (-1.0, 1.0))
+        client.ask(
+            client.spec.quantise(torch.from_numpy(codes.astype(np.float32) / 127.5 - 1)), "k"
+        )
+        client.ask(torch.full((1, 1, 16, 16), 9.0), "k")
     assert np.array_equal(script.asked[0].pixels, codes)
     assert script.asked[0].message["inputs"][0]["datatype"] == "UINT8"
     assert (script.asked[1].pixels == 255).all()
@@ -78,32 +80,34 @@ def test_bytes_carry_each_of_their_levels(encoding: str) -> None:
 
 GIVEN = {"shape": (3, 2, 2)}
 LAST = IMAGES.permute(0, 2, 3, 1)
-TRAVELS: list[tuple[list[int], dict[str, Any], str, torch.Tensor]] = [
-    ([-1, 2, 2, 3], {}, "auto", LAST),
-    ([-1, -1, -1, -1], GIVEN, "nhwc", LAST),
-    ([-1, -1, -1, 3], GIVEN, "auto", LAST),
-    ([-1, 12], GIVEN, "auto", IMAGES.reshape(2, 12)),
-    ([-1, 12], GIVEN, "nhwc", LAST.reshape(2, 12)),
-    ([3, 2, 2], {}, "auto", IMAGES),
-    ([-1, 2, 2], {}, "auto", GREY[:, 0]),
-]
 
 
 @pytest.mark.parametrize("encoding", ["binary", "json"])
-@pytest.mark.parametrize(("shape", "config", "layout", "sent"), TRAVELS)
+@pytest.mark.parametrize(
+    ("shape", "config", "layout", "sent"),
+    [
+        ([-1, 2, 2, 3], {}, "auto", LAST),
+        ([-1, -1, -1, -1], GIVEN, "nhwc", LAST),
+        ([-1, -1, -1, 3], GIVEN, "auto", LAST),
+        ([-1, 12], GIVEN, "auto", IMAGES.reshape(2, 12)),
+        ([-1, 12], GIVEN, "nhwc", LAST.reshape(2, 12)),
+        ([3, 2, 2], {}, "auto", IMAGES),
+        ([-1, 2, 2], {}, "auto", GREY[:, 0]),
+    ],
+)
 def test_images_travel_in_the_models_layout(
     shape: list[int], config: dict[str, Any], layout: str, sent: torch.Tensor, encoding: str
 ) -> None:
     script = V2(inputs=colour(shape=shape))
-    with v2_teacher(script, config, layout=layout, encoding=encoding) as made:
-        made(IMAGES if made.spec.shape[0] == 3 else GREY)
+    with v2_teacher(script, config, layout=layout, encoding=encoding) as client:
+        client(IMAGES if client.spec.shape[0] == 3 else GREY)
     assert np.array_equal(script.asked[0].pixels, sent.numpy())
 
 
 def test_the_services_own_normalisation_is_done_before_sending() -> None:
     script = V2(inputs=colour())
-    with v2_teacher(script, {"mean": (0.5, 0.25, 0.0), "std": (0.5,) * 3}) as made:
-        made(IMAGES)
+    with v2_teacher(script, {"mean": (0.5, 0.25, 0.0), "std": (0.5,) * 3}) as client:
+        client(IMAGES)
     mean = np.array([0.5, 0.25, 0.0], np.float32).reshape(3, 1, 1)
     assert np.array_equal(script.asked[0].pixels, (IMAGES.numpy() - mean) * 2)
     normalised = v2_teacher(V2(inputs=colour("UINT8")), {"mean": (0.5,) * 3, "std": (0.5,) * 3})
@@ -112,11 +116,13 @@ def test_the_services_own_normalisation_is_done_before_sending() -> None:
 
 def test_a_version_is_asked_for_and_checked() -> None:
     script = V2()
-    with v2_teacher(script, version="2/x") as made:
-        script.infer = lambda asked: answer(asked, scores(asked.pixels), model_version="2/x")
-        made(GREY)
-        script.infer = lambda asked: answer(asked, scores(asked.pixels))
-        refused("expected model_version '2/x', got '1'", made, GREY, error=Unusable)
+    with v2_teacher(script, version="2/x") as client:
+        script.infer = lambda question: answer(
+            question, scores(question.pixels), model_version="2/x"
+        )
+        client(GREY)
+        script.infer = lambda question: answer(question, scores(question.pixels))
+        refused("expected model_version '2/x', got '1'", client, GREY, error=Unusable)
     assert script.asked[0].path == "/v2/models/m/versions/2%2Fx/infer"
     assert "/v2/models/m/versions/2%2Fx/ready" in script.got
 
@@ -128,16 +134,16 @@ def test_named_tensors_are_chosen_among_several() -> None:
     )
     said = [tensor("features", "FP32", [1, 1]) | {"data": [0.0]}]
     said.append(tensor("y", "FP64", [2, 3]) | {"data": [[0, 0.5, 0.5], [1, 0, 0]]})
-    script = V2(inputs, outputs, infer=lambda asked: http({"model_name": "m", "outputs": said}))
-    with v2_teacher(script, input="x", output="y") as made:
-        assert made(IMAGES).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
+    script = V2(inputs, outputs, infer=lambda question: http({"model_name": "m", "outputs": said}))
+    with v2_teacher(script, input="x", output="y") as client:
+        assert client(IMAGES).tolist() == [[0, 0.5, 0.5], [1, 0, 0]]
     assert script.asked[0].message["inputs"][0]["name"] == "x"
 
 
 def answers(*shape: int, dtype: str = "<f4", **changes: Any) -> Callable[[Asked], bytes]:
     """An answer of small numbers in this shape."""
     array = (np.arange(math.prod(shape)).reshape(shape) % 2).astype(dtype)
-    return lambda asked: answer(asked, array, **changes)
+    return lambda question: answer(question, array, **changes)
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -159,40 +165,40 @@ def test_sizes_of_one_and_single_scores_and_labels_are_read(
     infer = answers(*shape, dtype=dtype, binary=binary)
     with v2_teacher(
         V2(outputs=[tensor("y", datatype, [-1, *shape[1:]])], infer=infer), config
-    ) as made:
-        given = made(GREY)
+    ) as client:
+        given = client(GREY)
         assert (given.tolist(), given.dtype == torch.int64) == (read, dtype == "<i8")
-        assert made.label_mode.kind == config.get("label_mode", "probabilities")
+        assert client.label_mode.kind == config.get("label_mode", "probabilities")
         if given.ndim == 2:
-            assert restrict(made, LabelMode("label"))(GREY).tolist() == given.argmax(1).tolist()
+            assert restrict(client, LabelMode("label"))(GREY).tolist() == given.argmax(1).tolist()
 
 
-NO_ANSWERS: list[tuple[Callable[[Asked], bytes], str]] = [
-    (answers(1, 3), "got FP32 [1, 3]"),
-    (answers(2, 4), "got FP32 [2, 4]"),
-    (answers(2), "got FP32 [2]"),
-    (answers(2, dtype="<i8"), "--teacher.label-mode label"),
-    (answers(2, 3, name="z"), "the output y"),
-    (lambda asked: http({"outputs": []}), "the output y"),
-    (answers(2, 3, model_name="n"), "model_name 'm'"),
-    (answers(2, 3, id="other"), "id 'key'"),
-    (answers(2, 3, id=5), "id 'key'"),
-    (lambda asked: http(b""), "expected JSON"),
-    (lambda asked: http(b"{}", **{LENGTH: "x"}), "a whole number"),
-    (lambda asked: http(b"[" * 3_000_000), "more"),
-]
-
-
-@pytest.mark.parametrize(("infer", "words"), NO_ANSWERS)
+@pytest.mark.parametrize(
+    ("infer", "words"),
+    [
+        (answers(1, 3), "got FP32 [1, 3]"),
+        (answers(2, 4), "got FP32 [2, 4]"),
+        (answers(2), "got FP32 [2]"),
+        (answers(2, dtype="<i8"), "--teacher.label-mode label"),
+        (answers(2, 3, name="z"), "the output y"),
+        (lambda question: http({"outputs": []}), "the output y"),
+        (answers(2, 3, model_name="n"), "model_name 'm'"),
+        (answers(2, 3, id="other"), "id 'key'"),
+        (answers(2, 3, id=5), "id 'key'"),
+        (lambda question: http(b""), "expected JSON"),
+        (lambda question: http(b"{}", **{LENGTH: "x"}), "a whole number"),
+        (lambda question: http(b"[" * 3_000_000), "more"),
+    ],
+)
 def test_what_cannot_be_the_answer_is_unusable(infer: Callable[[Asked], bytes], words: str) -> None:
-    with v2_teacher(V2(infer=infer)) as made:
-        assert refused(words, made.ask, GREY, "key", error=Unusable).reason
+    with v2_teacher(V2(infer=infer)) as client:
+        assert refused(words, client.ask, GREY, "key", error=Unusable).reason
 
 
 def test_labels_that_are_no_whole_numbers_are_unusable() -> None:
     script = V2(outputs=[tensor("y", "INT64", [-1])], infer=answers(2))
-    with v2_teacher(script, {"label_mode": "label", "num_classes": 3}) as made:
-        refused("labels [2] as whole numbers", made, GREY, error=Unusable)
+    with v2_teacher(script, {"label_mode": "label", "num_classes": 3}) as client:
+        refused("labels [2] as whole numbers", client, GREY, error=Unusable)
 
 
 @pytest.mark.parametrize(
@@ -228,25 +234,25 @@ def test_a_limit_is_found_in_the_words_of_a_refusal(text: bytes, limit: int | bo
 
 def test_a_batch_that_is_refused_for_its_size_says_the_limit() -> None:
     script = V2(
-        infer=lambda asked: http(
+        infer=lambda question: http(
             {"error": "inference request batch-size must be <= 1 for 'm'"}, 400
         )
     )
-    with v2_teacher(script) as made:
-        assert refused("must be <= 1", made, GREY, error=BatchTooLarge).limit == 1
-        script.infer = lambda asked: answer(asked, scores(asked.pixels))
-        made(GREY)
-    assert [asked.binary for asked in script.asked] == [True, True]
+    with v2_teacher(script) as client:
+        assert refused("must be <= 1", client, GREY, error=BatchTooLarge).limit == 1
+        script.infer = lambda question: answer(question, scores(question.pixels))
+        client(GREY)
+    assert [question.binary for question in script.asked] == [True, True]
 
 
 def refusing_binary(status: int) -> V2:
     """A server that announces binary tensors and cannot read them."""
 
-    def infer(asked: Asked) -> bytes:
+    def infer(question: Asked) -> bytes:
         return (
             http({"error": "cannot parse"}, status)
-            if asked.binary
-            else answer(asked, scores(asked.pixels))
+            if question.binary
+            else answer(question, scores(question.pixels))
         )
 
     return V2(infer=infer)
@@ -255,39 +261,39 @@ def refusing_binary(status: int) -> V2:
 @pytest.mark.parametrize("status", [400, 415, 422])
 def test_a_server_that_cannot_read_binary_is_asked_in_json(status: int) -> None:
     script = refusing_binary(status)
-    with v2_teacher(script) as made:
-        caught = refused("from here on in JSON", made.ask, GREY, "k", error=Refused)
+    with v2_teacher(script) as client:
+        caught = refused("from here on in JSON", client.ask, GREY, "k", error=Refused)
         assert (caught.retry, caught.reason) == (True, str(status))
-        assert np.array_equal(made.ask(GREY, "k").numpy(), scores(GREY.numpy()))
-        script.infer = lambda asked: http({"error": "no"}, status)
-        assert not refused("no", made, GREY, error=Refused).retry
-    assert [asked.binary for asked in script.asked] == [True, False, False]
+        assert np.array_equal(client.ask(GREY, "k").numpy(), scores(GREY.numpy()))
+        script.infer = lambda question: http({"error": "no"}, status)
+        assert not refused("no", client, GREY, error=Refused).retry
+    assert [question.binary for question in script.asked] == [True, False, False]
 
 
 @pytest.mark.parametrize(("encoding", "status"), [("binary", 400), ("auto", 403)])
 def test_no_other_refusal_changes_the_encoding(encoding: str, status: int) -> None:
     script = refusing_binary(status)
-    with v2_teacher(script, encoding=encoding) as made:
+    with v2_teacher(script, encoding=encoding) as client:
         for _ in range(2):
-            assert not refused("", made, GREY, error=Refused).retry
-    assert [asked.binary for asked in script.asked] == [True, True]
+            assert not refused("", client, GREY, error=Refused).retry
+    assert [question.binary for question in script.asked] == [True, True]
 
 
 def test_an_encoding_that_has_worked_is_kept() -> None:
     script = V2()
-    with v2_teacher(script) as made:
-        made(GREY)
-        script.infer = lambda asked: http({"error": "pixels out of range"}, 400)
-        assert not refused("pixels out of range", made, GREY, error=Refused).retry
-    assert [asked.binary for asked in script.asked] == [True, True]
+    with v2_teacher(script) as client:
+        client(GREY)
+        script.infer = lambda question: http({"error": "pixels out of range"}, 400)
+        assert not refused("pixels out of range", client, GREY, error=Refused).retry
+    assert [question.binary for question in script.asked] == [True, True]
 
 
 @pytest.mark.parametrize("extensions", [[], ["model_repository"], None])
 def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] | None) -> None:
     script = V2(extensions=extensions)  # type: ignore[arg-type]
-    with v2_teacher(script) as made:
-        made(GREY)
-    assert [asked.binary for asked in script.asked] == [False]
+    with v2_teacher(script) as client:
+        client(GREY)
+    assert [question.binary for question in script.asked] == [False]
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
@@ -298,8 +304,12 @@ def test_a_server_that_announces_nothing_is_asked_in_json(extensions: list[str] 
 def test_a_refusal_for_size_names_the_limit(
     status: int, said: str, batch: int, limit: int | None
 ) -> None:
-    with v2_teacher(V2(infer=lambda asked: http(said.encode(), status)), encoding="json") as made:
-        assert refused(said, made, torch.zeros(batch, 1, 2, 2), error=BatchTooLarge).limit == limit
+    with v2_teacher(
+        V2(infer=lambda question: http(said.encode(), status)), encoding="json"
+    ) as client:
+        assert (
+            refused(said, client, torch.zeros(batch, 1, 2, 2), error=BatchTooLarge).limit == limit
+        )
 
 
 OTHERS = [
@@ -316,8 +326,10 @@ OTHERS += [(400, f"batch: at most {limit}", 9) for limit in (0, 9, 64)] + [
 @pytest.mark.parametrize(("status", "said", "batch"), OTHERS)
 def test_any_other_refusal_stays_what_it_is(status: int, said: str, batch: int) -> None:
     """Also one for size that no smaller batch could heal: a limit that was kept, a lone image."""
-    with v2_teacher(V2(infer=lambda asked: http(said.encode(), status)), encoding="json") as made:
-        refusal = refused(said, made, torch.zeros(batch, 1, 2, 2), error=Refused)
+    with v2_teacher(
+        V2(infer=lambda question: http(said.encode(), status)), encoding="json"
+    ) as client:
+        refusal = refused(said, client, torch.zeros(batch, 1, 2, 2), error=Refused)
     assert (type(refusal), refusal.reason) == (Refused, str(status))
 
 

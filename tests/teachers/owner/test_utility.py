@@ -206,8 +206,7 @@ def test_of_every_two_images_the_second_is_measured() -> None:
     toy, seen = Toy(), list[int]()
     toy.heard = lambda x: seen.extend((x[:, 0, 0, 0] * 255).round().long().tolist())
     data = ImageSet("toy", images, torch.arange(10) % 3)
-    rows = [((), LinearTeacher(SPEC)), ((), toy)]
-    _, bill = utility.bills(rows, data, draw, seed=0, every=2)
+    _, bill = utility.bills([((), LinearTeacher(SPEC)), ((), toy)], data, draw, seed=0, every=2)
     assert bill.held_out.answered == 5
     assert sorted(seen[:5]) == [1, 3, 5, 7, 9]
 

@@ -40,9 +40,9 @@ def authority():
 
 
 def context(authority, name: str = "127.0.0.1", **dates: datetime) -> ssl.SSLContext:
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(name, **dates).configure_cert(made)
-    return made
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name, **dates).configure_cert(tls)
+    return tls
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def self_signed(folder: Path) -> ssl.SSLContext:
     )
     out = ["-keyout", str(folder / "own.key"), "-out", str(folder / "own.pem")]
     subprocess.run(["openssl", *words.split(), *out], check=True, capture_output=True)
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(folder / "own.pem", folder / "own.key")
-    return made
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(folder / "own.pem", folder / "own.key")
+    return tls
 
 
 def test_a_certificate_of_an_authority_that_is_named_is_taken(authority, ca_file, tmp_path):
@@ -167,11 +167,12 @@ def test_a_service_without_tls_is_no_https_service():
         not_connected(server.url.replace("http", "https"), timeout=2.0)
 
 
-def test_a_question_before_the_run_gets_its_answer():
-    with Service(http(b"{}")) as server:
-        assert get(server.url, "/v2/models/x").body == b"{}"
-    assert server.requests[0].line == "GET /v2/models/x HTTP/1.1"
-    assert "content-length" not in server.requests[0].headers
+def test_a_question_before_the_run_gets_its_answer_and_follows_redirects():
+    pages = {"/a": http(b"", "307 T", Location="/b"), "/b": http(b"b")}
+    with Service(lambda request: pages[request.path]) as server:
+        assert get(server.url, "/a").body == b"b"
+    assert server.requests[1].line == "GET /b HTTP/1.1"
+    assert "content-length" not in server.requests[1].headers
 
 
 @pytest.mark.parametrize(
@@ -196,10 +197,13 @@ def test_a_set_up_that_fails_says_what_to_do(what, words):
     refused("is the server running", get, server.url, "/v2")
 
 
-HOSTS = ["127.0.0.1:8080?x=1", "user:pw@127.0.0.1", "\uff11.0.0.1"]
-
-
-@pytest.mark.parametrize("url", [*(f"http://{host}" for host in HOSTS), "ftp://127.0.0.1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"http://{host}" for host in ["127.0.0.1:8080?x=1", "user:pw@127.0.0.1", "\uff11.0.0.1"]),
+        "ftp://127.0.0.1",
+    ],
+)
 def test_a_url_that_cannot_be_asked_is_said_at_once(url):
     assert "pw" not in str(refused("--teacher.url: expected", post, url))
 
@@ -212,7 +216,7 @@ def test_a_header_that_cannot_be_sent_is_said_at_once(name):
     assert KEY not in str(problem)
 
 
-def asked(service: Endpoint, path: str = "/ask") -> Reply:
+def reply_to(service: Endpoint, path: str = "/ask") -> Reply:
     """The answer to one question, made again as often as its refusals allow."""
     while True:
         try:
@@ -234,8 +238,8 @@ def test_after_a_redirect_on_the_same_host_the_same_request_is_one_of_its_own(st
         refusal = refused("redirect (http", service.post, *sent, error=Refused)
         assert (refusal.reason, refusal.retry, refusal.retry_after) == ("redirect", True, None)
         assert len(server.requests) == 1
-        assert asked(service).body == b"question"
-        assert asked(service).body == b"question"  # who was told once asks there at once
+        assert reply_to(service).body == b"question"
+        assert reply_to(service).body == b"question"  # who was told once asks there at once
     first, second, third = server.requests
     assert second.line == third.line == "POST /there?x=1 HTTP/1.1"
     assert (second.headers, second.body) == (first.headers, first.body)
@@ -253,10 +257,10 @@ def test_an_address_that_is_good_for_a_while_only_is_asked_for_anew():
 
     expected = [path.encode() for path in good]
     with Service(move) as server, endpoint(server.url) as service:
-        assert [asked(service).body for _ in expected] == expected
+        assert [reply_to(service).body for _ in expected] == expected
         good.append("/nowhere")
         good[0] = "/ask"
-        refused("redirect", asked, service, error=Refused)
+        refused("redirect", reply_to, service, error=Refused)
     assert len(server.requests) == 8 + 4 + 3 + 2
 
 
@@ -289,10 +293,10 @@ def test_an_address_that_is_gone_is_forgotten_though_another_request_was_just_le
         endpoint(server.url, in_flight=2) as service,
         ThreadPoolExecutor() as pool,
     ):
-        assert asked(service).body == b"good"
-        first = pool.submit(asked, service)
+        assert reply_to(service).body == b"good"
+        first = pool.submit(reply_to, service)
         arrived.wait(10)
-        assert asked(service).body == b"good"
+        assert reply_to(service).body == b"good"
         assert first.result(10).body == b"good"
         assert anew.is_set()
 
@@ -307,15 +311,9 @@ def test_redirects_that_never_end_are_left(path, sends):
         return http(b"", "307 Again", Location=f"{'/'.join(way)}/{following}")
 
     with Service(move) as server, endpoint(server.url) as service:
-        refusal = refused("circle", asked, service, path, error=Refused)
+        refusal = refused("circle", reply_to, service, path, error=Refused)
     assert (refusal.reason, refusal.retry) == ("redirect", False)
     assert len(server.requests) == sends
-
-
-def test_a_question_before_the_run_follows_redirects():
-    pages = {"/a": http(b"", "307 T", Location="/b"), "/b": http(b"b")}
-    with Service(lambda request: pages[request.path]) as server:
-        assert get(server.url, "/a").body == b"b"
 
 
 @pytest.mark.parametrize("most", [1, 5])
@@ -339,7 +337,7 @@ def test_each_image_that_was_sent_was_charged_or_given_back(gone, most):
         return answer(read(request), scores(read(request).pixels))
 
     images = torch.rand(60, 1, 2, 2)
-    model = V2(infer=lambda asked: move(asked.request))
+    model = V2(infer=lambda reply_to: move(reply_to.request))
     with v2_teacher(model, {"label_mode": "logits"}, in_flight=4) as teacher:
         ledger = Ledger(1000)
         teacher.info = replace(teacher.info, max_batch=most)

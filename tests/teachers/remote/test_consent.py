@@ -74,10 +74,6 @@ def test_another_host_needs_consent():
     all_hold(needs_consent, [(f"http://{host}:8080/v2",) for host in OTHERS])
 
 
-def is_blank(text: str | None) -> None:
-    refused("example.com is not this machine", require_consent, "https://example.com", text)
-
-
 def is_no_plain_url(url: str, authorised_by: str | None) -> None:
     said = str(refused("--teacher.url: expected", require_consent, url, authorised_by))
     assert "secret-word" not in said
@@ -85,9 +81,8 @@ def is_no_plain_url(url: str, authorised_by: str | None) -> None:
 
 
 def test_a_blank_consent_is_none_and_what_is_no_plain_url_is_refused_whoever_allowed_it():
-    all_hold(
-        is_blank, [(text,) for text in (None, "", "  ", "\t\n", "\u00a0", "\u200b", "-", '""')]
-    )
+    for text in (None, "", "  ", "\t\n", "\u00a0", "\u200b", "-", '""'):
+        refused("example.com is not this machine", require_consent, "https://example.com", text)
     all_hold(is_no_plain_url, product(BAD, (None, "the owner, to measure it")))
 
 
@@ -201,7 +196,6 @@ def test_certificates_of_the_environment_that_are_none_are_said(
 KEY = "s3cr+t/k=y?&\"<'\\ 7"
 
 values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
-long_values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40)
 
 
 def test_they_come_from_the_environment_by_name(monkeypatch):
@@ -267,7 +261,11 @@ def test_no_text_that_was_hidden_holds_the_value(value, before, after):
     assert value not in Secrets({"KEY": value}).hide(before + value + after).replace("***", "\0")
 
 
-@given(long_values, st.binary(max_size=9), st.binary(max_size=9))
+@given(
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=9, max_size=40),
+    st.binary(max_size=9),
+    st.binary(max_size=9),
+)
 def test_base64_of_more_than_the_value_is_hidden_too(value, before, after):
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         written = encode(before + value.encode() + after).decode()

@@ -1,4 +1,4 @@
-"""One attempt at a request, against a server that does everything wrong."""
+"""One attempt at a request, against a server that does everything wrong, and what a status means."""
 
 import gzip
 import socket
@@ -6,22 +6,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
 from itertools import chain, cycle
 
 import pytest
 from clients import KEY, PATIENT, endpoint, failed, post, post_once
 from damage import refused
+from hypothesis import given
+from hypothesis import strategies as st
 from service import Do, Request, Service, Step, http, then
 
 import dfme
 from dfme.errors import Unanswered, Unusable
-
-pytestmark = pytest.mark.integration
+from dfme.teachers.remote.outcomes import quoted, retry_after
+from dfme.teachers.remote.secrets import Secrets
 
 BRIEF = 0.3
 """Seconds of patience where it is meant to run out."""
 
 
+@pytest.mark.integration
 def test_what_is_sent_is_what_was_given_and_says_who_asks():
     with Service(http(b"yes", X_Twice="a")) as server:
         reply = post(server.url, body=b"\0\xffquestion")
@@ -41,6 +45,7 @@ URLS = [("", "/v2/x", "/v2/x"), ("/", "/v2/x", "/v2/x"), ("/a/", "/v2", "/a/v2")
 URLS += [("/a/", "", "/a/"), ("/a?b=c", "", "/a?b=c")]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("base", "path", "target"), URLS)
 def test_a_path_is_appended_to_the_url(base, path, target):
     with Service(http()) as server, endpoint(server.url + base) as service:
@@ -50,6 +55,7 @@ def test_a_path_is_appended_to_the_url(base, path, target):
     assert server.requests[0].headers["content-length"] == "0"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("header", ["Authorization", "authorization", "X-Api-Key"])
 def test_the_key_goes_in_its_header(header):
     with Service(http()) as server:
@@ -58,6 +64,7 @@ def test_the_key_goes_in_its_header(header):
     assert server.requests[0].headers[header.lower()] == sent
 
 
+@pytest.mark.integration
 def test_connections_are_kept_and_as_many_requests_are_in_flight_as_there_are_threads():
     together = threading.Barrier(4)
 
@@ -75,6 +82,7 @@ def test_connections_are_kept_and_as_many_requests_are_in_flight_as_there_are_th
     assert server.connections == 4
 
 
+@pytest.mark.integration
 def test_cookies_are_neither_kept_nor_sent():
     with Service(http(Set_Cookie="session=1; Path=/")) as server, endpoint(server.url) as service:
         for _ in range(2):
@@ -82,6 +90,7 @@ def test_cookies_are_neither_kept_nor_sent():
     assert ["cookie" in request.headers for request in server.requests] == [False, False]
 
 
+@pytest.mark.integration
 def test_no_proxy_sees_this_machine_and_one_that_is_named_sees_the_rest(monkeypatch):
     with Service(http(b"from the proxy")) as proxy, Service(http(b"direct")) as server:
         monkeypatch.setenv("http_proxy", proxy.url)
@@ -132,6 +141,7 @@ NO_ANSWERS = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("reason", "what"), [(reason, what) for reason in NO_ANSWERS for what in NO_ANSWERS[reason]]
 )
@@ -151,6 +161,7 @@ def test_what_is_no_answer_says_why_in_time(reason, what):
     assert BRIEF * 0.9 * late < time.monotonic() - before < (BRIEF + 3 if late else PATIENT / 2)
 
 
+@pytest.mark.integration
 def test_as_much_as_is_allowed_is_read():
     assert post_once(http(b"x" * 1000, Content_Encoding="identity")).body == b"x" * 1000
 
@@ -165,6 +176,7 @@ class Slow(Service):
             time.sleep(BRIEF / 20)
 
 
+@pytest.mark.integration
 def test_a_server_that_takes_the_question_drop_by_drop_is_cut_off_too():
     with Slow() as server:
         before = time.monotonic()
@@ -175,5 +187,73 @@ def test_a_server_that_takes_the_question_drop_by_drop_is_cut_off_too():
     assert outcome.reason == "timeout"
 
 
-def test_nobody_gets_past_the_consent_by_making_an_endpoint_of_their_own():
-    refused("192.0.2.1 is not this machine; expected", post, "http://192.0.2.1:9")
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("status", "retry"),
+    [("429 Slow", True), ("503 Busy", True), ("408 Late", True), ("425 Early", True), ("400 Bad", False),
+     ("401 Who", False), ("404 What", False), ("413 Big", False), ("422 No", False), ("304 Same", False)],
+)  # fmt: skip
+def test_a_refusal_says_whether_to_come_back(status, retry):
+    body = b"" if status.startswith("304") else b"at most 8\x00\r\n images  \x1b[31m"
+    refusal, _ = failed(http(body, status), "(at most 8 images [31m)" if body else status[:3])
+    assert (refusal.reason, refusal.retry, refusal.body) == (status[:3], retry, body)
+    assert str(refusal).isprintable()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("status", ["500", "501", "502", "504", "599"])
+def test_a_server_error_may_have_been_served(status):
+    outcome, _ = failed(http(b"oops", f"{status} Oops"), status, Unanswered)
+    assert (outcome.reason, type(outcome)) == (status, Unanswered)
+
+
+@pytest.mark.integration
+def test_a_long_refusal_is_cut():
+    refusal, _ = failed(http(b"word " * 100_000, "400 Bad"))
+    assert len(refusal.body) == 65_536
+    assert len(str(refusal)) < 300
+    refusal, _ = failed(then(http(b"part of it", "422 No", Content_Length="9999"), Do.CLOSE))
+    assert refusal.body == b"part of it"
+
+
+NOW = "Tue, 15 Nov 1994 08:12:31 GMT"
+
+
+@pytest.mark.parametrize(
+    ("wish", "date", "seconds"),
+    [
+        ("0", "", 0), ("17", "", 17), (" 2.5 ", "", 2.5), ("86401", "", 86_400), ("9" * 5000, "", 86_400),
+        ("Tue, 15 Nov 1994 08:12:41 GMT", NOW, 10), ("Tuesday, 15-Nov-94 08:13:31 GMT", NOW, 60),
+        ("Tue, 15 Nov 1994 10:12:32 +0200", NOW, 1), ("Tue, 15 Nov 2094 08:12:31 GMT", NOW, 86_400),
+        ("Tue, 15 Nov 1994 08:12:30 GMT", NOW, None), ("-5", NOW, None), ("1e3", "", None), ("inf", "", None),
+        ("nan", "", None), ("", "", None), ("soon", NOW, None), ("Tue, 99 Nov 1994 08:12:31 GMT", NOW, None),
+        ("\u0661\u0662", "", None), ("Tue, 15 Nov 999999999 08:12:31 GMT", NOW, None),
+    ],
+)  # fmt: skip
+def test_how_long_a_service_asks_to_wait(wish, date, seconds):
+    assert retry_after({"retry-after": wish, "date": date}) == seconds
+
+
+def test_a_date_without_the_services_clock_is_held_against_ours(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+    assert retry_after({"retry-after": formatdate(1_000_100, usegmt=True)}) == 100
+
+
+@given(st.text(max_size=40))
+def test_no_wish_to_wait_is_out_of_bounds(wish):
+    seconds = retry_after({"retry-after": wish, "date": wish})
+    assert seconds is None or 0 <= seconds <= 86_400
+
+
+@pytest.mark.parametrize("written", ["my  key", "my\t key", "m\0y  \x1bkey", "my\u200b  key"])
+def test_a_secret_with_white_space_in_it_is_hidden_however_that_is_shown(written):
+    assert (
+        quoted(f"bad {written}, sorry", Secrets({"A": "my  key", "B": "my key"}))
+        == " (bad ***, sorry)"
+    )
+    assert quoted("bad my  key", Secrets({"A": "my  key"})) == " (bad ***)"
+
+
+def test_nothing_said_is_nothing_quoted():
+    assert quoted(" \0\n", Secrets({})) == ""
+    assert quoted("word " * 100, Secrets({})) == f" ({('word ' * 40)}...)"

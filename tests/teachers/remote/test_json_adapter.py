@@ -1,10 +1,13 @@
-"""Descriptions of APIs with faults, and answers that are none: refused in words. Class names and
-pictures.
-"""
+"""Descriptions of APIs: with faults, by docs/adapters.md, and for answers that are none."""
 
 import contextlib
 import io
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,17 +20,25 @@ from clients import SHAPE, K, answer_or_unusable, described
 from damage import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits import KEY, Bucket, TopThree, digits
+from service import Service
 
 from dfme.answers.reading import UNKNOWN_CLASS, PartialAnswers
+from dfme.cli.help import _shown
+from dfme.config.messages import expected
 from dfme.config.settings import TeacherConfig
+from dfme.config.values import options_of
 from dfme.data.class_names import read_names
 from dfme.errors import Unusable
+from dfme.oracle.ledger import Ledger, audit
+from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec, LabelMode
+from dfme.teachers.build import make_teacher
 from dfme.teachers.options import JsonOptions
 from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
 from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json
-from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
+from dfme.teachers.remote.json_api.description import AnswerForm, Description, ImageForm
 from dfme.teachers.remote.json_api.template import JsonPath
 from dfme.teachers.remote.pictures import png
 
@@ -37,37 +48,40 @@ def write(folder: Path, text: str) -> Path:
     return folder / "adapter.yaml"
 
 
-FAULTS: list[tuple[dict[str, Any], str]] = [
-    ({"anser": {}, "answer__pth": "x"}, "did you mean answer.path"),
-    ({"image__encoding": "pgn"}, "image.encoding"),
-    ({"batch": 0}, "batch: expected at least 1"),
-    ({"batch": 4}, "batch: 4, expected"),
-    ({"batch": 4, "request__json": ["${images}"]}, "answer.path: with batch: 4"),
-    ({"request__bytes": "image/png"}, "request: expected one of"),
-    ({"request__json": {"image": "no"}}, "once, got none"),
-    ({"request__json": {"a": "${image}", "b": "${image}"}}, "once, got 2"),
-    ({"request__json": {"a": "${image} ${images}"}}, "once, got 1"),
-    ({"image__encoding": "list", "request__json": {"a": "x${image}"}}, "the whole of a text"),
-    ({"image__encoding": "raw"}, "image.encoding: expected raw_base64"),
-    ({"image__scale": [0, 255]}, "image.scale"),
-    ({"answer__path": "__class__()"}, "answer.path: expected names with dots"),
-    ({"answer__path": "a[*].b[*]"}, "[*] once"),
-    ({"answer__form": "name"}, "answer.classes"),
-    ({"answer__classes": "../labels.txt"}, "answer.classes"),
-    *(({"answer__scale": scale}, "answer.scale") for scale in (0, -1, float("nan"), float("inf"))),
-    ({"answer__scale": 100, "answer__form": "number"}, "answer.scale"),
-    ({"headers": {"A:b": "c"}}, "headers: expected a name"),
-    ({"headers": {"A": "${not a name}"}}, "name of an environment variable"),
-    ({"headers": {"A": "${DFME_TEST_UNSET}"}}, "DFME_TEST_UNSET"),
-    ({"answer__values": "logits", "teacher__label_mode": "top_k:2"}, "answer.values"),
-    ({"teacher__label_mode": "best"}, "label mode: expected"),
-    ({"teacher__levels": 16}, "--teacher.levels: got 16"),
-    ({"teacher__shape": None}, "--teacher.shape: neither"),
-    ({"teacher__num_classes": None}, "--teacher.num-classes"),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), FAULTS)
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"anser": {}, "answer__pth": "x"}, "did you mean answer.path"),
+        ({"image__encoding": "pgn"}, "image.encoding"),
+        ({"batch": 0}, "batch: expected at least 1"),
+        ({"batch": 4}, "batch: 4, expected"),
+        ({"batch": 4, "request__json": ["${images}"]}, "answer.path: with batch: 4"),
+        ({"request__bytes": "image/png"}, "request: expected one of"),
+        ({"request__json": {"image": "no"}}, "once, got none"),
+        ({"request__json": {"a": "${image}", "b": "${image}"}}, "once, got 2"),
+        ({"request__json": {"a": "${image} ${images}"}}, "once, got 1"),
+        ({"image__encoding": "list", "request__json": {"a": "x${image}"}}, "the whole of a text"),
+        ({"image__encoding": "raw"}, "image.encoding: expected raw_base64"),
+        ({"image__scale": [0, 255]}, "image.scale"),
+        ({"answer__path": "__class__()"}, "answer.path: expected names with dots"),
+        ({"answer__path": "a[*].b[*]"}, "[*] once"),
+        ({"answer__form": "name"}, "answer.classes"),
+        ({"answer__classes": "../labels.txt"}, "answer.classes"),
+        *(
+            ({"answer__scale": scale}, "answer.scale")
+            for scale in (0, -1, float("nan"), float("inf"))
+        ),
+        ({"answer__scale": 100, "answer__form": "number"}, "answer.scale"),
+        ({"headers": {"A:b": "c"}}, "headers: expected a name"),
+        ({"headers": {"A": "${not a name}"}}, "name of an environment variable"),
+        ({"headers": {"A": "${DFME_TEST_UNSET}"}}, "DFME_TEST_UNSET"),
+        ({"answer__values": "logits", "teacher__label_mode": "top_k:2"}, "answer.values"),
+        ({"teacher__label_mode": "best"}, "label mode: expected"),
+        ({"teacher__levels": 16}, "--teacher.levels: got 16"),
+        ({"teacher__shape": None}, "--teacher.shape: neither"),
+        ({"teacher__num_classes": None}, "--teacher.num-classes"),
+    ],
+)
 def test_a_description_with_faults_is_refused_before_anything_is_sent(
     changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
@@ -99,15 +113,15 @@ def test_yaml_is_only_data(text: str, words: str, tmp_path: Path) -> None:
     refused(words, load_adapter, write(tmp_path, text))
 
 
-trees = st.recursive(
-    st.integers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab1"), inner),
-    max_leaves=8,
-)
-
-
 @pytest.mark.exhaustive
-@given(st.text(alphabet='ab1.[]*"-_ (', max_size=12), trees)
+@given(
+    st.text(alphabet='ab1.[]*"-_ (', max_size=12),
+    st.recursive(
+        st.integers(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab1"), inner),
+        max_leaves=8,
+    ),
+)
 @settings(max_examples=200, deadline=None)
 def test_paths_find_something_or_say_what_is_missing(text: str, document: Any) -> None:
     try:
@@ -126,13 +140,7 @@ scalars = (
     | st.text(max_size=8)
     | st.sampled_from("abc")
 )
-entries = st.lists(
-    st.fixed_dictionaries({"label": scalars, "score": scalars}) | scalars, max_size=4
-)
 rows = st.lists(scalars, min_size=K, max_size=K) | st.dictionaries(st.sampled_from("abcd"), scalars)
-bodies = st.lists(scalars | entries | rows, max_size=3).map(
-    lambda value: json.dumps({"r": value}).encode()
-)
 
 
 def adapter(mode: LabelMode, classes: Any, **answer: Any) -> JsonAdapter:
@@ -143,7 +151,17 @@ def adapter(mode: LabelMode, classes: Any, **answer: Any) -> JsonAdapter:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["probabilities", "top_k:2", "label"])
 @pytest.mark.parametrize("form", ["scores", "mapping", "pairs", "lists", "name", "number"])
-@given(st.binary(max_size=100) | bodies)
+@given(
+    st.binary(max_size=100)
+    | st.lists(
+        scalars
+        | st.lists(
+            st.fixed_dictionaries({"label": scalars, "score": scalars}) | scalars, max_size=4
+        )
+        | rows,
+        max_size=3,
+    ).map(lambda value: json.dumps({"r": value}).encode())
+)
 @settings(max_examples=60, deadline=None)
 def test_whatever_comes_is_an_answer_or_unusable(form: Any, mode: str, body: bytes) -> None:
     labels = form in ("name", "number") or mode == "label"
@@ -196,3 +214,84 @@ def test_pillow_reads_our_pngs(channels: int, height: int, width: int) -> None:
     assert picture.mode == {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels]
     assert np.array_equal(np.asarray(picture).reshape(image.shape), image)
     pillow.open(io.BytesIO(png(image))).verify()
+
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+TYPES = {"dict": "names and texts", "Any": "any"}
+BLOCK = re.compile(r"<!-- tested: adapter(?:, file (\S+))? -->\n```\w+\n(.*?)```", re.S)
+
+
+def test_the_table_has_every_key_with_its_type_default_and_meaning() -> None:
+    rows = [
+        f"| `{option.key}` | {TYPES.get(expected(option.type), expected(option.type))} "
+        f"| {'empty' if option.default in ('', {}) else _shown(option.default)} | {option.help} |"
+        for option in options_of(Description)
+    ]
+    assert all(option.help for option in options_of(Description))
+    assert PAGE[PAGE.index("| Key |") :].strip().splitlines()[2:] == rows, (
+        "put these rows there again:\n" + "\n".join(rows)
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_the_example_as_printed(tmp_path: Path) -> None:
+    """At fifty times the page's rate, which the service allows and the command keeps to."""
+    shutil.copy(ROOT / "run.py", tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VISION_KEY": KEY}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    top_three, printed = TopThree(digits, Bucket(250, 250)), ""
+    with Service(top_three) as service:
+        for file, text in BLOCK.findall(PAGE):
+            text = text.replace("http://127.0.0.1:8000", service.url).replace(
+                "per-second 5 ", "per-second 250 "
+            )
+            if file:
+                (tmp_path / file).write_text(text)
+                continue
+            process = subprocess.run(
+                ["bash", "-e", "-c", text],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=110,
+            )
+            assert process.returncode == 0, f"{text}\n{process.stdout}\n{process.stderr}"
+            printed += process.stdout
+    for line in re.findall(
+        r"^    ((?:first.yaml|then look|images  |classes  |answers  ).*)$", PAGE, re.M
+    ):
+        assert line in printed
+    totals = audit(tmp_path / "runs/audit/ledger.jsonl")
+    summary = json.loads((tmp_path / "runs/audit/summary.json").read_text())
+    assert (totals.spent, summary["spent"], totals.evaluation_queries) == (500, 500, 50)
+    checked = int(re.search(r"queries +(\d+) images charged", printed)[1])  # type: ignore[index]
+    assert len(top_three.served) == 500 + 50 + checked
+    assert len(top_three.refused) == totals.refused == 0
+    assert KEY not in printed + "".join(
+        path.read_text() for path in (tmp_path / "runs/audit").glob("*.y*ml")
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("hint", [True, False], ids=["Retry-After", "no hint"])
+def test_refusals_of_a_service_teach_the_pace(
+    hint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over real connections, four in flight; 0.6.0 was refused more than once for each image.
+
+    How fast it then goes is proved by an artificial clock, in tests/oracle/test_pace.py.
+    """
+    monkeypatch.setenv("KEY", KEY)
+    (tmp_path / "digits.yaml").write_text(dict(BLOCK.findall(PAGE))["digits.yaml"])
+    top_three, ledger = TopThree(lambda pixels: [0.1] * 10, Bucket(40, 40), hint), Ledger(120)
+    with Service(top_three) as service:
+        options = {"adapter": str(tmp_path / "digits.yaml"), "url": service.url}
+        options["api_key_env"] = "KEY"
+        teacher = make_teacher(TeacherConfig(kind="json"), options, torch.device("cpu"))
+        Oracle(teacher, ledger)(torch.zeros(120, 1, 8, 8))
+        teacher.close()  # type: ignore[attr-defined]
+    assert ledger.refused == len(top_three.refused) < 20
+    assert (ledger.spent, len(top_three.served)) == (120, 120)

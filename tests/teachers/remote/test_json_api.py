@@ -86,13 +86,13 @@ def ask(
 def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VISION_KEY", "s3cret-key")
 
-    def answer(asked: Request) -> Any:
-        assert asked.path == "/classify/?version=2"
-        assert asked.headers["x-api-key"] == "s3cret-key"
-        assert asked.json["options"] == {"detail": "full"}
-        (row,) = scores(picture(base64.b64decode(asked.json["image"], validate=True))[None]).round(
-            4
-        )
+    def answer(request: Request) -> Any:
+        assert request.path == "/classify/?version=2"
+        assert request.headers["x-api-key"] == "s3cret-key"
+        assert request.json["options"] == {"detail": "full"}
+        (row,) = scores(
+            picture(base64.b64decode(request.json["image"], validate=True))[None]
+        ).round(4)
         return {
             "status": "ok",
             "result": {"scores": {"bird": row[2], "cat": row[0], "dog": row[1]}},
@@ -110,8 +110,8 @@ def test_the_example_with_base64(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_the_example_with_lists(tmp_path: Path) -> None:
-    def answer(asked: Request) -> Any:
-        sums = [np.sum(instance["pixels"]) for instance in asked.json["instances"]]
+    def answer(request: Request) -> Any:
+        sums = [np.sum(instance["pixels"]) for instance in request.json["instances"]]
         return {"predictions": [{"logits": [float(entry), *range(9)]} for entry in sums]}
 
     x = levels(5, (1, 8, 8))
@@ -127,10 +127,10 @@ def test_the_example_with_lists(tmp_path: Path) -> None:
 def test_the_example_with_an_upload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VISION_TOKEN", "t0ken")
 
-    def answer(asked: Request) -> Any:
-        assert asked.headers["authorization"] == "Token t0ken"
-        head = f"Content-Type: {asked.headers['content-type']}\n\n".encode()
-        message = email.message_from_bytes(head + asked.body)
+    def answer(request: Request) -> Any:
+        assert request.headers["authorization"] == "Token t0ken"
+        head = f"Content-Type: {request.headers['content-type']}\n\n".encode()
+        message = email.message_from_bytes(head + request.body)
         parts = {
             part.get_param("name", header="content-disposition"): part
             for part in message.get_payload()
@@ -160,7 +160,7 @@ READERS: dict[str, Callable[[Any], Array]] = {
 }
 
 
-def first(asked: Request) -> Any:
+def first(request: Request) -> Any:
     return {"scores": [1, 0, 0]}
 
 
@@ -186,8 +186,8 @@ def test_floats_arrive_exactly_in_either_layout(encoding: str, layout: str, tmp_
 
 @pytest.mark.parametrize("template", [["${images}"], {"a": [{"b": [1, "x ${image}"]}], "c": None}])
 def test_several_images_in_one_request(template: Any, tmp_path: Path) -> None:
-    def answer(asked: Request) -> Any:
-        said = asked.json
+    def answer(request: Request) -> Any:
+        said = request.json
         texts = said[0] if isinstance(said, list) else [item["b"][1][2:] for item in said["a"]]
         images = np.array([picture(base64.b64decode(text)) for text in texts])
         return [{"out": [None, *row[1:]]} for row in scores(images).tolist()]
@@ -213,7 +213,7 @@ def test_labels(form: str, said: Any, classes: Any, tmp_path: Path) -> None:
     paper = described(answer={"path": 'out["the answer"].0', "form": form, "classes": classes})
     body = {"out": {"the answer": [said]}}
     answers, teacher, _ = ask(
-        paper, lambda asked: body, levels(1) / 255, tmp_path, label_mode="label"
+        paper, lambda request: body, levels(1) / 255, tmp_path, label_mode="label"
     )
     assert (answers.tolist(), str(teacher.label_mode)) == ([1], "label")
 
@@ -229,8 +229,8 @@ def test_the_services_own_words_are_shown_but_no_secret(
         request__json={"image": "${image}", "key": "k=${KEY}"}, answer__error="error.message"
     )
 
-    def answer(asked: Request) -> Any:
-        assert asked.json["key"] == "k=my-secret"
+    def answer(request: Request) -> Any:
+        assert request.json["key"] == "k=my-secret"
         return {"error": {"message": said}}
 
     caught = refused(words, ask, paper, answer, levels(1) / 255, tmp_path, error=Unusable)
@@ -242,9 +242,9 @@ def test_hugging_faces_image_classification(tmp_path: Path) -> None:
     names = ("tench", "great white shark", "d\u00f6rrobst")
     (tmp_path / "names.txt").write_text("\n".join(names))
 
-    def answer(asked: Request) -> Any:
-        assert asked.headers["content-type"] == "image/png"
-        (row,) = scores(picture(asked.body)[None])
+    def answer(request: Request) -> Any:
+        assert request.headers["content-type"] == "image/png"
+        (row,) = scores(picture(request.body)[None])
         return [{"label": names[k], "score": row[k]} for k in np.argsort(-row)[:2]]
 
     x = levels(2)
@@ -269,9 +269,9 @@ def test_hugging_faces_image_classification(tmp_path: Path) -> None:
 def test_the_kinds_of_shipped_adapters_run_resume_and_are_on_record(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = "--teacher tf-serving --teacher.num-classes 3 --teacher.shape 1,4,4 --budget 16".split()
-    pixels = lambda asked: np.array(asked.json["instances"]).reshape(-1, 16)  # noqa: E731
+    pixels = lambda request: np.array(request.json["instances"]).reshape(-1, 16)  # noqa: E731
     with Service(
-        lambda asked: {"predictions": [[0.5, 0.25, 0.25]] * len(pixels(asked))}
+        lambda request: {"predictions": [[0.5, 0.25, 0.25]] * len(pixels(request))}
     ) as service:
         url = f"{service.url}/v1/models/m:predict"
         words += ["--teacher.url", url, "--out", str(run), *METHOD, *EVALUATION]

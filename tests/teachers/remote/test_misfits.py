@@ -12,6 +12,7 @@ import torch
 from clients import SHAPE, described
 from processes import command, finished, no_waiting, words
 from protocols import V2, answer, tensor
+from refusals import refusal
 from service import Request, Service, http
 
 from dfme.config.settings import TeacherConfig
@@ -42,44 +43,49 @@ def adapter(folder: Path, **answer: Any) -> dict[str, Any]:
 def ask(kind: str, said: Any, options: dict[str, Any], **config: Any) -> str:
     """How a batch ends, in requests of one image, four at once: one is sent, and stays charged."""
     with Service(said) as service:
-        given = {"url": service.url, **options}
+        settings = {"url": service.url, **options}
         teacher = make_teacher(
-            TeacherConfig(kind=kind, max_batch=1, **config), given, torch.device("cpu")
+            TeacherConfig(kind=kind, max_batch=1, **config), settings, torch.device("cpu")
         )
         ledger = Ledger(100)
         oracle = Oracle(teacher, ledger)
-        with pytest.raises(TeacherError) as caught:
-            oracle(torch.zeros(6, *teacher.spec.shape))
+        caught = refusal("", oracle, torch.zeros(6, *teacher.spec.shape), error=TeacherError)
         oracle.close()
         teacher.close()  # type: ignore[attr-defined]
         assert len(service.posted) == 1, "nothing else is sent meanwhile"
     assert (ledger.spent, ledger.failed) == (1, 1)
-    return str(caught.value)
+    return str(caught)
 
 
 PAIRS = {"path": "predictions", "form": "pairs"}
-JSON_MISSES: list[tuple[dict[str, Any], Any, tuple[str, ...]]] = [
-    (
-        {"path": "outputs[0].scores"},
-        TOP3,
-        ("answer.path: 'outputs[0].scores' found nothing", OUTLINE),
-    ),
-    ({"path": "predictions"}, TOP3, ("answer.form scores", OUTLINE)),
-    ({"path": "predictions", "form": "mapping"}, TOP3, ("answer.form mapping", OUTLINE)),
-    (PAIRS | {"score": "p"}, TOP3, ("answer.score: 'p'", OUTLINE)),
-    ({"path": "predictions[*].score"}, TOP3, ("answer.path", "3 answers to 1 images")),
-    (
-        PAIRS | {"classes": ["cat", "dog", "brid"]},
-        TOP3,
-        ("my.yaml: answer.classes", "mean brid?", OUTLINE),
-    ),
-    ({"path": "r"}, {"r": [0.5, 0.5]}, ("answer.form scores", "3 scores", '{"r": [2 x float]}')),
-    ({"path": "r"}, {"r": [5.0, -2.0, 1.0]}, ("--teacher.label-mode logits",)),
-]
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("answer", "said", "words"), JSON_MISSES)
+@pytest.mark.parametrize(
+    ("answer", "said", "words"),
+    [
+        (
+            {"path": "outputs[0].scores"},
+            TOP3,
+            ("answer.path: 'outputs[0].scores' found nothing", OUTLINE),
+        ),
+        ({"path": "predictions"}, TOP3, ("answer.form scores", OUTLINE)),
+        ({"path": "predictions", "form": "mapping"}, TOP3, ("answer.form mapping", OUTLINE)),
+        (PAIRS | {"score": "p"}, TOP3, ("answer.score: 'p'", OUTLINE)),
+        ({"path": "predictions[*].score"}, TOP3, ("answer.path", "3 answers to 1 images")),
+        (
+            PAIRS | {"classes": ["cat", "dog", "brid"]},
+            TOP3,
+            ("my.yaml: answer.classes", "mean brid?", OUTLINE),
+        ),
+        (
+            {"path": "r"},
+            {"r": [0.5, 0.5]},
+            ("answer.form scores", "3 scores", '{"r": [2 x float]}'),
+        ),
+        ({"path": "r"}, {"r": [5.0, -2.0, 1.0]}, ("--teacher.label-mode logits",)),
+    ],
+)
 def test_an_adapter_that_misses_the_answer(
     answer: dict[str, Any], said: Any, words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -172,7 +178,7 @@ def v2(announced: str | None, scores: Any) -> V2:
     return V2(*said, parameters=parameters, infer=infer)
 
 
-def made(
+def service_of(
     kind: str, announced: str | None, scores: Any, folder: Path
 ) -> tuple[Replies, dict[str, Any]]:
     """What a service answers, and the options of the teacher, common ones included."""
@@ -196,7 +202,7 @@ def asked(
     kind: str, announced: str | None, flag: str | None, scores: Any, folder: Path
 ) -> tuple[Any, list[str]]:
     """Two batches of answers through an oracle, and what it told."""
-    reply, options = made(kind, announced, scores, folder)
+    reply, options = service_of(kind, announced, scores, folder)
     stated = {"shape": SMALL, "num_classes": FOUR} if kind in ("tf-serving", "hf-api") else {}
     lines: list[str] = []
     with Service(reply) as service:

@@ -16,7 +16,6 @@ from dfme.teachers.remote.json_api.adapter_file import JsonApi, load_adapter, mo
 from dfme.teachers.remote.json_api.api import JsonAdapter
 from dfme.teachers.remote.json_api.sample import write_adapter
 
-PERCENT = [{"label": "a", "score": 83.0}, {"label": "b", "score": 17.0}]
 TAGS = [{"tag": {"en": "dog"}, "confidence": 0.83}, {"tag": {"en": "cat"}, "confidence": 0.11}]
 IDS = [
     {"class_id": 7, "index": 0, "probability": 0.5},
@@ -56,7 +55,12 @@ SAMPLES: dict[str, tuple[Any, str, dict[str, float] | list[float] | str | int, s
     "lists of lists": ([THREE], "scores", THREE, "probabilities"),
     "a label alone": ({"data": {"predicted class": "dog"}}, "name", "dog", "label"),
     "a number alone": ({"model": "m", "class": 2}, "number", 2, "label"),
-    "percentages": (PERCENT, "pairs", {"a": 0.83, "b": 0.17}, "top_k:2"),
+    "percentages": (
+        [{"label": "a", "score": 83.0}, {"label": "b", "score": 17.0}],
+        "pairs",
+        {"a": 0.83, "b": 0.17},
+        "top_k:2",
+    ),
     "percentages of all": (
         {"scores": [83, 10.5, 6.5]},
         "scores",
@@ -165,31 +169,6 @@ def test_the_client_reads_the_samples_scores_with_the_adapter_that_was_written(
     assert got == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"<html>", "in JSON"),
-        (b"[" * 100_000, "in JSON"),
-        (b'{"a": ' * 20 + b'{"label": "x"}' + b"}" * 20, "scores or a label"),
-        (b'{"message": "hello\\u001b[2J", "ok": true}', 'got {"message": str, "ok": bool}'),
-        (b'{"a\\u001b[2J": {"b": [1]}}', r'got {"a\u001b[2J"'),
-        (b'{"scores": [1e999, 2]}', "scores or a label"),
-        (b'{"scores": {"a ": 0.5, "b\\n": 0.5}}', "scores or a label"),
-        (b" " * 1_000_001, "at most 1,000,000 bytes"),
-        (b'{"scores": [true, false]}', "scores or a label"),
-        (b"null", "got null"),
-    ],
-)
-def test_a_hostile_sample_is_one_line(content: bytes, words: str, tmp_path: Path) -> None:
-    (tmp_path / "answer.json").write_bytes(content)
-    said = str(
-        refused(words, write_adapter, str(tmp_path / "answer.json"), str(tmp_path / "my.yaml"))
-    )
-    assert said.isprintable()
-    assert len(said) < 600
-    assert not (tmp_path / "my.yaml").exists()
-
-
 FALLING = [0.5, 0.4, 0.1]
 BEST = {"label": "cat", "p": 0.7}
 DOUBTS: dict[str, tuple[Any, str]] = {
@@ -232,15 +211,6 @@ DOUBTS: dict[str, tuple[Any, str]] = {
     "a score of its own for each": ({"predictions": [0.93, 0.12]}, "add up to 1.05"),
     "a score of its own for each name": ({"scores": {"cat": 0.9, "dog": 0.8}}, "add up to 1.7"),
 }
-
-
-@pytest.mark.parametrize("name", DOUBTS)
-def test_scores_that_may_be_of_other_classes_make_no_adapter(name: str, tmp_path: Path) -> None:
-    answer, words = DOUBTS[name]
-    (tmp_path / "answer.json").write_text(json.dumps(answer))
-    files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
-    assert str(refused(words, write_adapter, *files)).isprintable()
-    assert not (tmp_path / "my.yaml").exists()
 
 
 @pytest.mark.parametrize(
@@ -287,50 +257,62 @@ CHATS = {
 }
 
 
-@pytest.mark.parametrize("name", CHATS)
-def test_a_language_models_answer_makes_no_adapter(name: str, tmp_path: Path) -> None:
-    answer, path = CHATS[name]
-    (tmp_path / "answer.json").write_text(json.dumps(answer))
-    files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
-    refused(f"the text of a language model, at {path}, which", write_adapter, *files)
-    assert not (tmp_path / "my.yaml").exists()
-
-
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "words"),
     [
-        {"usage": {"requests": 12, "seconds": 3}, "ok": True},
-        {"image": {"width": 640, "height": 480}},
-        {"bounding_box": [10, 20, 30, 40]},
+        *DOUBTS.values(),
+        *(
+            (answer, f"the text of a language model, at {path}, which")
+            for answer, path in CHATS.values()
+        ),
+        (b"<html>", "in JSON"),
+        (b"[" * 100_000, "in JSON"),
+        (b'{"a": ' * 20 + b'{"label": "x"}' + b"}" * 20, "scores or a label"),
+        (b'{"message": "hello\\u001b[2J", "ok": true}', 'got {"message": str, "ok": bool}'),
+        (b'{"a\\u001b[2J": {"b": [1]}}', r'got {"a\u001b[2J"'),
+        (b'{"scores": [1e999, 2]}', "scores or a label"),
+        (b'{"scores": {"a ": 0.5, "b\\n": 0.5}}', "scores or a label"),
+        (b" " * 1_000_001, "at most 1,000,000 bytes"),
+        (b'{"scores": [true, false]}', "scores or a label"),
+        (b"null", "got null"),
+        ({"usage": {"requests": 12, "seconds": 3}, "ok": True}, "scores or a label"),
+        ({"image": {"width": 640, "height": 480}}, "scores or a label"),
+        ({"bounding_box": [10, 20, 30, 40]}, "scores or a label"),
     ],
 )
-def test_counts_and_sizes_are_no_scores(answer: Any, tmp_path: Path) -> None:
-    (tmp_path / "answer.json").write_text(json.dumps(answer))
+def test_a_sample_that_makes_no_adapter_is_refused_in_one_line(
+    answer: Any, words: str, tmp_path: Path
+) -> None:
+    content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    (tmp_path / "answer.json").write_bytes(content)
     files = str(tmp_path / "answer.json"), str(tmp_path / "my.yaml")
-    refused("scores or a label", write_adapter, *files)
+    line = str(refused(words, write_adapter, *files))
+    assert line.isprintable()
+    assert len(line) < 600
+    assert not (tmp_path / "my.yaml").exists()
 
 
 def test_no_file_is_written_over_and_both_flags_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample, made = str(tmp_path / "answer.json"), tmp_path / "my.yaml"
+    sample, adapter = str(tmp_path / "answer.json"), tmp_path / "my.yaml"
     Path(sample).write_text(json.dumps(SAMPLES["multipart"][0]))
-    asked = ["check", "--sample", sample, "--write-adapter"]
-    assert main([*asked, str(made)]) == 0
-    written = made.read_text()
+    command = ["check", "--sample", sample, "--write-adapter"]
+    assert main([*command, str(adapter)]) == 0
+    written = adapter.read_text()
     assert "TODO" in capsys.readouterr().out
     for words, key in (
         (["check", "--sample", sample], "--write-adapter: expected both"),
-        ([*asked, str(made)], "it is there already"),
+        ([*command, str(adapter)], "it is there already"),
         (
-            ["check", "--sample", f"{sample}.no", "--write-adapter", f"{made}.no"],
+            ["check", "--sample", f"{sample}.no", "--write-adapter", f"{adapter}.no"],
             "--sample: cannot read",
         ),
-        (["check", "--teacher", "json", "--teacher.adapter", str(made)], "--teacher.url"),
+        (["check", "--teacher", "json", "--teacher.adapter", str(adapter)], "--teacher.url"),
     ):
         assert main(words) == 2
         assert key in capsys.readouterr().err
-    assert made.read_text() == written
+    assert adapter.read_text() == written
 
 
 @pytest.mark.parametrize(

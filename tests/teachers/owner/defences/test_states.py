@@ -1,18 +1,27 @@
-"""What defences remember: a state taken up goes on bit by bit, an honest user's look changes
-nothing.
-"""
+"""What defences remember, in this process and behind ``run.py serve``."""
 
 import math
 import re
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
-from defended import ALL, KEY, defended, digits, pairs, queries, truths, watched
+from clients import question
+from defended import ALL, KEY, WEIGHTS, defended, digits, pairs, queries, truths, watched
+from processes import command
+from refusals import refusal
 
+from dfme.cli.main import main
+from dfme.config.settings import TeacherConfig
 from dfme.errors import Refused
+from dfme.oracle.ledger import audit
+from dfme.teachers.open_inference.client import connect_v2
+from dfme.teachers.options import V2Options
+from dfme.teachers.owner.serve.server import Serving
 
 STATEFUL = (
     *("modelguard_s:epsilon=.5", "modelguard_s:epsilon=0:limit=9", "noise:key_env=K"),
@@ -74,8 +83,7 @@ def test_an_honest_users_look_leaves_the_state_alone(
         raise RuntimeError
 
     monkeypatch.setattr(last, "answer", fails)
-    with pytest.raises(RuntimeError):
-        teacher.preview(queries()[400:500])
+    refusal("", teacher.preview, queries()[400:500], error=RuntimeError)
     assert str(teacher.state_dict()) == state
 
 
@@ -95,10 +103,13 @@ def test_another_key_is_noticed_by_the_witness(
     answers = defended("noise:key_env=K:sigma=.5", mode)(queries()[:64])
     defended("noise:key_env=K:sigma=.5", mode).replay_answer(queries()[:64], answers)
     monkeypatch.setenv("K", "another-key")
-    with pytest.raises(
-        ValueError, match=r"noise:.*: other answers than on record; expected the same key"
-    ):
-        defended("noise:key_env=K:sigma=.5", mode).replay_answer(queries()[:64], answers)
+    refusal(
+        r"noise:.*: other answers than on record; expected the same key",
+        defended("noise:key_env=K:sigma=.5", mode).replay_answer,
+        queries()[:64],
+        answers,
+        error=ValueError,
+    )
 
 
 def test_modelguard_s_answers_the_first_stored_within_epsilon_in_order() -> None:
@@ -138,9 +149,8 @@ def test_a_quota_for_good_counts_what_it_answers_and_no_more() -> None:
     teacher(queries()[:200])
     for _ in range(2):
         text = re.escape("the quota of 300 images is used up (200 answered, 101 asked for)")
-        with pytest.raises(Refused, match=f"^{text}$") as caught:
-            teacher(queries()[:101])
-        assert (caught.value.reason, caught.value.retry) == ("quota", False)
+        caught = refusal(f"^{text}$", teacher, queries()[:101], error=Refused)
+        assert (caught.reason, caught.retry) == ("quota", False)
     assert torch.equal(teacher(queries()[200:300]), truths()[200:300])
     assert teacher.report()["quota"] == {"images": 300, "refused": 202, "window": 0}
     teacher.preview(queries()[:50])
@@ -156,16 +166,13 @@ def test_a_quota_with_a_window_says_when_to_come_again(monkeypatch: pytest.Monke
     for now, images in ((1_000.0, 50), (1_010.0, 30), (1_020.0, 20)):  # noqa: B007
         teacher(queries()[:images])
     for images, seconds in ((1, 40), (50, 40), (51, 50), (100, 60)):
-        with pytest.raises(Refused, match="within 60 s") as caught:
-            teacher(queries()[:images])
-        assert (caught.value.retry, caught.value.retry_after) == (True, seconds)
-    with pytest.raises(Refused) as caught:
-        teacher(queries()[:101])
-    assert not caught.value.retry
+        caught = refusal("within 60 s", teacher, queries()[:images], error=Refused)
+        assert (caught.retry, caught.retry_after) == (True, seconds)
+    caught = refusal("", teacher, queries()[:101], error=Refused)
+    assert not caught.retry
     now = 1_060.0
     teacher(queries()[:50])
-    with pytest.raises(Refused):
-        teacher(queries()[:1])
+    refusal("", teacher, queries()[:1], error=Refused)
     now = 1_080.0
     teacher(queries()[:50])
 
@@ -186,3 +193,90 @@ def test_work_is_that_of_the_stream_so_far() -> None:
     steep = defended("pow:base=1000")
     steep(queries()[:400])
     assert max(1000.0, steep.report()["pow"]["seconds_of_work"]) < 400 * 2_948.0 + 1
+
+
+SERVED = "noise:key_env=K:sigma=.05+modelguard_s:epsilon=.5+watermark:key_env=K:rate=.2"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mode", ["probabilities", "top_k:3"])
+def test_a_client_gets_what_the_defended_teacher_answers(mode: str) -> None:
+    with Serving(defended(SERVED, mode), name="digits") as serving:
+        options = V2Options(url=serving.url, model="digits")
+        client = connect_v2(options, TeacherConfig(kind="v2"), torch.device("cpu"))
+        local = defended(SERVED, mode)
+        assert str(client.label_mode) == mode
+        for part in queries()[:300].split(100):  # in order of arrival
+            answers = client(part)
+            assert torch.equal(answers.nan_to_num(), local(part).nan_to_num())
+            if mode == "probabilities":
+                assert float((answers.sum(1) - 1).abs().max()) < 1e-6
+        client.close()
+        for path in ("/v2", "/v2/models/digits", "/v2/models/digits/config", "/metrics"):
+            assert not re.search(
+                "noise|modelguard|watermark|defen", httpx2.get(serving.url + path).text
+            )
+
+
+@pytest.mark.integration
+def test_a_quota_is_refused_in_words_and_served_to_nobody() -> None:
+    for text, status, wait in (
+        ("quota:images=100", 403, None),
+        ("quota:images=100:window=50", 429, "50"),
+    ):
+        with Serving(defended(text), name="digits") as serving:
+            url = f"{serving.url}/v2/models/digits/infer"
+            replies = [httpx2.post(url, json=question(queries()[:40])) for _ in range(3)]
+            assert [reply.status_code for reply in replies] == [200, 200, status]
+            assert replies[2].json() == {"error": "refused: quota"}
+            assert replies[2].headers.get("Retry-After") == wait
+            assert (serving.meter.images, serving.meter.requests, serving.meter.answered) == (
+                80,
+                2,
+                2,
+            )
+            assert serving.meter.refused == {"quota": 1}
+            assert serving.meter.failed == 0
+
+
+@pytest.mark.integration
+def test_a_run_against_a_quota_ends_in_one_line_with_everything_kept(tmp_path: Path) -> None:
+    with Serving(defended("quota:images=500+noise:key_env=K"), "digits") as serving:
+        line = (
+            f"extract --method.name procedural --teacher v2 --teacher.url {serving.url} "
+            "--teacher.model digits --evaluation.dataset none --budget 2k "
+            f"--out {tmp_path / 'kept'}"
+        )
+        ended = command(line.split())
+    assert ended.code == 3, ended.err
+    (last,) = [line for line in ended.err.splitlines() if "answered 403" in line]
+    assert re.search(
+        r'answered 403 \(\{"error":\s?"refused: quota"\}\).*all that was paid is kept', last
+    )
+    assert not re.search(f"Traceback|{KEY}", ended.err)
+    ledger = tmp_path / "kept" / "ledger.jsonl"
+    assert "403" in ledger.read_text()
+    assert 0 < serving.meter.images == audit(ledger).spent <= 500
+
+
+@pytest.mark.integration
+def test_no_key_is_written_anywhere_by_a_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    defences = (
+        "noise:key_env=K+watermark:key_env=K+misinform:key_env=K:tau=.5+modelguard_s:epsilon=.2"
+    )
+    line = (
+        f"extract --teacher.checkpoint {WEIGHTS} --teacher.defences {defences} "
+        "--method.name procedural"
+    )
+    assert main(f"{line} --budget 300 --student.steps 5 --out {tmp_path / 'run'}".split()) == 0
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) > 4
+    forms = [KEY.encode(), KEY.encode().hex().encode(), KEY.encode("utf-16-le")]
+    outputs = ["".join(capfd.readouterr()).encode(), *(path.read_bytes() for path in files)]
+    assert not any(form in content for content in outputs for form in forms)
+    assert (
+        "noise:sigma=0.2:fresh=true:keep_top=false:key_env=K"
+        in (tmp_path / "run/config.yaml").read_text()
+    )

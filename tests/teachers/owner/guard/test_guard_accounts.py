@@ -1,4 +1,4 @@
-"""Who asks: no second header, cookie or parameter makes a new account of one that was refused."""
+"""Who asks, whatever else is in a request, and how much: the meter by an artificial clock."""
 
 import asyncio
 import json
@@ -8,16 +8,14 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-import torch
-from defended import WEIGHTS, digits, pairs
-from guarded_apps import BODY, FORM, answered, answering, guard, scope_of
-from processes import PROJECT
+from guarded_apps import BODY, answered, answering, guard, scope_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 import dfme
+from dfme.teachers.owner.guard.meter import Meter
 
-fastapi = pytest.importorskip("fastapi")
 Headers = list[tuple[str, str]]
 
 
@@ -171,29 +169,80 @@ def test_a_header_by_which_a_body_is_read_may_stand_once(header: str) -> None:
     assert app.meter.refused == {"malformed": 1}
 
 
-def test_a_refused_account_stays_refused_whatever_it_adds_to_the_example_of_the_docs() -> None:
-    page = (PROJECT / "docs/watch.md").read_text()
-    (line,) = re.findall(r"account=(.*), metrics=", page)
-    options = eval(f"dict(account={line})")
-    app = fastapi.FastAPI()
-    header = fastapi.Security(fastapi.security.APIKeyHeader(name="X-API-Key"))
+class Clock:
+    """Stands still until it is moved."""
 
-    async def predict(request: Request, key: str = header) -> JSONResponse:
-        if key != "eve":
-            return JSONResponse({"detail": "Unauthorized"}, 401)
-        images = torch.tensor((await request.json())["images"])
-        return JSONResponse({"scores": digits()(images).tolist()})
+    now = 1000.0
 
-    app.add_api_route("/predict", predict, methods=["POST"])
-    watch: dict[str, Any] = {"watch": "pairs", "benign": "digits", "on_alarm": "refuse"}
-    before = dfme.Guard(app, teacher=WEIGHTS, paths=["/predict"], **FORM, **watch, **options)
-    body = json.dumps({"images": pairs()[:100].tolist()}).encode()
-    eve = ("X-API-Key", "eve")
-    assert [asked(before, [eve], body=body)[0] for _ in range(2)] == [200, 403]
-    for number in range(6):
-        for other in (("X-API-Key", f"{number}"), ("x-api-key", "eve"), ("X_API_Key", f"{number}")):
-            assert asked(before, [eve, other], body=body)[0] == 400
-            assert asked(before, [other, eve], body=body)[0] == 400
-        assert asked(before, [("X-API-Key", f"eve, {number}")], body=body)[0] == 400
-        assert asked(before, [("X-API-Key", f"{number}")], body=body)[0] == 401
-        assert asked(before, [("X-API-Key", " eve ")], body=body)[0] == 403
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_coming_again_after_the_time_named_is_enough():
+    clock = Clock()
+    meter = Meter(images_per_second=100, requests_per_second=2, clock=clock)
+    assert meter.admit(64) == 0
+    assert meter.admit(64) == 1  # 36 of 100 images are left, 28 more take 0.28 s
+    clock.now += 0.28
+    assert meter.admit(64) == 0
+    assert meter.admit(1000) == 1  # a whole second's worth, then ten seconds to pay it off
+    clock.now += 1
+    assert (meter.admit(1000), meter.admit(1)) == (0, 10)
+    clock.now += 9.01
+    assert meter.admit(1) == 0
+    clock.now += 9
+    # by requests, which take nothing off the images
+    assert [meter.admit(5) for _ in range(4)] == [0, 0, 1, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(0.01, 1000),
+    st.lists(st.tuples(st.integers(1, 500), st.floats(0, 3)), min_size=1, max_size=40),
+)
+def test_no_stretch_of_time_has_more_than_its_share(
+    rate: float, asked: list[tuple[int, float]]
+) -> None:
+    clock = Clock()
+    meter = Meter(images_per_second=rate, clock=clock)
+    served: list[tuple[float, int]] = []
+    for images, pause in asked:
+        clock.now += pause
+        wait = meter.admit(images)
+        if wait:
+            assert wait >= 1
+            clock.now += wait
+            assert meter.admit(images) == 0
+        served.append((clock.now, images))
+    for first, (start, _) in enumerate(served):
+        for last in range(first, len(served)):
+            before = sum(images for _, images in served[first:last])  # the last one may overdraw
+            assert before <= rate * (served[last][0] - start) + rate + 0.05
+
+
+def test_counts_are_in_the_text_format_of_prometheus():
+    meter = Meter()
+    meter.ask(7)
+    meter.ask(5)
+    meter.seconds, meter.answered, meter.failed = 0.25, 1, 1
+    meter.refused.update({"rate limit": 2, "malformed": 1})
+    text = meter.exposition("digits")
+    sample = re.compile(r'(dfme_\w+)\{model="digits"(?:,reason="([\w ]+)")?\} ([\d.]+)')
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    samples = {
+        match.groups()[:2]: float(match[3]) for line in lines if (match := sample.fullmatch(line))
+    }
+    assert samples == {
+        ("dfme_images_served_total", None): 12,
+        ("dfme_requests_served_total", None): 2,
+        ("dfme_requests_answered_total", None): 1,
+        ("dfme_requests_failed_total", None): 1,
+        ("dfme_model_seconds_total", None): 0.25,
+        ("dfme_requests_refused_total", "malformed"): 1,
+        ("dfme_requests_refused_total", "rate limit"): 2,
+    }
+    assert len(samples) == len(lines)
+    assert text.count("# TYPE") == text.count("# HELP") == 6
+    assert meter.summary().startswith(
+        "served 12 images in 2 requests (0.2 s of the model); 1 of them f"
+    )

@@ -16,6 +16,7 @@ import torch
 from guarded_apps import FORM, SECRETS, SHAPE, X, answering, ask, guard, leaks, model, read
 from PIL import Image
 from processes import PROJECT
+from refusals import refusal
 from torch import Tensor
 
 import dfme
@@ -98,7 +99,6 @@ def odd_answer(rows: list[list[float]]) -> Any:
 
 
 PNG = png(np.full((4, 4, 1), 7, np.uint8))
-CATS = ["cat", "dog", "bird"]
 
 # name -> the file, what an app of this API finds in a body, and what it answers
 APIS: dict[str, tuple[str, Callable[[bytes], Any], Callable[[list[list[float]]], Any]]] = {
@@ -119,7 +119,12 @@ APIS: dict[str, tuple[str, Callable[[bytes], Any], Callable[[list[list[float]]],
     "a picture, names": (
         "configs/adapters/png_base64.yaml",
         lambda body: picture(json.loads(body)["image"]),
-        lambda rows: {"result": {"scores": dict(zip(CATS, rows[0], strict=True)), "best": SECRETS}},
+        lambda rows: {
+            "result": {
+                "scores": dict(zip(["cat", "dog", "bird"], rows[0], strict=True)),
+                "best": SECRETS,
+            }
+        },
     ),
     "a picture, pairs": (
         "configs/adapters/hf_api.yaml",
@@ -256,17 +261,28 @@ def test_a_file_that_is_no_form_is_refused_before_it_serves(
     (tmp_path / "own.yaml").write_text("\n".join([*lines, change]))
     options = {"shape": SHAPE, "num_classes": 5, "defences": "lattice:n=4"}
     for path in ("own.yaml", "none.yaml"):
-        with pytest.raises(
-            dfme.UserError, match=text if path == "own.yaml" else "none.yaml: no such file"
-        ):
-            dfme.Guard(rows, teacher=model, form=str(tmp_path / path), **options)
+        refusal(
+            text if path == "own.yaml" else "none.yaml: no such file",
+            dfme.Guard,
+            rows,
+            teacher=model,
+            form=str(tmp_path / path),
+            **options,
+            error=dfme.UserError,
+        )
 
 
 @pytest.mark.parametrize(
     "form", [{"form": "v3"}, {"form": "v2", **FORM}, {"images": FORM["images"]}]
 )
 def test_a_form_that_cannot_be_is_refused_before_it_serves(form: dict[str, Any]) -> None:
-    with pytest.raises(
-        dfme.UserError, match=r"either form, .* or all of images, scores, replace; got form="
-    ):
-        dfme.Guard(rows, teacher=model, shape=SHAPE, num_classes=5, **form)
+    refusal(
+        r"either form, .* or all of images, scores, replace; got form=",
+        dfme.Guard,
+        rows,
+        teacher=model,
+        shape=SHAPE,
+        num_classes=5,
+        **form,
+        error=dfme.UserError,
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from guarded_apps import TRUTH, answering, ask, guard, leaks
+from refusals import refusal
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -76,8 +77,7 @@ def test_a_route_that_the_app_does_not_have_is_said(caplog: pytest.LogCaptureFix
     caplog.clear()
     for app in (regular, hosted(), mounted(), included(), Starlette()):
         guard(app, paths=["/predict"])
-    proxy = Starlette(routes=[Route("/{rest:path}", free)])
-    guard(proxy, paths=["/anything"])
+    guard(Starlette(routes=[Route("/{rest:path}", free)]), paths=["/anything"])
     assert not caplog.records
 
 
@@ -91,13 +91,19 @@ def test_a_guarded_path_that_no_request_may_have_is_refused(path: str) -> None:
     "path", ["/m/<name>", "/m/<path:name>/p", "/m/:name", "/m/*", "/{x", "/{x:[0-9]{3}}"]
 )
 def test_a_parameter_of_another_framework_is_refused(path: str) -> None:
-    with pytest.raises(dfme.UserError, match=r"expected parameters as \{name\} or \{name:path\}"):
-        guard(regular, paths=[path])
+    refusal(
+        r"expected parameters as \{name\} or \{name:path\}",
+        guard,
+        regular,
+        paths=[path],
+        error=dfme.UserError,
+    )
 
 
 def test_no_path_at_all_is_refused() -> None:
-    with pytest.raises(dfme.UserError, match="paths: expected at least one, got none"):
-        guard(regular, paths=[])
+    refusal(
+        "paths: expected at least one, got none", guard, regular, paths=[], error=dfme.UserError
+    )
 
 
 def test_an_answer_of_a_guarded_route_by_another_name_is_a_500() -> None:
@@ -161,8 +167,7 @@ class Shortened:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        path = scope["path"].removesuffix("/info")
-        await self.app({**scope, "path": path}, receive, send)
+        await self.app({**scope, "path": scope["path"].removesuffix("/info")}, receive, send)
 
 
 def shortened(**options: Any) -> Router:

@@ -1,11 +1,11 @@
-"""A served teacher over real HTTP: the teacher's own answers, nothing beyond them, counted as it
-says.
-"""
+"""A served teacher over real HTTP: its answers, its counts, and clients that send half of something."""
 
+import contextlib
 import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,19 +15,17 @@ import numpy as np
 import pytest
 import torch
 from clients import question
+from refusals import refusal
 from torch import Tensor
 from toys import LinearTeacher
 
 from dfme.errors import UserError
-from dfme.spec import ImageSpec, LabelMode, TeacherInfo
-from dfme.teachers.label_modes import restrict
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-
+from dfme.spec import ImageSpec, TeacherInfo
+from dfme.teachers.owner.serve import connections
 from dfme.teachers.owner.serve.server import Serving
 
 pytestmark = pytest.mark.integration
+
 
 SPEC = ImageSpec((1, 4, 4))
 INFER = "/v2/models/toy/infer"
@@ -99,38 +97,13 @@ def toy() -> Iterator[tuple[str, LinearTeacher]]:
         yield serving.url, teacher
 
 
-@pytest.mark.parametrize("mode", ["probabilities:2", "top_k:2", "label"])
-def test_answers_are_those_of_the_teacher_to_the_last_bit(mode: str) -> None:
-    local = restrict(LinearTeacher(SPEC, mode="logits"), LabelMode.parse(mode))
-    batch = images(5)
-    truth = local(batch).numpy()
-    with Serving(local, "toy") as serving:
-        raw = raw_answers(post(serving.url, batch), "<i8" if mode == "label" else "<f4")
-        (tensor,) = httpx2.post(serving.url + INFER, json=question(batch)).json()["outputs"]
-        described = httpx2.get(f"{serving.url}/v2/models/toy").json()
-    assert np.array_equal(raw, truth, equal_nan=mode != "label")
-    listed = np.array(tensor["data"], truth.dtype).reshape(truth.shape)
-    assert np.array_equal(listed, truth, equal_nan=mode != "label")
-    assert tensor["shape"] == list(truth.shape)
-    assert described["parameters"]["label_mode"] == mode
-    assert (
-        described["outputs"][0]["name"]
-        == tensor["name"]
-        == ("label" if mode == "label" else "scores")
-    )
-
-
 def test_every_path_of_the_protocol_answers(toy: tuple[str, LinearTeacher]) -> None:
     url, _ = toy
-    assert httpx2.get(f"{url}/v2").json()["extensions"]
-    assert httpx2.get(f"{url}/v2/health/live").json() == {"live": True}
-    assert httpx2.get(f"{url}/v2/health/ready").json() == {"ready": True}
     for model in ("/v2/models/toy", "/v2/models/toy/versions/1"):
         assert httpx2.get(f"{url}{model}").json()["inputs"][0]["shape"] == [-1, 1, 4, 4]
         assert httpx2.get(f"{url}{model}/ready").json() == {"name": "toy", "ready": True}
         assert httpx2.get(f"{url}{model}/config").json()["max_batch_size"] == 0
         assert post(url, images(1), f"{model}/infer").status_code == 200
-    assert httpx2.post(f"{url}/v2/repository/index").json()[0]["name"] == "toy"
     for path, word in (
         ("/v2/models/other/infer", "unknown model"),
         ("/v2/models/toy/versions/2/infer", "unknown version"),
@@ -191,8 +164,7 @@ def test_a_body_that_is_or_says_it_is_too_long_is_413_at_once_and_half_a_one_cou
         response = httpx2.post(serving.url + INFER, content=(bytes(2**16) for _ in range(1000)))
         assert response.status_code == 413
         assert "expected at most 2 images" in response.json()["error"]
-        assert serving.meter.refused["body too large"] == 2
-        assert serving.meter.images == 0
+        assert (serving.meter.refused["body too large"], serving.meter.images) == (2, 0)
     assert caplog.records == []
 
 
@@ -264,3 +236,76 @@ def test_an_address_that_cannot_be_had_is_one_line(toy: tuple[str, LinearTeacher
         Serving(LinearTeacher(SPEC), port=port)
     with pytest.raises(UserError, match=r"--host 203\.0\.113\.1"):
         Serving(LinearTeacher(SPEC), host="203.0.113.1")
+
+
+HEAD = "POST /v2/models/{}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n"
+HALVES = {
+    "nothing": "",
+    "half a head": "POST /v2/models/toy/infer HTTP/1.1\r\nX-Slow: ",
+    "half a body": HEAD.format("toy") + "{",
+    "half a body that nobody reads": HEAD.format("nobody") + "{",
+}
+
+
+def opened(port: int, text: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(text.encode())
+    return connection
+
+
+def ended(connection: socket.socket, drip: bytes, seconds: float = 10) -> bytes:
+    """What came before the other side hung up, while a byte went there now and then."""
+    came, until = b"", time.monotonic() + seconds
+    connection.settimeout(0.05)
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < until:
+            with contextlib.suppress(TimeoutError):
+                data = connection.recv(100_000)
+                if not data:
+                    return came
+                came += data
+            connection.send(drip)
+        raise TimeoutError
+    return came
+
+
+def honest(url: str) -> int:
+    return httpx2.post(
+        f"{url}/v2/models/toy/infer", json=question(torch.full((2, 1, 4, 4), 0.5)), timeout=20
+    ).status_code
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("half", "drip"),
+    # that is idle: 120 s
+    [(half, drip) for half in HALVES for drip in (b"", b"a") if drip or "nobody" not in half],
+)
+def test_what_comes_too_slowly_is_left(half: str, drip: bytes) -> None:
+    with Serving(LinearTeacher(SPEC), "toy") as serving:
+        with opened(serving.port, HALVES[half]) as slow:
+            came = ended(slow, drip)
+        assert honest(serving.url) == 200
+        assert serving.meter.images == 2
+        assert serving.meter.refused["too slow"] == (half == "half a body")
+    statuses = {"half a body": b"HTTP/1.1 408 ", "half a body that nobody reads": b"HTTP/1.1 404 "}
+    assert came[:13] == statuses.get(half, b"")
+
+
+def test_of_many_that_wait_the_oldest_go_first_and_none_that_is_served() -> None:
+    with Serving(LinearTeacher(SPEC), "toy") as serving, contextlib.ExitStack() as stack:
+        first = stack.enter_context(opened(serving.port, ""))
+        for text in 50 * list(HALVES.values()):
+            stack.enter_context(opened(serving.port, text))
+        started = time.monotonic()
+        assert honest(serving.url) == 200
+        assert time.monotonic() - started < 2
+        assert len(serving._server.server_state.connections) <= connections.MAX_CONNECTIONS
+        assert ended(first, b"") == b""
+        last = stack.enter_context(opened(serving.port, ""))
+        refusal("", ended, last, b"", 0.5, error=TimeoutError)

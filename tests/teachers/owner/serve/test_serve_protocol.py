@@ -2,13 +2,13 @@
 
 import json
 import re
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 from tables import all_hold
 
 from dfme.spec import ImageSpec, LabelMode
@@ -56,8 +56,7 @@ def test_a_byte_is_its_share_of_the_bounds():
     assert np.allclose(
         images.ravel(), [-1 + i * 3 / 255 for i in (0, 1, 51, 128, 254, 255)], atol=1e-6
     )
-    assert images.min() == -1
-    assert images.max() == 2
+    assert (images.min(), images.max()) == (-1, 2)
     # floats are taken as well
     assert np.array_equal(read_question(BYTES, *binary_request(IMAGES)).images, IMAGES)
 
@@ -105,9 +104,8 @@ WRONG = [
 
 def test_what_is_wrong_is_said_in_words() -> None:
     def holds(body: bytes, words: str) -> None:
-        with pytest.raises(ValueError, match=re.escape(words)) as caught:
-            read_question(PLAIN, body, None)
-        assert len(str(caught.value)) < 500
+        caught = refusal(re.escape(words), read_question, PLAIN, body, None, error=ValueError)
+        assert len(str(caught)) < 500
 
     all_hold(holds, WRONG)
 
@@ -149,18 +147,18 @@ def test_metadata_and_configuration_describe_the_same_tensors():
         assert (config["max_batch_size"], config["input"][0]["dims"]) == (limit, dims)
 
 
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
-
-
 @pytest.mark.exhaustive
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from("name datatype shape data parameters inputs outputs id".split()), ANYTHING)
+@given(
+    st.sampled_from("name datatype shape data parameters inputs outputs id".split()),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+        ),
+        max_leaves=8,
+    ),
+)
 @example("shape", [10**12])
 @example("shape", [2**64, 0])
 @example("data", [10**400] * 12)
@@ -176,23 +174,3 @@ def test_any_value_anywhere_is_refused_or_read(key: str, value: object) -> None:
     assert question.images.shape[1:] == SPEC.shape
     assert 1 <= len(question.images) <= 5
     assert np.isfinite(question.images).all()
-
-
-@pytest.mark.parametrize(
-    "shape", [[10**12], [10**6, 10**6, 1, 1], [0, 10**12], [1] * 40, [10**12, 1, 2, 3]]
-)
-def test_a_claim_of_a_huge_tensor_allocates_nothing(shape: list[int]) -> None:
-    image = {"name": "image", "datatype": "FP32", "shape": shape}
-    image["parameters"] = {"binary_data_size": 4 * 10**12}
-    text = json.dumps({"inputs": [image]}).encode()
-    bodies: list[tuple[bytes, int | None]] = [(text + bytes(8), len(text))]
-    bodies += [(request({"shape": shape, "data": []}), None)]
-    bodies += [(request({"shape": shape, "datatype": "BYTES", "data": ["a"]}), None)]
-    tracemalloc.start()
-    try:
-        for body, length in bodies:
-            with pytest.raises(ValueError, match="expected"):
-                read_question(PLAIN, body, length)
-        assert tracemalloc.get_traced_memory()[1] < 500_000
-    finally:
-        tracemalloc.stop()

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from defended import digits, pairs, queries, watched
+from refusals import refusal
+from watched import features
 
 from dfme.data import load_dataset
 from dfme.errors import Refused
@@ -29,7 +31,7 @@ def test_answers_under_log_are_those_of_the_unwatched_teacher_bit_by_bit(mode: s
     assert report["detectors"]["pairs"]["first_alarm"], "it was raised, and nothing changed"
 
 
-def test_probabilities_and_distances_are_those_of_arithmetic_and_before_any_defence() -> None:
+def test_probabilities_and_distances_are_those_before_any_defence() -> None:
     teacher, seen = watched("sequential", defences="lattice:n=4", mode="label"), []
     teacher.watch.record = lambda account, number, entry: seen.append((account, number, entry))
     images = queries()[:100]
@@ -39,23 +41,10 @@ def test_probabilities_and_distances_are_those_of_arithmetic_and_before_any_defe
     assert torch.equal(torch.cat([entry.images_BCHW for *_, entry in seen]), images)
     p = torch.cat([entry.p_BK for *_, entry in seen])
     assert p.dtype == torch.float64
-    logits = digits(mode="logits")
-    assert torch.allclose(p, logits(images).double().softmax(1), atol=1e-12)
-    # Squared distances, from the definition.
-    train, inputs = load_dataset("digits", "train"), []
-    last = [entry for entry in logits.info.network.modules() if isinstance(entry, torch.nn.Linear)][
-        -1
-    ]  # type: ignore[attr-defined]
-    with last.register_forward_hook(lambda layer, given, out: inputs.append(given[0].double())):
-        logits(train.batch(slice(None)))
-        logits(images)
-    features, queried, labels = *inputs, train.required_labels
-    means = torch.stack([features[labels == label].mean(0) for label in range(10)])
-    spread = features - means[labels]
-    inverse = (spread.T @ spread / len(spread) + 1e-3 * torch.eye(spread.shape[1])).inverse()
-    apart = queried[:, None] - means
-    expected = torch.einsum("bkf,fg,bkg->bk", apart, inverse, apart).amin(1)
-    assert torch.allclose(torch.cat([entry.distance_B for *_, entry in seen]), expected, rtol=1e-4)
+    assert torch.allclose(p, digits(mode="logits")(images).double().softmax(1), atol=1e-12)
+    # which are those of the definition: test_features_are_calibrated_on_a_share_of_each_class
+    distance_B = torch.cat([entry.distance_B for *_, entry in seen])
+    assert torch.allclose(distance_B, features()(images), rtol=1e-4)
 
 
 def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
@@ -68,8 +57,7 @@ def test_the_truth_and_an_honest_users_look_are_not_seen() -> None:
         "of another account"
     )
     assert str(teacher.state_dict()) == state
-    with pytest.raises(Refused):
-        teacher(queries()[:1])
+    refusal("", teacher, queries()[:1], error=Refused)
 
 
 def test_after_an_alarm_refuse_refuses_the_next_request_for_good_and_sees_nothing_of_it() -> None:
@@ -82,9 +70,8 @@ def test_after_an_alarm_refuse_refuses_the_next_request_for_good_and_sees_nothin
     assert 20 < first <= 276
     state = str(teacher.state_dict())
     for _ in range(2):
-        with pytest.raises(Refused, match=rf"pairs at image {first} ") as caught:
-            teacher(queries()[:5])
-        assert (caught.value.reason, caught.value.retry) == ("watch", False)
+        caught = refusal(rf"pairs at image {first} ", teacher, queries()[:5], error=Refused)
+        assert (caught.reason, caught.retry) == ("watch", False)
     assert str(teacher.state_dict()) == state
     teacher.watch.account = "another"
     assert torch.equal(teacher(queries()[:5]), digits()(queries()[:5]))
@@ -95,16 +82,14 @@ def test_of_a_large_request_what_comes_after_the_alarm_is_not_answered() -> None
     large, records = torch.cat([queries()[:300], *[pairs()] * 8])[:5_000], list[Any]()
     teacher = watched("pairs", on_alarm="refuse", defences="quota:images=9000")
     teacher.watch.record = lambda account, number, seen: records.append((number, len(seen)))
-    with pytest.raises(Refused, match="an alarm was raised for this account") as caught:
-        teacher(large)
+    caught = refusal("an alarm was raised for this account", teacher, large, error=Refused)
     first = teacher.watch.report()["detectors"]["pairs"]["first_alarm"]
     parts = -(-first // 256)
-    assert (caught.value.reason, caught.value.retry) == ("watch", False)
+    assert (caught.reason, caught.retry) == ("watch", False)
     assert records == [(1 + 256 * part, 256) for part in range(parts)]
     assert teacher.watch.report()["images"] == 256 * parts < 5_000
     assert teacher.report()["quota"] == {"images": 0, "refused": 0, "window": 0}
-    labelled = watched("pairs", on_alarm="label")
-    answers, plain = labelled(large), digits()(large)
+    answers, plain = watched("pairs", on_alarm="label")(large), digits()(large)
     assert torch.equal(answers[: 256 * parts], plain[: 256 * parts])
     top = torch.nn.functional.one_hot(plain.argmax(1), 10)
     assert torch.equal(answers[256 * parts :], top[256 * parts :])
@@ -130,8 +115,7 @@ def test_figures_are_those_of_the_readings_and_every_alarm_and_window_is_a_line(
     """
     teacher = watched("pairs,labels")
     watch = teacher.watch
-    detectors = watch._current().detectors.values()
-    for sign, detector in zip((1, -1), detectors, strict=True):
+    for sign, detector in zip((1, -1), watch._current().detectors.values(), strict=True):
         at = iter(range(1, 10_000))
 
         def see(seen: Any, at: Any = at, sign: int = sign) -> Any:

@@ -60,10 +60,6 @@ def listed(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def alarm(image: int) -> Alarm:
-    return Alarm(ONE, "pairs", 0.5, 0.25, image, is_first=True)
-
-
 def pixels(observation: Observation) -> Any:
     return np.rint(observation.images_BCHW.numpy() * 255).astype(np.uint8)
 
@@ -239,24 +235,16 @@ def test_a_line_of_anybodys_is_an_error_in_words(old: str, new: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "torn", [b'{"at": "2026", "detec', b"x", b'{"whole": 1}', b'{"whole": 1}\n{"at']
+    "torn", [b'{"at": "2026", "detec', b"x", b'{"whole": 1}', b'{"whole": 1}\n{"at', b"", None]
 )
-def test_an_alarm_after_a_line_that_a_crash_tore_has_a_line_of_its_own(
-    torn: bytes, tmp_path: Path
+def test_an_alarm_has_a_line_of_its_own_also_after_one_that_a_crash_tore(
+    torn: bytes | None, tmp_path: Path
 ) -> None:
-    path = tmp_path / "alarms.jsonl"
-    path.write_bytes(b'{"first": 1}\n' + torn)
-    for number in (1, 2):
-        AlarmFile(path, pytest.fail)(alarm(number))
-    lines = path.read_bytes().split(b"\n")
-    assert b"\n".join(lines[:-3]) == b'{"first": 1}\n' + torn  # evidence stays as it is
-    assert [json.loads(line)["image"] for line in lines[-3:-1]] == [1, 2]
-    assert lines[-1] == b""
-
-
-def test_an_alarm_file_that_is_whole_or_empty_gets_no_empty_line(tmp_path: Path) -> None:
-    for before in (b"", b'{"first": 1}\n'):
-        path = tmp_path / "alarms.jsonl"
-        path.write_bytes(before)
-        AlarmFile(path, pytest.fail)(alarm(1))
-        assert path.read_bytes().startswith(before + b'{"at"')
+    path, content = tmp_path / "alarms.jsonl", b"" if torn is None else b'{"first": 1}\n' + torn
+    path.write_bytes(content)
+    for image in (1, 2):
+        AlarmFile(path, pytest.fail)(Alarm(ONE, "pairs", 0.5, 0.25, image, is_first=True))
+    *evidence, first, second, end = path.read_bytes().split(b"\n")
+    assert b"\n".join(evidence) == content.removesuffix(b"\n")  # it stays as it is
+    assert [json.loads(line)["image"] for line in (first, second)] == [1, 2]
+    assert end == b""
