@@ -181,8 +181,10 @@ def test_a_file_does_not_say_which_host_runs_it(
     is.
     """
     monkeypatch.chdir(tmp_path)
-    content = "rows: {static: {method: {name: static}}}\n"
-    content += "teacher: {checkpoint: teachers/checkpoints/digits.safetensors}\n"
+    content = (
+        "rows: {static: {method: {name: static}}}\n"
+        "teacher: {checkpoint: teachers/checkpoints/digits.safetensors}\n"
+    )
 
     def refused(text: str, words: list[str]) -> str:
         Path("c.yaml").write_text(content + text)

@@ -50,8 +50,7 @@ def test_the_cells_of_a_killed_comparison_are_told_to_stop(tmp_path: Path) -> No
 
 
 def test_a_cell_waits_for_the_one_that_a_killed_comparison_left(tmp_path: Path) -> None:
-    lock = DirectoryLock(tmp_path)
-    timer = threading.Timer(0.3, lock.close)
+    timer = threading.Timer(0.3, DirectoryLock(tmp_path).close)
     started = time.monotonic()
     timer.start()
     processes.free(tmp_path)

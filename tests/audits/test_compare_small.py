@@ -17,9 +17,9 @@ BUDGET = 4_000
 
 def by_mode(out: Path) -> dict[str, dict[str, Any]]:
     """The rows of each label mode's table."""
-    found = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
     return {
-        table["label_mode"]: {row["row"]: row for row in table["rows"]} for table in found["tables"]
+        table["label_mode"]: {row["row"]: row for row in table["rows"]}
+        for table in json.loads((out / "comparison.json").read_text(encoding="utf-8"))["tables"]
     }
 
 
@@ -33,8 +33,10 @@ def price(row: dict[str, Any]) -> float:
 
 @pytest.mark.exhaustive
 def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path) -> None:
-    words = f"compare --config {PROJECT}/configs/compare_small.yaml --seeds 0 --budgets {BUDGET}"
-    words += " --methods procedural,disguide,frugal --out"
+    words = (
+        f"compare --config {PROJECT}/configs/compare_small.yaml --seeds 0 --budgets {BUDGET}"
+        " --methods procedural,disguide,frugal --out"
+    )
     with cells_here():
         assert main([*words.split(), str(tmp_path / "small")]) == 0
     rows = by_mode(tmp_path / "small")

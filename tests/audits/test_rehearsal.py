@@ -72,8 +72,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 def planned(words: str, **changes: object) -> ComparisonPlan:
-    shared = "--methods static,dfme --seeds 0,1 --budgets 2k --student-steps 4 --out out"
-    shared += " --label-modes probabilities --evaluation.dataset none"
+    shared = (
+        "--methods static,dfme --seeds 0,1 --budgets 2k --student-steps 4 --out out"
+        " --label-modes probabilities --evaluation.dataset none"
+    )
     plan = plan_of([*shared.split(), *words.split()])
     return replace(plan, config=SimpleNamespace(**vars(plan.config) | changes))  # installed or not
 
@@ -82,8 +84,7 @@ def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str
     """How many cells ask a service at once, and what is said."""
     told = list[str]()
     plan = planned(words, **changes)
-    rehearsal = rehearse(plan, plan.cells, told.append, ask)
-    return rehearsal.sharing, "\n".join(told)
+    return rehearse(plan, plan.cells, told.append, ask).sharing, "\n".join(told)
 
 
 def refusal(words: str, **changes: object) -> str:
@@ -180,8 +181,10 @@ def test_several_cells_at_a_service_without_a_rate_are_refused(
 
 @pytest.mark.parametrize(("jobs", "share"), [(9, 4), *exhaustive_rows([(1, 1), (3, 3)])])
 def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, share: int) -> None:
-    words = "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
-    words += f" --jobs {jobs}"
+    words = (
+        "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
+        f" --jobs {jobs}"
+    )
     sharing, told = rehearsed(words)
     assert sharing == share
     line = f"{share} cells ask at once, each at 1/{share} of its "

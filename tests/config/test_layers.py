@@ -18,8 +18,7 @@ ENVIRONMENT = Layer(Author.ENVIRONMENT, {"wandb": {"entity": "e"}})
 def flags(**names: Any) -> Layer:
     """Flags as they were typed, with dashes; a dot is written as two underscores."""
     content = {name.replace("__", "."): value for name, value in names.items()}
-    typed = {key: f"--{key.replace('_', '-')}" for key in content}
-    return Layer(Author.FLAG, content, names=typed)
+    return Layer(Author.FLAG, content, names={key: f"--{key.replace('_', '-')}" for key in content})
 
 
 def refusal(settings: Settings, *problems: Problem) -> str:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MAX_LOADED = 186
 MAX_ENTERED = 121
 """Of dfme/ and teachers/; they only shrink."""

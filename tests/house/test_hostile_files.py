@@ -160,8 +160,7 @@ def test_members_of_an_archive_name_arrays_and_no_files(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         for name in ("../escaped.npy", "/tmp/../escaped.npy", "escaped.txt"):
             archive.writestr(name, archive.read("labels.npy"))
-    folder = tmp_path / "inside"
-    folder.mkdir()
+    (tmp_path / "inside").mkdir()
     assert len(load_dataset(str(tmp_path / "x.npz"), "test")) == 2
     assert not list(tmp_path.rglob("escaped*"))
 

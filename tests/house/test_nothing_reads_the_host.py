@@ -53,11 +53,11 @@ def in_turn(number: int, kinds: Iterable[str]) -> list[str]:
 
 EVERYTHING = {"replay_steps": 1, "average": 0.9, "augment": "both", "optimizer": "adam"}
 METHOD_CASES = [
-    case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
-    for number, (name, entry) in enumerate(METHODS.items())
-    for kind in in_turn(number, entry.load().label_modes)
-]
-METHOD_CASES += [
+    *[
+        case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
+        for number, (name, entry) in enumerate(METHODS.items())
+        for kind in in_turn(number, entry.load().label_modes)
+    ],
     case("maze", partial_data="procedural", seed_images=4, critic_steps=1),
     case("dfms", adversarial=1.0),
     case("dfms", proxy_share=0.0),
@@ -80,9 +80,11 @@ IN_SPACES = [
     for way in WAYS
 ]
 ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate(IN_SPACES)]
-QUERY_CASES = [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
-QUERY_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
-QUERY_CASES += [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
+QUERY_CASES = [
+    *[case("dfme", direction=direction, directions=3) for direction in DIRECTIONS],
+    *[case("dfme", objective=objective) for objective in ("l1", "kl")],
+    *[case("procedural", queries={"programs": (program,)}) for program in PROGRAMS],
+]
 DRAWN = [
     {"procedural": 0.5, "programs": ("gradients", "noise")},
     {"base": "procedural"},

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from sources import ROOT, name
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.values import options_of
@@ -22,13 +23,6 @@ from dfme.methods import METHODS
 from dfme.spec import LABEL_KINDS
 from dfme.students.losses import AUTO_LOSS
 from dfme.teachers import KINDS
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
 
 # What every part needs
 
@@ -67,8 +61,7 @@ def test_every_loader_that_is_named_is_there(target):
 
 def test_every_choice_of_an_estimator_has_its_part():
     options = get_type_hints(EstimatorConfig)
-    parts = {"direction": DIRECTIONS, "form": FORMS, "space": SPACES}
-    for option, each in parts.items():
+    for option, each in {"direction": DIRECTIONS, "form": FORMS, "space": SPACES}.items():
         assert {*get_args(options[option])} == {*each}
     assert {*AUTO_LOSS} == {*LABEL_KINDS}
 

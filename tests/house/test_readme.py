@@ -169,10 +169,9 @@ def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(
         t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()
     ] == []
     own = {"teacher.sharpness", "teacher.factor"}
-    named = {
+    assert {
         flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])
-    }
-    assert named - known_flags() - own == set()
+    } - known_flags() - own == set()
     assert "TBD" not in TEXT[page]
 
 
@@ -183,11 +182,12 @@ def known_flags() -> set[str]:
     sections = [
         (TeacherConfig, "teacher."),
         *((kind.options, "teacher.") for kind in KINDS.values()),
-    ]
-    sections += [(entry.config, "method.") for entry in METHODS.values()]
-    sections += [(section, f"{name}.") for name, section in SECTIONS.items()]
-    sections += [
-        (root, "") for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)
+        *[(entry.config, "method.") for entry in METHODS.values()],
+        *[(section, f"{name}.") for name, section in SECTIONS.items()],
+        *[
+            (root, "")
+            for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)
+        ],
     ]
     options = [option for section in sections for option in options_of(*section)]
     return {option.key for option in options} | {
@@ -291,10 +291,9 @@ def test_a_section_runs_as_printed(section, tmp_path):
             "lattice",
             224,
         )
-        written = {
+        assert {
             path.suffix for path in (tmp_path / "runs/gradients").iterdir() if path.name != ".lock"
-        }
-        assert written == {".md", ".json", ".png"}
+        } == {".md", ".json", ".png"}
     if section == "defences":
         bill = json.loads((tmp_path / "runs/bill/utility.json").read_text())["rows"]
         assert [row["defence"].partition(":")[0] for row in bill] == [
@@ -325,8 +324,9 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
         "replay/",
         "wandb/",
         "wandb.json",
+        "watch.jsonl",
+        "data.json",
     }
-    sometimes |= {"watch.jsonl", "data.json"}
     assert listed - found == sometimes, "only these are not always there"
     assert found <= listed
 
@@ -340,8 +340,7 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     words = shlex.split(serve.replace("8080", "0"))
     with subprocess.Popen(words, **given, stdout=subprocess.PIPE, text=True) as server:
         try:
-            told = server.stdout.readline()
-            (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", told))
+            (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", server.stdout.readline()))
             script = rest.replace("http://127.0.0.1:8080", url)
             subprocess.run(["bash", "-e", "-c", script], **given, check=True, timeout=SECONDS)
         finally:

@@ -77,8 +77,10 @@ def session(folder: Path, server: Server, budget: int = BUDGET) -> Ledger:
     return ledger
 
 
-WELL = [(name, 0) for name in FAULTS if name not in ("NaN", "unanswered")]
-WELL += [(name, 3) for name in FAULTS if name != "a full disk"]
+WELL = [
+    *[(name, 0) for name in FAULTS if name not in ("NaN", "unanswered")],
+    *[(name, 3) for name in FAULTS if name != "a full disk"],
+]
 
 
 @pytest.mark.parametrize(

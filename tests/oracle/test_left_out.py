@@ -208,8 +208,7 @@ def test_evaluation_images_without_a_class_are_scored_by_nobody(tmp_path: Path) 
     evaluation = {"dataset": "digits", "limit": 60, "points": 1}
     with no_pictures(), no_rehearsal():
         result = clone(tmp_path / "run", service, budget=100, evaluation=evaluation)
-    asked = service.served[:60]
-    gaps = sum(mark_of(image, 0.25) != 0 for image in asked)
+    gaps = sum(mark_of(image, 0.25) != 0 for image in service.served[:60])
     facts = result.summary["evaluation"]
     assert (facts["images"], facts["no_answer"]) == (60 - gaps, gaps)
     agreement = result.summary["agreement"] * (60 - gaps)

@@ -79,8 +79,7 @@ def test_the_state_of_another_pool_is_refused() -> None:
 
 
 def test_pixels_are_taken_to_the_bounds() -> None:
-    pool = numbered(256, bounds=(-1.0, 3.0))
-    images = pool.draw(256, seeded())
+    images = numbered(256, bounds=(-1.0, 3.0)).draw(256, seeded())
     assert images.dtype == torch.float32
     torch.testing.assert_close(images[:, 0, 0, 0].sort().values, torch.arange(256) / 255 * 4 - 1)
     floats = torch.rand(5, 1, 2, 2)
@@ -116,16 +115,14 @@ def test_sets_are_pools() -> None:
     theirs = load_dataset("digits", "train").images
     assert pool.size == len(theirs) == 1438
     assert open_pool("shapes", ImageSpec((3, 16, 12))).draw(100, seeded()).shape == (100, 3, 16, 12)
-    drawn = pool.draw(1438, seeded())
-    assert sorted(map(tuple, drawn.flatten(1).tolist())) == sorted(
+    assert sorted(map(tuple, pool.draw(1438, seeded()).flatten(1).tolist())) == sorted(
         map(tuple, theirs.flatten(1).tolist())
     )
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 16), (3, 32, 20), (2, 8, 8)], ids=str)
 def test_a_set_of_another_size_is_resized(shape: tuple[int, int, int]) -> None:
-    pool = open_pool("digits", ImageSpec(shape))
-    images = pool.draw(1438, seeded())
+    images = open_pool("digits", ImageSpec(shape)).draw(1438, seeded())
     assert images.shape == (1438, *shape)
     assert images.mean() == pytest.approx(
         float(load_dataset("digits", "train").images.mean()), abs=0.05
@@ -152,8 +149,7 @@ def test_an_array_needs_no_labels(tmp_path: Path) -> None:
     file = tmp_path / "images.npz"
     greys = 50 * np.arange(4, dtype=np.uint8)
     np.savez(file, train_images=greys.reshape(4, 1, 1).repeat(3, 1).repeat(3, 2))
-    pool = open_pool(str(file), GREY)
-    assert sorted(numbers(pool.draw(4, seeded()))) == [0, 50, 100, 150]
+    assert sorted(numbers(open_pool(str(file), GREY).draw(4, seeded()))) == [0, 50, 100, 150]
 
 
 @pytest.mark.parametrize(

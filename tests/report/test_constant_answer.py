@@ -34,12 +34,10 @@ def test_balanced_agreement_is_the_mean_over_the_classes_that_the_teacher_answer
     classes: int, images: int
 ) -> None:
     rng = torch.Generator().manual_seed(classes)
-    skewed = torch.rand(images, generator=rng) ** 4 * classes
-    teacher_N = skewed.long().clamp(max=classes - 1)
+    teacher_N = (torch.rand(images, generator=rng) ** 4 * classes).long().clamp(max=classes - 1)
     drawn_N = torch.randint(classes, (images,), generator=rng)
     student_N = torch.where(torch.rand(images, generator=rng) < 0.5, teacher_N, drawn_N)
-    scores_NK = torch.nn.functional.one_hot(student_N, classes).float()
-    result = compare(scores_NK, teacher_N, LABEL)
+    result = compare(torch.nn.functional.one_hot(student_N, classes).float(), teacher_N, LABEL)
     assert result["agreement_balanced"] == pytest.approx(
         by_hand(teacher_N.tolist(), student_N.tolist())
     )

@@ -17,8 +17,8 @@ def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
     answer = (
         "1,000 queries at a price of 1.36 gave a copy that agrees with the teacher on "
         "97.5% of the 360 "
+        "evaluation images, where one answer to everything would on 50.0%."
     )
-    answer += "evaluation images, where one answer to everything would on 50.0%."
     order = [
         *("Warning:", answer, "Target", "Adapter", "Authorised by", "Started", "Ended", "Price"),
         *("What agreement costs", "Answers by class", "Result", "What was spent"),

@@ -138,8 +138,7 @@ def test_bash_gives_a_program_the_word_that_was_typed(word: str) -> None:
 
 
 def test_a_long_message_keeps_its_beginning_and_its_end() -> None:
-    text = f"--flag: {'x' * 2_000}; do that"
-    short = shortened(text)
+    short = shortened(f"--flag: {'x' * 2_000}; do that")
     assert len(short) == MAX_LETTERS == 500
     assert short.startswith("--flag: ")
     assert short.endswith("; do that")

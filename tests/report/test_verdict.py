@@ -342,8 +342,7 @@ def test_a_learning_rate_of_zero_is_said_first_and_no_image_is_blamed(
 
 
 def test_a_rate_too_small_to_change_a_weight_is_said_as_it_is() -> None:
-    log = records(*((50.0 * step, 1e-12, 4.0) for step in range(1, 17)))
-    training = Training.of_records(log)
+    training = Training.of_records(records(*((50.0 * step, 1e-12, 4.0) for step in range(1, 17))))
     lines = warnings(seen(truth(359), student=np.ones(359), training=training))
     assert lines[0].startswith("the student trained at a learning rate of 1e-12 for 800 of its 800")
     assert "schedule" not in lines[0]
@@ -379,10 +378,10 @@ def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
     unlearnt = replace(answered, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
     assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
     of_one = replace(answered, queries=np.array(ONE_SIDED))
-    worse = replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500)))
-    assert "its training: on 500 images" in warnings(worse)[0], (
-        "it did not even learn the one answer"
-    )
+    assert (
+        "its training: on 500 images"
+        in warnings(replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500))))[0]
+    ), "it did not even learn the one answer"
     constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
     assert "one-sided answers" in warnings(constant)[0]
     learnt = replace(answered, training=replace(in_rounds, fit=(0.9, 0.1, 500)))

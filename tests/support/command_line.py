@@ -147,8 +147,8 @@ def unreachable():
 
 SMALL = (
     "--method.batch-size 8 --method.student-steps 2 --method.latent-size 8 --student.arch cnn_small"
+    " --student.replay-steps 0"
 )
-SMALL += " --student.replay-steps 0"
 
 
 def parse_extract(words: Sequence[str]) -> Job:

@@ -26,8 +26,15 @@ from dfme.spec import ImageSpec
 
 BUDGET, BATCH = 400, 20
 
-SMALL = "--method.name static --method.batch-size 20 --method.latent-size 16 --budget 100".split()
-SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
+SMALL = [
+    *"--method.name static --method.batch-size 20 --method.latent-size 16 --budget 100".split(),
+    "--student.arch",
+    "cnn_small",
+    "--evaluation.dataset",
+    "none",
+    "--evaluation.points",
+    "1",
+]
 """Flags of a small run by the command line."""
 
 
@@ -99,8 +106,10 @@ def student(out: Path) -> bytes:
     return (out / "student.safetensors").read_bytes()
 
 
-SESSION = {*"seconds stretches benign_queries started ended wall_seconds".split()}
-SESSION |= {*"queries_per_second requests refused lost".split()}
+SESSION = {
+    *"seconds stretches benign_queries started ended wall_seconds".split(),
+    *"queries_per_second requests refused lost".split(),
+}
 
 
 def lasting(out: Path) -> dict[str, Any]:

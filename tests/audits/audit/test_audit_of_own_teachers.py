@@ -67,9 +67,14 @@ WORDS = [
     "digits",
     "--evaluation.limit",
     "60",
+    *"--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split(),
+    "--twin",
+    "none",
+    "--price-per-1000",
+    "2",
+    "--jobs",
+    "1",
 ]
-WORDS += "--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split()
-WORDS += ["--twin", "none", "--price-per-1000", "2", "--jobs", "1"]
 LOCAL = [
     "--own-teacher",
     "local",
@@ -77,8 +82,13 @@ LOCAL = [
     "lattice:n=10",
     "--label-modes",
     "probabilities,label",
+    "--teacher.watch",
+    "labels",
+    "--teacher.benign",
+    "digits",
+    "--like-images",
+    "none",
 ]
-LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits", "--like-images", "none"]
 
 
 @pytest.fixture(autouse=True)
@@ -184,8 +194,11 @@ def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alo
         "frugal",
         "--label-modes",
         "probabilities,probabilities:2",
+        "--like-images",
+        "none",
+        *LOCAL[:4],
+        *LOCAL[6:],
     ]
-    words += ["--like-images", "none", *LOCAL[:4], *LOCAL[6:]]
     completed = run(*words, "--out", "a")
     assert completed.returncode == 0, completed.stderr
     content = json.loads(Path("a/audit.json").read_text())

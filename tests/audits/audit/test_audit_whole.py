@@ -20,8 +20,17 @@ from dfme.run.job import PROJECT
 
 pytestmark = pytest.mark.integration
 
-WORDS = ["audit", "--budget", "200", "--student.arch", "cnn_small", "--evaluation.points", "4"]
-WORDS += ["--teacher.watch", "labels"]
+WORDS = [
+    "audit",
+    "--budget",
+    "200",
+    "--student.arch",
+    "cnn_small",
+    "--evaluation.points",
+    "4",
+    "--teacher.watch",
+    "labels",
+]
 SMALL = [
     "--label-modes",
     "probabilities",

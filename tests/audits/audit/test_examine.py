@@ -38,9 +38,9 @@ from dfme.spec import RequestPolicy, Teacher
 
 LIMIT, MODES = 40, ("probabilities", "label")
 WORDS = (
-    "--recipe digits_procedural --budget 200 --student.arch cnn_small --student.steps 40".split()
-)
-WORDS += f"--evaluation.limit {LIMIT} --evaluation.points 1 --device cpu --student.lr 0.02".split()
+    "--recipe digits_procedural --budget 200 --student.arch cnn_small --student.steps 40"
+    f" --evaluation.limit {LIMIT} --evaluation.points 1 --device cpu --student.lr 0.02"
+).split()
 
 
 Cells = list[ExaminedCell]
@@ -186,8 +186,7 @@ def test_images_that_differ_are_the_evaluations_own_with_both_answers(
     examination = examine(tmp_path, [cell], job_of(), None, False, quiet)
     outcome = examination.differences
     assert outcome
-    table = examination.fidelity[0].table
-    count = LIMIT - sum(row[k] for k, row in enumerate(table))
+    count = LIMIT - sum(row[k] for k, row in enumerate(examination.fidelity[0].table))
     assert (outcome.row, outcome.images, outcome.differ) == ("procedural", LIMIT, count)
     assert len(outcome.shown) == min(most, count) > 1
     student = load_student(cell.directory)

@@ -74,8 +74,7 @@ def test_answers_that_hide_scores_give_none_where_one_is_needed():
     assert seen.clone_ece.value > 0
     blind = fidelity(CELL, labels, LABEL, scores, None)
     assert (blind.where_wrong, blind.clone_ece) == (None, None)
-    constant = torch.full((2, 4), 0.25)
-    assert figures(constant, P, scores).kendall_tau is None
+    assert figures(torch.full((2, 4), 0.25), P, scores).kendall_tau is None
     rounded = torch.tensor(
         [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     )  # any two others may follow
@@ -98,8 +97,7 @@ def test_one_copy_by_hand():
     ]
     assert result.where_wrong
     assert (result.where_wrong.images, result.where_wrong.same) == (4, 2)
-    wilson_of_2_of_4 = pytest.approx((0.150, 0.850), abs=1e-3)
-    assert result.where_wrong.interval == wilson_of_2_of_4
+    assert result.where_wrong.interval == pytest.approx((0.150, 0.850), abs=1e-3)
     assert result.interval == pytest.approx((0.300, 0.903), abs=1e-3)  # and of 4 of 6
     never_wrong = fidelity(CELL, teacher, LABEL, torch.eye(3)[copy], teacher)
     assert never_wrong.where_wrong == WhereWrong(0, 0, None)
@@ -112,6 +110,5 @@ def test_the_interval_of_a_calibration_error_is_that_of_the_binomial_it_is_drawn
     result = calibration(p, labels)
     drawn = np.abs(np.random.default_rng(0).binomial(200, 0.6, 200_000) / 200 - 0.8)
     assert result.value == pytest.approx(0.2)
-    quantiles = tuple(np.quantile(drawn, [0.025, 0.975]))
-    assert result.interval == pytest.approx(quantiles, abs=0.0101)
+    assert result.interval == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=0.0101)
     assert calibration(p, labels) == result

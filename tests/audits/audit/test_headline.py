@@ -30,10 +30,10 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     strong = [outcome("frugal", "probabilities", seed, REACHED) for seed in (0, 1, 2)]
     weak = [outcome("dfme", "probabilities", seed, LOW) for seed in (0, 1, 2)]
     labels = [outcome("frugal", "label", seed, LOW) for seed in (0, 1, 2)]
-    findings = findings_of(
-        *weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)]
+    result = headline(
+        findings_of(*weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)]),
+        (0, 1, 2),
     )
-    result = headline(findings, (0, 1, 2))
     figures = (result.attacker, result.queries, result.median, result.cost)
     assert figures == ("frugal", [850] * 3, 850, 1.275)
     price, like, hard = result.sentences
@@ -216,9 +216,9 @@ def test_the_command_is_what_makes_an_audit_again() -> None:
     command = commands("", first)
     assert command == "python run.py audit --teacher.authorised-by 'Jane Doe' --out a"
     assert commands(command, ("python", "run.py", "audit", "--resume", "--out", "a")) == command
-    more = ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k")
     assert (
-        commands(command, more) == f"{command} && python run.py audit --resume --out=a --budget 6k"
+        commands(command, ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k"))
+        == f"{command} && python run.py audit --resume --out=a --budget 6k"
     )
 
 
@@ -246,11 +246,20 @@ def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
 
 def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     findings = findings_of(outcome("frugal", "probabilities", 0, REACHED))
-    benign = [stream(name, "random order", 0) for name in ("pairs", "labels", "prada")]
-    benign += [stream("sprt", "random order", 3), stream("labels", "corrupted", 7)]
+    benign = [
+        *[stream(name, "random order", 0) for name in ("pairs", "labels", "prada")],
+        stream("sprt", "random order", 3),
+        stream("labels", "corrupted", 7),
+    ]
     benign.append(stream("pairs", "corrupted", 0))
-    attacks = [alarm("pairs", 120, 0.31), alarm("pairs", 400, 0.52), alarm("labels", 48, 0.1)]
-    attacks += [alarm("sprt", 3, 0.1), alarm("prada", None, None), alarm("prada", 9, 0.1)]
+    attacks = [
+        alarm("pairs", 120, 0.31),
+        alarm("pairs", 400, 0.52),
+        alarm("labels", 48, 0.1),
+        alarm("sprt", 3, 0.1),
+        alarm("prada", None, None),
+        alarm("prada", 9, 0.1),
+    ]
     (line,) = advice(findings, watched(benign, attacks))
     assert line.place == "detection.attacks.1"
     assert line.effect.startswith("42.0 points")
@@ -266,8 +275,8 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
     runs = [
         outcome("frugal", "probabilities", 0, REACHED),
         outcome("dfme", "probabilities", 0, LOW),
+        outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96))),
     ]
-    runs += [outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96)))]
     findings = findings_of(*runs)
     asked = limits(
         ["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000
