@@ -1,7 +1,8 @@
-"""What every part needs by the definition of done, and what the repository may hold."""
+"""What every part needs, what the repository may hold, and how many files a plain run takes."""
 
 import configparser
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -23,8 +24,6 @@ from dfme.methods import METHODS
 from dfme.spec import LABEL_KINDS
 from dfme.students.losses import AUTO_LOSS
 from dfme.teachers import KINDS
-
-# What every part needs
 
 
 def named(target: str) -> object:
@@ -135,3 +134,49 @@ def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) ->
         ):
             return True
     return False
+
+
+MAX_LOADED = 186
+MAX_ENTERED = 121
+"""Of dfme/ and teachers/; they only shrink."""
+
+PROGRAM = """
+import json, sys, threading
+from inspect import CO_OPTIMIZED
+
+ran = set()
+
+def trace(frame, event, argument):
+    ran.add(frame.f_code)
+
+threading.settrace(trace)
+sys.settrace(trace)
+from dfme.cli.main import main
+
+code = main(sys.argv[1:])
+sys.settrace(None)
+loaded = [name for name in sys.modules if name.partition(".")[0] == "dfme"]
+# a thread may still run; the body of a module or of a class is no function
+entered = [each.co_filename for each in list(ran) if each.co_flags & CO_OPTIMIZED]
+print(json.dumps([code, loaded, entered]))
+"""
+
+
+@pytest.mark.integration
+def test_a_run_loads_and_enters_few_files(tmp_path: Path) -> None:
+    words = f"--budget 1k --student.steps 5 --student.arch cnn_small --out {tmp_path / 'run'}"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    code, loaded, names = json.loads(done.stdout.splitlines()[-1])
+    files = {Path(name).resolve() for name in names if name.endswith(".py")}
+    rooms = (ROOT / "dfme", ROOT / "teachers")
+    entered = {path for path in files if any(map(path.is_relative_to, rooms))}
+    assert code == 0
+    assert 60 < len(entered) <= MAX_ENTERED, sorted(map(str, entered))
+    assert len(entered) < len(loaded) <= MAX_LOADED, sorted(loaded)
