@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from handmade import cells_here
 from processes import Bench
+from small_runs import narrow_generators
 
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
@@ -135,7 +136,7 @@ def test_the_small_comparison_shows_the_ordering_that_is_claimed(tmp_path: Path)
         f"compare --config {PROJECT}/configs/compare_small.yaml --seeds 0 --budgets {BUDGET}"
         " --methods procedural,disguide,frugal --out"
     )
-    with cells_here():
+    with narrow_generators(), cells_here():
         assert main([*words.split(), str(tmp_path / "small")]) == 0
     rows = by_mode(tmp_path / "small")
     soft, hard = rows["probabilities"], rows["label"]

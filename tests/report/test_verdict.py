@@ -285,7 +285,6 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
         teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries)
     )
     paid = paid_answers(answered)
-    assert paid is not None
     assert paid["one_sided"] == one_sided
     assert paid["classes_reached"] == sum(map(bool, queries))
     assert paid["share"] == max(queries) / sum(queries)

@@ -184,7 +184,7 @@ class Here(WorkerPool):
 def cells_here() -> Iterator[None]:
     """The cells of comparisons and audits run in this process, and draw nothing."""
     with no_pictures(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "local", "compared:Here")
+        patch.setitem(ENGINES, "local", "handmade:Here")
         patch.setattr(Here, "failing", "")
         yield
 

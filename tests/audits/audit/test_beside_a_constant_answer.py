@@ -41,7 +41,6 @@ def beside(
     result = []
     for run in runs:
         figures = run.figures
-        assert figures is not None
         reached = {level: seen.queries_to(figures.curve, level) for level in LEVELS}
         own = labels if run.cell.mode == "label" else balanced
         figures = replace(figures, queries_to=reached, agreement_balanced=own)
@@ -214,7 +213,6 @@ def test_no_quota_keeps_an_agreement_below_what_a_constant_answer_has(
     result = curved({"a": [(100, 0.85), (1_000, 0.92)]})
     result["games"]["constant"] = 0.82
     quota = quota_of(result, None)
-    assert quota is not None
     assert (quota["images"], quota["lines"], quota["checked"]) == (0, {}, None)
     (text,) = quota["text"]
     assert (
