@@ -349,42 +349,36 @@ def test_a_rate_too_small_to_change_a_weight_is_said_as_it_is() -> None:
     assert "it trained at a learning rate of 1e-12, see above" in lines[1]
 
 
-@pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, []])
+@pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, ONCE, []])
 def test_a_rate_that_ends_at_zero_is_none_that_was_zero(log: Any) -> None:
     answers = blurred(truth(359), 0.9)
     assert warnings(seen(truth(359), student=answers, training=Training.of_records(log))) == []
 
 
-def test_a_student_that_learnt_is_not_called_still_by_its_last_record_alone() -> None:
-    answers = blurred(truth(359), 0.9)
-    assert warnings(seen(truth(359), student=answers, training=Training.of_records(ONCE))) == []
-
-
-def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
-    student = np.where(np.arange(359) < 3, truth(359), 1)
+@pytest.mark.parametrize(
+    ("log", "fit", "queries", "words"),
+    [
+        (FLAT_LOSS, None, SPREAD, "did not fall (4 at first, 4 at last)"),
+        (FLAT_LOSS[8:], None, SPREAD, "images unlike"),  # when it may have fallen already
+        (None, None, SPREAD, "images unlike"),
+        (None, (0.11, 0.1, 500), SPREAD, "on 500 images that it was trained on it agrees on 11.0%"),
+        (None, (0.3, 0.91, 500), ONE_SIDED, "its training: on 500 images"),  # not the one answer
+        (None, (0.91, 0.91, 500), ONE_SIDED, "one-sided answers"),
+        (None, (0.9, 0.1, 500), SPREAD, "images unlike"),
+    ],
+)
+def test_a_training_that_failed_goes_before_the_images(
+    log: Any, fit: Any, queries: list[int], words: str
+) -> None:
+    """``log``: None of a training in rounds."""
+    training = Training.of_records(FLAT_LOSS if log is None else log, in_rounds=log is None)
     answered = seen(
         truth(359),
-        student=student,
-        queries=np.array(SPREAD),
-        training=Training.of_records(FLAT_LOSS),
+        student=np.where(np.arange(359) < 3, truth(359), 1),
+        queries=np.array(queries),
+        training=replace(training, fit=fit),
     )
-    assert "did not fall (4 at first, 4 at last)" in warnings(answered)[0]
-    late = Training.of_records(FLAT_LOSS[8:])  # when it may have fallen already
-    answered = replace(answered, training=late)
-    assert "images unlike" in warnings(answered)[0]
-    in_rounds = Training.of_records(FLAT_LOSS, in_rounds=True)
-    assert "images unlike" in warnings(replace(answered, training=in_rounds))[0]
-    unlearnt = replace(answered, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
-    assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
-    of_one = replace(answered, queries=np.array(ONE_SIDED))
-    assert (
-        "its training: on 500 images"
-        in warnings(replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500))))[0]
-    ), "it did not even learn the one answer"
-    constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
-    assert "one-sided answers" in warnings(constant)[0]
-    learnt = replace(answered, training=replace(in_rounds, fit=(0.9, 0.1, 500)))
-    assert "images unlike" in warnings(learnt)[0]
+    assert words in warnings(answered)[0]
 
 
 def test_every_warning_fits_five_hundred_letters() -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +126,17 @@ def queries(out: Path) -> list[int]:
 
 
 @contextmanager
-def no_pictures() -> Iterator[None]:
-    """Drawing the report takes longer than all the rest; the tests of whole processes do draw
-    it.
-    """
+def _left_out(target: str) -> Iterator[None]:
+    """This function of a run does nothing meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dfme.run.run.write_report", lambda *_, **__: None)
+        patch.setattr(target, lambda *_, **__: None)
         yield
 
 
-@contextmanager
-def no_rehearsal() -> Iterator[None]:
-    """No steps are timed on noise before the first query, for what no test here looks at."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dfme.run.build.rehearse", lambda *_, **__: None)
-        yield
+no_pictures = partial(_left_out, "dfme.run.run.write_report")
+"""Drawing the report takes longer than all the rest; the tests of whole processes do draw it."""
+no_rehearsal = partial(_left_out, "dfme.run.build.rehearse")
+"""No steps are timed on noise before the first query, for what no test here looks at."""
 
 
 @contextmanager
