@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import refused
 
 from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.rows import unequal
@@ -44,9 +45,7 @@ def cell(made: ComparisonPlan, row: str) -> Cell:
 
 
 def refusal(flags: str = "", **changes: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        plan(flags, **changes)
-    return str(caught.value)
+    return str(refused("", plan, flags, **changes))
 
 
 # Cells

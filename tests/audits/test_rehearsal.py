@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from damage import refused
 from processes import EVALUATION, MOST, STUDENT, command
 from safetensors.torch import save_file
 from tables import exhaustive_rows
@@ -17,7 +18,6 @@ from dfme.audits.compare.plan import ComparisonPlan, as_asked
 from dfme.audits.compare.rehearsal import rehearse
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.oracle.ledger import audit
 from dfme.run.job import PROJECT, config_hash, differing_keys
@@ -88,9 +88,7 @@ def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str
 
 
 def refusal(words: str, **changes: object) -> str:
-    with pytest.raises(UserError) as caught:
-        rehearsed(words, **changes)
-    return str(caught.value)
+    return str(refused("", rehearsed, words, **changes))
 
 
 def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], list[int]]) -> None:
@@ -126,9 +124,8 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
         "none}\n"
     )
     plan = plan_of(["--config", "c.yaml", "--estimator.kind", "auto", "--out", "out"])
-    with pytest.raises(UserError) as caught:
-        rehearse(plan, plan.cells, print)
-    first, second = str(caught.value).split("; tight, dfme: ")
+    error = refused("", rehearse, plan, plan.cells, print)
+    first, second = str(error).split("; tight, dfme: ")
     assert first.startswith("tight, dfme: --budget: expected at least 352 images for the check")
     assert "200 are left" in first
     assert "300 are left" in second

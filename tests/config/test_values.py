@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
+from damage import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,10 +171,14 @@ def test_a_mapping_from_python_becomes_a_configuration() -> None:
     assert from_mapping(StudentConfig, {"lr": 0.5, "weight-decay": 0}) == StudentConfig(
         lr=0.5, weight_decay=0.0
     )
-    with pytest.raises(UserError) as caught:
-        from_mapping(ExtractConfig, {"student": {"lrr": 1, "momentum": "x"}}, "extract.")
-    assert "extract.student.lrr: unknown option; did you mean student.lr?" in str(caught.value)
-    assert "extract.student.momentum: expected a number, got 'x'" in str(caught.value)
+    error = refused(
+        "extract.student.lrr: unknown option; did you mean student.lr?",
+        from_mapping,
+        ExtractConfig,
+        {"student": {"lrr": 1, "momentum": "x"}},
+        "extract.",
+    )
+    assert "extract.student.momentum: expected a number, got 'x'" in str(error)
 
 
 # Validation
@@ -227,9 +232,7 @@ def flags(**names: Any) -> Layer:
 
 
 def refusal(settings: Settings, *problems: Problem) -> str:
-    with pytest.raises(UserError) as caught:
-        settings.finish(problems)
-    return str(caught.value)
+    return str(refused("", settings.finish, problems))
 
 
 def test_the_last_layer_that_sets_an_option_wins_and_is_its_origin() -> None:

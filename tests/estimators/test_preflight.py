@@ -21,18 +21,21 @@ from dfme.spec import ImageSpec, LabelMode
 
 pytestmark = pytest.mark.full("generator")
 
-WIRES = [
-    ("probabilities:3", None, 2.0),
-    ("probabilities:4", 256, 6.0),
-    *exhaustive_rows((mode, None, 6.0) for mode in ("probabilities", "logits", "probabilities:6")),
-    *exhaustive_rows(
-        [("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]
-    ),
-]
-
 
 @pytest.mark.parametrize("form", ["forward", *exhaustive("central")])
-@pytest.mark.parametrize(("mode", "levels", "gain"), WIRES)
+@pytest.mark.parametrize(
+    ("mode", "levels", "gain"),
+    [
+        ("probabilities:3", None, 2.0),
+        ("probabilities:4", 256, 6.0),
+        *exhaustive_rows(
+            (mode, None, 6.0) for mode in ("probabilities", "logits", "probabilities:6")
+        ),
+        *exhaustive_rows(
+            [("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]
+        ),
+    ],
+)
 def test_the_chosen_step_is_about_the_best_of_those_tried(mode, levels, gain, form):
     setting, finding = found(mode, levels, gain)
     config = dataclasses.replace(OPEN, form=form)

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.gpu
 SPEC = ImageSpec((3, 16, 16))
 
 
-CASES = [
-    *[(name, {}) for name in METHODS],
-    *[("procedural", {"programs": (program,)}) for program in PROGRAMS],
-    ("static", {"evolve": 0.5}),
-    ("static", {"pool": 2}),
-]
-
-
-@pytest.mark.parametrize(("name", "queries"), CASES)
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        *[(name, {}) for name in METHODS],
+        *[("procedural", {"programs": (program,)}) for program in PROGRAMS],
+        ("static", {"evolve": 0.5}),
+        ("static", {"pool": 2}),
+    ],
+)
 def test_a_step_never_makes_the_gpu_wait(name, queries, monkeypatch):
     monkeypatch.setattr(sampler, "READY", 4)
     teacher, count = LinearTeacher(SPEC, device="cuda"), METHODS[name].students

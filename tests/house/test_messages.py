@@ -38,8 +38,6 @@ COMMANDS = (
     ServeConfig,
     TrainTeacherConfig,
 )
-OF_THE_COMMAND_LINE = {"config", "help_all"}
-"""Flags that are no option of any command."""
 AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/report.html")
 """What speaks to users of the command line alone."""
 NO_MESSAGES = {
@@ -47,7 +45,6 @@ NO_MESSAGES = {
     "teachers/owner/serve/server.py": "commands for a shell, and warnings of the server",
     "teachers/remote/json_api/api.py": "the boundary of a form's parts",
 }
-KEYED = ("Ref", "flag", "Problem", "OptionError")
 FLAG = re.compile(r"(?<![\w-])--[a-z{]")
 
 
@@ -62,7 +59,7 @@ def known_keys() -> set[str]:
     ]
     keys = {option.key for model, prefix in models for option in options_of(model, prefix)}
     sections = {key.partition(".")[0] for key in keys}
-    return keys | sections | {"method.name", "method.keeps"} | OF_THE_COMMAND_LINE
+    return keys | sections | {"method.name", "method.keeps", "config", "help_all"}
 
 
 def named_keys(path: Path) -> Iterator[tuple[int, str]]:
@@ -76,7 +73,9 @@ def named_keys(path: Path) -> Iterator[tuple[int, str]]:
         if node.func.id == "say":
             keys = [key for _, key, _, _ in Formatter().parse(first.value) if key]
         else:
-            keys = [first.value] if node.func.id in KEYED else []
+            keys = (
+                [first.value] if node.func.id in ("Ref", "flag", "Problem", "OptionError") else []
+            )
         yield from ((node.lineno, key) for key in keys)
 
 

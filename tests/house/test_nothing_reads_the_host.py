@@ -28,8 +28,6 @@ from dfme.run.evaluation import HoldOut
 from dfme.spec import ImageSpec
 
 REFUSED = (HostReadError, DataDependentOutputException, DynamicOutputShapeException)
-MODES = {"top_k": "top_k:2"}
-LATTICE = {"space": "lattice", "step": 1.0}
 BATCH = 32
 """Prior-guided estimates of fewer images measure nothing."""
 
@@ -54,7 +52,7 @@ def in_turn(number: int, kinds: Iterable[str]) -> list[str]:
 EVERYTHING = {"replay_steps": 1, "average": 0.9, "augment": "both", "optimizer": "adam"}
 METHOD_CASES = [
     *[
-        case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
+        case(name, mode={"top_k": "top_k:2"}.get(kind, kind), student=EVERYTHING)
         for number, (name, entry) in enumerate(METHODS.items())
         for kind in in_turn(number, entry.load().label_modes)
     ],
@@ -70,14 +68,18 @@ METHOD_CASES = [
 ]
 for how in choices(StudentConfig, "augment"):
     METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
-WAYS: list[dict[str, Any]] = [{"kind": "finite_difference"}, {"kind": "synthetic"}]
 # Every way in one space; the exhaustive tier has every space, and the other cases too.
 IN_SPACES = [
     [
-        case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
+        case(
+            "dfme",
+            form=form,
+            **({"space": "lattice", "step": 1.0} if space == "lattice" else {"space": space}),
+            **way,
+        )
         for space, form in zip(SPACES, itertools.cycle(FORMS))
     ]
-    for way in WAYS
+    for way in [{"kind": "finite_difference"}, {"kind": "synthetic"}]
 ]
 ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate(IN_SPACES)]
 QUERY_CASES = [
@@ -85,12 +87,14 @@ QUERY_CASES = [
     *[case("dfme", objective=objective) for objective in ("l1", "kl")],
     *[case("procedural", queries={"programs": (program,)}) for program in PROGRAMS],
 ]
-DRAWN = [
-    {"procedural": 0.5, "programs": ("gradients", "noise")},
-    {"base": "procedural"},
-    {"evolve": 0.5},
+QUERY_CASES += [
+    case("static", queries=drawn, student={"replay_steps": 1})
+    for drawn in [
+        {"procedural": 0.5, "programs": ("gradients", "noise")},
+        {"base": "procedural"},
+        {"evolve": 0.5},
+    ]
 ]
-QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
 for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
     QUERY_CASES.append(case("static", queries={"pool": 2, "choose": by, "balance": balance}))
 

@@ -102,14 +102,14 @@ def test_a_server_that_is_gone_and_comes_back(in_flight: int, quiet: Path, tmp_p
         assert failed or student(out) == student(quiet)
 
 
-UNUSABLE_CASES = [
-    "nan",
-    "garbage_json",
-    *exhaustive("one_image_less", "garbage_bytes", "swapped", "not_http"),
-]
-
-
-@pytest.mark.parametrize("fault", UNUSABLE_CASES)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "nan",
+        "garbage_json",
+        *exhaustive("one_image_less", "garbage_bytes", "swapped", "not_http"),
+    ],
+)
 def test_an_unusable_answer_is_asked_for_again_a_few_times_only(fault: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with Hostile(from_then_on(fault)) as server:
@@ -187,7 +187,6 @@ def without_privilege() -> None:
     ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)
 
 
-REFUSED = (*REFUSALS, "status:408", "status:425")
 SLOW = "silent dripping dripping_head hints crash gzip_bomb endless".split()
 QUICK = [name for name in (*UNANSWERED, *UNUSABLE) if name not in SLOW]
 FOUR = ("--teacher.in-flight", "4")
@@ -220,7 +219,7 @@ def test_a_jumping_clock_changes_nothing(
 
 
 def test_refusals_on_every_third_request_change_nothing(quiet: Path, tmp_path: Path) -> None:
-    third = every(3, [*REFUSED, "die:0.03"])
+    third = every(3, [*REFUSALS, "status:408", "status:425", "die:0.03"])
     with Hostile(lambda number: "status:429/0" if 10 <= number < 110 else third(number)) as server:
         finished(extract(server, tmp_path / "run", *ONE))
         totals = meters_agree(server, tmp_path / "run")

@@ -28,8 +28,6 @@ from dfme.spec import ImageSpec
 
 pytestmark = pytest.mark.full("generator")
 
-SHAPES = [(3, 12, 12), (1, 8, 8), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
-
 
 def drawn(
     program: str,
@@ -43,7 +41,11 @@ def drawn(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("shape", [*SHAPES, *exhaustive((3, 20, 48))], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 12, 12), (1, 8, 8), (2, 9, 13), (4, 1, 5), (1, 1, 1), *exhaustive((3, 20, 48))],
+    ids=str,
+)
 def test_images_fit_the_teacher(program: str, shape: tuple[int, int, int]) -> None:
     for count in (1, 3, 50):
         images = drawn(program, shape, count, bounds=(-1.5, 2.5))

@@ -191,12 +191,9 @@ def test_without_a_measure_only_balance_chooses():
     assert chosen[:10] != list(range(10))
 
 
-BRIGHT = ImageSpec((1, 8, 8), bounds=(0.0, 2.0))
-
-
 def paid(values: Tensor, answers: Tensor) -> Replay:
     """Flat images of these values."""
-    replay = Replay(len(values), BRIGHT, rng())
+    replay = Replay(len(values), ImageSpec((1, 8, 8), bounds=(0.0, 2.0)), rng())
     replay.add(values.view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone(), answers)
     return replay
 

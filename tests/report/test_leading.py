@@ -100,9 +100,6 @@ def test_a_run_with_less_on_record_is_reported_without_what_it_lacks(
     assert ("Answers by class" in page.text) == isinstance(answers, dict)
 
 
-LABEL = LabelMode("label")
-
-
 def by_hand(teacher: list[int], student: list[int]) -> float:
     """The mean over classes, one image after the other."""
     said = defaultdict(list)
@@ -120,7 +117,9 @@ def test_balanced_agreement_is_the_mean_over_the_classes_that_the_teacher_answer
     teacher_N = (torch.rand(images, generator=rng) ** 4 * classes).long().clamp(max=classes - 1)
     drawn_N = torch.randint(classes, (images,), generator=rng)
     student_N = torch.where(torch.rand(images, generator=rng) < 0.5, teacher_N, drawn_N)
-    result = compare(torch.nn.functional.one_hot(student_N, classes).float(), teacher_N, LABEL)
+    result = compare(
+        torch.nn.functional.one_hot(student_N, classes).float(), teacher_N, LabelMode("label")
+    )
     assert result["agreement_balanced"] == pytest.approx(
         by_hand(teacher_N.tolist(), student_N.tolist())
     )

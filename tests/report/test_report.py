@@ -28,7 +28,7 @@ from dfme.statistics import wilson_interval
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with its report; for reading only."""
-    run = make_run(tmp_path_factory.mktemp("finished") / "run")
+    run = make_run(tmp_path_factory.mktemp("finished") / "run", channels=3)
     assert write_report(run) == run / "report.html"
     return run
 
@@ -61,11 +61,9 @@ def test_the_page_carries_its_pictures_and_refers_to_nothing_else(finished: Path
     assert "@import" not in (finished / "report.html").read_text()
 
 
-def test_pictures_are_wide_enough_for_print_and_not_blank(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", channels=3)
-    write_report(run)
+def test_pictures_are_wide_enough_for_print_and_not_blank(finished: Path) -> None:
     for name in ("curve.png", "losses.png", "samples.png"):
-        picture = pictures.imread(run / name)  # (H, W, RGBA) within 0 and 1
+        picture = pictures.imread(finished / name)  # (H, W, RGBA) within 0 and 1
         assert picture.shape[1] >= 1_200
         assert picture[..., :3].std() > 0.05
 

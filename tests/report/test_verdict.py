@@ -253,10 +253,6 @@ def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None
     assert warnings(few)[0].endswith("likely cause: too few images to tell")
 
 
-def halves(images: int = 200) -> np.ndarray[Any, Any]:
-    return np.arange(images) % 2
-
-
 @pytest.mark.parametrize(
     ("shares", "queries", "one_sided"),
     [
@@ -294,7 +290,9 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
 
 
 def test_a_binary_teacher_that_saw_one_side_alone_is_told_so() -> None:
-    answered = seen(halves(), student=np.zeros(200), classes=2, queries=np.array([400, 0]))
+    answered = seen(
+        np.arange(200) % 2, student=np.zeros(200), classes=2, queries=np.array([400, 0])
+    )
     first, second = warnings(answered)
     assert first.startswith("the teacher answered class 0 to 100.0% of the 400 images paid for")
     assert "one-sided answers: class 0 to 100% of the 400 images paid for, 1 of 2 classes" in second

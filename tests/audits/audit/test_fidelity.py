@@ -202,12 +202,15 @@ def watch(first: int | None, largest_600: float | None) -> dict[str, Any]:
     return {"images": 3_000, "on_alarm": "log", "detectors": {"pairs": statistics}}
 
 
-BENIGN = {"random order": [0.1, 0.4, 0.2], "corrupted": [0.5, 0.5, 0.5]}
-MEASURED = watched(largest={"pairs": BENIGN})
-WORTH = [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)]
+MEASURED = watched(
+    largest={"pairs": {"random order": [0.1, 0.4, 0.2], "corrupted": [0.5, 0.5, 0.5]}}
+)
 
 
-@pytest.mark.parametrize(("first", "worth"), WORTH)
+@pytest.mark.parametrize(
+    ("first", "worth"),
+    [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)],
+)
 def test_what_the_copy_was_worth_is_read_off_its_curve(
     first: int | None, worth: float | None
 ) -> None:

@@ -14,8 +14,6 @@ from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.query_settings import QueriesConfig
 from dfme.errors import UserError
 
-LAST = (3000, 0.939)
-
 
 def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
     job = replace(JOB, queries=QueriesConfig(domain="text"))
@@ -310,7 +308,10 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
 
 def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
     findings = findings_of(
-        *(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None)))
+        *(
+            outcome("frugal", "probabilities", at, curve)
+            for at, curve in enumerate((((3000, 0.939),), None))
+        )
     )
     (line,) = findings.games(Twin(0.969, None, "twin")).advantage
     assert line.values == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]
