@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from audit_pages import Page, audit, hostile, page_of
 
+from dfme.audits.audit.headline import model_card
+from dfme.audits.audit.result import audit_result
+
 HOSTILE = "<script src=//evil.example/x></script><img src=x onerror=go()>\"'&$x^{${{7*7}}{spent}"
+STEERING = "\x1b\x07\x9b\u202e\u2066\u200b\u2028\ufeff"
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -94,7 +98,7 @@ def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -
         "disagreements": PICTURE,
         "<b>x": f'{PICTURE}" a="b',
     }
-    content = hostile(audit(), HOSTILE) | {"pictures": sheets}
+    content = hostile(audit(), f"{HOSTILE}{STEERING}\n# e") | {"pictures": sheets}
     content["differences"]["shown"][0]["image"] = PICTURE
     attacked = page_of(content, tmp_path)
     for bad, good in ((attacked, page), (attacked.behind, page.behind)):
@@ -107,6 +111,12 @@ def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -
         )
         assert [entry["src"] for _, entry in bad.tags if "png" in entry.get("src", "")] == [PICTURE]
     assert f"{attacked.text}{attacked.behind.text}".count(HOSTILE) > 100
+    card = model_card(audit_result(content))
+    files = [(tmp_path / name).read_text() for name in ("audit.html", "appendix.html")]
+    assert [letter for letter in STEERING if letter in "".join([card, *files])] == []
+    outside = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
+    assert "<img" not in outside
+    assert "\n# e" not in card
 
 
 @pytest.mark.usefixtures("undrawn")
