@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import yaml
+from command_line import options_of_sections
 from damage import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +15,10 @@ from dfme.config.fields import parse_count
 from dfme.config.imports import own_options
 from dfme.config.layers import BARE, Author, Layer, Settings, choose, merge, value_of
 from dfme.config.messages import members
-from dfme.config.settings import ExtractConfig, StudentConfig, TeacherConfig
+from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import Option, from_mapping, options_of, read_value
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import Problem, UserError
-from dfme.methods import METHODS, SECTIONS
-from dfme.teachers import KINDS
 
 
 @settings(max_examples=25, deadline=None)
@@ -202,13 +201,7 @@ def test_counts_are_read_and_others_refused() -> None:
 
 def test_every_option_has_its_help_and_every_number_a_range() -> None:
     """A new option of a method or of the student must say which values it takes."""
-    options = options_of(ExtractConfig) + options_of(TeacherConfig, "teacher.")
-    for entry in METHODS.values():
-        options += options_of(entry.config, "method.")
-    for kind in KINDS.values():
-        options += options_of(kind.options, "teacher.")
-    for section, config in SECTIONS.items():
-        options += options_of(config, f"{section}.")
+    options = [*options_of(ExtractConfig), *options_of_sections()]
     assert [each.key for each in options if not each.help] == []
     numbers = {
         each.key: repr(each.type) for each in options if {int, float} & set(members(each.type))

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Formatter
 
 import pytest
+from command_line import options_of_sections
 from sources import SOURCES, name, nodes_of
 
 from dfme.audits.audit.options import AuditConfig
@@ -19,11 +20,9 @@ from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.export import ExportConfig
 from dfme.cli.retrain import RetrainConfig
 from dfme.cli.verify import VerifyConfig
-from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.settings import ExtractConfig
 from dfme.config.values import options_of
 from dfme.errors import Message, OptionError, Problem, Ref, UserError, as_yaml_key, say
-from dfme.methods import METHODS, SECTIONS
-from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig
 
 COMMANDS = (
@@ -50,14 +49,8 @@ FLAG = re.compile(r"(?<![\w-])--[a-z{]")
 
 def known_keys() -> set[str]:
     """Every option of every command, and every section of options."""
-    models = [
-        *[(model, "") for model in COMMANDS],
-        (TeacherConfig, "teacher."),
-        *[(kind.options, "teacher.") for kind in KINDS.values()],
-        *[(entry.config, "method.") for entry in METHODS.values()],
-        *[(section, f"{name}.") for name, section in SECTIONS.items()],
-    ]
-    keys = {option.key for model, prefix in models for option in options_of(model, prefix)}
+    keys = {option.key for options in map(options_of, COMMANDS) for option in options}
+    keys |= {option.key for option in options_of_sections()}
     sections = {key.partition(".")[0] for key in keys}
     return keys | sections | {"method.name", "method.keeps", "config", "help_all"}
 

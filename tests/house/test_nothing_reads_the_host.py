@@ -29,7 +29,7 @@ from dfme.spec import ImageSpec
 
 REFUSED = (HostReadError, DataDependentOutputException, DynamicOutputShapeException)
 BATCH = 32
-"""Prior-guided estimates of fewer images measure nothing."""
+"""Images that a method asks for at once."""
 
 
 def choices(section: type, option: str) -> tuple[str, ...]:
@@ -65,9 +65,11 @@ METHOD_CASES = [
     case("static", mode="probabilities:4"),
     case("static", student={"steps": 100, "rounds": (1.0,)}),
     case("static", student={"steps": 100}),
+    *[
+        case("static", student={"replay_steps": 1, "augment": how})
+        for how in choices(StudentConfig, "augment")
+    ],
 ]
-for how in choices(StudentConfig, "augment"):
-    METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
 # Every way in one space; the exhaustive tier has every space, and the other cases too.
 IN_SPACES = [
     [
@@ -86,21 +88,23 @@ QUERY_CASES = [
     *[case("dfme", direction=direction, directions=3) for direction in DIRECTIONS],
     *[case("dfme", objective=objective) for objective in ("l1", "kl")],
     *[case("procedural", queries={"programs": (program,)}) for program in PROGRAMS],
+    *[
+        case("static", queries=drawn, student={"replay_steps": 1})
+        for drawn in [
+            {"procedural": 0.5, "programs": ("gradients", "noise")},
+            {"base": "procedural"},
+            {"evolve": 0.5},
+        ]
+    ],
+    *[
+        case("static", queries={"pool": 2, "choose": by, "balance": balance})
+        for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False)))
+    ],
 ]
-QUERY_CASES += [
-    case("static", queries=drawn, student={"replay_steps": 1})
-    for drawn in [
-        {"procedural": 0.5, "programs": ("gradients", "noise")},
-        {"base": "procedural"},
-        {"evolve": 0.5},
-    ]
-]
-for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
-    QUERY_CASES.append(case("static", queries={"pool": 2, "choose": by, "balance": balance}))
 
 
-def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
-    """So many steps of a method around a toy teacher."""
+def steps(name: str, options: dict[str, Any]) -> None:
+    """Two steps of a method around a toy teacher."""
     mode = options.pop("mode", "probabilities")
     queries = QueriesConfig(**{"programs": ("noise",), **options.pop("queries", {})})
     student = options.pop("student", {})
@@ -110,16 +114,9 @@ def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
     few = small_options(name, batch_size=BATCH, gan_steps=1, student_steps=1)
     method = make_method(name, parts, **{**few, **options})
     method.prepare()
-    for _ in range(count):
+    for _ in range(2):
         method.step()
         method.students.train_pending(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
-    """What torch loads for the first tensor without values is no test's time."""
-    with unreadable():
-        steps("static", {}, 1)
 
 
 @pytest.fixture(autouse=True)

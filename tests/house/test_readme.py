@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from command_line import parse_extract
+from command_line import options_of_sections, parse_extract
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
@@ -23,14 +23,12 @@ from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
 from dfme.cli.flags import ALIASES
 from dfme.cli.main import VERBS, find
-from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
-from dfme.methods import METHODS, SECTIONS
+from dfme.methods import METHODS
 from dfme.report.metrics import METRICS
 from dfme.run.idle_options import POOLS
 from dfme.spec import ImageSpec
-from dfme.teachers import KINDS
 from research.options import BenchConfig, GradientsConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,17 +177,8 @@ def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     roots = [commands.INPUTS.root for verb in VERBS if hasattr(commands := find(verb), "INPUTS")]
-    sections = [
-        (TeacherConfig, "teacher."),
-        *((kind.options, "teacher.") for kind in KINDS.values()),
-        *[(entry.config, "method.") for entry in METHODS.values()],
-        *[(section, f"{name}.") for name, section in SECTIONS.items()],
-        *[
-            (root, "")
-            for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)
-        ],
-    ]
-    options = [option for section in sections for option in options_of(*section)]
+    roots += [AuditConfig, CompareConfig, GradientsConfig, BenchConfig]
+    options = [*options_of_sections(), *(option for root in roots for option in options_of(root))]
     return {option.key for option in options} | {
         "config",
         "help",
