@@ -69,10 +69,9 @@ FINE, FAILS, WAITS, IS_KILLED = 4, 5, 6, 7
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+def stand_in(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """Cells are stand-ins; the words that each was started with."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (here / "stand_in.py").write_text(STAND_IN)
     started: list[Sequence[str]] = []
 
     def start(

@@ -1,6 +1,5 @@
 """What the report leads with: warnings, the verdict beside a constant answer, what was audited."""
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ def test_the_page_leads_with_what_a_manager_asks(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(
         "teacher:\n  kind: json\n  authorised_by: ticket 4711\nmethod:\n  name: dfme\n"
     )
-    (run / "summary.json").write_text(json.dumps(SUMMARY | LEADING))
-    page = page_of(run)
+    page = page_of(run, **LEADING)
     answer = (
-        "1,000 queries at a price of 1.36 gave a copy that agrees with the teacher on "
-        "97.5% of the 360 "
+        "1,000 queries at a price of 1.36 gave a copy that agrees with the teacher on 97.5% of the 360 "
         "evaluation images, where one answer to everything would on 50.0%."
     )
     order = [
@@ -49,10 +46,8 @@ def test_whom_the_copy_agrees_with_is_said_where_it_matters(tmp_path: Path) -> N
     run = make_run(tmp_path / "run")
     said = ("whatever defends it", "without its defences", "undefended teacher")
     for more, expected in (({}, ()), ({"service": service}, said[:1]), (DEFENDED, said[1:])):
-        (run / "summary.json").write_text(json.dumps(SUMMARY | LEADING | more))
-        page = page_of(run)
-        text = " ".join(page.text)
-        assert [item for item in said if item in text] == list(expected)
+        page = page_of(run, **LEADING | more)
+        assert [item for item in said if item in " ".join(page.text)] == list(expected)
     assert page.after("Defences") == "counting:<b>n</b>=3"
     assert page.after("Defences report") == "counting.<i>asked</i> 400"
     assert page.after("Agreement served") == "70.00%"
@@ -61,8 +56,7 @@ def test_whom_the_copy_agrees_with_is_said_where_it_matters(tmp_path: Path) -> N
 
 def test_answers_are_shown_by_the_classes_names_with_bars(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    (run / "summary.json").write_text(json.dumps(SUMMARY | LEADING))
-    page = page_of(run)
+    page = page_of(run, **LEADING)
     heads = ["Teacher, evaluation images", "Student, evaluation images", "Teacher, paid queries"]
     start = page.text.index(heads[0])
     assert page.text[start : start + 3] == heads
@@ -75,10 +69,8 @@ def test_answers_are_shown_by_the_classes_names_with_bars(tmp_path: Path) -> Non
 
 
 def test_of_many_classes_the_most_frequent_are_shown(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
     answers = {"classes": [*range(1_000)], "teacher": [*range(1, 1_001)]}
-    (run / "summary.json").write_text(json.dumps(SUMMARY | {"answers": answers}))
-    page = page_of(run)
+    page = page_of(make_run(tmp_path / "run"), answers=answers)
     shown = [text for text in page.text if text.startswith("class ")]
     assert shown == [f"class {number}" for number in range(980, 1_000)]
     assert any("980 others were answered less often" in text for text in page.text)
@@ -92,9 +84,7 @@ def test_of_many_classes_the_most_frequent_are_shown(tmp_path: Path) -> None:
 def test_a_run_with_less_on_record_is_reported_without_what_it_lacks(
     tmp_path: Path, answers: object
 ) -> None:
-    run = make_run(tmp_path / "run")
-    (run / "summary.json").write_text(json.dumps(SUMMARY | {"answers": answers}))
-    page = page_of(run)
+    page = page_of(make_run(tmp_path / "run"), answers=answers)
     assert "Result" in page.text
     assert not {"Warning:", "Constant answer", "Adapter", "Started"} & {*page.text}
     assert ("Answers by class" in page.text) == isinstance(answers, dict)
@@ -225,8 +215,7 @@ def test_the_report_calls_no_copy_what_is_not_above_a_constant_answer(tmp_path: 
     (run / "metrics.jsonl").write_text(
         lines({"queries": 200, "agreement": 0.5}, {"queries": 900, "agreement": 0.65})
     )
-    (run / "summary.json").write_text(json.dumps(ENDED))
-    page = page_of(run)
+    page = page_of(run, **ENDED)
     (title,) = (text for text in page.text if text.startswith("1,000 queries gave"))
     assert title == (
         "1,000 queries gave no copy: what they taught agrees with the teacher on 65.0% of the 360 "
@@ -238,10 +227,8 @@ def test_the_report_calls_no_copy_what_is_not_above_a_constant_answer(tmp_path: 
     assert page.after("Balanced agreement").startswith(
         "33.10%, the mean over the teacher's classes"
     )
-    (run / "summary.json").write_text(
-        json.dumps(ENDED | {"agreement": 0.9, "agreement_balanced": 0.8})
-    )
-    assert any("gave a copy that agrees" in text for text in page_of(run).text)
+    better = page_of(run, **ENDED | {"agreement": 0.9, "agreement_balanced": 0.8})
+    assert any("gave a copy that agrees" in text for text in better.text)
 
 
 def test_an_unfinished_runs_report_has_the_constant_answer_of_its_latest_record(

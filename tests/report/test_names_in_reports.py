@@ -2,14 +2,13 @@
 page.
 """
 
-import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from handmade import FIGURES, SUMMARY, cell_of, make_run, page_of
+from handmade import FIGURES, cell_of, make_run, page_of
 
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.table import markdown
@@ -67,9 +66,7 @@ def test_a_comparison_shows_names_as_text() -> None:
 
 def test_a_runs_report_shows_names_as_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    summary = SUMMARY | {"teacher": {"target": HOSTILE, "num_classes": 10}, "warnings": [HOSTILE]}
-    (run / "summary.json").write_text(json.dumps(summary))
-    page_of(run)
+    page_of(run, teacher={"target": HOSTILE, "num_classes": 10}, warnings=[HOSTILE])
     assert steers((run / "report.html").read_text()) == set()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import SUMMARY, charge, ledger, make_run, page_of, read_page
+from handmade import charge, ledger, make_run, page_of, read_page
 from matplotlib import image as pictures
 from matplotlib.figure import Figure
 
@@ -88,9 +88,7 @@ def test_unfinished_runs_are_reported_and_held_back_queries_named_as_such(tmp_pa
     assert any(text.startswith("So far, 1,000 queries gave a copy") for text in page.text)
     assert page.after("Spent") == "1,000 queries in 4 requests"
     held = {"name": "held-back queries", "images": 2_000, "held_back": True}
-    summary = SUMMARY | {"evaluation": held, "accuracy": None, "teacher_accuracy": None}
-    (run / "summary.json").write_text(json.dumps(summary))
-    page = page_of(run)
+    page = page_of(run, evaluation=held, accuracy=None, teacher_accuracy=None)
     assert any("97.5% of 2,000 held-back generated queries" in text for text in page.text)
     assert any("no evaluation set" in text for text in page.text)
     assert "Teacher's accuracy" not in page.text
@@ -127,10 +125,7 @@ def test_lost_and_refused_queries_and_contradictions_are_told_and_markup_stays_t
         charge(5, "student", 700, 1_000),
     )
     for spent in (1_000, 900):
-        (run / "summary.json").write_text(
-            json.dumps(SUMMARY | {"lost": 256, "refused": 44, "spent": spent})
-        )
-        text = " ".join(page_of(run).text)
+        text = " ".join(page_of(run, lost=256, refused=44, spent=spent).text)
         assert "256 more images were sent whose answers an interruption lost" in text
         assert "44 images were refused" in text
         assert (f"says {spent}, the lines of ledger.jsonl add up to 1,000" in text) == (
