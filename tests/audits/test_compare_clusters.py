@@ -38,8 +38,6 @@ from meter import Meter
 """
 """The teacher, which leaves out what takes a small run's time: no test here looks at it."""
 CELLS = [f"{row}-probabilities-3k-seed0" for row in ("static", "adam", "dfme")]
-MIDDLE = 25
-"""Charges of a cell that is in the midst of its run."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def in_the_middle(bench: Bench, out: str, besides: int = 0) -> tuple[str, int]:
             folder = bench.folder / out / "cells" / cell
             ledger = folder / "ledger.jsonl"
             charges = ledger.read_bytes().count(b"\n") if ledger.is_file() else 0
-            if charges > MIDDLE and not (folder / "summary.json").exists():
+            if charges > 25 and not (folder / "summary.json").exists():
                 pid = holder(folder)
                 if pid not in (0, besides):
                     return cell, pid

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import refused
 
 from dfme.audits.compare import processes
 from dfme.audits.compare.engines import Task
@@ -21,7 +22,6 @@ from dfme.audits.compare.engines.pool import Local, gpu_of
 from dfme.cli.compare import plan_of
 from dfme.cli.main import main
 from dfme.config.yaml_files import sealed
-from dfme.errors import UserError
 
 WORDS = "compare --methods static --seeds 0 --budgets 1k --student-steps 8 --out out".split()
 
@@ -133,17 +133,14 @@ def test_a_line_of_the_list_runs_anywhere_and_that_of_an_array_in_the_place_of_i
     assert len((stand_in / "c.log").read_text().splitlines()) == 3, "a shell runs all of the file"
 
 
-def test_the_array_asks_for_what_a_cell_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_array_asks_for_what_a_cell_needs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
     def header(device: str, **options: str) -> set[str]:
         engine(Commands, 1, device, **options)[0].run(
             ["a", "b"], lambda cell, code: False, lambda: False
         )
-        lines = (tmp_path / "array.sh").read_text().splitlines()
+        lines = (here / "array.sh").read_text().splitlines()
         return {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
 
     always = {
@@ -163,40 +160,31 @@ def test_the_array_asks_for_what_a_cell_needs(
 
 
 def test_what_an_engine_cannot_be_told_is_said_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for name, package in (("ray", "ray"), ("slurm", "submitit")):
         monkeypatch.setitem(sys.modules, package, None)
         assert main([*WORDS, "--engine", name]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f'{name} needs {package}, which is not installed: pip install "dfme[{name}]"' in line
-    assert not (tmp_path / "out").exists()
+    assert not (here / "out").exists()
 
 
-def test_a_file_does_not_say_which_host_runs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_does_not_say_which_host_runs_it(here: Path) -> None:
     """It may be a stranger's; a comparison's own record may name the engine, and never where that
     is.
     """
-    monkeypatch.chdir(tmp_path)
-    content = "rows: {static: {method: {name: static}}}\n"
-    content += "teacher: {checkpoint: teachers/checkpoints/digits.safetensors}\n"
+    content = (
+        "rows: {static: {method: {name: static}}}\n"
+        "teacher: {checkpoint: teachers/checkpoints/digits.safetensors}\n"
+    )
 
-    def refused(text: str, words: list[str]) -> str:
-        Path("c.yaml").write_text(content + text)
-        with pytest.raises(UserError) as caught:
-            plan_of(words)
-        return str(caught.value)
-
-    typed = ["--config", "c.yaml", "--out", "out"]
-    assert "say --engine-options" in refused("engine_options: [address=evil:6379]\n", typed)
+    elsewhere, record = "engine_options: [address=evil:6379]\n", Path("out/comparison.yaml")
+    Path("c.yaml").write_text(content + elsewhere)
+    refused("say --engine-options", plan_of, ["--config", "c.yaml", "--out", "out"])
     Path("out").mkdir()
-    Path("out/comparison.yaml").write_text(sealed(content + "engine: commands\n"))
+    record.write_text(sealed(content + "engine: commands\n"))
     plan = plan_of(["--resume", "--out", "out"])
     assert (plan.config.engine, plan.config.retries, plan.jobs) == ("commands", 3, 1)
-    Path("out/comparison.yaml").write_text(
-        sealed(content + "engine_options: [address=evil:6379]\n")
-    )
-    assert "say --engine-options" in refused("", ["--resume", "--out", "out"])
+    record.write_text(sealed(content + elsewhere))
+    refused("say --engine-options", plan_of, ["--resume", "--out", "out"])

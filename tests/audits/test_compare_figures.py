@@ -196,10 +196,9 @@ def test_a_column_that_no_row_has_a_figure_in_is_left_out() -> None:
 
 
 def test_the_report_has_a_table_per_mode_and_every_seed() -> None:
-    made = findings(
-        outcome("a", 0), outcome("a", 1, collapsed=True), outcome("a", 0, mode="top_k:3")
+    text = markdown(
+        findings(outcome("a", 0), outcome("a", 1, collapsed=True), outcome("a", 0, mode="top_k:3"))
     )
-    text = markdown(made)
     heads = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
     assert heads == ["label, 30k queries", "top_k:3, 30k queries"] * 2
     each = text.partition("## Each seed")[2]

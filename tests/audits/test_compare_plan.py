@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import refused
 
 from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.rows import unequal
@@ -44,9 +45,7 @@ def cell(made: ComparisonPlan, row: str) -> Cell:
 
 
 def refusal(flags: str = "", **changes: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        plan(flags, **changes)
-    return str(caught.value)
+    return str(refused("", plan, flags, **changes))
 
 
 # Cells
@@ -89,8 +88,11 @@ def test_a_single_value_is_a_list_of_one_and_a_flag_beats_the_file_in_every_row(
 
 def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
     soft = {"method": {"name": "dfme", "generator-lr": 1e-3}, "student": {"momentum": 0.5}}
-    rows = {"soft": soft | {"estimator.directions": 4}, "dfme": {"method": {"reuse": True}}}
-    rows |= {"unused": {"method": "static"}}
+    rows = {
+        "soft": soft | {"estimator.directions": 4},
+        "dfme": {"method": {"reuse": True}},
+        "unused": {"method": "static"},
+    }
     made = plan(methods=["soft", "dfme", "static"], rows=rows, estimator={"step": 0.01})
     soft, dfme, static = (cell(made, row).job for row in ("soft", "dfme", "static"))
     assert (soft.method, soft.method_config.generator_lr, soft.estimator.directions) == (
@@ -111,13 +113,11 @@ def test_a_row_of_a_file_has_that_file_s_method_student_and_schedule_alone() -> 
         "teacher": {"checkpoint": "elsewhere.pt"},
         "evaluation": {"dataset": "none"},
         "budget": "9M",
-    }
-    recipe |= {
         "seed": 8,
         "schedule": {"kind": "cosine"},
         "method": {"name": "static", "batch_size": 32},
+        "student": {"arch": "wrn16_1", "steps": 5, "momentum": 0.7},
     }
-    recipe |= {"student": {"arch": "wrn16_1", "steps": 5, "momentum": 0.7}}
     Path("own.yaml").write_text(dump_yaml(recipe))
     job = cell(plan(methods="ours", rows={"ours": "own.yaml"}), "ours").job
     assert (job.method, job.method_config.batch_size, job.config.schedule.kind) == (
@@ -262,8 +262,7 @@ def test_without_methods_all_rows_are_compared_and_each_may_repeat_what_is_equal
 
 
 def test_methods_that_cannot_use_a_mode_are_known_before_anything_runs() -> None:
-    made = plan(label_modes=["probabilities", "label"])
-    why = not_applicable(made.cells)["dfme-label-2k-seed3"]
+    why = not_applicable(plan(label_modes=["probabilities", "label"]).cells)["dfme-label-2k-seed3"]
     assert why == "dfme needs answers of logits or probabilities or top_k"
     with pytest.raises(UserError, match="row dfme: dfme needs answers"):
         not_applicable(plan("--methods dfme --label-modes label").cells)
@@ -286,9 +285,9 @@ def test_a_directory_with_something_in_it_is_left_alone(here: Path) -> None:
 
 
 def test_the_comparison_s_own_file_gives_it_again_with_its_flags() -> None:
-    rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
     made = plan(
-        "--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3", rows=rows
+        "--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3",
+        rows={"wild": {"method": "static", "student": {"lr": 9.0}}},
     )
     made.out.mkdir()
     (made.out / "comparison.yaml").write_text(sealed(dump_yaml(made.options)))

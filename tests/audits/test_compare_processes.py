@@ -1,10 +1,11 @@
-"""The processes of a comparison: so many at once, each with its share of the cores, and none left
-behind.
-"""
+"""The processes of a comparison: so many at once, each with its share of the cores, none left behind."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from dfme.audits.compare import processes
 from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.processes import last_line, threads_each
 from dfme.run.job import PROJECT
+from dfme.run.lock import DirectoryLock
 
 pytestmark = pytest.mark.integration
 
@@ -108,3 +111,44 @@ def test_a_shipped_cell_runs_the_entry_that_it_was_given_and_leaves_its_exit_cod
     assert done.returncode == 0
     assert (tmp_path / "a.log").read_text() == "ran extract --out a\n"
     assert (tmp_path / "a.exit").read_text() == "7\n"
+
+
+CELL = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGINT, lambda *_: (pathlib.Path("told").touch(), sys.exit()))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+
+KILLED = """
+import os, pathlib, sys, time
+from dfme.audits.compare import processes
+processes.PROJECT = ""  # where another dfme lies
+processes.start(["extract"], pathlib.Path("log"), 1)
+while not pathlib.Path("ready").exists():
+    time.sleep(0.02)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_cells_of_a_killed_comparison_are_told_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "dfme").mkdir()
+    (tmp_path / "dfme" / "__main__.py").write_text(CELL)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n{KILLED}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "told").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_cell_waits_for_the_one_that_a_killed_comparison_left(tmp_path: Path) -> None:
+    timer = threading.Timer(0.3, DirectoryLock(tmp_path).close)
+    started = time.monotonic()
+    timer.start()
+    processes.free(tmp_path)
+    timer.join()
+    assert 0.2 < time.monotonic() - started < 10
+    DirectoryLock(tmp_path).close()

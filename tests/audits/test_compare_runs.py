@@ -69,10 +69,9 @@ FINE, FAILS, WAITS, IS_KILLED = 4, 5, 6, 7
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+def stand_in(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """Cells are stand-ins; the words that each was started with."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (here / "stand_in.py").write_text(STAND_IN)
     started: list[Sequence[str]] = []
 
     def start(
@@ -191,8 +190,7 @@ def test_a_cell_that_says_nothing_at_all_has_a_reason(stand_in: list[Sequence[st
 def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Sequence[str]]) -> None:
     assert compare(plan(bad=FAILS, good=FINE))[0] == 1
     stand_in.clear()
-    again = plan_of(["--resume", "--out", "out"])
-    code, told, _ = compare(again)
+    code, told, _ = compare(plan_of(["--resume", "--out", "out"]))
     assert (code, told[0]) == (1, "2 cells were finished before and are kept")
     assert [words[4][-9:] for words in stand_in] == ["-2k-seed0", "-2k-seed1"]
     assert all(words[5:7] == ("--resume", "auto") for words in stand_in)
@@ -206,10 +204,9 @@ def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(
     stand_in: list[Sequence[str]],
 ) -> None:
     made, handler = plan("--jobs 2", slow=WAITS, good=FINE), signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(
+    threading.Thread(
         target=interrupt_after, args=["good-probabilities-2k-seed0"], daemon=True
-    )
-    thread.start()
+    ).start()
     code, told, _ = compare(made)
     assert code == 130
     assert told[-1] == "  python run.py compare --resume --out out"

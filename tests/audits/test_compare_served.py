@@ -46,8 +46,9 @@ TEACHER = [
     *EVALUATION,
     "--label-modes",
     "label",
+    "--teacher.requests-per-second",
+    "1000",
 ]
-TEACHER += ["--teacher.requests-per-second", "1000"]
 
 
 def served() -> Any:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from damage import refused
 from processes import EVALUATION, MOST, STUDENT, command
 from safetensors.torch import save_file
 from tables import exhaustive_rows
@@ -17,7 +18,6 @@ from dfme.audits.compare.plan import ComparisonPlan, as_asked
 from dfme.audits.compare.rehearsal import rehearse
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.oracle.ledger import audit
 from dfme.run.job import PROJECT, config_hash, differing_keys
@@ -72,8 +72,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 def planned(words: str, **changes: object) -> ComparisonPlan:
-    shared = "--methods static,dfme --seeds 0,1 --budgets 2k --student-steps 4 --out out"
-    shared += " --label-modes probabilities --evaluation.dataset none"
+    shared = (
+        "--methods static,dfme --seeds 0,1 --budgets 2k --student-steps 4 --out out"
+        " --label-modes probabilities --evaluation.dataset none"
+    )
     plan = plan_of([*shared.split(), *words.split()])
     return replace(plan, config=SimpleNamespace(**vars(plan.config) | changes))  # installed or not
 
@@ -82,14 +84,11 @@ def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str
     """How many cells ask a service at once, and what is said."""
     told = list[str]()
     plan = planned(words, **changes)
-    rehearsal = rehearse(plan, plan.cells, told.append, ask)
-    return rehearsal.sharing, "\n".join(told)
+    return rehearse(plan, plan.cells, told.append, ask).sharing, "\n".join(told)
 
 
 def refusal(words: str, **changes: object) -> str:
-    with pytest.raises(UserError) as caught:
-        rehearsed(words, **changes)
-    return str(caught.value)
+    return str(refused("", rehearsed, words, **changes))
 
 
 def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], list[int]]) -> None:
@@ -125,9 +124,8 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
         "none}\n"
     )
     plan = plan_of(["--config", "c.yaml", "--estimator.kind", "auto", "--out", "out"])
-    with pytest.raises(UserError) as caught:
-        rehearse(plan, plan.cells, print)
-    first, second = str(caught.value).split("; tight, dfme: ")
+    error = refused("", rehearse, plan, plan.cells, print)
+    first, second = str(error).split("; tight, dfme: ")
     assert first.startswith("tight, dfme: --budget: expected at least 352 images for the check")
     assert "200 are left" in first
     assert "300 are left" in second
@@ -180,8 +178,10 @@ def test_several_cells_at_a_service_without_a_rate_are_refused(
 
 @pytest.mark.parametrize(("jobs", "share"), [(9, 4), *exhaustive_rows([(1, 1), (3, 3)])])
 def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, share: int) -> None:
-    words = "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
-    words += f" --jobs {jobs}"
+    words = (
+        "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
+        f" --jobs {jobs}"
+    )
     sharing, told = rehearsed(words)
     assert sharing == share
     line = f"{share} cells ask at once, each at 1/{share} of its "

@@ -69,8 +69,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     for name in (*TWINS, INNOCENT, "lenet5-7"):
         (arch, seed) = name.split("-")
-        how: dict[str, Any] = {"augmentation": "shift", "padding": 1, "threads": 1, "lr": 0.05}
-        how |= {"seed": int(seed), "out": f"{folder}/{name}.safetensors", "device": "cpu"}
+        how: dict[str, Any] = {
+            "augmentation": "shift",
+            "padding": 1,
+            "threads": 1,
+            "lr": 0.05,
+            "seed": int(seed),
+            "out": f"{folder}/{name}.safetensors",
+            "device": "cpu",
+        }
         train_teacher(TrainTeacherConfig(TrainDataConfig(), arch, 12, 64, **how))
     own = teacher(OWN)
     data = load_dataset("digits", "train")
@@ -313,9 +320,11 @@ def test_one_with_its_suspect_in_front_goes_on_from_another_directory(
 @pytest.mark.integration
 def test_an_audit_says_which_of_its_copies_would_be_recognised(words: str, capsys: Any) -> None:
     references = words.split()[3]
-    few = "audit --label-modes probabilities,label --student.arch cnn_small --defences none"
-    few += " --teacher.watch labels --twin none --transfer false --evaluation.points 2"
-    few += f" --references {references} --out a"
+    few = (
+        "audit --label-modes probabilities,label --student.arch cnn_small --defences none"
+        " --teacher.watch labels --twin none --transfer false --evaluation.points 2"
+        f" --references {references} --out a"
+    )
     with cells_here():
         assert run(f"{few} --budget 600") == 0
     told = json.loads(Path("a/audit.json").read_text())["recognition"]

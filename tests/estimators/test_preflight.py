@@ -21,18 +21,21 @@ from dfme.spec import ImageSpec, LabelMode
 
 pytestmark = pytest.mark.full("generator")
 
-WIRES = [
-    ("probabilities:3", None, 2.0),
-    ("probabilities:4", 256, 6.0),
-    *exhaustive_rows((mode, None, 6.0) for mode in ("probabilities", "logits", "probabilities:6")),
-    *exhaustive_rows(
-        [("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]
-    ),
-]
-
 
 @pytest.mark.parametrize("form", ["forward", *exhaustive("central")])
-@pytest.mark.parametrize(("mode", "levels", "gain"), WIRES)
+@pytest.mark.parametrize(
+    ("mode", "levels", "gain"),
+    [
+        ("probabilities:3", None, 2.0),
+        ("probabilities:4", 256, 6.0),
+        *exhaustive_rows(
+            (mode, None, 6.0) for mode in ("probabilities", "logits", "probabilities:6")
+        ),
+        *exhaustive_rows(
+            [("probabilities:4", None, 6.0), ("probabilities:2", None, 2.0), ("logits", 256, 6.0)]
+        ),
+    ],
+)
 def test_the_chosen_step_is_about_the_best_of_those_tried(mode, levels, gain, form):
     setting, finding = found(mode, levels, gain)
     config = dataclasses.replace(OPEN, form=form)
@@ -151,8 +154,7 @@ def test_decimals_are_counted(places):
 
 
 def test_scores_near_zero_and_large_ones_are_not_taken_for_rounded():
-    confident = torch.tensor([[1.0, 3e-9, 2e-12], [1.0, 1e-8, 5e-10]])
-    assert decimals(confident) is None
+    assert decimals(torch.tensor([[1.0, 3e-9, 2e-12], [1.0, 1e-8, 5e-10]])) is None
     large = 30 * torch.randn(100, 10, generator=torch.Generator().manual_seed(0))
     assert decimals(large) is None
     assert decimals(large.round(decimals=2)) == 2
@@ -291,8 +293,7 @@ def test_alignment_is_the_cosine_of_what_is_sent():
     assert probe_alignment(config, spec, squash, u, rng).item() == pytest.approx(
         by_hand.mean().item(), abs=1e-3
     )
-    finer = probe_alignment(dataclasses.replace(config, step=1.0), spec, squash, u, rng)
-    assert finer > 0.99
+    assert probe_alignment(dataclasses.replace(config, step=1.0), spec, squash, u, rng) > 0.99
     on_lattice = dataclasses.replace(config, space="lattice", step=1.0)
     assert probe_alignment(on_lattice, spec, squash, u, rng).item() == pytest.approx(1.0, abs=1e-6)
     assert probe_alignment(config, ImageSpec(PREFLIGHT_SHAPE), squash, u, rng) == 1.0
@@ -311,8 +312,7 @@ def test_signal_to_noise_by_arithmetic():
     rng = torch.Generator().manual_seed(1)
     ratio = difference_snr(differences, first_score, answers, answers, Resolution(2), rng)
     assert ratio.item() == pytest.approx(0.05 / (2**0.5 * 0.01 / 12**0.5), rel=0.02)
-    exact = difference_snr(differences, first_score, answers, answers, Resolution(), rng)
-    assert exact > 1e5
+    assert difference_snr(differences, first_score, answers, answers, Resolution(), rng) > 1e5
 
 
 def test_what_is_unknown_or_zero_stays_so():

@@ -17,7 +17,6 @@ from dfme.run.checkpoint import load_checkpoint, save_checkpoint
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 4, 4), (-1.0, 1.0))
-LAB_SPEC = ImageSpec((1, 8, 8), (-1.0, 1.0))
 BATCH = 64
 WAVES = 2.0
 

@@ -4,6 +4,7 @@ words.
 
 import pytest
 import torch
+from damage import refused
 from torch import Tensor
 
 from dfme.compute.deferred import DeferredChecks
@@ -18,13 +19,11 @@ def output() -> Tensor:
     return torch.ones(LIKE, requires_grad=True) * 2
 
 
-def refused(output: Tensor, upstream: Tensor, deferred: DeferredChecks | None = None) -> str:
-    with pytest.raises(SeamError) as caught:
-        check_upstream(output, upstream, deferred)
-    assert isinstance(caught.value, (ValueError, DfmeError))
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
+def refusal(output: Tensor, upstream: Tensor, deferred: DeferredChecks | None = None) -> str:
+    """A ValueError to who knows torch alone."""
+    error = refused("", check_upstream, output, upstream, deferred, error=SeamError)
+    assert isinstance(error, (ValueError, DfmeError))
+    return str(error)
 
 
 @pytest.mark.parametrize("cut", ["hidden", "active", "out"])
@@ -67,7 +66,7 @@ def test_a_chain_cut_at_any_place_gives_what_autograd_gives(cut: str) -> None:
 def test_another_shape_dtype_or_device_is_refused_with_both(
     output: Tensor, upstream: Tensor, named: str
 ) -> None:
-    message = refused(output, upstream)
+    message = refusal(output, upstream)
     assert f"{LIKE}, dtype torch.float32, device cpu" in message
     assert named in message
 
@@ -79,12 +78,12 @@ def test_non_finite_values_are_refused_and_counted(
 ) -> None:
     upstream = torch.ones(LIKE)
     upstream[1, 2, 3, :2] = bad
-    assert "2 of 96" in refused(output, upstream, deferred)
+    assert "2 of 96" in refusal(output, upstream, deferred)
 
 
 @pytest.mark.parametrize("output", [torch.ones(3), torch.ones(3, requires_grad=True)])
 def test_an_output_without_a_graph_is_refused(output: Tensor) -> None:
-    assert f"requires_grad={output.requires_grad} and no grad_fn" in refused(output, torch.ones(3))
+    assert f"requires_grad={output.requires_grad} and no grad_fn" in refusal(output, torch.ones(3))
 
 
 @pytest.mark.gpu
@@ -94,4 +93,4 @@ def test_an_accelerator_reports_non_finite_values_when_asked() -> None:
     check_upstream(output, torch.full_like(output, torch.nan), deferred)
     with pytest.raises(SeamError, match="3 of 3"):
         deferred.verify()
-    assert "3 of 3" in refused(output, torch.full_like(output, torch.nan))
+    assert "3 of 3" in refusal(output, torch.full_like(output, torch.nan))

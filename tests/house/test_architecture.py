@@ -14,9 +14,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from sources import ROOT, SOURCES, files, name, nodes_of, text_of, tree_of
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted(path for room in ("dfme", "teachers") for path in (ROOT / room).rglob("*.py"))
 DOORS = {"dfme/run/build.py", "dfme/owner_side.py"}
 """The files of the auditor's side that may import the owner's."""
 FACE = {"dfme", "dfme.__main__"}
@@ -36,14 +35,14 @@ INPUT_OUTPUT = set(
     "sys tempfile urllib wandb yaml".split()
 )
 OPENING = {"open", "print", "input", "torch.load", "torch.save"}
+OWNER = ("owner",)
+"""The rooms of teachers/ that an owner runs."""
+WRAPPING = "build"
+"""The module of what answers that wraps a teacher in defences and a watch."""
 MAX_FILES = 11
 """Modules of dfme/ that are in no package."""
 FILE_LINES = 400
 PACKED = 60
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def module_of(path: Path) -> str:
@@ -57,15 +56,10 @@ MODULES = {module_of(path): path for path in SOURCES}
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-@cache
 def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     """Modules that a file imports: anywhere in it, also for type checkers only."""
     found = set()
-    for node in importing_nodes(tree(path)) if top_level_only else ast.walk(tree(path)):
+    for node in importing_nodes(tree_of(path)) if top_level_only else nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -123,13 +117,6 @@ def loaded_by(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def read_once() -> None:
-    """Parse every file before the first test, whose time is limited."""
-    for path in SOURCES:
-        imported(path)
-
-
 # Who may import what
 
 
@@ -168,9 +155,7 @@ def test_the_auditors_side_reaches_the_owners_through_two_doors():
         if any(belongs(each, "dfme.teachers") for each in imported(path)):
             importing.add(name(path))
         elif name(path) not in DOORS:
-            assert not re.search(r"\"dfme\.teachers[.:]", path.read_text(encoding="utf-8")), (
-                "named in a text"
-            )
+            assert not re.search(r"\"dfme\.teachers[.:]", text_of(path)), "named in a text"
     assert importing == DOORS
 
 
@@ -180,7 +165,7 @@ def test_a_module_that_a_text_names_is_of_the_same_room():
     for module, path in MODULES.items():
         if module in FACE:
             continue
-        for node in ast.walk(tree(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named = node.value.partition(":")[0]
                 if named in MODULES and "." in named and room(named) != room(module):
@@ -217,9 +202,7 @@ def test_estimators_and_the_preflight_check_know_no_oracle():
 def test_methods_do_no_input_or_output():
     found = []
     for path in inside("dfme/methods/"):
-        calls = {
-            ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)
-        }
+        calls = {ast.unparse(node.func) for node in nodes_of(path) if isinstance(node, ast.Call)}
         modules = {module.partition(".")[0] for module in imported(path)}
         found += [f"{name(path)}: {each}" for each in (modules & INPUT_OUTPUT) | (calls & OPENING)]
     assert found == []
@@ -237,10 +220,9 @@ def test_what_reports_and_tracks_needs_no_torch():
     "words", ["--budgt 1", "--help", "extract --help", "serve --help", "train-teacher --lr x"]
 )
 def test_the_command_line_loads_nothing_heavy_before_it_must(words):
-    loaded = loaded_by(f"import dfme.cli.main\ndfme.cli.main.main({words.split()})\nprint()")
-    assert loaded <= ({"numpy"} if words == "--help" else set()), (
-        "only the list of all commands reads reports"
-    )
+    assert loaded_by(f"import dfme.cli.main\ndfme.cli.main.main({words.split()})\nprint()") <= (
+        {"numpy"} if words == "--help" else set()
+    ), "only the list of all commands reads reports"
 
 
 @pytest.mark.integration
@@ -257,15 +239,52 @@ def test_what_a_run_is_made_of_loads_nothing_optional():
 def test_a_run_loads_no_compiler(tmp_path):
     """Torch's optimisers load one at their first step, which takes longer than to import torch."""
     options = f"shape=(1, 8, 8), num_classes=2, budget=400, out={str(tmp_path / 'run')!r}"
-    run = (
+    assert "torch._dynamo" not in loaded_by(
         f"import dfme\ndfme.extract(lambda x: x.flatten(1)[:, :2].softmax(1), {options}, "
         "method='disguide')"
     )
-    assert "torch._dynamo" not in loaded_by(run)
     with_marks = re.compile(r"torch\.optim\.(?!Optimizer|swa_utils|lr_scheduler)\w+")
-    assert {name(path) for path in SOURCES if with_marks.search(path.read_text())} == {
+    assert {name(path) for path in SOURCES if with_marks.search(text_of(path))} == {
         "dfme/compute/optimizers.py"
     }
+
+
+# The rooms of teachers/
+
+
+def room_of(module: str) -> str:
+    """The package of teachers/ or of teachers/owner/ that a module is in; a module of no package is
+    its own room.
+    """
+    parts = module.split(".")[2:4]
+    return ".".join(parts if parts[0] == "owner" else parts[:1])
+
+
+def teachers_rooms() -> dict[str, set[str]]:
+    """What each room imports of the others. Paths in the folder ``teachers`` and its link in dfme/
+    are one module.
+    """
+    modules = [each for each in MODULES if each.startswith("dfme.teachers.")]
+    graph: dict[str, set[str]] = {room_of(each): set() for each in modules}
+    for each in modules:
+        others = imported(MODULES[each]) & set(modules)
+        graph[room_of(each)] |= {room_of(other) for other in others} - {room_of(each)}
+    return graph
+
+
+def test_no_rooms_of_teachers_import_one_another():
+    graph = teachers_rooms()
+    assert circle(graph) == []
+    assert "remote" in graph["open_inference"], "the link hides no import"
+
+
+def test_what_answers_does_not_import_what_an_owner_runs():
+    importing = {
+        room
+        for room, others in teachers_rooms().items()
+        if not room.startswith(OWNER) and any(other.startswith(OWNER) for other in others)
+    }
+    assert importing == {WRAPPING}
 
 
 # How long things are, and what they are called
@@ -273,20 +292,18 @@ def test_a_run_loads_no_compiler(tmp_path):
 
 def test_no_file_is_too_long():
     """Ruff holds functions to 40 statements and a complexity of 10."""
-    every = (
-        path
-        for room in ("dfme", "teachers", "tests", "research")
-        for path in (ROOT / room).rglob("*.py")
-    )
-    files = {name(path): path.read_text(encoding="utf-8").count("\n") for path in every}
-    assert {each: count for each, count in files.items() if count > FILE_LINES} == {}
+    lines = {
+        name(path): text_of(path).count("\n")
+        for path in files("dfme", "teachers", "tests", "research")
+    }
+    assert {path: count for path, count in lines.items() if count > FILE_LINES} == {}
 
 
 def test_unrelated_values_are_not_packed_into_one_assignment():
     packed = [
         f"{name(path)}:{node.lineno}"
         for path in SOURCES
-        for node in ast.walk(tree(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Assign) and type(node.targets[0]) is type(node.value) is ast.Tuple
     ]
     assert len(packed) <= PACKED, packed
@@ -303,10 +320,10 @@ def assigned(tree: ast.Module) -> dict[str, ast.expr]:
 def test_a_type_has_one_meaning_wherever_it_is_named():
     meanings = defaultdict(set)
     for path in SOURCES:
-        for node in ast.walk(tree(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 meanings[node.name].add(f"{name(path)}:{node.lineno}")
-        for each, value in assigned(tree(path)).items():
+        for each, value in assigned(tree_of(path)).items():
             if each[0].isupper() and not each.isupper():
                 meanings[each].add(ast.unparse(value))
     assert {each: found for each, found in meanings.items() if len(found) > 1} == {}
@@ -316,5 +333,5 @@ def test_a_limit_says_so():
     """Limits begin with MAX_ or MIN_."""
     words = ("MOST", "LEAST", "FEWEST", "AT_MOST", "AT_LEAST")
     assert [
-        each for path in SOURCES for each in assigned(tree(path)) if each.startswith(words)
+        each for path in SOURCES for each in assigned(tree_of(path)) if each.startswith(words)
     ] == []

@@ -97,9 +97,8 @@ def make_run(folder: Path, sheet: bytes) -> None:
 
 def make_files(folder: Path) -> None:
     """One file, or run, for each claim; what comes before the dot says who reads it."""
-    zeros = {"x": torch.zeros(400_000_000, dtype=torch.uint8)}
     bomb, legacy = (
-        squeezed(saved(zeros, True)),
+        squeezed(saved({"x": torch.zeros(400_000_000, dtype=torch.uint8)}, True)),
         claims(saved({"x": torch.arange(7.0)}, False), 7, HUGE),
     )
     net = build_net("lenet5", (1, 8, 8), 3)

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-LINKED = ROOT / "dfme" / "teachers"
-"""The folder ``teachers`` once more."""
-SOURCES = sorted(
-    path
-    for room in ("dfme", "teachers")
-    for path in (ROOT / room).rglob("*.py")
-    if not path.is_relative_to(LINKED)
-)
+from sources import SOURCES, name, nodes_of, text_of, tree_of
 
 MAX_COLUMNS = 100
 MAX_NODES = 7.0
@@ -29,20 +19,6 @@ MAX_NODES_OF_FORMULAS = 12.0
 FORMULAS = ("dfme/queries/programs/", "dfme/data/", "dfme/estimators/")
 MIN_LINES = 30
 """Lines of code from which on a file is looked at by itself."""
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-@cache
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(text_of(path))
 
 
 # Density
@@ -82,8 +58,7 @@ def density(text: str, tree: ast.Module) -> Density:
         code = line.strip()
         if code and not code.startswith("#") and number not in silent:
             lines += 1
-    nodes = sum(not isinstance(node, ast.expr_context) for node in ast.walk(tree))
-    return Density(nodes, lines)
+    return Density(sum(not isinstance(node, ast.expr_context) for node in ast.walk(tree)), lines)
 
 
 def limit(path: Path) -> float:
@@ -185,9 +160,9 @@ FORMS: dict[str, Callable[[ast.AST], bool]] = {
 }
 
 
-def refused(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def refused(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """The line and the form of everything that is refused."""
-    for node in ast.walk(tree):
+    for node in nodes:
         for form, is_one in FORMS.items():
             if is_one(node):
                 yield getattr(node, "lineno", 0), form
@@ -221,7 +196,9 @@ def test_a_line_has_at_most_a_hundred_columns() -> None:
 def test_no_refused_form_is_there() -> None:
     present: list[str] = []
     for path in SOURCES:
-        present += [f"{name(path)}:{line}: {form}" for line, form in sorted(refused(tree_of(path)))]
+        present += [
+            f"{name(path)}:{line}: {form}" for line, form in sorted(refused(nodes_of(path)))
+        ]
     assert present == [], "write these otherwise"
 
 
@@ -255,7 +232,7 @@ def test_no_refused_form_is_there() -> None:
     ],
 )
 def test_what_is_refused(form: str, code: str) -> None:
-    assert [each for _, each in refused(ast.parse(code))] == [form]
+    assert [each for _, each in refused(ast.walk(ast.parse(code)))] == [form]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +263,7 @@ def test_what_is_refused(form: str, code: str) -> None:
     ],
 )
 def test_what_is_accepted(code: str) -> None:
-    assert [*refused(ast.parse(code))] == []
+    assert [*refused(ast.walk(ast.parse(code)))] == []
 
 
 @pytest.mark.parametrize(
@@ -305,5 +282,4 @@ def test_what_counts_as_a_node_and_as_a_line(text: str, nodes: int, lines: int) 
 
 def test_every_form_has_a_snippet_that_is_refused() -> None:
     marks = test_what_is_refused.pytestmark  # type: ignore[attr-defined]
-    snippets = Counter(form for form, _ in marks[0].args[1])
-    assert snippets.keys() == FORMS.keys()
+    assert Counter(form for form, _ in marks[0].args[1]).keys() == FORMS.keys()

@@ -19,12 +19,15 @@ pytestmark = pytest.mark.gpu
 SPEC = ImageSpec((3, 16, 16))
 
 
-CASES = [(name, {}) for name in METHODS]
-CASES += [("procedural", {"programs": (program,)}) for program in PROGRAMS]
-CASES += [("static", {"evolve": 0.5}), ("static", {"pool": 2})]
-
-
-@pytest.mark.parametrize(("name", "queries"), CASES)
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        *[(name, {}) for name in METHODS],
+        *[("procedural", {"programs": (program,)}) for program in PROGRAMS],
+        ("static", {"evolve": 0.5}),
+        ("static", {"pool": 2}),
+    ],
+)
 def test_a_step_never_makes_the_gpu_wait(name, queries, monkeypatch):
     monkeypatch.setattr(sampler, "READY", 4)
     teacher, count = LinearTeacher(SPEC, device="cuda"), METHODS[name].students
@@ -67,7 +70,5 @@ def test_a_run_on_the_gpu_is_finished_and_resumed(tmp_path):
         return (images.cuda().flatten(1) @ weight).softmax(dim=1)
 
     options = {"shape": (1, 8, 8), "num_classes": 3, "out": tmp_path / "run", "device": "cuda"}
-    first = dfme.extract(teacher, budget=20_000, **options)
-    assert first.summary["spent"] == 20_000
-    again = dfme.extract(teacher, budget=30_000, resume=True, **options)
-    assert again.summary["spent"] == 30_000
+    assert dfme.extract(teacher, budget=20_000, **options).summary["spent"] == 20_000
+    assert dfme.extract(teacher, budget=30_000, resume=True, **options).summary["spent"] == 30_000

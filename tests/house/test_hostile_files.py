@@ -1,6 +1,5 @@
-"""Files that are not what their names say: links out of a run, pipes, folders."""
+"""Files that are not what their names say, and files that are whole or absent whatever the disk does."""
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -12,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import parse_extract
+from damage import file_size_limit, refused
 from small_runs import Metered, clone
-from tables import all_hold, exhaustive
+from tables import exhaustive
 
 from dfme.config.wandb_settings import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, UserError
+from dfme.files import AppendFile, replacing
 from dfme.nets import build_net
 from dfme.report import write_report
 from dfme.report.wandb_run import WandbRun
@@ -38,28 +39,17 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 FILES = ["checkpoint.pt", "ledger.jsonl", "metrics.jsonl", "journal/000001.bin", "config.yaml"]
 
 
-@pytest.fixture
-def copies(master: tuple[Path, int], tmp_path: Path) -> Callable[[], Path]:
-    """Copies of a run that was cut short, one for each case of a table."""
-    numbers = itertools.count()
-    return lambda: Path(shutil.copytree(master[0], tmp_path / f"run{next(numbers)}"))
-
-
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("name", FILES)
 def test_what_is_no_file_is_an_error_at_once_and_nothing_is_asked(
-    copies: Callable[[], Path],
+    name: str, kind: str, cut_short: tuple[Path, int]
 ) -> None:
-    def holds(name: str, kind: str) -> None:
-        out, teacher = copies(), Metered()
-        (out / name).unlink()
-        STRANGE[kind](out / name)
-        with pytest.raises(UserError) as caught:
-            clone(out, teacher, resume=True)
-        assert str(out) in str(caught.value)
-        assert "\n" not in str(caught.value)
-        assert teacher.calls == 0
-
-    all_hold(holds, itertools.product(FILES, STRANGE))
+    out, teacher = cut_short[0], Metered()
+    (out / name).unlink()
+    STRANGE[kind](out / name)
+    refused(str(out), clone, out, teacher, resume=True)
+    assert teacher.calls == 0
 
 
 @pytest.mark.parametrize(
@@ -86,17 +76,15 @@ def test_a_pipe_among_the_samples_is_named(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_weights_that_are_no_file(tmp_path: Path) -> None:
-    def holds(kind: str) -> None:
-        path = tmp_path / f"{kind}.safetensors"
-        STRANGE[kind](path)
-        with pytest.raises(UserError):
-            read_weights(path)
-        if kind != "folder":
-            with pytest.raises(UserError, match="no such file"):
-                load_student(path)
-
-    all_hold(holds, ((kind,) for kind in STRANGE))
+@pytest.mark.parametrize("kind", STRANGE)
+def test_weights_that_are_no_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    STRANGE[kind](path)
+    with pytest.raises(UserError):
+        read_weights(path)
+    if kind != "folder":
+        with pytest.raises(UserError, match="no such file"):
+            load_student(path)
 
 
 # Names
@@ -109,47 +97,36 @@ REACHING = [
 ]
 
 
-def test_an_architecture_and_a_data_set_are_names_of_their_lists() -> None:
-    def holds(name: str) -> None:
-        with pytest.raises(UserError, match="unknown net"):
-            build_net(name, (1, 8, 8), 10)
-        if name not in (
-            "..",
-            "/etc/passwd",
-        ):  # which are there, and so a folder or a file of images
-            with pytest.raises(UserError, match="data set"):
-                load_dataset(name, "test")
-
-    all_hold(holds, ((name,) for name in REACHING))
+@pytest.mark.parametrize("name", REACHING)
+def test_an_architecture_and_a_data_set_are_names_of_their_lists(name: str) -> None:
+    with pytest.raises(UserError, match="unknown net"):
+        build_net(name, (1, 8, 8), 10)
+    if name not in ("..", "/etc/passwd"):  # which are there: a folder or a file of images
+        with pytest.raises(UserError, match="data set"):
+            load_dataset(name, "test")
 
 
-def test_the_name_of_a_run_stays_under_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").mkdir()
+@pytest.mark.parametrize("dataset", ["..", "/", "../..", "a/../../b", "digits"])
+def test_the_name_of_a_run_stays_under_runs(dataset: str, here: Path) -> None:
+    (here / "a").mkdir()
     job = parse_extract(["--evaluation.dataset", "digits"])
-
-    def holds(dataset: str) -> None:
-        object.__setattr__(job.config.evaluation, "dataset", dataset)
-        assert free_name(job, job.method).resolve().parent == tmp_path / "runs"
-
-    all_hold(holds, ((dataset,) for dataset in ("..", "/", "../..", "a/../../b", "digits")))
+    object.__setattr__(job.config.evaluation, "dataset", dataset)
+    assert free_name(job, job.method).resolve().parent == here / "runs"
 
 
-def test_the_run_in_wandb_has_a_plain_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "identity",
+    ['"../../x"', '"a b"', '""', "3.5", '["x"]', "[" * 100_000, '"' + "x" * 2_000],
+    ids=lambda identity: identity[:9],
+)
+def test_the_run_in_wandb_has_a_plain_name_and_keeps_it(identity: str, tmp_path: Path) -> None:
     """wandb makes folders of it; the name lies in the run directory."""
-
-    def holds(identity: str) -> None:
-        (tmp_path / "wandb.json").write_text(f'{{"id": {identity}}}')
-        made = WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity()
-        assert made.isalnum()
-        assert WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() == made, (
-            "and keeps it"
-        )
-
-    identities = ('"../../x"', '"a b"', '""', "3.5", '["x"]', "[" * 100_000, '"' + "x" * 2_000)
-    all_hold(holds, ((identity,) for identity in identities))
+    (tmp_path / "wandb.json").write_text(f'{{"id": {identity}}}')
+    first, again = (
+        WandbRun(WandbConfig(), tmp_path, {}, lambda line: None)._identity() for _ in range(2)
+    )
+    assert first.isalnum()
+    assert again == first
 
 
 def test_members_of_an_archive_name_arrays_and_no_files(tmp_path: Path) -> None:
@@ -160,8 +137,7 @@ def test_members_of_an_archive_name_arrays_and_no_files(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
         for name in ("../escaped.npy", "/tmp/../escaped.npy", "escaped.txt"):
             archive.writestr(name, archive.read("labels.npy"))
-    folder = tmp_path / "inside"
-    folder.mkdir()
+    (tmp_path / "inside").mkdir()
     assert len(load_dataset(str(tmp_path / "x.npz"), "test")) == 2
     assert not list(tmp_path.rglob("escaped*"))
 
@@ -200,3 +176,61 @@ def test_a_config_from_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, input="seed: 3\n", capture_output=True, text=True, timeout=30)
     assert done.stdout == "{'seed': 3}\n", done.stderr
+
+
+def test_opening_cuts_a_torn_end_and_appends_are_on_file_at_once(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"whole|tor")
+    file = AppendFile(tmp_path / "log", size=6)
+    file.append(b"next", memoryview(b"|"))
+    assert (tmp_path / "log").read_bytes() == b"whole|next|"
+    file.close()
+    file.close()
+
+
+@pytest.mark.parametrize("limit", [4, 6, 9])
+def test_an_append_that_does_not_fit_is_taken_back(tmp_path: Path, limit: int) -> None:
+    file = AppendFile(tmp_path / "log")
+    file.append(b"1234")
+    with (
+        file_size_limit(limit),
+        pytest.raises(RunError, match=r"cannot write .*log: File too large"),
+    ):
+        file.append(b"567", b"890")
+    assert (tmp_path / "log").read_bytes() == b"1234"
+    file.append(b"567")
+    assert (tmp_path / "log").read_bytes() == b"1234567"
+
+
+def test_a_full_device_is_explained() -> None:
+    with pytest.raises(RunError, match=r"No space left on device.*free some space"):
+        AppendFile(Path("/dev/full")).append(b"x")
+
+
+def test_replacing_swaps_whole_files_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path, keep = tmp_path / "new", tmp_path / "old"
+    for text in (b"a", b"b", b"c"):
+        with replacing(path, keep) as file:
+            file.write(text)
+    assert (path.read_bytes(), keep.read_bytes()) == (b"c", b"b")
+
+
+def test_replacing_leaves_everything_as_it_was_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with (
+        file_size_limit(2),
+        pytest.raises(RunError, match="File too large"),
+        replacing(path) as file,
+    ):
+        file.write(b"newer")
+    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+        file.write(bytes([1 // 0]))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+
+
+def test_a_missing_folder_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot open .*No such file"):
+        AppendFile(tmp_path / "none" / "log")
+    with pytest.raises(RunError, match=r"cannot write .*No such file"):
+        replacing(tmp_path / "none" / "x").__enter__()

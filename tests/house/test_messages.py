@@ -10,6 +10,8 @@ from pathlib import Path
 from string import Formatter
 
 import pytest
+from command_line import options_of_sections
+from sources import SOURCES, name, nodes_of
 
 from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
@@ -18,14 +20,11 @@ from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.export import ExportConfig
 from dfme.cli.retrain import RetrainConfig
 from dfme.cli.verify import VerifyConfig
-from dfme.config.settings import ExtractConfig, TeacherConfig
+from dfme.config.settings import ExtractConfig
 from dfme.config.values import options_of
 from dfme.errors import Message, OptionError, Problem, Ref, UserError, as_yaml_key, say
-from dfme.methods import METHODS, SECTIONS
-from dfme.teachers import KINDS
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     ExtractConfig,
     AuditConfig,
@@ -38,8 +37,6 @@ COMMANDS = (
     ServeConfig,
     TrainTeacherConfig,
 )
-OF_THE_COMMAND_LINE = {"config", "help_all"}
-"""Flags that are no option of any command."""
 AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/report.html")
 """What speaks to users of the command line alone."""
 NO_MESSAGES = {
@@ -47,34 +44,20 @@ NO_MESSAGES = {
     "teachers/owner/serve/server.py": "commands for a shell, and warnings of the server",
     "teachers/remote/json_api/api.py": "the boundary of a form's parts",
 }
-KEYED = ("Ref", "flag", "Problem", "OptionError")
 FLAG = re.compile(r"(?<![\w-])--[a-z{]")
 
 
 def known_keys() -> set[str]:
     """Every option of every command, and every section of options."""
-    models = [(model, "") for model in COMMANDS]
-    models += [(TeacherConfig, "teacher.")] + [
-        (kind.options, "teacher.") for kind in KINDS.values()
-    ]
-    models += [(entry.config, "method.") for entry in METHODS.values()]
-    models += [(section, f"{name}.") for name, section in SECTIONS.items()]
-    keys = {option.key for model, prefix in models for option in options_of(model, prefix)}
+    keys = {option.key for options in map(options_of, COMMANDS) for option in options}
+    keys |= {option.key for option in options_of_sections()}
     sections = {key.partition(".")[0] for key in keys}
-    return keys | sections | {"method.name", "method.keeps"} | OF_THE_COMMAND_LINE
+    return keys | sections | {"method.name", "method.keeps", "config", "help_all"}
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for room in ("dfme", "teachers"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith("dfme/teachers/"):
-                yield name, ast.parse(path.read_text(encoding="utf-8"))
-
-
-def named_keys(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def named_keys(path: Path) -> Iterator[tuple[int, str]]:
     """The keys that stand in the calls of a file, with their lines."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
             continue
         first = node.args[0]
@@ -83,13 +66,15 @@ def named_keys(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if node.func.id == "say":
             keys = [key for _, key, _, _ in Formatter().parse(first.value) if key]
         else:
-            keys = [first.value] if node.func.id in KEYED else []
+            keys = (
+                [first.value] if node.func.id in ("Ref", "flag", "Problem", "OptionError") else []
+            )
         yield from ((node.lineno, key) for key in keys)
 
 
-def places_and_values(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
+def places_and_values(path: Path) -> Iterator[tuple[int, int, int]]:
     """Of every template that stands in a file: its line, its empty places and its values."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "say" and node.args:
             template, *values = node.args
             if isinstance(template, ast.Constant):
@@ -97,13 +82,13 @@ def places_and_values(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
                 yield node.lineno, sum(key == "" for _, key, _, _ in fields), len(values)
 
 
-def documentation(tree: ast.Module) -> set[int]:
-    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+def documentation(path: Path) -> set[int]:
+    return {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
 
 
 def test_every_option_that_a_message_names_exists() -> None:
     known = known_keys()
-    named = [(name, line, key) for name, tree in sources() for line, key in named_keys(tree)]
+    named = [(name(path), line, key) for path in SOURCES for line, key in named_keys(path)]
     assert len(named) > 250
     audits = {"pool", "attackers", "total", "free"}
     assert [place for place in named if place[2] not in known | audits] == []
@@ -111,11 +96,11 @@ def test_every_option_that_a_message_names_exists() -> None:
 
 def test_no_text_outside_the_command_line_spells_a_flag() -> None:
     spelled = [
-        (name, node.lineno, node.value)
-        for name, tree in sources()
-        if not name.startswith(AT_THE_DOOR) and name not in NO_MESSAGES
-        for texts in [documentation(tree)]
-        for node in ast.walk(tree)
+        (name(path), node.lineno, node.value)
+        for path in SOURCES
+        if not name(path).startswith(AT_THE_DOOR) and name(path) not in NO_MESSAGES
+        for texts in [documentation(path)]
+        for node in nodes_of(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
         if FLAG.search(node.value)
     ]
@@ -123,7 +108,7 @@ def test_no_text_outside_the_command_line_spells_a_flag() -> None:
 
 
 def test_every_template_has_as_many_values_as_places() -> None:
-    counts = [(name, *found) for name, tree in sources() for found in places_and_values(tree)]
+    counts = [(name(path), *call) for path in SOURCES for call in places_and_values(path)]
     assert len(counts) > 100
     assert [place for place in counts if place[2] != place[3]] == []
 

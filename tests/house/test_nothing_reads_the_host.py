@@ -28,10 +28,8 @@ from dfme.run.evaluation import HoldOut
 from dfme.spec import ImageSpec
 
 REFUSED = (HostReadError, DataDependentOutputException, DynamicOutputShapeException)
-MODES = {"top_k": "top_k:2"}
-LATTICE = {"space": "lattice", "step": 1.0}
 BATCH = 32
-"""Prior-guided estimates of fewer images measure nothing."""
+"""Images that a method asks for at once."""
 
 
 def choices(section: type, option: str) -> tuple[str, ...]:
@@ -53,11 +51,11 @@ def in_turn(number: int, kinds: Iterable[str]) -> list[str]:
 
 EVERYTHING = {"replay_steps": 1, "average": 0.9, "augment": "both", "optimizer": "adam"}
 METHOD_CASES = [
-    case(name, mode=MODES.get(kind, kind), student=EVERYTHING)
-    for number, (name, entry) in enumerate(METHODS.items())
-    for kind in in_turn(number, entry.load().label_modes)
-]
-METHOD_CASES += [
+    *[
+        case(name, mode={"top_k": "top_k:2"}.get(kind, kind), student=EVERYTHING)
+        for number, (name, entry) in enumerate(METHODS.items())
+        for kind in in_turn(number, entry.load().label_modes)
+    ],
     case("maze", partial_data="procedural", seed_images=4, critic_steps=1),
     case("dfms", adversarial=1.0),
     case("dfms", proxy_share=0.0),
@@ -67,34 +65,46 @@ METHOD_CASES += [
     case("static", mode="probabilities:4"),
     case("static", student={"steps": 100, "rounds": (1.0,)}),
     case("static", student={"steps": 100}),
+    *[
+        case("static", student={"replay_steps": 1, "augment": how})
+        for how in choices(StudentConfig, "augment")
+    ],
 ]
-for how in choices(StudentConfig, "augment"):
-    METHOD_CASES.append(case("static", student={"replay_steps": 1, "augment": how}))
-WAYS: list[dict[str, Any]] = [{"kind": "finite_difference"}, {"kind": "synthetic"}]
 # Every way in one space; the exhaustive tier has every space, and the other cases too.
 IN_SPACES = [
     [
-        case("dfme", form=form, **(LATTICE if space == "lattice" else {"space": space}), **way)
+        case(
+            "dfme",
+            form=form,
+            **({"space": "lattice", "step": 1.0} if space == "lattice" else {"space": space}),
+            **way,
+        )
         for space, form in zip(SPACES, itertools.cycle(FORMS))
     ]
-    for way in WAYS
+    for way in [{"kind": "finite_difference"}, {"kind": "synthetic"}]
 ]
 ESTIMATOR_CASES = [cases.pop(number % len(cases)) for number, cases in enumerate(IN_SPACES)]
-QUERY_CASES = [case("dfme", direction=direction, directions=3) for direction in DIRECTIONS]
-QUERY_CASES += [case("dfme", objective=objective) for objective in ("l1", "kl")]
-QUERY_CASES += [case("procedural", queries={"programs": (program,)}) for program in PROGRAMS]
-DRAWN = [
-    {"procedural": 0.5, "programs": ("gradients", "noise")},
-    {"base": "procedural"},
-    {"evolve": 0.5},
+QUERY_CASES = [
+    *[case("dfme", direction=direction, directions=3) for direction in DIRECTIONS],
+    *[case("dfme", objective=objective) for objective in ("l1", "kl")],
+    *[case("procedural", queries={"programs": (program,)}) for program in PROGRAMS],
+    *[
+        case("static", queries=drawn, student={"replay_steps": 1})
+        for drawn in [
+            {"procedural": 0.5, "programs": ("gradients", "noise")},
+            {"base": "procedural"},
+            {"evolve": 0.5},
+        ]
+    ],
+    *[
+        case("static", queries={"pool": 2, "choose": by, "balance": balance})
+        for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False)))
+    ],
 ]
-QUERY_CASES += [case("static", queries=drawn, student={"replay_steps": 1}) for drawn in DRAWN]
-for by, balance in zip(choices(QueriesConfig, "choose"), itertools.cycle((True, False))):
-    QUERY_CASES.append(case("static", queries={"pool": 2, "choose": by, "balance": balance}))
 
 
-def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
-    """So many steps of a method around a toy teacher."""
+def steps(name: str, options: dict[str, Any]) -> None:
+    """Two steps of a method around a toy teacher."""
     mode = options.pop("mode", "probabilities")
     queries = QueriesConfig(**{"programs": ("noise",), **options.pop("queries", {})})
     student = options.pop("student", {})
@@ -104,16 +114,9 @@ def steps(name: str, options: dict[str, Any], count: int = 2) -> None:
     few = small_options(name, batch_size=BATCH, gan_steps=1, student_steps=1)
     method = make_method(name, parts, **{**few, **options})
     method.prepare()
-    for _ in range(count):
+    for _ in range(2):
         method.step()
         method.students.train_pending(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm() -> None:
-    """What torch loads for the first tensor without values is no test's time."""
-    with unreadable():
-        steps("static", {}, 1)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
-"""What every part needs by the definition of done, and what the repository may hold."""
+"""What every part needs, what the repository may hold, and how many files a plain run takes."""
 
 import configparser
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from sources import ROOT, name
 
 from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators.differences import FORMS
 from dfme.estimators.directions import DIRECTIONS
@@ -22,15 +23,6 @@ from dfme.methods import METHODS
 from dfme.spec import LABEL_KINDS
 from dfme.students.losses import AUTO_LOSS
 from dfme.teachers import KINDS
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-# What every part needs
 
 
 def named(target: str) -> object:
@@ -49,7 +41,6 @@ def test_a_method_has_all_that_the_definition_of_done_asks(method):
     )
     assert set() < set(implementation.label_modes) <= set(LABEL_KINDS)
     assert entry.config.__dataclass_params__.frozen
-    assert [option.key for option in options_of(entry.config) if not option.help] == []
     recipes = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
     assert any(re.search(rf"^  name: {method}\b", recipe, re.M) for recipe in recipes), (
         "a recipe in configs/"
@@ -67,8 +58,7 @@ def test_every_loader_that_is_named_is_there(target):
 
 def test_every_choice_of_an_estimator_has_its_part():
     options = get_type_hints(EstimatorConfig)
-    parts = {"direction": DIRECTIONS, "form": FORMS, "space": SPACES}
-    for option, each in parts.items():
+    for option, each in {"direction": DIRECTIONS, "form": FORMS, "space": SPACES}.items():
         assert {*get_args(options[option])} == {*each}
     assert {*AUTO_LOSS} == {*LABEL_KINDS}
 
@@ -122,8 +112,7 @@ def test_every_file_that_is_no_code_is_installed_too():
         for name, globs in setup["options.package_data"].items()
     }
     rooms = ("dfme", "teachers", "configs")
-    for room in rooms[1:]:
-        assert (ROOT / "dfme" / room).resolve() == ROOT / room
+    assert [room for room in rooms[1:] if (ROOT / "dfme" / room).resolve() != ROOT / room] == []
     other = [
         path for path in kept_files() if name(path).split("/")[0] in rooms and path.suffix != ".py"
     ]
@@ -142,3 +131,49 @@ def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) ->
         ):
             return True
     return False
+
+
+MAX_LOADED = 186
+MAX_ENTERED = 121
+"""Of dfme/ and teachers/; they only shrink."""
+
+PROGRAM = """
+import json, sys, threading
+from inspect import CO_OPTIMIZED
+
+ran = set()
+
+def trace(frame, event, argument):
+    ran.add(frame.f_code)
+
+threading.settrace(trace)
+sys.settrace(trace)
+from dfme.cli.main import main
+
+code = main(sys.argv[1:])
+sys.settrace(None)
+loaded = [name for name in sys.modules if name.partition(".")[0] == "dfme"]
+# a thread may still run; the body of a module or of a class is no function
+entered = [each.co_filename for each in list(ran) if each.co_flags & CO_OPTIMIZED]
+print(json.dumps([code, loaded, entered]))
+"""
+
+
+@pytest.mark.integration
+def test_a_run_loads_and_enters_few_files(tmp_path: Path) -> None:
+    words = f"--budget 1k --student.steps 5 --student.arch cnn_small --out {tmp_path / 'run'}"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    code, loaded, names = json.loads(done.stdout.splitlines()[-1])
+    files = {Path(name).resolve() for name in names if name.endswith(".py")}
+    rooms = (ROOT / "dfme", ROOT / "teachers")
+    entered = {path for path in files if any(map(path.is_relative_to, rooms))}
+    assert code == 0
+    assert 60 < len(entered) <= MAX_ENTERED, sorted(map(str, entered))
+    assert len(entered) < len(loaded) <= MAX_LOADED, sorted(loaded)

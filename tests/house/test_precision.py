@@ -155,8 +155,7 @@ def test_other_threads_keep_their_autocast() -> None:
 
 @pytest.mark.gpu
 def test_tf32_is_off_inside_on_a_gpu() -> None:
-    rng = torch.Generator().manual_seed(0)
-    images = torch.randn(64, 64, 32, 32, generator=rng)
+    images = torch.randn(64, 64, 32, 32, generator=torch.Generator().manual_seed(0))
     conv = nn.Conv2d(64, 64, 3, padding=1)
     truth = conv.double()(images.double())
     conv = conv.float().cuda()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from command_line import parse_extract
+from command_line import options_of_sections, parse_extract
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
@@ -23,14 +23,12 @@ from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
 from dfme.cli.flags import ALIASES
 from dfme.cli.main import VERBS, find
-from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
-from dfme.methods import METHODS, SECTIONS
+from dfme.methods import METHODS
 from dfme.report.metrics import METRICS
 from dfme.run.idle_options import POOLS
 from dfme.spec import ImageSpec
-from dfme.teachers import KINDS
 from research.options import BenchConfig, GradientsConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,10 +167,9 @@ def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(
         t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()
     ] == []
     own = {"teacher.sharpness", "teacher.factor"}
-    named = {
+    assert {
         flag.replace("-", "_") for flag in re.findall(r"(?<![\w-])--([a-z][\w.-]*\w)", TEXT[page])
-    }
-    assert named - known_flags() - own == set()
+    } - known_flags() - own == set()
     assert "TBD" not in TEXT[page]
 
 
@@ -180,16 +177,8 @@ def test_links_lead_somewhere_flags_exist_and_no_figure_is_still_to_be_measured(
 def known_flags() -> set[str]:
     """Every flag there is, but those of a teacher of one's own."""
     roots = [commands.INPUTS.root for verb in VERBS if hasattr(commands := find(verb), "INPUTS")]
-    sections = [
-        (TeacherConfig, "teacher."),
-        *((kind.options, "teacher.") for kind in KINDS.values()),
-    ]
-    sections += [(entry.config, "method.") for entry in METHODS.values()]
-    sections += [(section, f"{name}.") for name, section in SECTIONS.items()]
-    sections += [
-        (root, "") for root in (*roots, AuditConfig, CompareConfig, GradientsConfig, BenchConfig)
-    ]
-    options = [option for section in sections for option in options_of(*section)]
+    roots += [AuditConfig, CompareConfig, GradientsConfig, BenchConfig]
+    options = [*options_of_sections(), *(option for root in roots for option in options_of(root))]
     return {option.key for option in options} | {
         "config",
         "help",
@@ -291,10 +280,9 @@ def test_a_section_runs_as_printed(section, tmp_path):
             "lattice",
             224,
         )
-        written = {
+        assert {
             path.suffix for path in (tmp_path / "runs/gradients").iterdir() if path.name != ".lock"
-        }
-        assert written == {".md", ".json", ".png"}
+        } == {".md", ".json", ".png"}
     if section == "defences":
         bill = json.loads((tmp_path / "runs/bill/utility.json").read_text())["rows"]
         assert [row["defence"].partition(":")[0] for row in bill] == [
@@ -325,8 +313,9 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
         "replay/",
         "wandb/",
         "wandb.json",
+        "watch.jsonl",
+        "data.json",
     }
-    sometimes |= {"watch.jsonl", "data.json"}
     assert listed - found == sometimes, "only these are not always there"
     assert found <= listed
 
@@ -340,8 +329,7 @@ def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     words = shlex.split(serve.replace("8080", "0"))
     with subprocess.Popen(words, **given, stdout=subprocess.PIPE, text=True) as server:
         try:
-            told = server.stdout.readline()
-            (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", told))
+            (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", server.stdout.readline()))
             script = rest.replace("http://127.0.0.1:8080", url)
             subprocess.run(["bash", "-e", "-c", script], **given, check=True, timeout=SECONDS)
         finally:

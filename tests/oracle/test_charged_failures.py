@@ -77,13 +77,19 @@ def session(folder: Path, server: Server, budget: int = BUDGET) -> Ledger:
     return ledger
 
 
-WELL = [(name, 0) for name in FAULTS if name not in ("NaN", "unanswered")]
-WELL += [(name, 3) for name in FAULTS if name != "a full disk"]
-
-
 @pytest.mark.parametrize(
     ("name", "well"),
-    [("NaN", 0), ("unanswered", 0), *((name, 35) for name in FAULTS), *exhaustive_rows(WELL)],
+    [
+        ("NaN", 0),
+        ("unanswered", 0),
+        *((name, 35) for name in FAULTS),
+        *exhaustive_rows(
+            [
+                *[(name, 0) for name in FAULTS if name not in ("NaN", "unanswered")],
+                *[(name, 3) for name in FAULTS if name != "a full disk"],
+            ]
+        ),
+    ],
 )
 def test_many_resumes_ask_no_more_than_the_ledger_charges(
     name: str, well: int, tmp_path: Path

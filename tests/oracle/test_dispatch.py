@@ -168,14 +168,17 @@ def test_what_was_waited_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.1 <= service_record["seconds_waited"] <= elapsed
 
 
-OUTCOMES = st.sampled_from(["ok", "ok", "429", "500", "nan", "stop before", "stop after", 2])
-PURPOSE = st.sampled_from(["student", "generator", "evaluation"])
-
-
 @pytest.mark.exhaustive
 @given(
-    st.lists(st.tuples(st.integers(1, 9), PURPOSE), min_size=1, max_size=6),
-    st.lists(OUTCOMES, max_size=24),
+    st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from(["student", "generator", "evaluation"])),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(
+        st.sampled_from(["ok", "ok", "429", "500", "nan", "stop before", "stop after", 2]),
+        max_size=24,
+    ),
     st.integers(5, 60),
     st.integers(1, 3),
     st.sampled_from([None, 2, 3]),

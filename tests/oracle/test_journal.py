@@ -285,11 +285,10 @@ def test_an_append_that_is_not_synced_is_taken_back(
 
 
 def test_it_may_be_turned_on_when_a_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert main([*DIGITS, "--out", "run"]) == 0
     seen = Witness(monkeypatch)
     assert main(["--resume", "--out", "run", "--budget", "160", "--fsync", "true"]) == 0
-    assert seen.calls.count(str(tmp_path / "run/ledger.jsonl")) >= 3
-    assert "fsync: true" in (tmp_path / "run/config.yaml").read_text()
+    assert seen.calls.count(str(here / "run/ledger.jsonl")) >= 3
+    assert "fsync: true" in (here / "run/config.yaml").read_text()

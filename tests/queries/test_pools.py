@@ -1,19 +1,26 @@
-"""Pools of real images: each drawn once, resumed exactly, read from every kind of place."""
+"""Pools of real images, each drawn once; and the programs that a known domain sets."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from command_line import parse_extract
 from PIL import Image
 from torch import Tensor
 
+from dfme.config.query_settings import QueriesConfig
+from dfme.config.values import options_of
 from dfme.data import load_dataset
 from dfme.data.images import fitted
 from dfme.errors import UserError
-from dfme.queries.names import check_pool
+from dfme.queries.names import DOMAINS, PROGRAMS, check_pool
 from dfme.queries.pool import Pool, by_programs, open_pool, require_enough
 from dfme.queries.programs import ProceduralImages
+from dfme.report.console import header
+from dfme.report.summary_file import known_domain
+from dfme.run.job import document
 from dfme.spec import ImageSpec
 
 GREY = ImageSpec((1, 2, 2))
@@ -79,8 +86,7 @@ def test_the_state_of_another_pool_is_refused() -> None:
 
 
 def test_pixels_are_taken_to_the_bounds() -> None:
-    pool = numbered(256, bounds=(-1.0, 3.0))
-    images = pool.draw(256, seeded())
+    images = numbered(256, bounds=(-1.0, 3.0)).draw(256, seeded())
     assert images.dtype == torch.float32
     torch.testing.assert_close(images[:, 0, 0, 0].sort().values, torch.arange(256) / 255 * 4 - 1)
     floats = torch.rand(5, 1, 2, 2)
@@ -116,16 +122,14 @@ def test_sets_are_pools() -> None:
     theirs = load_dataset("digits", "train").images
     assert pool.size == len(theirs) == 1438
     assert open_pool("shapes", ImageSpec((3, 16, 12))).draw(100, seeded()).shape == (100, 3, 16, 12)
-    drawn = pool.draw(1438, seeded())
-    assert sorted(map(tuple, drawn.flatten(1).tolist())) == sorted(
+    assert sorted(map(tuple, pool.draw(1438, seeded()).flatten(1).tolist())) == sorted(
         map(tuple, theirs.flatten(1).tolist())
     )
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 16), (3, 32, 20), (2, 8, 8)], ids=str)
 def test_a_set_of_another_size_is_resized(shape: tuple[int, int, int]) -> None:
-    pool = open_pool("digits", ImageSpec(shape))
-    images = pool.draw(1438, seeded())
+    images = open_pool("digits", ImageSpec(shape)).draw(1438, seeded())
     assert images.shape == (1438, *shape)
     assert images.mean() == pytest.approx(
         float(load_dataset("digits", "train").images.mean()), abs=0.05
@@ -152,8 +156,7 @@ def test_an_array_needs_no_labels(tmp_path: Path) -> None:
     file = tmp_path / "images.npz"
     greys = 50 * np.arange(4, dtype=np.uint8)
     np.savez(file, train_images=greys.reshape(4, 1, 1).repeat(3, 1).repeat(3, 2))
-    pool = open_pool(str(file), GREY)
-    assert sorted(numbers(pool.draw(4, seeded()))) == [0, 50, 100, 150]
+    assert sorted(numbers(open_pool(str(file), GREY).draw(4, seeded()))) == [0, 50, 100, 150]
 
 
 @pytest.mark.parametrize(
@@ -193,3 +196,54 @@ def test_colour_becomes_grey_by_its_luma() -> None:
     torch.testing.assert_close(fitted(images, (1, 5, 4)), truth, atol=0.01, rtol=0)
     with pytest.raises(UserError, match="images of 3 channels cannot become images of 2"):
         fitted(torch.rand(2, 3, 4, 4), (2, 4, 4))
+
+
+def document_of(words: str) -> dict[str, object]:
+    return document(parse_extract(words.split()))
+
+
+def test_every_domain_is_an_option_with_programs_of_ours() -> None:
+    (option,) = (each for each in options_of(QueriesConfig, "queries.") if each.name == "domain")
+    assert set(get_args(get_args(option.type)[0])) == {*DOMAINS, "unknown"}
+    assert {name for names in DOMAINS.values() for name in names} <= {*PROGRAMS}
+    assert option.default == "unknown"
+
+
+@pytest.mark.parametrize("recipe", ["frugal", "dfme", "procedural"])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_domain_sets_the_programs_of_any_recipe_and_is_on_record(
+    recipe: str, domain: str
+) -> None:
+    told = document_of(f"--recipe {recipe} --queries.domain {domain}")
+    usual = document_of(f"--recipe {recipe}")
+    assert told["queries"] == {
+        **usual["queries"],  # type: ignore[dict-item]
+        "domain": domain,
+        "programs": [*DOMAINS[domain]],
+    }
+    assert known_domain(told) == domain
+    assert f"the attacker knew: {domain}" in header(told)
+    assert known_domain(usual) is None
+    assert "attacker" not in header(usual)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    job = parse_extract("--recipe frugal --queries.domain handwriting".split())
+    (tmp_path / "mine.yaml").write_text("recipe: frugal\nqueries: {domain: handwriting}\n")
+    assert parse_extract(["--config", str(tmp_path / "mine.yaml")]).queries == job.queries
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "--recipe frugal --queries.domain handwriting --queries.programs leaves",
+            "--queries.domain unknown",
+        ),
+        ("--recipe frugal --queries.domain handwritting", "handwriting"),
+        ("--recipe paper --queries.domain things", "--queries.procedural or --queries.base"),
+    ],
+)
+def test_a_domain_without_a_say_is_refused(words: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse_extract(words.split())

@@ -1,4 +1,6 @@
-"""What is paid for with the student: shares, choice and bases, on images that tell their source."""
+"""What is paid for with the student: shares, bases, images bred from paid ones, and the choice among them."""
+
+import math
 
 import pytest
 import torch
@@ -6,9 +8,11 @@ from torch import Tensor, nn
 
 from dfme.config.query_settings import QueriesConfig
 from dfme.nets.generators import Generator, Transforming
-from dfme.queries.sampler import QuerySampler
+from dfme.queries import sampler as choice
+from dfme.queries.sampler import READY, Evolution, QuerySampler, graft
 from dfme.randomness import Streams
-from dfme.spec import ImageSpec
+from dfme.spec import ImageSpec, LabelMode
+from dfme.students.replay import Replay
 
 SPEC = ImageSpec((1, 8, 8))
 
@@ -128,3 +132,145 @@ def test_a_transforming_generator_learns_and_sees_its_base():
     nn.init.normal_(net.last.weight)
     shift = net(latent) - latent[:, 5:].unflatten(1, (1, 8, 8))
     assert shift.flatten(1).std(dim=0).min() > 1e-3  # another change for another base
+
+
+def usefulness(scores_ENK: Tensor, by: choice.By) -> Tensor:
+    return choice.usefulness(scores_ENK.softmax(2).mean(0), by, torch.Generator().manual_seed(0))
+
+
+def choose(scores_ENK: Tensor, count: int, by: choice.By, *, balance: bool) -> Tensor:
+    return choice.choose(scores_ENK, count, by, balance, torch.Generator().manual_seed(0))
+
+
+def scores_of(*probabilities: list[float]) -> Tensor:
+    """One student's scores with these probabilities, (1, N, K)."""
+    return torch.tensor(probabilities).clamp_min(1e-30).log()[None]
+
+
+def test_entropy_is_that_of_the_mean_probabilities():
+    scores_ENK = torch.cat([scores_of([1.0, 0.0], [0.5, 0.5]), scores_of([0.0, 1.0], [0.5, 0.5])])
+    assert torch.allclose(usefulness(scores_ENK, "entropy"), torch.full((2,), math.log(2)))
+    one = usefulness(scores_of([0.9, 0.1]), "entropy").item()
+    assert one == pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1), abs=1e-6)
+
+
+def test_margin_is_between_the_two_likeliest_classes_of_the_vote():
+    """By entropy the second image is less certain, by margin the first."""
+    scores_ENK = scores_of([0.5, 0.49, 0.01], [0.5, 0.25, 0.25])
+    assert torch.allclose(usefulness(scores_ENK, "margin"), torch.tensor([-0.01, -0.25]), atol=1e-6)
+    assert choose(scores_ENK, 1, "margin", balance=False).tolist() == [0]
+    assert choose(scores_ENK, 1, "entropy", balance=False).tolist() == [1]
+
+
+def test_the_most_uncertain_are_chosen_in_the_order_they_came():
+    scores_ENK = scores_of([0.99, 0.01], [0.5, 0.5], [0.8, 0.2], [0.6, 0.4])
+    assert choose(scores_ENK, 2, "entropy", balance=False).tolist() == [1, 3]
+    assert choose(scores_ENK, 3, "entropy", balance=False).tolist() == [1, 2, 3]
+    assert choose(scores_ENK, 4, "entropy", balance=False).tolist() == [0, 1, 2, 3]
+
+
+def test_balance_gives_every_class_its_turn_and_a_rare_one_all_it_has():
+    """Class 0 has the six most uncertain candidates, class 1 two surer ones, class 2 one."""
+    uncertain = [[0.4 + 0.01 * step, 0.3, 0.3 - 0.01 * step] for step in range(6)]
+    scores_ENK = scores_of(*uncertain, [0.1, 0.8, 0.1], [0.1, 0.85, 0.05], [0.05, 0.05, 0.9])
+    assert choose(scores_ENK, 3, "entropy", balance=True).tolist() == [0, 6, 8]
+    assert choose(scores_ENK, 7, "entropy", balance=True).tolist() == [0, 1, 2, 3, 6, 7, 8]
+    assert choose(scores_ENK, 3, "entropy", balance=False).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("balance", [False, True])
+def test_equal_candidates_are_still_chosen_once_each(balance):
+    assert len(set(choose(torch.zeros(2, 50, 4), 20, "entropy", balance=balance).tolist())) == 20
+
+
+def test_without_a_measure_only_balance_chooses():
+    """Nine of ten candidates are of one class; half of those chosen are."""
+    scores_ENK = scores_of(*[[0.9, 0.1]] * 90, *[[0.1, 0.9]] * 10)
+    chosen = choose(scores_ENK, 20, "random", balance=True).tolist()
+    assert sum(index >= 90 for index in chosen) == 10
+    assert chosen[:10] != list(range(10))
+
+
+def paid(values: Tensor, answers: Tensor) -> Replay:
+    """Flat images of these values."""
+    replay = Replay(len(values), ImageSpec((1, 8, 8), bounds=(0.0, 2.0)), rng())
+    replay.add(values.view(-1, 1, 1, 1).expand(-1, 1, 8, 8).clone(), answers)
+    return replay
+
+
+def test_a_graft_is_a_rectangle_of_the_other_image_and_the_rest_is_untouched():
+    x, other = torch.zeros(500, 3, 9, 14), torch.ones(500, 3, 9, 14)
+    child = graft(x, other, rng())
+    inside = child[:, 0]
+    assert torch.equal(child, inside[:, None].expand_as(child)), "all channels alike"
+    for image in inside:
+        box = torch.outer(image.amax(1), image.amax(0))
+        assert torch.equal(image, box), "rows times columns"
+    shares = inside.mean(dim=(1, 2))
+    assert 0.1 < shares.mean() < 0.5
+    assert shares.min() >= 0
+    assert shares.std() > 0.05
+
+
+@pytest.mark.parametrize("kind", ["label", "probabilities"])
+def test_a_class_of_one_in_a_hundred_has_half_of_the_parents(kind):
+    labels = (torch.arange(4_000) % 100 == 0).long()
+    answers = labels if kind == "label" else torch.nn.functional.one_hot(labels, 2).float()
+    children = Evolution(paid(labels.float(), answers), LabelMode(kind), 2).draw(4_000, rng())
+    corner = children[
+        :, 0, 0, 0
+    ]  # the first parent's, or now and then the second's, which is drawn alike
+    assert corner.mean() == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_sure_answer_counts_by_its_square():
+    """Two classes, as often answered: of probabilities .9 and .6 the parents come as .81 to .36."""
+    first = torch.arange(4_000) % 2 == 0
+    surer, other = torch.tensor([0.9, 0.1, 0.0, 0.0]), torch.tensor([0.4, 0.6, 0.0, 0.0])
+    answers = torch.where(first[:, None], surer, other)
+    children = Evolution(paid(first.float(), answers), LabelMode("probabilities"), 4).draw(
+        8_000, rng()
+    )
+    assert children[:, 0, 0, 0].mean() == pytest.approx(0.81 / 1.17, abs=0.05)
+
+
+def test_children_are_made_of_their_parents_pixels_once_enough_is_paid_for():
+    few, enough = (
+        Evolution(
+            paid(torch.arange(count) / 9_000, torch.zeros(count, dtype=torch.long)),
+            LabelMode("label"),
+            3,
+        )
+        for count in (READY - 1, READY)
+    )
+    assert (few.ready, enough.ready) == (False, True)
+    children = enough.draw(75, rng())
+    assert children.shape == (50, 1, 8, 8)
+    assert torch.isin(children, torch.arange(READY) / 9_000).all()
+    assert (torch.tensor([len(child.unique()) for child in children]) <= 2).all()
+
+
+@pytest.mark.parametrize(
+    ("answered", "classes", "children"), [(1, 10, 90), (5, 10, 50), (10, 10, 0), (2, 26, 92)]
+)
+def test_as_much_is_bred_as_classes_are_missing(answered, classes, children):
+    """So many classes alike are answered: the others' share of all classes is bred.
+
+    On an accelerator as many take the place of the last images. Parents are brighter than what they
+    replace, so that a child is known by any of its pixels.
+    """
+    labels, values = torch.arange(4_000) % answered, torch.rand(4_000) + 1
+    scores = torch.nn.functional.one_hot(labels, classes).float()
+    evolution = Evolution(paid(values, scores), LabelMode("probabilities"), classes)
+    assert len(evolution.draw(100, rng())) == children
+    assert (
+        len(Evolution(paid(values, labels), LabelMode("label"), classes).draw(100, rng()))
+        == children
+    )
+    x = torch.rand(120, 1, 8, 8)
+    mixed = evolution.replace(x, 100, rng())
+    bred = mixed.amin(dim=(1, 2, 3)) >= 1
+    assert bred.sum() == children
+    assert bred[120 - children :].all()
+    assert torch.equal(mixed[~bred], x[: 120 - children])
+    assert len(mixed[bred].flatten(1).unique(dim=0)) == children

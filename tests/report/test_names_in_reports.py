@@ -2,26 +2,20 @@
 page.
 """
 
-import json
 import shlex
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from handmade import SUMMARY, make_run, page_of
+from handmade import FIGURES, cell_of, make_run, page_of
 
-from dfme.audits.audit.headline import model_card
-from dfme.audits.audit.page import write_page
-from dfme.audits.audit.result import audit_result
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.table import markdown
 from dfme.config.messages import MAX_LETTERS, harmless, shortened
 from dfme.report.markdown import code, plain
 from dfme.run.job import shown_command
 
-SAMPLE = Path(__file__).parents[1] / "audits" / "audit" / "audit_sample.json"
 STEERING = "\x1b\x07\x9b\u202e\u2066\u200b\u2028\ufeff"
 HOSTILE = (
     f"a{STEERING}[2J<img src=x onerror=go()>[go](http://evil.example)![i](x) `ls` **b** "
@@ -55,8 +49,6 @@ def test_markup_in_a_name_is_text_on_one_line() -> None:
 
 
 def test_a_comparison_shows_names_as_text() -> None:
-    from handmade import FIGURES, cell_of
-
     outcomes = (
         Outcome(cell_of(HOSTILE, "label", 300, 0), "finished", figures=FIGURES),
         Outcome(cell_of("b", "label", 300, 0), "failed", f"no such file {HOSTILE}"),
@@ -72,50 +64,9 @@ def test_a_comparison_shows_names_as_text() -> None:
     assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
 
 
-class Text(HTMLParser):
-    """The tags of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag if tag != "img" else f"img {dict(attrs).get('onerror')}")
-
-
-def test_an_audits_page_and_card_show_names_as_text(tmp_path: Path) -> None:
-    audit = json.loads(SAMPLE.read_text())
-    audit["target"] |= {"name": HOSTILE, "authorised_by": HOSTILE}
-    audit["made"] |= {"command": HOSTILE, "directory": HOSTILE}
-    audit["not_run"] = [{"what": HOSTILE, "why": HOSTILE}]
-    audit["limits"] = [HOSTILE]
-    audit["headline"]["sentences"][0] = HOSTILE
-    audit["advice"][0]["text"] = HOSTILE
-    for part in ("price", "cells", "fidelity"):
-        for row in audit[part]:
-            row["row"] = HOSTILE if row["row"] == "frugal" else row["row"]
-    audit["fidelity"][0]["per_class"][0]["name"] = HOSTILE
-    result = audit_result(audit)
-    write_page(result, tmp_path / "audit.html")
-    for name in ("audit.html", "appendix.html"):
-        source = (tmp_path / name).read_text()
-        assert steers(source) == set(), name
-        parsed = Text()
-        parsed.feed(source)
-        assert "script" not in parsed.tags
-        assert {tag for tag in parsed.tags if tag.startswith("img")} <= {"img None"}
-    card = model_card(result)
-    assert steers(card) == set()
-    outside = "\n".join(line for line in card.splitlines() if not line.startswith("    "))
-    assert "<img" not in outside
-    assert "\n# e" not in card
-
-
 def test_a_runs_report_shows_names_as_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    summary = SUMMARY | {"teacher": {"target": HOSTILE, "num_classes": 10}, "warnings": [HOSTILE]}
-    (run / "summary.json").write_text(json.dumps(summary))
-    page_of(run)
+    page_of(run, teacher={"target": HOSTILE, "num_classes": 10}, warnings=[HOSTILE])
     assert steers((run / "report.html").read_text()) == set()
 
 
@@ -138,8 +89,7 @@ def test_bash_gives_a_program_the_word_that_was_typed(word: str) -> None:
 
 
 def test_a_long_message_keeps_its_beginning_and_its_end() -> None:
-    text = f"--flag: {'x' * 2_000}; do that"
-    short = shortened(text)
+    short = shortened(f"--flag: {'x' * 2_000}; do that")
     assert len(short) == MAX_LETTERS == 500
     assert short.startswith("--flag: ")
     assert short.endswith("; do that")

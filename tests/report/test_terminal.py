@@ -25,7 +25,6 @@ from dfme.report.console import Console, Standing, end_table, header, teacher_na
 from dfme.report.terminal import Notes, columns
 from dfme.run.job import document
 
-METRICS = {"agreement": 0.8524, "cost": 12.3, "student_loss": 0.6977, "generator_loss": -0.728}
 ORDER = [
     "agreement 85.24%",
     "cost 12.30",
@@ -68,7 +67,10 @@ def test_a_bar_fits_and_leaves_out_what_does_not_whole_and_in_order(
 ) -> None:
     console = Console(300_000, screen, clock=iter(range(100)).__next__)
     console.follow(lambda: Standing(135_040, 0.45, 120.0, ""))
-    console.evaluation(135_040, METRICS)
+    console.evaluation(
+        135_040,
+        {"agreement": 0.8524, "cost": 12.3, "student_loss": 0.6977, "generator_loss": -0.728},
+    )
     console.close()
     assert all(len(line) <= columns(screen) for line in screen.lines)
     first, *parts = screen.lines[-1].partition("45%  ")[2].split("  ")

@@ -100,8 +100,7 @@ def test_plain_lines_come_every_two_seconds_and_at_evaluations() -> None:
     for queries in range(100, 2_001, 100):
         clock.now = queries / 500
         console.step(queries, {"student_loss": 0.25})
-    spent = [line.split(" / ")[0] for line in stream.getvalue().splitlines()]
-    assert spent == ["1,000", "2,000"]
+    assert [line.split(" / ")[0] for line in stream.getvalue().splitlines()] == ["1,000", "2,000"]
     console.evaluation(2_050, {"agreement": 0.75})
     last = stream.getvalue().splitlines()[-1]
     # 2,050 queries in 4 s are 512.5 per second

@@ -253,10 +253,6 @@ def test_a_student_no_better_than_one_answer_is_told_with_both_figures() -> None
     assert warnings(few)[0].endswith("likely cause: too few images to tell")
 
 
-def halves(images: int = 200) -> np.ndarray[Any, Any]:
-    return np.arange(images) % 2
-
-
 @pytest.mark.parametrize(
     ("shares", "queries", "one_sided"),
     [
@@ -285,7 +281,6 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
         teacher, student=np.zeros_like(teacher), classes=len(shares), queries=np.array(queries)
     )
     paid = paid_answers(answered)
-    assert paid is not None
     assert paid["one_sided"] == one_sided
     assert paid["classes_reached"] == sum(map(bool, queries))
     assert paid["share"] == max(queries) / sum(queries)
@@ -295,7 +290,9 @@ def test_answers_are_one_sided_by_the_share_that_the_class_has_among_the_teacher
 
 
 def test_a_binary_teacher_that_saw_one_side_alone_is_told_so() -> None:
-    answered = seen(halves(), student=np.zeros(200), classes=2, queries=np.array([400, 0]))
+    answered = seen(
+        np.arange(200) % 2, student=np.zeros(200), classes=2, queries=np.array([400, 0])
+    )
     first, second = warnings(answered)
     assert first.startswith("the teacher answered class 0 to 100.0% of the 400 images paid for")
     assert "one-sided answers: class 0 to 100% of the 400 images paid for, 1 of 2 classes" in second
@@ -342,8 +339,7 @@ def test_a_learning_rate_of_zero_is_said_first_and_no_image_is_blamed(
 
 
 def test_a_rate_too_small_to_change_a_weight_is_said_as_it_is() -> None:
-    log = records(*((50.0 * step, 1e-12, 4.0) for step in range(1, 17)))
-    training = Training.of_records(log)
+    training = Training.of_records(records(*((50.0 * step, 1e-12, 4.0) for step in range(1, 17))))
     lines = warnings(seen(truth(359), student=np.ones(359), training=training))
     assert lines[0].startswith("the student trained at a learning rate of 1e-12 for 800 of its 800")
     assert "schedule" not in lines[0]
@@ -351,42 +347,36 @@ def test_a_rate_too_small_to_change_a_weight_is_said_as_it_is() -> None:
     assert "it trained at a learning rate of 1e-12, see above" in lines[1]
 
 
-@pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, []])
+@pytest.mark.parametrize("log", [COSINE, BURST, FLAT_LOSS, ONCE, []])
 def test_a_rate_that_ends_at_zero_is_none_that_was_zero(log: Any) -> None:
     answers = blurred(truth(359), 0.9)
     assert warnings(seen(truth(359), student=answers, training=Training.of_records(log))) == []
 
 
-def test_a_student_that_learnt_is_not_called_still_by_its_last_record_alone() -> None:
-    answers = blurred(truth(359), 0.9)
-    assert warnings(seen(truth(359), student=answers, training=Training.of_records(ONCE))) == []
-
-
-def test_a_loss_that_did_not_fall_goes_before_the_images() -> None:
-    student = np.where(np.arange(359) < 3, truth(359), 1)
+@pytest.mark.parametrize(
+    ("log", "fit", "queries", "words"),
+    [
+        (FLAT_LOSS, None, SPREAD, "did not fall (4 at first, 4 at last)"),
+        (FLAT_LOSS[8:], None, SPREAD, "images unlike"),  # when it may have fallen already
+        (None, None, SPREAD, "images unlike"),
+        (None, (0.11, 0.1, 500), SPREAD, "on 500 images that it was trained on it agrees on 11.0%"),
+        (None, (0.3, 0.91, 500), ONE_SIDED, "its training: on 500 images"),  # not the one answer
+        (None, (0.91, 0.91, 500), ONE_SIDED, "one-sided answers"),
+        (None, (0.9, 0.1, 500), SPREAD, "images unlike"),
+    ],
+)
+def test_a_training_that_failed_goes_before_the_images(
+    log: Any, fit: Any, queries: list[int], words: str
+) -> None:
+    """``log``: None of a training in rounds."""
+    training = Training.of_records(FLAT_LOSS if log is None else log, in_rounds=log is None)
     answered = seen(
         truth(359),
-        student=student,
-        queries=np.array(SPREAD),
-        training=Training.of_records(FLAT_LOSS),
+        student=np.where(np.arange(359) < 3, truth(359), 1),
+        queries=np.array(queries),
+        training=replace(training, fit=fit),
     )
-    assert "did not fall (4 at first, 4 at last)" in warnings(answered)[0]
-    late = Training.of_records(FLAT_LOSS[8:])  # when it may have fallen already
-    answered = replace(answered, training=late)
-    assert "images unlike" in warnings(answered)[0]
-    in_rounds = Training.of_records(FLAT_LOSS, in_rounds=True)
-    assert "images unlike" in warnings(replace(answered, training=in_rounds))[0]
-    unlearnt = replace(answered, training=replace(in_rounds, fit=(0.11, 0.1, 500)))
-    assert "on 500 images that it was trained on it agrees on 11.0%" in warnings(unlearnt)[0]
-    of_one = replace(answered, queries=np.array(ONE_SIDED))
-    worse = replace(of_one, training=replace(in_rounds, fit=(0.3, 0.91, 500)))
-    assert "its training: on 500 images" in warnings(worse)[0], (
-        "it did not even learn the one answer"
-    )
-    constant = replace(of_one, training=replace(in_rounds, fit=(0.91, 0.91, 500)))
-    assert "one-sided answers" in warnings(constant)[0]
-    learnt = replace(answered, training=replace(in_rounds, fit=(0.9, 0.1, 500)))
-    assert "images unlike" in warnings(learnt)[0]
+    assert words in warnings(answered)[0]
 
 
 def test_every_warning_fits_five_hundred_letters() -> None:

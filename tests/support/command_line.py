@@ -13,7 +13,10 @@ import pytest
 from dfme.cli.arguments import arguments_of
 from dfme.cli.extract import INPUTS, checked, settled
 from dfme.cli.main import main
-from dfme.config.settings import Job
+from dfme.config.settings import Job, TeacherConfig
+from dfme.config.values import Option, options_of
+from dfme.methods import METHODS, SECTIONS
+from dfme.teachers import KINDS
 
 PARSED = '''
 from __future__ import annotations
@@ -147,14 +150,25 @@ def unreachable():
 
 SMALL = (
     "--method.batch-size 8 --method.student-steps 2 --method.latent-size 8 --student.arch cnn_small"
+    " --student.replay-steps 0"
 )
-SMALL += " --student.replay-steps 0"
 
 
 def parse_extract(words: Sequence[str]) -> Job:
     """The job that the words after ``extract`` describe."""
     asked = arguments_of(words, INPUTS)
     return checked(asked, settled(asked), lambda job: ())
+
+
+def options_of_sections() -> list[Option]:
+    """The options of every kind of teacher, of every method, and of the sections beside them."""
+    sections: list[tuple[Any, str]] = [
+        (TeacherConfig, "teacher."),
+        *[(kind.options, "teacher.") for kind in KINDS.values()],
+        *[(entry.config, "method.") for entry in METHODS.values()],
+        *[(section, f"{name}.") for name, section in SECTIONS.items()],
+    ]
+    return [option for section in sections for option in options_of(*section)]
 
 
 def parse(line: str) -> Job:

@@ -67,20 +67,17 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 }
 
 
-EVERY_TIME = settings(
-    max_examples=int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60")),
-    deadline=None,
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture
-    ],  # one folder serves all examples of a test
-    # what fails is told as found: to shrink it takes minutes
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-
-
 def fuzz(test: Any) -> Any:
-    """A test of the exhaustive tier, on many examples."""
-    return pytest.mark.exhaustive(EVERY_TIME(test))
+    """A test of the exhaustive tier, on many examples; a failure is told as it is, since to shrink
+    one takes minutes.
+    """
+    on_many = settings(
+        max_examples=int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "60")),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],  # one folder for all examples
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    )
+    return pytest.mark.exhaustive(on_many(test))
 
 
 NUMBERS = (

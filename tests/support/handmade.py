@@ -50,8 +50,10 @@ def read_page(path: Path) -> Page:
     return page
 
 
-def page_of(run: Path) -> Page:
-    """The page alone: drawing the pictures takes a second."""
+def page_of(run: Path, **changes: Any) -> Page:
+    """The page alone, since drawing the pictures takes a second; ``changes``: of its summary."""
+    if changes:
+        (run / "summary.json").write_text(json.dumps(SUMMARY | changes))
     return read_page(write_page(read_run(run), run / "report.html"))
 
 
@@ -184,7 +186,7 @@ class Here(WorkerPool):
 def cells_here() -> Iterator[None]:
     """The cells of comparisons and audits run in this process, and draw nothing."""
     with no_pictures(), pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENGINES, "local", "compared:Here")
+        patch.setitem(ENGINES, "local", "handmade:Here")
         patch.setattr(Here, "failing", "")
         yield
 

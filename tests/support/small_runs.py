@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,15 @@ from dfme.spec import ImageSpec
 
 BUDGET, BATCH = 400, 20
 
-SMALL = "--method.name static --method.batch-size 20 --method.latent-size 16 --budget 100".split()
-SMALL += ["--student.arch", "cnn_small", "--evaluation.dataset", "none", "--evaluation.points", "1"]
+SMALL = [
+    *"--method.name static --method.batch-size 20 --method.latent-size 16 --budget 100".split(),
+    "--student.arch",
+    "cnn_small",
+    "--evaluation.dataset",
+    "none",
+    "--evaluation.points",
+    "1",
+]
 """Flags of a small run by the command line."""
 
 
@@ -99,8 +107,10 @@ def student(out: Path) -> bytes:
     return (out / "student.safetensors").read_bytes()
 
 
-SESSION = {*"seconds stretches benign_queries started ended wall_seconds".split()}
-SESSION |= {*"queries_per_second requests refused lost".split()}
+SESSION = {
+    *"seconds stretches benign_queries started ended wall_seconds".split(),
+    *"queries_per_second requests refused lost".split(),
+}
 
 
 def lasting(out: Path) -> dict[str, Any]:
@@ -116,21 +126,17 @@ def queries(out: Path) -> list[int]:
 
 
 @contextmanager
-def no_pictures() -> Iterator[None]:
-    """Drawing the report takes longer than all the rest; the tests of whole processes do draw
-    it.
-    """
+def _left_out(target: str) -> Iterator[None]:
+    """This function of a run does nothing meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dfme.run.run.write_report", lambda *_, **__: None)
+        patch.setattr(target, lambda *_, **__: None)
         yield
 
 
-@contextmanager
-def no_rehearsal() -> Iterator[None]:
-    """No steps are timed on noise before the first query, for what no test here looks at."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dfme.run.build.rehearse", lambda *_, **__: None)
-        yield
+no_pictures = partial(_left_out, "dfme.run.run.write_report")
+"""Drawing the report takes longer than all the rest; the tests of whole processes do draw it."""
+no_rehearsal = partial(_left_out, "dfme.run.build.rehearse")
+"""No steps are timed on noise before the first query, for what no test here looks at."""
 
 
 @contextmanager

@@ -118,10 +118,9 @@ def make_parts(
     job = dataclasses.replace(job, config=config.with_precision(teacher.spec.shape))
 
     def nets(first: int) -> list[nn.Module]:
-        count = settings.count or 1
         return [
             small_net(spec, classes, seed + first + number).to(teacher.info.device)
-            for number in range(count)
+            for number in range(settings.count or 1)
         ]
 
     with torch.random.fork_rng():

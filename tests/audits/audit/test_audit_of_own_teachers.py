@@ -59,26 +59,16 @@ from dfme.cli.main import main
 with cells_here():
     main(sys.argv[1:])
 """
+ASKED = "--teacher client:Client --evaluation.dataset digits --evaluation.limit 60".split()
 WORDS = [
     "audit",
-    "--teacher",
-    "client:Client",
-    "--evaluation.dataset",
-    "digits",
-    "--evaluation.limit",
-    "60",
+    *ASKED,
+    *"--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split(),
+    *"--twin none --price-per-1000 2 --jobs 1".split(),
 ]
-WORDS += "--student.arch cnn_small --evaluation.points 2 --budget 160 --student-steps 20".split()
-WORDS += ["--twin", "none", "--price-per-1000", "2", "--jobs", "1"]
-LOCAL = [
-    "--own-teacher",
-    "local",
-    "--defences",
-    "lattice:n=10",
-    "--label-modes",
-    "probabilities,label",
-]
-LOCAL += ["--teacher.watch", "labels", "--teacher.benign", "digits", "--like-images", "none"]
+LOCAL = "--own-teacher local --defences lattice:n=10 --teacher.watch labels --teacher.benign digits"
+FORMS = ["--label-modes", "probabilities,label"]
+LOCAL_AUDIT = [*WORDS, *LOCAL.split(), "--like-images", "none"]
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +88,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def run_and_kill(kill_at: int, *words: str) -> None:
     """A command line in a process that is killed when the teacher's meter has so many bytes."""
-    path = os.pathsep.join([str(PROJECT), str(PROJECT / "tests/support"), str(Path.cwd())])
     environment = {
         **os.environ,
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{PROJECT}:{PROJECT}/tests/support:{Path.cwd()}",
         "KILL_AT": str(kill_at),
     }
     completed = subprocess.run(
@@ -141,7 +129,7 @@ def test_an_api_is_asked_by_attacks_alone_and_the_bill_is_its_own_count() -> Non
 
 
 def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() -> None:
-    completed = run(*WORDS, *LOCAL, "--out", "a")
+    completed = run(*LOCAL_AUDIT, *FORMS, "--out", "a")
     assert completed.returncode == 0, completed.stderr
     content = json.loads(Path("a/audit.json").read_text())
     assert (content["detection"]["benign"] != [], len(content["utility"])) == (True, 3)
@@ -165,7 +153,7 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
     assert images_asked() == before
 
     Path("meter").unlink()
-    run_and_kill(kill_at, *WORDS, *LOCAL, "--out", "cut")
+    run_and_kill(kill_at, *LOCAL_AUDIT, *FORMS, "--out", "cut")
     completed = run("audit", "--resume", "--out", "cut")
     assert completed.returncode == 0, completed.stderr
     cut = json.loads(Path("cut/audit.json").read_text())
@@ -176,17 +164,8 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
 
 
 def test_attacks_side_by_side_ask_equal_images_once_and_copy_as_if_each_were_alone() -> None:
-    words = [
-        *WORDS,
-        "--jobs",
-        "2",
-        "--attackers",
-        "frugal",
-        "--label-modes",
-        "probabilities,probabilities:2",
-    ]
-    words += ["--like-images", "none", *LOCAL[:4], *LOCAL[6:]]
-    completed = run(*words, "--out", "a")
+    words = "--jobs 2 --attackers frugal --label-modes probabilities,probabilities:2 --out a"
+    completed = run(*LOCAL_AUDIT, *words.split())
     assert completed.returncode == 0, completed.stderr
     content = json.loads(Path("a/audit.json").read_text())
     ledger = content["ledger"]
@@ -230,14 +209,8 @@ def test_a_dry_run_asks_nothing_and_writes_nothing() -> None:
 
 
 def test_utility_asks_only_who_is_said_to_answer_for_nothing_and_counts_it() -> None:
-    words = [
-        "utility",
-        *WORDS[1:7],
-        "--teacher.defences",
-        "lattice:n=10,label",
-        "--price-per-1000",
-        "2",
-    ]
+    switches = "--teacher.defences lattice:n=10,label --price-per-1000 2"
+    words = ["utility", *ASKED, *switches.split()]
     refused = run(*words, "--out", "u")
     assert (refused.returncode, images_asked(), Path("u").exists()) == (2, 0, False)
     assert "--own-teacher: expected local, since client:Client would be asked" in refused.stderr

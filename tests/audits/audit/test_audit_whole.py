@@ -20,18 +20,12 @@ from dfme.run.job import PROJECT
 
 pytestmark = pytest.mark.integration
 
-WORDS = ["audit", "--budget", "200", "--student.arch", "cnn_small", "--evaluation.points", "4"]
-WORDS += ["--teacher.watch", "labels"]
-SMALL = [
-    "--label-modes",
-    "probabilities",
-    "--defences",
-    "none",
-    "--twin",
-    "none",
-    "--transfer",
-    "false",
-]
+WORDS = (
+    "audit --budget 200 --student.arch cnn_small --evaluation.points 4 --teacher.watch labels"
+).split()
+SMALL = (
+    "--label-modes probabilities --defences none --twin none --transfer false --like-images none"
+).split()
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +39,12 @@ def stored(out: str = "a") -> dict[str, Any]:
 
 
 def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--label-modes", "probabilities,label", "--defences", "lattice:n=10,quota:images=100"]
-    limits = (
-        "--acceptable queries_to_50=200,queries_to_95=200,agreement=0.999 --price-per-1000 1.5"
-    ).split()
-    words += ["--keep-below", "0.8"]
-    code = main(
-        [*WORDS, *words, *limits, "--budget", "400", "--student-steps", "300", "--out", "a"]
+    words = (
+        "--label-modes probabilities,label --defences lattice:n=10,quota:images=100"
+        " --acceptable queries_to_50=200,queries_to_95=200,agreement=0.999 --price-per-1000 1.5"
+        " --keep-below 0.8 --budget 400 --student-steps 300 --out a"
     )
+    code = main([*WORDS, *words.split()])
     audit = work_out_again(Path("a"))
     assert code == (0 if all(entry["pass"] for entry in audit["verdicts"]) else 4)
     assert audit["made"]["finished"] is True
@@ -67,12 +59,11 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     (under,) = [cell for cell in audit["cells"] if cell["name"] == quota["checked"]["cell"]]
     assert (under["budget"], under["row"]) == (quota["images"], quota["attacker"])
     assert under["spent"] <= quota["images"] < audit["options"]["budget"]
-    judged = {
+    assert quota["checked"] == {
         "cell": under["name"],
         "agreement": under["agreement"],
         "holds": under["agreement"] < 0.8,
     }
-    assert quota["checked"] == judged
     assert all(entry["cell"] != under["name"] for entry in audit["detection"]["attacks"])
     out = capsys.readouterr().out
     assert all(sentence.split()[-1] in out for sentence in audit["headline"]["sentences"])
@@ -98,7 +89,6 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
 def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "SMALL", [*SMALL, "--like-images", "none"])
     assert main([*WORDS, *SMALL, "--total", "100", "--out", "t"]) == 2
     assert (
         "1 attack of 200 images may be charged 200 in all, more than 100" in capsys.readouterr().err
@@ -111,18 +101,8 @@ def test_limits_cells_that_fail_and_a_total_have_codes_of_their_own(
     (verdict,) = stored()["verdicts"]
     assert (verdict["pass"], verdict["value"]) == (False, stored()["price"][0]["agreement"][0])
     monkeypatch.setattr(Here, "failing", "seed1")
-    words = [
-        "--seeds",
-        "0,1",
-        "--acceptable",
-        "agreement=1",
-        "--total",
-        "400",
-        "--resume",
-        "--out",
-        "a",
-    ]
-    assert main([*WORDS, *SMALL, *words]) == 1
+    words = "--seeds 0,1 --acceptable agreement=1 --total 400 --resume --out a"
+    assert main([*WORDS, *SMALL, *words.split()]) == 1
     audit = stored()
     assert (audit["price"][0]["agreement"][1], audit["price"][0]["state"]) == (None, "failed")
     assert any(entry["what"] == "frugal with probabilities, seed 1" for entry in audit["not_run"])
@@ -155,9 +135,9 @@ def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
 
 
 def test_labels_of_a_teacher_and_labels_made_of_its_scores_give_the_same_copy() -> None:
-    stored = "--recipe frugal --budget 200 --student.steps 40 --evaluation.dataset digits"
-    for out, how in (("a", "--teacher.label-mode label"), ("b", "--answers.learn label")):
-        assert main([*stored.split(), *how.split(), "--out", out]) == 0
+    run = "--recipe frugal --budget 200 --student.steps 40 --evaluation.dataset digits"
+    for out, labels in (("a", "--teacher.label-mode label"), ("b", "--answers.learn label")):
+        assert main([*run.split(), *labels.split(), "--out", out]) == 0
     (first, second) = (load_file(Path(out, "student.safetensors")) for out in "ab")
     assert first.keys() == second.keys()
     assert all(weight.equal(second[name]) for name, weight in first.items())

@@ -41,7 +41,6 @@ def beside(
     result = []
     for run in runs:
         figures = run.figures
-        assert figures is not None
         reached = {level: seen.queries_to(figures.curve, level) for level in LEVELS}
         own = labels if run.cell.mode == "label" else balanced
         figures = replace(figures, queries_to=reached, agreement_balanced=own)
@@ -177,8 +176,7 @@ def test_balanced_figures_stand_beside_plain_ones_where_a_constant_answer_is_lar
         in page.text
     )
     assert all("balanced 45.0%" in row[2] for row in page.table("The best copy under each change"))
-    prices = page.behind.table("Agreement at the end of the queries")
-    assert "balanced 30.0%" in prices[0][3]
+    assert "balanced 30.0%" in page.behind.table("Agreement at the end of the queries")[0][3]
     assert all("balanced 35.0%" in " ".join(row) for row in page.behind.table("Every cell"))
 
 
@@ -203,8 +201,7 @@ def test_an_audit_of_an_earlier_release_has_no_balanced_figures_and_is_read(tmp_
     result = audit()
     assert "balanced" not in json.dumps(result)
     result["games"]["constant"] = 0.66
-    page = page_of(result, tmp_path)
-    assert {row[3] for row in page.table("Agreement after all")} == {"-"}
+    assert {row[3] for row in page_of(result, tmp_path).table("Agreement after all")} == {"-"}
 
 
 # Files for other tools
@@ -216,7 +213,6 @@ def test_no_quota_keeps_an_agreement_below_what_a_constant_answer_has(
     result = curved({"a": [(100, 0.85), (1_000, 0.92)]})
     result["games"]["constant"] = 0.82
     quota = quota_of(result, None)
-    assert quota is not None
     assert (quota["images"], quota["lines"], quota["checked"]) == (0, {}, None)
     (text,) = quota["text"]
     assert (

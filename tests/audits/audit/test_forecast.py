@@ -75,10 +75,12 @@ def counted() -> Counter[str]:
         seen["asked"] += len(x_BCHW)
         return torch.zeros(len(x_BCHW), dtype=torch.int64)
 
-    sources = [Surrogate("random signs", "stranger", None)]
-    sources += [Surrogate(name, "stranger", logits("student")) for name in ("untrained", "twin")]
-    sources += [Surrogate("teacher", "ceiling", logits("teacher"))]
-    sources += [Surrogate(f"clone {number}", "clone", logits("student")) for number in range(2)]
+    sources = [
+        Surrogate("random signs", "stranger", None),
+        *[Surrogate(name, "stranger", logits("student")) for name in ("untrained", "twin")],
+        Surrogate("teacher", "ceiling", logits("teacher")),
+        *[Surrogate(f"clone {number}", "clone", logits("student")) for number in range(2)],
+    ]
     labels_N = torch.zeros(SCORED, dtype=torch.int64)
     measure(
         sources, torch.rand(SCORED, *SPEC.shape), labels_N, SPEC, eps_of(SPEC, brief=True), 0, ask
@@ -92,8 +94,7 @@ def test_images_through_students_the_teacher_and_its_answers_are_those_that_are_
     # what is asked beside the adversarial images, and random signs for all attacks, are at most
     # some more
     assert seen["student"] <= by_students <= seen["student"] + 11 * PROCEDURAL
-    by_teacher = examining("--twin none", answer=1.0)
-    assert by_teacher == pytest.approx(
+    assert examining("--twin none", answer=1.0) == pytest.approx(
         seen["asked"] + PROCEDURAL + BACKWARD * seen["teacher"], rel=0.05
     )
     assert examining("--transfer false --twin none", step=1.0, answer=1.0) == 0
@@ -126,8 +127,7 @@ def test_the_line_has_the_whole_and_its_parts() -> None:
         whole.total,
         whole.line,
     )  # --total counts the whole audit
-    message = foretold("--twin none --transfer false", answer=0.03)
-    assert message.time == (
+    assert foretold("--twin none --transfer false", answer=0.03).time == (
         "about 4:00 on this machine: 2:00 for the attacks, 2:00 to watch honest accounts"
     )
     hint = "shorter with a smaller --budget, fewer --student-steps, --attackers or --defences"
@@ -147,8 +147,7 @@ def test_honest_accounts_take_the_time_of_images_that_detectors_look_at() -> Non
     assert expected.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
     assert (plan.accounts, plan_of(["--profile", "standard"]).accounts) == (6, 20)
     assert plan_of(["--evaluation.dataset", "none", "--teacher.shape", "1,8,8"]).accounts == 0
-    images = SCORED + plan.held_back
-    asked = 3 * images * 0.001 * (1 + len(plan.texts))
+    asked = 3 * (SCORED + plan.held_back) * 0.001 * (1 + len(plan.texts))
     billed = expected.seconds["to bill honest users"]
     assert bool(plan.texts) == bool(billed)
     assert billed >= asked * bool(plan.texts)

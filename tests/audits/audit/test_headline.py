@@ -14,8 +14,6 @@ from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.query_settings import QueriesConfig
 from dfme.errors import UserError
 
-LAST = (3000, 0.939)
-
 
 def test_an_attacker_who_knows_what_the_model_is_for_is_said_to() -> None:
     job = replace(JOB, queries=QueriesConfig(domain="text"))
@@ -30,10 +28,10 @@ def test_the_price_of_the_cheapest_copy_and_that_of_labels() -> None:
     strong = [outcome("frugal", "probabilities", seed, REACHED) for seed in (0, 1, 2)]
     weak = [outcome("dfme", "probabilities", seed, LOW) for seed in (0, 1, 2)]
     labels = [outcome("frugal", "label", seed, LOW) for seed in (0, 1, 2)]
-    findings = findings_of(
-        *weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)]
+    result = headline(
+        findings_of(*weak, *strong, *labels, bills=[bill("none", 0.0), bill("label", 0.0413)]),
+        (0, 1, 2),
     )
-    result = headline(findings, (0, 1, 2))
     figures = (result.attacker, result.queries, result.median, result.cost)
     assert figures == ("frugal", [850] * 3, 850, 1.275)
     price, like, hard = result.sentences
@@ -56,7 +54,6 @@ def test_labels_that_copy_better_than_scores_count_for_every_form_of_answers() -
     modes = {"probabilities": LOW, "probabilities:2": ((3000, 0.6),), "label": REACHED}
     findings = findings_of(*(outcome("frugal", mode, 0, curve) for mode, curve in modes.items()))
     result = headline(findings, (0,))
-    assert result.best_agreement
     assert (result.mode, result.queries, result.best_agreement.mean) == ("label", [850], 0.94)
     assert "costs 850 queries, by labels alone (1.27" in result.sentences[0]
     best = {switch.name: switch.agreement.mean for switch in findings.switches()}
@@ -119,8 +116,6 @@ def test_somebody_with_images_stands_beside_who_has_none_and_is_no_measure_of_a_
     ]
     findings = findings_of(*runs, bills=[bill("none", 0.0), bill("label", 0.04)])
     result = headline(findings, (0,))
-    assert result.labels
-    assert result.labels.best_agreement
     assert (result.attacker, result.median, result.labels.best_agreement.mean) == (
         "frugal",
         850,
@@ -216,9 +211,9 @@ def test_the_command_is_what_makes_an_audit_again() -> None:
     command = commands("", first)
     assert command == "python run.py audit --teacher.authorised-by 'Jane Doe' --out a"
     assert commands(command, ("python", "run.py", "audit", "--resume", "--out", "a")) == command
-    more = ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k")
     assert (
-        commands(command, more) == f"{command} && python run.py audit --resume --out=a --budget 6k"
+        commands(command, ("python", "run.py", "audit", "--resume", "--out=a", "--budget", "6k"))
+        == f"{command} && python run.py audit --resume --out=a --budget 6k"
     )
 
 
@@ -246,11 +241,20 @@ def test_a_gate_is_advised_only_where_an_attacker_with_data_met_it() -> None:
 
 def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     findings = findings_of(outcome("frugal", "probabilities", 0, REACHED))
-    benign = [stream(name, "random order", 0) for name in ("pairs", "labels", "prada")]
-    benign += [stream("sprt", "random order", 3), stream("labels", "corrupted", 7)]
+    benign = [
+        *[stream(name, "random order", 0) for name in ("pairs", "labels", "prada")],
+        stream("sprt", "random order", 3),
+        stream("labels", "corrupted", 7),
+    ]
     benign.append(stream("pairs", "corrupted", 0))
-    attacks = [alarm("pairs", 120, 0.31), alarm("pairs", 400, 0.52), alarm("labels", 48, 0.1)]
-    attacks += [alarm("sprt", 3, 0.1), alarm("prada", None, None), alarm("prada", 9, 0.1)]
+    attacks = [
+        alarm("pairs", 120, 0.31),
+        alarm("pairs", 400, 0.52),
+        alarm("labels", 48, 0.1),
+        alarm("sprt", 3, 0.1),
+        alarm("prada", None, None),
+        alarm("prada", 9, 0.1),
+    ]
     (line,) = advice(findings, watched(benign, attacks))
     assert line.place == "detection.attacks.1"
     assert line.effect.startswith("42.0 points")
@@ -266,8 +270,8 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
     runs = [
         outcome("frugal", "probabilities", 0, REACHED),
         outcome("dfme", "probabilities", 0, LOW),
+        outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96))),
     ]
-    runs += [outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96)))]
     findings = findings_of(*runs)
     asked = limits(
         ["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000
@@ -304,7 +308,10 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
 
 def test_games_hold_a_copy_between_one_answer_and_a_twin() -> None:
     findings = findings_of(
-        *(outcome("frugal", "probabilities", at, curve) for at, curve in enumerate(((LAST,), None)))
+        *(
+            outcome("frugal", "probabilities", at, curve)
+            for at, curve in enumerate((((3000, 0.939),), None))
+        )
     )
     (line,) = findings.games(Twin(0.969, None, "twin")).advantage
     assert line.values == [pytest.approx((0.939 - 0.1) / (0.969 - 0.1)), None]

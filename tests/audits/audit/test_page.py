@@ -159,10 +159,9 @@ def test_alarms_and_honest_streams_one_by_one_with_the_bound_in_place_of_nothing
             firsts, shares = (
                 [entry[key] for entry in own] for key in ("first_alarm", "agreement_at_alarm")
             )
-            expected = (
+            assert cell == (
                 f"{', '.join(map(str, firsts))} {percents(shares)}" if any(firsts) else "never"
             )
-            assert cell == expected
     for line, entry in zip(page.behind.table("False alarms"), content["benign"], strict=True):
         seen = number(entry["per_10000"], 1) if entry["alarms"] else "none seen"
         most = f"{entry['per_10000_upper']:.0f} from {entry['units']} images"

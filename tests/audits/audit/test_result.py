@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from audit_pages import audit
+from damage import refused
 from processes import PROJECT
 
 from dfme.audits.audit.copies import CopyExamination
@@ -69,10 +70,7 @@ def test_the_schema_in_docs_is_derived_from_the_dataclasses() -> None:
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(content: Any, message: str) -> None:
-    with pytest.raises(RunError) as error:
-        parse(CopyExamination, content, "found.json")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(message, parse, CopyExamination, content, "found.json", error=RunError)
 
 
 def test_a_result_on_file_is_made_once_for_a_key_and_checked_when_it_is_read(

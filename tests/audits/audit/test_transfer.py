@@ -154,8 +154,12 @@ def test_the_gain_is_over_the_best_stranger_and_not_over_the_teacher():
             interval=Interval(0.0, 1.0),
         )
 
-    rows = [row("random signs", "stranger", 0.03), row("twin", "stranger", 0.15)]
-    rows += [row("twin", "stranger", 0.9, "fgsm"), row("teacher", "ceiling", 0.77)]
+    rows = [
+        row("random signs", "stranger", 0.03),
+        row("twin", "stranger", 0.15),
+        row("twin", "stranger", 0.9, "fgsm"),
+        row("teacher", "ceiling", 0.77),
+    ]
     rows.append(row("clone: a", "clone", 0.54))
     (result,) = gains(rows)
     assert (result.source, result.attack, result.over) == ("clone: a", "pgd20", "twin")
