@@ -49,7 +49,11 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
         "allow_env": ["STRANGE_KEY", "STRANGE_WORD"],
         **options,
     }
-    paper = dump_yaml({"teacher": {**teacher, **consents}, "evaluation": {"dataset": "digits"}})
+    write_recipe_and_run({**teacher, **consents})
+
+
+def write_recipe_and_run(teacher: dict[str, Any]) -> None:
+    paper = dump_yaml({"teacher": teacher, "evaluation": {"dataset": "digits"}})
     Path("run").mkdir(exist_ok=True)
     Path("recipe.yaml").write_text(paper)
     Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
@@ -248,18 +252,8 @@ def test_no_file_trusts_the_maker_of_a_program(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("net.pt2").write_bytes(b"a program")
-    Path("run").mkdir()
-    teacher = {
-        "kind": kind,
-        "program": "net.pt2",
-        "trust": True,
-        "shape": [1, 8, 8],
-        "num_classes": 10,
-    }
-    paper = dump_yaml({"teacher": teacher, "evaluation": {"dataset": "digits"}})
-    Path("recipe.yaml").write_text(paper)
-    Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
-    Path("run/student.safetensors").touch()
+    facts = {"kind": kind, "program": "net.pt2", "shape": [1, 8, 8], "num_classes": 10}
+    write_recipe_and_run({**facts, "trust": True})
     for verb in VERBS:
         assert "--teacher.trust: expected true, as a flag and not in a file" in refused_words(
             words_of(verb), capsys

@@ -231,7 +231,7 @@ def crafted(state: State) -> Iterator[tuple[Way, Any]]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("setup", "cases"),
-    [("dfme", 12), ("labels", 12), *exhaustive_rows((setup, 30) for setup in SETUPS)],
+    [("dfme", 8), ("labels", 8), *exhaustive_rows((setup, 30) for setup in SETUPS)],
 )
 def test_no_crafted_checkpoint_ends_in_a_traceback(setup: str, cases: int, tmp_path: Path) -> None:
     """The run is refused in one line before anything is asked, or the entry was one that may be
