@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from begun import refused_words
 from clients import described
-from command_line import one_line, parse_extract
+from command_line import parse_extract
 from tables import all_hold
 
 from dfme import owner_side
 from dfme.cli import compare
-from dfme.cli.main import main
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
 from dfme.run.job import document, resume_command
@@ -49,7 +49,11 @@ def strangers(url: str = FAR, adapter: dict[str, Any] | None = None, **options: 
         "allow_env": ["STRANGE_KEY", "STRANGE_WORD"],
         **options,
     }
-    paper = dump_yaml({"teacher": {**teacher, **consents}, "evaluation": {"dataset": "digits"}})
+    write_recipe_and_run({**teacher, **consents})
+
+
+def write_recipe_and_run(teacher: dict[str, Any]) -> None:
+    paper = dump_yaml({"teacher": teacher, "evaluation": {"dataset": "digits"}})
     Path("run").mkdir(exist_ok=True)
     Path("recipe.yaml").write_text(paper)
     Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
@@ -61,7 +65,7 @@ def words_of(verb: str) -> list[str]:
     return shlex.split(verb if has_file else f"{verb} --config recipe.yaml")
 
 
-def asked(*words: str) -> None:
+def check_before_asking(*words: str) -> None:
     """What every command does before it asks."""
     job = parse_extract(["--config", "recipe.yaml", "--out", "new", "--budget", "10k", *words])
     owner_side.check_teacher(job.teacher, job.teacher_options)
@@ -70,10 +74,9 @@ def asked(*words: str) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_file_consents_to_nothing(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     strangers()
-    assert main(words_of(verb)) == 2
-    said = one_line(capsys)
-    assert "models.example is not this machine; expected your own --teacher.authorised-by" in said
-    assert "what a file says does not count" in said
+    line = refused_words(words_of(verb), capsys)
+    assert "models.example is not this machine; expected your own --teacher.authorised-by" in line
+    assert "what a file says does not count" in line
 
 
 @pytest.mark.parametrize("url", [FAR, NEAR])
@@ -83,42 +86,41 @@ def test_a_variable_that_a_file_names_is_not_read(
 ) -> None:
     for how in ({"api_key_env": "STRANGE_KEY"}, {"adapter": {"headers": HEADERS}}):
         strangers(url, **how)
-        assert main([*words_of(verb), ME]) == 2
-        said = one_line(capsys)
+        line = refused_words([*words_of(verb), ME], capsys)
         host = url.split("/")[2].partition(":")[0]
-        assert f"STRANGE_KEY would be sent to {host}, because a file asks for it" in said
-        assert "--teacher.allow-env STRANGE_KEY" in said
-        assert "value-of" not in said
+        assert f"STRANGE_KEY would be sent to {host}, because a file asks for it" in line
+        assert "--teacher.allow-env STRANGE_KEY" in line
+        assert "value-of" not in line
 
 
-PLACES = [
-    {"headers": {"X": "a ${STRANGE_WORD}"}},
-    {"request": {"json": {"image": "${image}", "b": [{"c": "${STRANGE_WORD}"}]}}},
-    {
-        "request": {"multipart": "f", "fields": {"x": "${STRANGE_WORD}"}},
-        "image": {"encoding": "png"},
-    },
-    {"url": f"{NEAR}/x?key=${{STRANGE_WORD}}"},
-]
-
-
-@pytest.mark.parametrize("adapter", PLACES)
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        {"headers": {"X": "a ${STRANGE_WORD}"}},
+        {"request": {"json": {"image": "${image}", "b": [{"c": "${STRANGE_WORD}"}]}}},
+        {
+            "request": {"multipart": "f", "fields": {"x": "${STRANGE_WORD}"}},
+            "image": {"encoding": "png"},
+        },
+        {"url": f"{NEAR}/x?key=${{STRANGE_WORD}}"},
+    ],
+)
 def test_every_place_of_an_adapter_is_looked_at(adapter: dict[str, Any]) -> None:
     strangers(NEAR, adapter, api_key_env="STRANGE_KEY")
     for words in ([], ["--teacher.api-key-env=STRANGE_KEY"], ["--teacher.allow-env=WORD"]):
         with pytest.raises(UserError, match=r"STRANGE_WORD would be sent to 127\.0\.0\.1"):
-            asked(*words)
-    asked("--teacher.allow-env=STRANGE_WORD,STRANGE_KEY")
-    asked("--teacher.allow-env=STRANGE_WORD", "--teacher.api-key-env=STRANGE_KEY")
+            check_before_asking(*words)
+    check_before_asking("--teacher.allow-env=STRANGE_WORD,STRANGE_KEY")
+    check_before_asking("--teacher.allow-env=STRANGE_WORD", "--teacher.api-key-env=STRANGE_KEY")
 
 
 def test_the_first_line_says_which_variables_go_where(capsys: pytest.CaptureFixture[str]) -> None:
     strangers(FAR, {"headers": HEADERS})
-    asked(ME, "--teacher.allow-env=STRANGE_KEY,STRANGE_WORD,NOT_ASKED_FOR")
-    told = "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
-    assert capsys.readouterr().err == told
+    check_before_asking(ME, "--teacher.allow-env=STRANGE_KEY,STRANGE_WORD,NOT_ASKED_FOR")
+    expected_line = "sent to models.example from the environment: STRANGE_KEY, STRANGE_WORD\n"
+    assert capsys.readouterr().err == expected_line
     strangers(NEAR)
-    asked(ME)
+    check_before_asking(ME)
     assert capsys.readouterr() == ("", "")
 
 
@@ -127,13 +129,13 @@ def test_the_environment_of_who_runs_it_consents_too_and_a_flag_beats_it(
 ) -> None:
     strangers()
     monkeypatch.setenv("DFME_AUTHORISED_BY", "me, for all day")
-    asked()
+    check_before_asking()
     for words, by in (([], "me, for all day"), ([ME], "me: to test it")):
         job = parse_extract(["--config", "recipe.yaml", "--budget", "10k", *words])
         assert document(job)["teacher"]["authorised_by"] == by, "what counted is what is recorded"
     monkeypatch.setenv("DFME_AUTHORISED_BY", " ")
     with pytest.raises(UserError, match="does not count"):
-        asked()
+        check_before_asking()
 
 
 def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(
@@ -149,8 +151,9 @@ def test_what_a_resumed_run_needs_is_in_the_command_that_goes_on(
     owner_side.check_teacher(again.teacher, again.teacher_options)
     assert {*again.teacher_options.pop("allow_env")} == {"STRANGE_KEY", "STRANGE_WORD"}
     assert again.teacher_options.items() <= job.teacher_options.items()
-    plain = resume_command(Path("run"), parse_extract(["--seed", "1"]))
-    assert len(shlex.split(plain)) == 5, "and else nothing more"
+    assert len(shlex.split(resume_command(Path("run"), parse_extract(["--seed", "1"])))) == 5, (
+        "and else nothing more"
+    )
 
 
 def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
@@ -168,11 +171,11 @@ def test_a_comparison_asks_only_by_its_own_words_and_hands_them_to_its_cells(
     Path("c.yaml").write_text(dump_yaml({**paper, "overrides": flags}))
     first = ["--config", "c.yaml", "--out", "c"]
     (cell,) = compare.plan_of(first).cells
-    said = {
+    options = {
         name: cell.job.teacher_options[name]
         for name in ("authorised_by", "allow_env", "api_key_env")
     }
-    assert said == {"authorised_by": None, "allow_env": (), "api_key_env": "STRANGE_KEY"}
+    assert options == {"authorised_by": None, "allow_env": (), "api_key_env": "STRANGE_KEY"}
 
     from dfme.audits.compare import session
     from dfme.report.terminal import StatusLine
@@ -210,16 +213,16 @@ RESERVED += "Proxy-Authorization proxy-connection User_Agent transfer_encoding".
 def is_no_header_for_an_adapter(name: str) -> None:
     strangers(NEAR, {"headers": {name: "x"}})
     with pytest.raises(UserError, match=rf"headers: expected another header than {name}"):
-        asked()
+        check_before_asking()
     strangers(NEAR, api_key_header=name)
     with pytest.raises(UserError, match=rf"api_key_header: expected another header than {name}"):
-        asked()
+        check_before_asking()
 
 
 def test_headers_by_which_http_works_and_a_client_is_known_are_not_an_adapters() -> None:
     all_hold(is_no_header_for_an_adapter, [(name,) for name in RESERVED])
     strangers(NEAR, {"headers": {"X-Forwarded-Host": "x", "Authorization": "Token x"}})
-    asked()
+    check_before_asking()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +232,7 @@ def test_a_secret_is_no_part_of_a_host(url: str) -> None:
     for adapter in (None, {}):
         strangers(url, adapter)
         with pytest.raises(UserError, match=r"--teacher\.url: expected .* \$\{NAME\} in its host"):
-            asked(ME, "--teacher.allow-env=STRANGE_KEY,A")
+            check_before_asking(ME, "--teacher.allow-env=STRANGE_KEY,A")
 
 
 def test_from_python_the_options_are_the_programs_own() -> None:
@@ -249,28 +252,18 @@ def test_no_file_trusts_the_maker_of_a_program(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("net.pt2").write_bytes(b"a program")
-    Path("run").mkdir()
-    teacher = {
-        "kind": kind,
-        "program": "net.pt2",
-        "trust": True,
-        "shape": [1, 8, 8],
-        "num_classes": 10,
-    }
-    paper = dump_yaml({"teacher": teacher, "evaluation": {"dataset": "digits"}})
-    Path("recipe.yaml").write_text(paper)
-    Path("run/config.yaml").write_text(sealed(f"{paper}budget: 10k\n"))
-    Path("run/student.safetensors").touch()
+    facts = {"kind": kind, "program": "net.pt2", "shape": [1, 8, 8], "num_classes": 10}
+    write_recipe_and_run({**facts, "trust": True})
     for verb in VERBS:
-        words = words_of(verb)
-        assert main(words) == 2
-        said = one_line(capsys)
-        assert "--teacher.trust: expected true, as a flag and not in a file" in said, verb
+        assert "--teacher.trust: expected true, as a flag and not in a file" in refused_words(
+            words_of(verb), capsys
+        ), verb
     job = parse_extract(["--config", "recipe.yaml", "--budget", "10k", TRUSTED])
     assert job.teacher_options["trust"] is True
     assert TRUSTED in resume_command(Path("run"), job)
-    again = parse_extract(["--resume", "--out", "run", TRUSTED])
-    assert again.teacher_options == job.teacher_options
+    assert (
+        parse_extract(["--resume", "--out", "run", TRUSTED]).teacher_options == job.teacher_options
+    )
     assert parse_extract(["--resume", "--out", "run"]).teacher_options["trust"] is False
 
 
@@ -278,9 +271,8 @@ def test_a_message_of_many_problems_is_short_and_counts_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = [f"--student.{'x' * 60}{number}=1" for number in range(30)]
-    assert main(["extract", "--budget", "10", *wrong]) == 2
-    said = one_line(capsys)
-    assert len(said) <= 500
-    assert said.endswith(" more like these")
-    named = said.count("unknown flag")
-    assert f"and {30 - named} more like these" in said
+    line = refused_words(["extract", "--budget", "10", *wrong], capsys)
+    assert len(line) <= 500
+    assert line.endswith(" more like these")
+    named = line.count("unknown flag")
+    assert f"and {30 - named} more like these" in line

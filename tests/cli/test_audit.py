@@ -20,8 +20,11 @@ SERVICE = [
     "m",
     "--budget",
     "3k",
+    "--teacher.shape",
+    "1,8,8",
+    "--teacher.num-classes",
+    "10",
 ]
-SERVICE += ["--teacher.shape", "1,8,8", "--teacher.num-classes", "10"]
 
 
 def test_quick_on_the_default_teacher() -> None:
@@ -40,12 +43,14 @@ def test_quick_on_the_default_teacher() -> None:
         "frugal": 2_000,
         "knockoff": 6 * 179,
     }
-    large = plan_of(["--teacher.shape", "1,28,28"])
     assert {
-        cell.job.config.student.steps for cell in large.first.cells if cell.row == "frugal"
+        cell.job.config.student.steps
+        for cell in plan_of(["--teacher.shape", "1,28,28"]).first.cells
+        if cell.row == "frugal"
     } == {3_000}
-    given = plan_of(["--student-steps", "2500"])
-    assert {cell.job.config.student.steps for cell in given.first.cells} == {2_500}
+    assert {
+        cell.job.config.student.steps for cell in plan_of(["--student-steps", "2500"]).first.cells
+    } == {2_500}
     assert plan.job.teacher.price_per_1000 == 1.5
     assert (len(plan.watch), plan.first.cells[0].job.teacher.watch) == (9, plan.watch)
     assert plan.first.cells[0].job.teacher.benign == "digits"
@@ -112,7 +117,7 @@ def test_label_modes_begin_with_the_teachers_own(stated: str, listed: str, modes
 def test_a_defence_of_a_profile_that_does_not_fit_is_left_out_and_a_stated_one_refused() -> None:
     plan = plan_of(["--teacher.label-mode", "probabilities:2"])
     assert "modelguard_w" not in plan.config.defences
-    assert any("modelguard_w" in each.what and each.why for each in plan.not_run)
+    assert any("modelguard_w" in omission.what and omission.why for omission in plan.not_run)
     with pytest.raises(UserError, match="undoes the margin"):
         plan_of(["--teacher.label-mode", "probabilities:2", "--defences", "modelguard_w"])
     with pytest.raises(UserError, match="set the variable NO_KEY"):
@@ -127,7 +132,7 @@ def test_behind_a_service_its_own_form_alone_and_the_rest_is_said() -> None:
     assert [cell.mode for cell in plan.first.cells] == ["probabilities"] * 2
     assert (plan.second, plan.watch, plan.config.jobs) == (None, (), 1)
     left_out = ["label mode probabilities:2", "label mode label", "defences", "detection"]
-    assert [each.what for each in plan.not_run][1:5] == left_out
+    assert [omission.what for omission in plan.not_run][1:5] == left_out
 
 
 def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path) -> None:
@@ -144,8 +149,12 @@ def test_an_attacker_with_images_like_yours_is_left_out_with_a_reason(here: Path
         plan = plan_of([*words.split(), "--defences", "none"])
         assert [cell.row for cell in plan.first.cells] == ["frugal"] * 3
         assert not plan.first.cells[0].job.config.evaluation.dataset.endswith("@scored")
-        (told,) = [each for each in plan.not_run if each.what == "somebody with images like yours"]
-        assert why in told.why
+        (entry,) = [
+            omission
+            for omission in plan.not_run
+            if omission.what == "somebody with images like yours"
+        ]
+        assert why in entry.why
     with pytest.raises(UserError, match=r"--attackers: expected --pool as well.*are 39"):
         plan_of(["--evaluation.dataset", "few.npz", "--attackers", "knockoff"])
     alone = plan_of(["--attackers", "knockoff"])
@@ -160,10 +169,12 @@ def test_a_detector_that_the_data_cannot_feed_is_left_out(here: Path) -> None:
     )
     plan = plan_of(["--evaluation.dataset", "own.npz"])
     assert (len(plan.watch), "mahalanobis" in plan.watch) == (6, False)
-    (told,) = [
-        each for each in plan.not_run if each.what == "detectors mahalanobis, sequential, sprt"
+    (entry,) = [
+        omission
+        for omission in plan.not_run
+        if omission.what == "detectors mahalanobis, sequential, sprt"
     ]
-    assert "train_labels" in told.why
+    assert "train_labels" in entry.why
     Path("a").mkdir()
     Path("a/audit.yaml").write_text(sealed(dump_yaml(plan.options)))
     again = plan_of(["--resume", "--out", "a"])
@@ -197,9 +208,9 @@ def test_what_a_file_says_of_students_is_refused_where_recipes_would_not_heed_it
     key = "student.lr" if "lr" in section else "schedule.kind"
     with pytest.raises(
         UserError, match=rf"^--{key}: expected this flag: attackers that are recipes"
-    ) as told:
+    ) as caught:
         plan_of(["--config", "a.yaml"])
-    assert "arch" not in str(told.value)
+    assert "arch" not in str(caught.value)
     jobs = [
         cell.job.config
         for cell in plan_of(["--student.lr", "0.3", "--student.arch", "lenet5"]).first.cells

@@ -1,6 +1,9 @@
-"""Help, exit codes, and the process as a whole: how fast it answers, without torch."""
+"""Help, exit codes, and the process as a whole: how fast it answers, without torch; what is refused, in
+one line; the lines on stderr.
+"""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -10,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from begun import refused_words
 from command_line import parse, run
+from processes import Bench
 
 import dfme
 from dfme.cli.main import VERBS, main
+from dfme.errors import UserError
 from dfme.run.job import PROJECT
 
 
@@ -86,8 +92,7 @@ def importing_torch() -> float:
     """CPU seconds of `import torch`: the measure of this machine, on which a second may be long or
     short.
     """
-    command = [sys.executable, "-c", "import torch"]
-    return min(_cpu_seconds(command) for _ in range(2))
+    return min(_cpu_seconds([sys.executable, "-c", "import torch"]) for _ in range(2))
 
 
 @pytest.mark.integration
@@ -137,8 +142,9 @@ def test_one_of_several_processes_of_torchrun_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run("--budget 100 --dry-run") == 2
-    assert "WORLD_SIZE: expected 1 process, got 2" in capsys.readouterr().err
+    assert "WORLD_SIZE: expected 1 process, got 2" in refused_words(
+        "--budget 100 --dry-run", capsys
+    )
 
 
 @pytest.mark.integration
@@ -147,8 +153,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     process = subprocess.run(
         words, shell=True, capture_output=True, text=True, timeout=60, check=False
     )
-    assert process.stdout == "usage: run.py extract [FLAGS]\n"
-    assert process.stderr == ""
+    assert (process.stdout, process.stderr) == ("usage: run.py extract [FLAGS]\n", "")
 
 
 @pytest.mark.integration
@@ -182,3 +187,110 @@ def test_folders_of_the_same_names_where_one_works_are_not_imported(
     }
     process = subprocess.run([sys.executable, *words], **how, capture_output=True)
     assert (process.returncode, process.stderr) == (0, "")
+
+
+# Refusals: in one line, before anything is touched
+
+TABLE = Path(__file__).with_name("wrong_words.txt").read_text(encoding="utf-8").splitlines()
+WRONG = [line.split(" => ") for line in TABLE if line and not line.startswith("#")]
+
+
+def is_refused(folder: Path, capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    """Exit code 2, one line with these words, and nothing made."""
+    before = sorted(folder.rglob("*"))
+    assert run(line) == 2
+    out, err = capsys.readouterr()
+    for words in message.split(" ... "):
+        assert words in err
+        err = err[err.index(words) :]
+    assert (out, err.count("\n")) == ("", 1)
+    assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
+def test_wrong_words_are_one_line_and_touch_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    is_refused(here, capsys, line, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("budgt: 3", "budgt: unknown key; did you mean budget?"),
+        ("student: {lrr: 3}", "student.lrr: unknown key; did you mean student.lr?"),
+        ("student: {lr: fast}", "student.lr: expected a number, got 'fast'"),
+        ("student: 3", "student: a group of options; expected one of its own such as student.arch"),
+        ("budget: -1", "budget: expected at least 1, got -1"),
+        ("seed: [1]", "seed: expected a whole number, got [1]"),
+        ("method: dfmee", "got 'dfmee'; did you mean dfme?"),
+        ("budget: 1\nbudget: 2", "expected YAML: line 2: key 'budget' stands there twice"),
+        ("teacher: {checkpoint: nowhere.pt}", "teacher.checkpoint: expected a file"),
+        (
+            "student: {final_share: 0.5}",
+            "student.final_share: no longer an option: student.rounds 1",
+        ),
+    ],
+)
+def test_a_wrong_recipe_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
+) -> None:
+    (here / "wrong.yaml").write_text(content)
+    is_refused(here, capsys, "--config wrong.yaml", message)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(UserError) as caught:
+        parse(
+            "--bugdet 3 --seed x --student.lr -1 --teacher.checkpoint nowhere.pt --out weights.pt"
+        )
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["bugdet", "seed", "student.lr", "teacher.checkpoint", "out"]
+    assert all(f"--{key}: " in str(caught.value) for key in keys)
+
+
+# A command's stderr holds lines of ours and no others, to the end of its process
+
+OURS = re.compile(
+    r"about [\d:]+ |\d+ of \d+ cells done|teacher .*, method "
+    r"|  budget [\d,]+ queries, device |running on .*, recorded in |the budget of "
+    r"[\d,]+ images "
+    r"|[\d,]+ / [\d,]+ queries |epoch \d+/|warning: the |teacher .* it answers |(\[1/1\] )?static-\S+: "
+)
+SMALL = (
+    "--student.arch cnn_small --method.student-steps 1 --method.batch-size 20 --evaluation.limit 50"
+)
+COMPARISON = """\
+methods: [static]
+seeds: [0]
+budgets: [100]
+student_steps: 5
+rows:
+  static:
+    method: {name: static, batch_size: 20, student_steps: 1}
+teacher:
+  kind: torch
+  checkpoint: CHECKPOINT
+student: {arch: cnn_small}
+evaluation: {dataset: digits, limit: 50}
+"""
+
+
+def foreign(err: str) -> list[str]:
+    return [line for line in err.splitlines() if not OURS.match(line)]
+
+
+@pytest.mark.integration
+def test_every_line_is_ours(tmp_path: Path) -> None:
+    checkpoint = PROJECT / "teachers" / "checkpoints" / "digits.safetensors"
+    (tmp_path / "compare.yaml").write_text(COMPARISON.replace("CHECKPOINT", str(checkpoint)))
+    bench = Bench(tmp_path)
+    for line in (
+        f"--budget 100 {SMALL} --out run",
+        "train-teacher --arch cnn_small --epochs 1 --out teacher.safetensors",
+        "evaluate --student run",
+        "report run",
+        "compare --config compare.yaml --jobs 1 --out comparison",
+    ):
+        code, _, err = bench.run(line.split())
+        assert (code, foreign(err)) == (0, []), line

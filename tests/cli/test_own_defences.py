@@ -183,9 +183,9 @@ def test_answers_are_those_of_arithmetic_and_a_look_changes_nothing(mine: Any) -
     x_BCHW = torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     plain, own = (
         make_teacher(
-            TeacherConfig(defences=each), {"checkpoint": str(WEIGHTS)}, torch.device("cpu")
+            TeacherConfig(defences=defences), {"checkpoint": str(WEIGHTS)}, torch.device("cpu")
         )
-        for each in ((), [mine.Secret, {"name": "mine:Blend", "share": 0.1}])
+        for defences in ((), [mine.Secret, {"name": "mine:Blend", "share": 0.1}])
     )
     assert torch.allclose(own(x_BCHW), plain(x_BCHW) * 0.9 + 0.01, atol=1e-7)
     own.info.preview(x_BCHW)  # type: ignore[misc]
@@ -198,9 +198,9 @@ def test_yaml_says_the_same_as_flags() -> None:
         f"teacher: {teacher}, defences: [{{name: mine:Blend, share: 0.5}}, lattice]}}"
     )
     flags = "--teacher.defences mine:Blend:share=.5+lattice --teacher.watch mine:Contrast"
-    found = parse(f"{TEACHER} {flags} --teacher.benign digits").teacher
-    assert parse("--config r.yaml").teacher == found
-    assert found.defences == ("mine:Blend:share=0.5", "lattice:n=10")
+    teacher = parse(f"{TEACHER} {flags} --teacher.benign digits").teacher
+    assert parse("--config r.yaml").teacher == teacher
+    assert teacher.defences == ("mine:Blend:share=0.5", "lattice:n=10")
 
 
 def test_extract_takes_objects_classes_and_names(mine: Any) -> None:
@@ -219,9 +219,9 @@ def test_extract_takes_objects_classes_and_names(mine: Any) -> None:
         "watch": [mine.Contrast, "pairs"],
         "benign": "digits",
     }
-    told = dfme.extract(lambda x: x.flatten(1)[:, :10].softmax(1), out="run", **asked).summary
-    assert told["defences"] == ["mine:Blend:share=0.5", "lattice:n=10"]
-    assert [*told["watch"]["detectors"]] == ["mine:Contrast", "pairs"]
+    result = dfme.extract(lambda x: x.flatten(1)[:, :10].softmax(1), out="run", **asked).summary
+    assert result["defences"] == ["mine:Blend:share=0.5", "lattice:n=10"]
+    assert [*result["watch"]["detectors"]] == ["mine:Contrast", "pairs"]
 
 
 def test_a_comparison_and_an_audit_measure_it_beside_ours() -> None:
@@ -229,14 +229,14 @@ def test_a_comparison_and_an_audit_measure_it_beside_ours() -> None:
     words = (
         f"{shared} --methods static --label-modes probabilities --seeds 0 --out c --answers table"
     )
-    made = plan_of(f"{words} --defences mine:Secret,mine:Blend".split())
-    reasons = [cell.attempt.reason for cell in made.cells]
+    comparison = plan_of(f"{words} --defences mine:Secret,mine:Blend".split())
+    reasons = [cell.attempt.reason for cell in comparison.cells]
     assert reasons[0].startswith("what mine:Secret answers cannot be worked out from probabilities")
     assert not reasons[1]
-    known = known_map(
-        made.cells[1].job.config.answers, LabelMode("probabilities"), torch.Generator()
+    table = known_map(
+        comparison.cells[1].job.config.answers, LabelMode("probabilities"), torch.Generator()
     )
-    assert torch.allclose(known(torch.eye(10).double()).diagonal(), torch.tensor(0.82).double())
+    assert torch.allclose(table(torch.eye(10).double()).diagonal(), torch.tensor(0.82).double())
     plan = audit_of(f"{shared} --out a --defences mine:Blend --teacher.watch mine:Contrast".split())
     assert (plan.config.defences, plan.watch) == (("mine:Blend",), ("mine:Contrast",))
 
@@ -255,14 +255,14 @@ def test_detect_reads_a_log_with_it(here: Path) -> None:
         run(f"detect log --benign digits {TEACHER} --out found --teacher.watch mine:Contrast,pairs")
         == 0
     )
-    told = json.loads(Path("found/detection.json").read_text())
-    assert [*told["accounts"][0]["thinned"]["1"]] == ["mine:Contrast", "pairs"]
+    detection_json = json.loads(Path("found/detection.json").read_text())
+    assert [*detection_json["accounts"][0]["thinned"]["1"]] == ["mine:Contrast", "pairs"]
 
 
 def test_serve_puts_it_before_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     server = pytest.importorskip("dfme.teachers.owner.serve.server")
     served = list[Any]()
-    monkeypatch.setattr(server, "serve", lambda made, config, tell: str(served.append(made)))
+    monkeypatch.setattr(server, "serve", lambda teacher, config, tell: str(served.append(teacher)))
     words = "--watch mine:Contrast,labels --benign digits --teacher.defences mine:Blend:share=0.5"
     assert run(f"serve {TEACHER} {words}") == 0
     assert float(served[0]((torch.rand(300, 1, 8, 8) < 0.5).float()).min()) >= 0.05
@@ -351,8 +351,8 @@ def test_an_object_is_refused_whose_options_are_not_on_record(mine: Any) -> None
     forgetful = mine.Faulty("shape")
     del forgetful.fault
     local = type("Local", (mine.Blend,), {"__qualname__": "f.<locals>.Local"})
-    for given in (forgetful, mine.Faulty("a:b"), local, 5):
+    for wrong in (forgetful, mine.Faulty("a:b"), local, 5):
         with pytest.raises(
             UserError, match=r"expected (every option as|NAME:OP|a name, or a cl|a map)"
         ):
-            parse_defences([given])
+            parse_defences([wrong])

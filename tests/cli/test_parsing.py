@@ -1,4 +1,4 @@
-"""What the command line makes of flags, recipes and modules of one's own."""
+"""What the command line makes of flags, recipes and modules of one's own; Python makes the same job."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from command_line import parse
 
+import dfme
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.settings import (
     EvaluationConfig,
@@ -66,9 +67,10 @@ def test_values_come_from_flag_then_file_then_default() -> None:
         "--student.lr 0.5 --config recipe.yaml --budget 2M --estimator.directions=3 --teacher.mean "
         ".1,.2,.3"
     )
-    student = StudentConfig(lr=0.5, weight_decay=1e-4)
     assert job.config == general(
-        student, recipe="recipe.yaml over dfme (default)", budget=2_000_000
+        StudentConfig(lr=0.5, weight_decay=1e-4),
+        recipe="recipe.yaml over dfme (default)",
+        budget=2_000_000,
     )
     assert job.method_config == replace(OURS, student_steps=2)
     assert job.estimator == EstimatorConfig(directions=3)
@@ -221,10 +223,51 @@ def test_a_job_s_document_gives_the_job_again(here: Path, line: str) -> None:
     assert config_hash(again) == config_hash(job)
 
 
-def test_resume_without_a_recipe_reads_the_run_s_own(here: Path) -> None:
-    job = parse("--config recipe.yaml --out runs/x --seed 5")
-    (here / "runs/x").mkdir(parents=True)
-    (here / "runs/x/config.yaml").write_text(sealed(dump_yaml(document(job))))
-    again = parse("--resume --out runs/x --budget 6k")
-    assert (again.config.seed, again.config.budget, again.config.resume) == (5, 6000, True)
-    assert config_hash(again) == config_hash(job)
+# From Python
+
+
+def plain_teacher(images: Any) -> Any:
+    return images
+
+
+def test_wandb_s_variables_hold_for_what_python_leaves_open(
+    fake_build: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PROJECT", "ENTITY", "MODE"):
+        monkeypatch.setenv(f"WANDB_{name}", "offline")
+    dfme.extract(
+        plain_teacher, shape=(3, 8, 8), num_classes=10, budget="2k", wandb={"project": "p"}
+    )
+    wandb = fake_build[0][0].config.wandb
+    assert (wandb.project, wandb.entity, wandb.mode) == ("p", "offline", "off")
+
+
+def test_extract_from_python_makes_the_same_job(fake_build: list[tuple[Any, ...]]) -> None:
+    result = dfme.extract(
+        plain_teacher,
+        shape=(3, 8, 8),
+        num_classes=10,
+        budget="2k",
+        method_options={"student_steps": 2},
+        student={"lr": 0.5},
+        evaluation="digits",
+        schedule=ScheduleConfig(kind="cosine"),
+        out=Path("runs/x"),
+    )
+    assert result.finished
+    (job, teacher, resume, console) = fake_build[0]
+    assert (teacher, resume, console) == (plain_teacher, False, False)
+    kind = f"{__name__}:plain_teacher"
+    assert job.teacher == TeacherConfig(
+        kind=kind, shape=(3, 8, 8), num_classes=10, bounds=(0.0, 1.0)
+    )
+    assert job.method_config == DfmeConfig(student_steps=2, batch_size=8, learn_from="all")
+    assert job.config == ExtractConfig(
+        recipe="dfme (default)",
+        budget=2000,
+        out="runs/x",
+        student=StudentConfig(lr=0.5, replay_steps=8, replay_batch=64),
+        evaluation=EvaluationConfig("digits"),
+        schedule=ScheduleConfig(kind="cosine"),
+    )
+    assert document(job)["teacher"]["kind"] == kind

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from begun import refused_words
 from command_line import SMALL, one_line, run, summary
 from tables import exhaustive
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.full("pictures")
 
 EVERY = [path.stem for path in PROJECT.glob("configs/*.yaml")]
 RECIPES = [name for name in EVERY if not name.startswith(("compare_", "audit"))]
-TELLING = ("digits", "digits_frugal", "cifar10_dfme")
+TELLING = ("digits", "cifar10_dfme")
 
 
 @pytest.mark.parametrize("recipe", [*TELLING, *exhaustive(*sorted({*RECIPES} - {*TELLING}))])
@@ -36,22 +37,22 @@ def test_recipes_run_or_say_which_file_they_want(
         content["teacher"] = {"checkpoint": "teachers/checkpoints/digits.safetensors"}
         flags += f" --teacher.checkpoint {content['teacher']['checkpoint']}"
     checkpoint = content["teacher"]["checkpoint"]
-    found = (PROJECT / checkpoint).is_file()
-    assert run(f"--config {path} {flags}") == (0 if found else 2)
-    if found:
+    exists = (PROJECT / checkpoint).is_file()
+    assert run(f"--config {path} {flags}") == (0 if exists else 2)
+    if exists:
         assert summary()["spent"] == 20
     else:
         assert f"expected a file, but {checkpoint!r} does not exist; give" in one_line(capsys)
         stem = Path(checkpoint).stem
-        trained = load_yaml(PROJECT / "configs" / "teachers" / f"{stem}.yaml")
-        assert trained["out"] == checkpoint  # what train-teacher makes is what the recipe looks for
+        assert (
+            load_yaml(PROJECT / "configs" / "teachers" / f"{stem}.yaml")["out"] == checkpoint
+        )  # what train-teacher makes is what the recipe looks for
 
 
 def test_a_recipe_of_another_command_is_not_listed_line_by_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(f"--config {PROJECT / 'configs/teachers/digits.yaml'}") == 2
-    line = one_line(capsys)
+    line = refused_words(f"--config {PROJECT / 'configs/teachers/digits.yaml'}", capsys)
     assert line.count("unknown key") <= 8
     assert line.endswith("more like these")
 
@@ -64,15 +65,16 @@ def test_train_clone_evaluate_report(capsys: pytest.CaptureFixture[str]) -> None
     )
     words = "--teacher.checkpoint teacher.safetensors --evaluation.dataset digits --budget 600"
     assert run(f"{words} --out run {SMALL}") == 0
-    shown = capsys.readouterr().out
-    made = summary()
-    assert f"agreement         {made['agreement']:.2%}" in shown
-    assert made["evaluation_queries"] == 359
-    assert made["spent"] == sum(made["spent_by_purpose"].values()) == 600
+    output = capsys.readouterr().out
+    totals = summary()
+    assert f"agreement         {totals['agreement']:.2%}" in output
+    assert totals["evaluation_queries"] == 359
+    assert totals["spent"] == sum(totals["spent_by_purpose"].values()) == 600
     assert run("evaluate --student run") == 0
     lines = capsys.readouterr().out.splitlines()
-    scores = dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
-    assert float(scores["agreement"]) == pytest.approx(made["agreement"], abs=1e-4)
+    assert float(
+        dict(re.split(" {2,}", line, maxsplit=1) for line in lines)["agreement"]
+    ) == pytest.approx(totals["agreement"], abs=1e-4)
     Path("run/report.html").unlink()
     assert run("report run") == 0
     assert Path("run/report.html").is_file()
@@ -87,11 +89,11 @@ def test_the_real_process_from_another_directory(here: Path) -> None:
     command = [sys.executable, str(PROJECT / "run.py"), *words.split(), "--out", str(here / "out")]
     where = here / "elsewhere"
     where.mkdir()
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=where, capture_output=True, text=True, timeout=100, check=True
     )
     assert summary("out")["spent"] == 300
-    assert "\r" not in done.stderr  # plain lines, no bar
-    assert "300 / 300 queries (100%)" in done.stderr
-    assert done.stdout.startswith("budget            300 queries\n")
+    assert "\r" not in process.stderr  # plain lines, no bar
+    assert "300 / 300 queries (100%)" in process.stderr
+    assert process.stdout.startswith("budget            300 queries\n")
     assert list((here / "elsewhere").iterdir()) == []

@@ -28,7 +28,7 @@ def one_file() -> ModuleType:
 def run_example(name: str, folder: Path) -> str:
     """What the example prints, started in a folder of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)],
         cwd=folder,
         env=environment,
@@ -36,8 +36,8 @@ def run_example(name: str, folder: Path) -> str:
         text=True,
         timeout=110,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def percentage(printed: str) -> float:
@@ -64,8 +64,7 @@ def test_the_estimate_of_the_one_file_has_the_direction_and_the_length_of_autogr
     point = gen_op.clone().requires_grad_()
     images = point.sigmoid()
     student.eval()
-    answers = teacher(images).softmax(dim=1)
-    (-one_file.distance(student, images, answers).mean()).backward()
+    (-one_file.distance(student, images, teacher(images).softmax(dim=1)).mean()).backward()
 
     repeats = 3_000
     estimates = one_file.upstream_grads(gen_op.repeat(repeats, 1, 1, 1), student, oracle) * repeats
@@ -79,14 +78,14 @@ def test_the_estimate_of_the_one_file_has_the_direction_and_the_length_of_autogr
 @pytest.mark.exhaustive
 def test_the_one_file_never_asks_more_than_its_budget(one_file, monkeypatch):
     monkeypatch.setattr(one_file, "BATCH", 20)
-    asked = []
+    sizes = []
     teacher = one_file.Classifier().eval()
-    teacher.register_forward_hook(lambda _, inputs, __: asked.append(len(inputs[0])))
+    teacher.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
     _, oracle = one_file.extract(teacher, 300)
-    assert sum(asked) == oracle.spent == 280  # two iterations of 20 * (2 + 5) images
+    assert sum(sizes) == oracle.spent == 280  # two iterations of 20 * (2 + 5) images
     with pytest.raises(RuntimeError, match="300"):
         oracle(torch.rand(21, 1, 8, 8))
-    assert sum(asked) == 280
+    assert sum(sizes) == 280
 
 
 @pytest.mark.integration
@@ -99,8 +98,7 @@ def test_the_one_file_copies_the_digits(tmp_path):
 @pytest.mark.integration
 def test_the_method_of_its_own_learns_and_resumes(tmp_path):
     printed = run_example("own_method.py", tmp_path)
-    summary = json.loads((tmp_path / "runs/edges/summary.json").read_text())
-    assert summary["spent"] == 1_000
+    assert json.loads((tmp_path / "runs/edges/summary.json").read_text())["spent"] == 1_000
     assert percentage(printed) > 65, printed  # 80 when written; a constant answer has some 50
     assert run_example("own_method.py", tmp_path) == printed, "a finished run is not run again"
 

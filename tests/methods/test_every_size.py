@@ -105,8 +105,7 @@ class Watched(LinearTeacher):
 
     def __call__(self, images: Tensor, /) -> Tensor:
         low, high = self.spec.bounds
-        assert images.shape[1:] == self.spec.shape
-        assert images.dtype == torch.float32
+        assert (images.shape[1:], images.dtype) == (self.spec.shape, torch.float32)
         assert not images.requires_grad
         assert not torch.is_grad_enabled()
         assert low <= float(images.min())
@@ -151,8 +150,9 @@ def test_a_run_of_every_size(tmp_path: Path, method: str, row: Row, hard: bool) 
         )
     assert result.finished
     assert result.summary["spent"] == teacher.images == budget
-    steps = result.summary["student_steps"]
-    assert steps == 2 * cell.student_steps + 2, "of a batch: a fresh and a replay step"
+    assert result.summary["student_steps"] == 2 * cell.student_steps + 2, (
+        "of a batch: a fresh and a replay step"
+    )
     again = dfme.load_student(tmp_path / "run")
     assert again(torch.rand(3, *row.shape)).shape == (3, teacher.num_classes)
     weights = result.student.state_dict()

@@ -1,5 +1,5 @@
-"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages,
-tables.
+"""Estimated gradients beside the true ones: the truth by hand, figures against theory, stages, tables;
+a network as an API shows it.
 """
 
 import json
@@ -19,9 +19,13 @@ from dfme.methods.configs import DfmeConfig
 from dfme.nets.generators import Generator
 from dfme.randomness import Streams
 from dfme.run.directory import LOCK
+from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance
-from dfme.teachers.local.pytorch import TorchTeacher
+from dfme.teachers.build import make_teacher
+from dfme.teachers.local.pytorch import TorchTeacher, load_torch
+from dfme.teachers.options import TorchOptions
+from research.behind_api import as_seen
 from research.candidates import CANDIDATES, CONDITIONS, LIMIT, PUBLISHED
 from research.gradients import FILES, compare_gradients, require_local, run
 from research.measure import GradientRow, Setting, Sizes, measure
@@ -46,8 +50,9 @@ def net(seed: int, sharpness: float = 3.0) -> nn.Module:
 def figures(
     box: TorchTeacher, stage: Stage, condition: str, *names: str, batches: int = 3
 ) -> dict[str, GradientRow]:
-    candidates = {name: CANDIDATES[name] for name in names}
-    rows = measure(box, stage, condition, candidates, Sizes(batches, 64, 0))
+    rows = measure(
+        box, stage, condition, {name: CANDIDATES[name] for name in names}, Sizes(batches, 64, 0)
+    )
     return {row.estimator: row for row in rows}
 
 
@@ -140,8 +145,7 @@ def test_lost_precision_kills_the_published_step_and_its_remedies_survive(box, s
         < rows["lattice"].cosine
     )
     rows = figures(box, stage, "2decimals", "sphere", "dct_kl", "auto")
-    objectives = {name: row.objective for name, row in rows.items()}
-    assert objectives == {
+    assert {name: row.objective for name, row in rows.items()} == {
         "sphere": "l1",
         "dct_kl": "kl",
         "auto": "kl",
@@ -190,10 +194,10 @@ def test_stages_are_copies_taken_on_the_way_and_a_free_gradient_asks_for_nothing
     )
     assert torch.equal(weights(first[2]), weights(next(stages(box, job(), (1.0,)))))
     assert not torch.equal(weights(first[1]), weights(first[2]))
-    free = list(stages(box, job(), (0.35, 1.0), lambda squash: TrueGradient(box, squash)))
-    assert [stage.queries for stage in free] == [80, 200], (
-        "whole steps of 2 x 8 for the student alone"
-    )
+    assert [
+        stage.queries
+        for stage in list(stages(box, job(), (0.35, 1.0), lambda squash: TrueGradient(box, squash)))
+    ] == [80, 200], "whole steps of 2 x 8 for the student alone"
 
 
 def row(
@@ -238,9 +242,9 @@ def test_the_best_row_is_named_at_the_published_price(rows, expected):
 
 
 def test_the_best_row_is_compared_with_the_published_one_here_and_where_nothing_is_lost():
-    rounded = "4decimals"
     rows = [
-        row(name, value, condition=rounded) for name, value in ((PUBLISHED, 0.05), ("dct_kl", 0.3))
+        row(name, value, condition="4decimals")
+        for name, value in ((PUBLISHED, 0.05), ("dct_kl", 0.3))
     ]
     rows.insert(0, row(PUBLISHED, 0.2))
     expected = ["dct_kl", "kl", "0.300 +- 0.010", "0.050 +- 0.010", "6.0", "0.200 +- 0.010", "1.5"]
@@ -257,8 +261,7 @@ def test_a_figure_that_is_no_number_is_null_in_the_file():
 def test_the_course_of_synthetic_gradients_charges_nobody_and_changes_nothing(box):
     synthetic = job(kind="synthetic", every=3)
     alone = list(course(box, synthetic, Sizes(2, 16, 0), (1.0,)))[-1]
-    watched = list(course(box, synthetic, Sizes(2, 16, 0), (0.4, 1.0)))[-1]
-    assert alone == watched
+    assert alone == list(course(box, synthetic, Sizes(2, 16, 0), (0.4, 1.0)))[-1]
     assert alone["queries"] == 200
     assert 0 < alone["length"] < 1, "a conditional mean is shorter than an estimate with its noise"
 
@@ -273,9 +276,9 @@ def test_a_comparison_keeps_what_it_prints(box, tmp_path: Path, capsys):
     assert compare_gradients(box, job(kind="synthetic", every=3), config) == out
     assert capsys.readouterr().out.startswith("White box: the teacher's own gradients")
     assert {path.name for path in out.iterdir()} == {*FILES, PICTURE, LOCK}
-    content = json.loads((out / "gradients.json").read_text())
     rows = {
-        (entry["share"], entry["condition"], entry["estimator"]): entry for entry in content["rows"]
+        (entry["share"], entry["condition"], entry["estimator"]): entry
+        for entry in json.loads((out / "gradients.json").read_text())["rows"]
     }
     kinds = {("exact", "sphere"), ("exact", LIMIT)}
     kinds |= {("8bit_4decimals", name) for name in (*names, LIMIT, f"{LIMIT}_kl")}
@@ -314,3 +317,36 @@ def test_a_mistake_is_named(flags, message):
 def test_only_a_network_on_this_machine_has_gradients(kind):
     with pytest.raises(UserError, match=rf"--teacher {kind}: .* on this machine .*run.py check"):
         require_local(kind)
+
+
+# A network as an API shows it
+
+OPTIONS = {"checkpoint": str(PROJECT / "teachers/checkpoints/shapes.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.rand(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "mode", ["logits", "probabilities", "probabilities:4", "top_k:3", "top_k:3:2", "label"]
+)
+def test_what_is_seen_is_what_the_teacher_would_answer(images, mode):
+    box = load_torch(TorchOptions(**OPTIONS), TeacherConfig(), CPU)
+    seen = as_seen(box, None, LabelMode.parse(mode))
+    teacher = make_teacher(TeacherConfig(label_mode=mode), OPTIONS, CPU)
+    torch.testing.assert_close(seen(images), teacher(images), rtol=0, atol=0, equal_nan=True)
+    assert seen.label_mode == teacher.label_mode
+    assert not seen(images).requires_grad
+    assert as_seen(box, 256, LabelMode.parse(mode)).spec.levels == 256
+
+
+def test_gradients_go_through_the_normalisation():
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+    box = TorchTeacher(linear, ImageSpec((1, 2, 2)), 3, mean=(0.5,), std=(0.25,))
+    x_BCHW = torch.rand(2, 1, 2, 2, requires_grad=True)
+    (grad_BCHW,) = torch.autograd.grad(box.logits(x_BCHW)[:, 1].sum(), x_BCHW)
+    torch.testing.assert_close(
+        grad_BCHW, (linear[1].weight[1] / 0.25).view(1, 1, 2, 2).expand(2, -1, -1, -1)
+    )

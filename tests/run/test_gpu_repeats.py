@@ -23,8 +23,16 @@ from small_runs import student
 from dfme.cli.main import main
 
 pytestmark = pytest.mark.gpu
-WORDS = ["--config", "configs/digits.yaml", "--deterministic", "true"]
-WORDS += ["--device", "cuda", "--checkpoint-seconds", "0.2"]
+WORDS = [
+    "--config",
+    "configs/digits.yaml",
+    "--deterministic",
+    "true",
+    "--device",
+    "cuda",
+    "--checkpoint-seconds",
+    "0.2",
+]
 LONG = ("--budget", "200k")
 """A second at least, so that it lives when it is struck."""
 Run = Callable[..., bytes]

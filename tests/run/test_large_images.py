@@ -40,8 +40,9 @@ def pictures(folder: Path, count: int) -> str:
     for number in range(count):
         place = folder / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
-        rng = torch.Generator().manual_seed(number)
-        pixels = torch.randint(256, (7, 5, 3), generator=rng, dtype=torch.uint8)
+        pixels = torch.randint(
+            256, (7, 5, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8
+        )
         Image.fromarray(pixels.numpy()).save(place / f"{number}.png")
     return str(folder)
 
@@ -54,7 +55,7 @@ def test_streamed_images_score_bit_for_bit_as_held_ones(
     options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = EvaluationConfig(dataset=pictures(tmp_path, 9), **options)  # type: ignore[arg-type]
-    mode, found = LabelMode("logits"), []
+    mode, results = LabelMode("logits"), []
     monkeypatch.setattr(scoring, "EVALUATION_BATCH", 4)
     for held in (1 << 28, 0):
         monkeypatch.setattr("dfme.run.evaluation_images.HELD_BYTES", held)
@@ -70,14 +71,14 @@ def test_streamed_images_score_bit_for_bit_as_held_ones(
         assert torch.equal(
             torch.cat([images for images, _ in other.paid]), torch.cat(list(data.split(3)))
         )
-        found.append(
+        results.append(
             (
                 examination.score(NET),
                 examination.answers.tolist(),
                 scores(NET, other.images).tolist(),
             )
         )
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_a_damaged_picture_is_found_before_anything_is_asked(
@@ -99,8 +100,8 @@ def test_held_back_queries_are_kept_as_bytes() -> None:
     state = held.state_dict()
     assert state["images"].dtype == torch.uint8
     again.load_state_dict(state)
-    for each in (held, again):
-        assert torch.equal(torch.cat([x for x, _ in each.paid]), images)
+    for hold_out in (held, again):
+        assert torch.equal(torch.cat([x for x, _ in hold_out.paid]), images)
     assert again.score(NET) == held.score(NET)
 
 
@@ -151,12 +152,13 @@ def test_224_pixels_and_1000_classes_run_with_their_replay_on_disk(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     words = (
         "--teacher large:Large --method.name static --method.batch-size 8 --budget 16 --out run"
-    ).split()
-    words += "--student.arch cnn_small --student.replay-steps 1 --student.replay-batch 8".split()
-    words += "--student.replay-store disk --evaluation.dataset none --device cpu".split()
-    assert main(words) == 0
-    blocks = Path("run/replay/items.bin").stat().st_blocks * 512
-    assert blocks == pytest.approx(16 * (150_528 + 4_000 + 4), rel=0.05)
+        " --student.arch cnn_small --student.replay-steps 1 --student.replay-batch 8"
+        " --student.replay-store disk --evaluation.dataset none --device cpu"
+    )
+    assert main(words.split()) == 0
+    assert (Path("run/replay/items.bin").stat().st_blocks * 512) == pytest.approx(
+        16 * (150_528 + 4_000 + 4), rel=0.05
+    )
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -169,22 +171,26 @@ def test_students_of_large_images_train_in_bf16_where_the_cpu_is_fast_in_it(
     def ask(images: torch.Tensor) -> torch.Tensor:
         return torch.stack([images.mean((1, 2, 3)), 1 - images.mean((1, 2, 3))], 1)
 
-    given = nn.Linear.forward
+    plain = nn.Linear.forward
 
     def forward(self: nn.Linear, features: torch.Tensor) -> torch.Tensor:
-        scores = given(self, features)
+        scores = plain(self, features)
         if torch.is_grad_enabled():
             linear.append(scores.dtype)
         return scores
 
     monkeypatch.setattr(nn.Linear, "forward", forward)
-    what = {
-        "method": "procedural",
-        "budget": 64,
-        "student": {"steps": 3, "replay_batch": 8},
-        "device": "cpu",
-    }
-    run = dfme.extract(ask, shape=(1, 17, 17), num_classes=2, out="run", progress=True, **what)  # type: ignore[arg-type]
+    run = dfme.extract(
+        ask,
+        shape=(1, 17, 17),
+        num_classes=2,
+        out="run",
+        progress=True,
+        method="procedural",
+        budget=64,
+        student={"steps": 3, "replay_batch": 8},
+        device="cpu",
+    )
     assert set(linear) == {torch.bfloat16 if fast else torch.float32}
     assert run.summary["precision"] == ("bf16" if fast else "fp32")
     assert ("images in bf16" in capfd.readouterr().err) is fast

@@ -57,16 +57,18 @@ def test_the_level_follows_the_later_scores_more():
     ]
     x, y, w = [-3, -2, -1, 0], [0, 1, 2, 2], [0.125, 0.25, 0.5, 1]  # x in doublings
     mean_x, mean_y = (sum(map(math.prod, zip(w, scene, strict=True))) / sum(w) for scene in (x, y))
-    both = sum(c * (a - mean_x) * (b - mean_y) for a, b, c in zip(x, y, w, strict=True))
-    slope = both / sum(c * (a - mean_x) ** 2 for a, c in zip(x, w, strict=True))
+    slope = sum(c * (a - mean_x) * (b - mean_y) for a, b, c in zip(x, y, w, strict=True)) / sum(
+        c * (a - mean_x) ** 2 for a, c in zip(x, w, strict=True)
+    )
     assert start_of(points, IMAGES).level == pytest.approx(mean_y - slope * mean_x)
 
 
 def test_the_interval_is_where_lines_so_many_widths_off_reach_the_goal():
     start, law = start_of(curve(1.0, 0.8, 100, 250, 600, 1000), IMAGES), Law(0.6, 0.0, -0.1, 0.2)
     low, expected, high = start.queries_to(law, 0.85)
-    by_hand = [1000 * math.exp((logit(0.85) - 1 - z) / (0.6 + z / 4)) for z in (0.2, 0.0, -0.1)]
-    assert [low, expected, high] == pytest.approx(by_hand, rel=1e-3)
+    assert [low, expected, high] == pytest.approx(
+        [1000 * math.exp((logit(0.85) - 1 - z) / (0.6 + z / 4)) for z in (0.2, 0.0, -0.1)], rel=1e-3
+    )
     assert start.agreement(law, low or 0)[2] == pytest.approx(0.85, rel=1e-4)
     assert start.agreement(law, high or 0)[0] == pytest.approx(0.85, rel=1e-4)
     assert start.queries_to(Law(0.6, 0.0, -2.5, 0.2), 0.85)[2] is None, (
@@ -119,8 +121,9 @@ def test_a_score_counts_once_for_each_time_that_the_student_learnt():
 def test_the_pace_of_queries_and_of_rounds_is_told_apart():
     """Two thousandths of a second for a query, a hundredth for a step."""
     at = [(50, 0), (100, 0), (100, 30), (150, 30), (200, 60)]
-    records = [{"queries": q, "student_steps": s, "seconds": 0.002 * q + 0.01 * s} for q, s in at]
-    assert astuple(pace(records)) == pytest.approx((0.002, 0.01))
+    assert astuple(
+        pace([{"queries": q, "student_steps": s, "seconds": 0.002 * q + 0.01 * s} for q, s in at])
+    ) == pytest.approx((0.002, 0.01))
     following = [
         {"queries": q, "student_steps": q / 10, "seconds": 0.003 * q} for q in (50, 100, 200)
     ]

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from command_line import parse_extract
+from begun import refused_run, refused_words
+from command_line import parse, run
 from small_runs import BATCH, Metered, clone
+from tables import exhaustive
 from torch import Tensor, nn
 
 import dfme
-from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml, sealed
 from dfme.errors import UserError
 from dfme.nets.architectures import BUILDERS
@@ -88,7 +89,12 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     return torch.load(out / "checkpoint.pt")["trainer"]["nets"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("what", OURS)
+TELLING = ["a method", "a student's function", "a generator's function"]
+
+
+@pytest.mark.parametrize(
+    "what", [*TELLING, *exhaustive(*(name for name in OURS if name not in TELLING))]
+)
 def test_what_is_ours_under_another_name_gives_the_same_student(
     what: str, ours: dict[str, Tensor], tmp_path: Path
 ) -> None:
@@ -141,52 +147,23 @@ def test_a_module_is_copied_and_trained_from_its_own_weights(tmp_path: Path) -> 
 def test_the_whole_command_line_knows_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = str(tmp_path / "run")
-    words = [
-        "--method",
-        f"{__name__}:Mine",
-        "--student.arch",
-        f"{__name__}:Net",
-        "--method.batch-size",
-        "20",
-    ]
-    words += [
-        "--method.latent-size",
-        "8",
-        "--student.replay-steps",
-        "1",
-        "--evaluation.limit",
-        "20",
-    ]
-    assert main([*words, "--budget", "200", "--out", out]) == 0
-    assert main(["--resume", "--out", out, "--budget", "300"]) == 0
-    assert main(["evaluate", "--student", out]) == 0
-    assert (
-        main(
-            [
-                "retrain",
-                "--run",
-                out,
-                "--out",
-                f"{out}-2",
-                "--student.count",
-                "2",
-                "--device",
-                "cpu",
-            ]
-        )
-        == 0
+    out = tmp_path / "run"
+    words = (
+        f"--method {__name__}:Mine --student.arch {__name__}:Net --method.batch-size 20 "
+        "--method.latent-size 8 --student.replay-steps 1 --evaluation.limit 20"
     )
+    for line in (
+        f"{words} --budget 200 --out {out}",
+        f"--resume --out {out} --budget 300",
+        f"evaluate --student {out}",
+        f"retrain --run {out} --out {out}-2 --student.count 2 --device cpu",
+    ):
+        assert run(line) == 0, line
     capsys.readouterr()
-    assert main(["--method", f"{__name__}:Mine", "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "--method.batch-size images a batch (a whole number; default: 256)" in shown
-
-
-def refusal(words: list[str]) -> str:
-    with pytest.raises(UserError) as caught:
-        parse_extract(words)
-    return str(caught.value)
+    assert run(f"--method {__name__}:Mine --help") == 0
+    assert "--method.batch-size images a batch (a whole number; default: 256)" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 class NoEntry(dfme.Method):
@@ -237,9 +214,10 @@ DIGITS = "--teacher.checkpoint teachers/checkpoints/digits.safetensors"
     ],
 )
 def test_what_cannot_be_found_is_one_line(words: str, message: str) -> None:
-    said = refusal(words.replace("OWN", __name__).split())
-    assert message in said
-    assert "\n" not in said
+    with pytest.raises(UserError) as caught:
+        parse(words.replace("OWN", __name__))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def fails(shape: object, num_classes: int) -> nn.Module:
@@ -303,18 +281,12 @@ def test_a_network_that_does_not_fit_is_refused_before_the_first_query(
     what: str, tmp_path: Path
 ) -> None:
     settings, message = NETS[what]
-    teacher = Metered()
-    with pytest.raises(UserError, match=message) as caught:
-        clone(tmp_path / "run", teacher, **{"method_options": {}, **settings})
-    assert teacher.calls == 0
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    refused_run(tmp_path / "run", message, **{"method_options": {}, **settings})
 
 
 def test_the_seed_makes_the_weights_of_each_of_several() -> None:
     words = f"--student.arch {__name__}:Net --student.count 2 --method.generator {__name__}:Flat"
-    job = parse_extract(words.split())
-    built = [build_nets(job, SPEC, 10, torch.device("cpu")) for _ in range(2)]
+    built = [build_nets(parse(words), SPEC, 10, torch.device("cpu")) for _ in range(2)]
     one, other = (list(each.parameters()) for each in built[0].students)
     assert not torch.equal(one[0], other[0])
     assert all(
@@ -358,14 +330,16 @@ def test_a_file_alone_imports_nothing(
     )
     with pytest.raises(UserError, match=message):
         dfme.load_student(weights)
-    assert main(["export", "--student", str(weights), "--format", "pt2"]) == 2
-    assert "no file alone has a module imported" in capsys.readouterr().err
+    assert "no file alone has a module imported" in refused_words(
+        ["export", "--student", str(weights), "--format", "pt2"], capsys
+    )
     assert name not in sys.modules
     with torch.no_grad():
         scores = dfme.load_student(weights, arch=Net)(torch.rand(2, 1, 8, 8))
     assert scores.shape == (2, 10)
-    config = f"student: {{arch: '{__name__}:Net'}}\n"
-    (tmp_path / "config.yaml").write_text(sealed(config))  # a run's own says it
+    (tmp_path / "config.yaml").write_text(
+        sealed(f"student: {{arch: '{__name__}:Net'}}\n")
+    )  # a run's own says it
     assert load_student_of_run(weights).arch == f"{name}:Net"
 
 

@@ -178,11 +178,10 @@ def digests(kind: str, **options: Any) -> dict[str, str]:
     """The digests on record, by what they are of."""
     facts = teacher_facts(Known(), kind, options)
     assert json.loads(json.dumps(facts)) == facts, "plain data"
-    files: dict[str, str] = facts["files"]
-    return files
+    return facts["files"]
 
 
-def made(*names: str) -> dict[str, str]:
+def write_files(*names: str) -> dict[str, str]:
     """Files, and their digests by other means."""
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +203,7 @@ def test_what_a_teacher_is_is_plain_data() -> None:
 
 
 def test_the_files_of_every_kind_are_digested() -> None:
-    paths = made("w.pt", "m.onnx", "p.ts", "ca.pem", "log.txt", "a b.npz", "digits")
+    paths = write_files("w.pt", "m.onnx", "p.ts", "ca.pem", "log.txt", "a b.npz", "digits")
     for kind, option, name in (("torch", "checkpoint", "w.pt"), ("torchscript", "program", "p.ts")):
         assert digests(kind, **{option: name}) == {option: paths[name]}
     assert digests("v2", url="http://h", model="digits", ca_file="ca.pem") == {}
@@ -221,20 +220,20 @@ def test_the_files_of_every_kind_are_digested() -> None:
 
 def test_folders_and_what_lies_beside_a_file() -> None:
     names = ("config.json", "preprocessor_config.json", "model.safetensors")
-    whole = made(*(f"hf/{name}" for name in (*names, "README.md")))
+    whole = write_files(*(f"hf/{name}" for name in (*names, "README.md")))
     named = json.dumps({"id2label": {"0": "cat", "1": "dog"}})
     Path("hf/config.json").write_text(named)
     whole["hf/config.json"] = sha("hf/config.json")
     assert digests("hf", folder="hf") == {name: whole[f"hf/{name}"] for name in names}
     used = ("a.safetensors", "in/b.safetensors")
-    parts = made(*(f"parts/{name}" for name in ("config.json", *used, "c.safetensors")))
+    parts = write_files(*(f"parts/{name}" for name in ("config.json", *used, "c.safetensors")))
     Path("parts/config.json").write_text("{}")
     index = json.dumps({"weight_map": {"x": used[0], "y": used[1], "z": used[0]}})
     Path("parts/model.safetensors.index.json").write_text(index)
     assert digests("hf", folder="parts") == {name: parts[f"parts/{name}"] for name in used} | {
         name: sha(f"parts/{name}") for name in ("config.json", "model.safetensors.index.json")
     }
-    weights = made("onnx/m.onnx.data", "onnx/other.bin")["onnx/m.onnx.data"]
+    weights = write_files("onnx/m.onnx.data", "onnx/other.bin")["onnx/m.onnx.data"]
     # As protocol buffers have TensorProto.external_data: a key and a value, each with its field,
     # its length, its text.
     entry = b"j\x1a\n\x08location\x12\x0bm.onnx.dataj\x0b\n\x06offset\x12\x010"
@@ -248,8 +247,7 @@ def test_folders_and_what_lies_beside_a_file() -> None:
     paper = f"url: http://h/x\nrequest: {{json: {{i: '${{image}}'}}}}\nanswer: {answer}\n"
     Path("a.yaml").write_text(paper)
     facts = teacher_facts(Known(), "json", {"adapter": "a.yaml", "url": ""})
-    assert facts["url"] == "http://h/x"
-    assert set(facts["files"]) == {"adapter", "labels.txt"}
+    assert (facts["url"], set(facts["files"])) == ("http://h/x", {"adapter", "labels.txt"})
 
 
 def test_a_network_on_a_gpu_has_no_journal_and_is_held_to_it_all_the_same(tmp_path: Path) -> None:
@@ -279,8 +277,7 @@ answer: {path: s, form: mapping, classes: labels.txt}
 def test_an_adapter_is_written_out_without_secrets() -> None:
     Path("labels.txt").write_text("cat\ndog\n")
     Path("a.yaml").write_text(ADAPTER)
-    text = resolved_adapter("json", {"adapter": "a.yaml", "url": ""})
-    adapter = yaml.safe_load(text)
+    adapter = yaml.safe_load(resolved_adapter("json", {"adapter": "a.yaml", "url": ""}))
     assert adapter["url"] == "https://host/v1?version=2&apikey=***"
     assert adapter["headers"] == {"X-Api-Key": "***", "X-Token": "${KEY}", "Accept-Language": "en"}
     assert adapter["request"]["json"] == {"i": "${image}", "auth": {"password": "***"}}

@@ -14,8 +14,9 @@ def rng(seed=0):
 def shifted(image_CHW, down, right):
     """Content moved down and right with repeated edges: a window of the padded image."""
     height, width = image_CHW.shape[1:]
-    padded = F.pad(image_CHW[None], (1, 1, 1, 1), mode="replicate")[0]
-    return padded[:, 1 - down : 1 - down + height, 1 - right : 1 - right + width]
+    return F.pad(image_CHW[None], (1, 1, 1, 1), mode="replicate")[0][
+        :, 1 - down : 1 - down + height, 1 - right : 1 - right + width
+    ]
 
 
 def test_none_is_the_same_tensor_and_draws_nothing():
@@ -27,12 +28,12 @@ def test_none_is_the_same_tensor_and_draws_nothing():
 
 def test_shifts_by_hand_repeat_the_edge():
     x_BCHW = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]).expand(200, 1, 3, 3)
-    found = {tuple(image.flatten().tolist()) for image in augment(x_BCHW, "shift", rng())}
-    assert len(found) == 9
-    assert (1, 2, 3, 4, 5, 6, 7, 8, 9) in found
-    assert (1, 1, 2, 1, 1, 2, 4, 4, 5) in found  # down and right
-    assert (2, 3, 3, 5, 6, 6, 8, 9, 9) in found  # left
-    assert (4, 5, 6, 7, 8, 9, 7, 8, 9) in found  # up
+    outcomes = {tuple(image.flatten().tolist()) for image in augment(x_BCHW, "shift", rng())}
+    assert len(outcomes) == 9
+    assert (1, 2, 3, 4, 5, 6, 7, 8, 9) in outcomes
+    assert (1, 1, 2, 1, 1, 2, 4, 4, 5) in outcomes  # down and right
+    assert (2, 3, 3, 5, 6, 6, 8, 9, 9) in outcomes  # left
+    assert (4, 5, 6, 7, 8, 9, 7, 8, 9) in outcomes  # up
 
 
 @pytest.mark.parametrize(("how", "possible"), [("flip", 2), ("shift", 9), ("both", 18)])
@@ -79,7 +80,7 @@ def test_affine_maps_stay_within_their_bounds_in_pixels():
         slice(18, 30),
     )  # nothing moves in from outside there
     here_N3 = torch.stack(
-        [each[centre[2:]].flatten() for each in (*places, torch.ones(height, width))], 1
+        [plane[centre[2:]].flatten() for plane in (*places, torch.ones(height, width))], 1
     )
     middle = torch.tensor([height / 2, width / 2])
     found_B32 = torch.linalg.lstsq(

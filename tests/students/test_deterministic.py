@@ -32,19 +32,19 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
 
 
-@pytest.mark.parametrize("given", [None, ":4096:8", ":16:8"])
+@pytest.mark.parametrize("value_before", [None, ":4096:8", ":16:8"])
 def test_on_a_gpu_it_lasts_as_long_as_the_run(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
+    monkeypatch: pytest.MonkeyPatch, value_before: str | None
 ) -> None:
-    if given:
-        monkeypatch.setenv(NAME, given)
+    if value_before:
+        monkeypatch.setenv(NAME, value_before)
     before = settings()
     with deterministic(True, CUDA):
-        assert settings() == (2, True, False, given or ":4096:8")
+        assert settings() == (2, True, False, value_before or ":4096:8")
     assert settings() == before
     with pytest.raises(ZeroDivisionError), deterministic(True, CUDA):
         raise ZeroDivisionError
-    assert settings() == before == (0, False, True, given)
+    assert settings() == before == (0, False, True, value_before)
     for idle in (deterministic(False, CUDA), deterministic(True, CPU)):
         with idle:
             assert settings() == before

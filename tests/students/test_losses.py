@@ -57,10 +57,12 @@ def test_by_hand():
     )
     assert make_distance("l1", PROBABILITIES)(scores, answers).item() == pytest.approx(l1, rel=1e-6)
     kl = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-    found = make_distance("kl", PROBABILITIES)(torch.zeros(1, 2), torch.tensor([[0.75, 0.25]]))
-    assert found.item() == pytest.approx(kl, rel=1e-6)
-    of_labels = make_distance("auto", LabelMode("label"))
-    distances = of_labels(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+    assert make_distance("kl", PROBABILITIES)(
+        torch.zeros(1, 2), torch.tensor([[0.75, 0.25]])
+    ).item() == pytest.approx(kl, rel=1e-6)
+    distances = make_distance("auto", LabelMode("label"))(
+        torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])
+    )
     assert distances.tolist() == pytest.approx(
         [math.log(1 + math.exp(-2.0)), math.log(2.0)], rel=1e-6
     )
@@ -146,8 +148,9 @@ def test_a_stored_target_gives_the_same_distance(mode):
 
 def test_top_k_spreads_the_mass_that_was_not_revealed():
     nan = math.nan
-    log_p = log_probabilities(torch.tensor([[0.6, nan, 0.2, nan]]), LabelMode("top_k", k=2))
-    assert log_p.exp()[0].tolist() == pytest.approx([0.6, 0.1, 0.2, 0.1], rel=1e-5)
+    assert log_probabilities(torch.tensor([[0.6, nan, 0.2, nan]]), LabelMode("top_k", k=2)).exp()[
+        0
+    ].tolist() == pytest.approx([0.6, 0.1, 0.2, 0.1], rel=1e-5)
 
 
 def test_top_k_l1_by_hand_an_unrevealed_class_is_at_most_its_share():

@@ -1,20 +1,28 @@
-"""The replay holds what was paid for, exactly, and the newest of it when it is full; in memory as
-on disk.
+"""The replay holds what was paid for, exactly, and the newest of it when it is full; on disk it is exact
+over kills and resumptions.
 """
 
 import io
+import json
 import math
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from damage import file_size_limit
 from torch import Tensor
 
+from dfme.errors import RunError
+from dfme.run.job import PROJECT as ROOT
 from dfme.spec import ImageSpec
 from dfme.students.replay import Replay
 
 SPEC = ImageSpec((1, 2, 2))
-SIZES = [[3], [4, 4], [7, 7, 7], [10], [25], [1] * 13, [6, 0, 9]]
 
 
 def numbered(first: int, count: int) -> tuple[Tensor, Tensor]:
@@ -31,7 +39,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return tmp_path / "replay" if request.param == "disk" else None
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", [[3], [4, 4], [7, 7, 7], [10], [25], [1] * 13, [6, 0, 9]])
 def test_keeps_the_newest_and_draws_them_as_a_ring_by_place(
     sizes: list[int], folder: Path | None
 ) -> None:
@@ -114,8 +122,7 @@ def test_state_round_trips_into_the_same_draws(added: int, folder: Path | None) 
 @pytest.mark.parametrize("levels", [256, None])
 @pytest.mark.parametrize("ever", [500, 600])
 def test_its_size_is_planned(levels: int | None, ever: int, folder: Path | None) -> None:
-    spec = ImageSpec((3, 8, 8), levels=levels)
-    replay = Replay(500, spec, rng(), folder)
+    replay = Replay(500, ImageSpec((3, 8, 8), levels=levels), rng(), folder)
     for _ in range(3):
         replay.state_dict()
         replay.add(torch.rand(ever // 3, 3, 8, 8), torch.rand(ever // 3, 10))
@@ -133,9 +140,221 @@ def test_the_planned_size_is_an_upper_bound(capacity: int, folder: Path | None) 
     """Of what is held at the fullest, with checkpoints at every batch."""
     spec = ImageSpec((1, 2, 2), levels=256)
     replay = Replay(capacity, spec, rng(), folder)
-    for number in range(300):
+    for number in range(capacity):
         replay.add(spec.quantise(torch.rand(2, 1, 2, 2)), torch.rand(2, 4))
         replay.state_dict()
         if folder is not None:
             assert (folder / "items.bin").stat().st_size <= replay.size(16), number
     assert replay.size(16) == (24 * (capacity + capacity // 4 + 1) if folder else 20 * capacity)
+
+
+# On disk
+
+BYTES = ImageSpec((1, 3, 5), levels=256)
+ITEM = 15 + 4 * 4 + 4
+ROWS = 26
+"""Rows of a file for the last 20 items."""
+
+
+def paid(first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Items whose every value follows from their number."""
+    numbers = torch.arange(first, first + count)
+    return BYTES.quantise(
+        ((numbers[:, None] * 7 + torch.arange(15)) % 256 / 255.0).view(-1, 1, 3, 5)
+    ), numbers[:, None] + torch.tensor([0.25, 0.5, 0.75, torch.nan])
+
+
+def on_disk(folder: Path, capacity: int = 20, seed: int = 0) -> Replay:
+    return Replay(capacity, BYTES, torch.Generator().manual_seed(seed), folder=folder)
+
+
+def everything(replay: Replay) -> list[float]:
+    return [float(answers[0]) - 0.25 for _, batch in replay.batches(3) for answers in batch]
+
+
+def test_items_lie_in_rows_by_number(tmp_path: Path) -> None:
+    """A file read with nothing of ours: the image's bytes, the answer's, a checksum."""
+    on_disk(tmp_path).add(*paid(0, 16))
+    content = (tmp_path / "items.bin").read_bytes()
+    assert len(content) == ROWS * ITEM
+    item = content[9 * ITEM : 10 * ITEM]
+    image, answer, checksum = item[:15], item[15:31], item[31:]
+    assert list(image) == [(9 * 7 + pixel) % 256 for pixel in range(15)]
+    assert torch.frombuffer(bytearray(answer), dtype=torch.float32)[:3].tolist() == [
+        9.25,
+        9.5,
+        9.75,
+    ]
+    assert int.from_bytes(checksum, "little") == zlib.crc32(image + answer, 9)
+
+
+@pytest.mark.parametrize("capacity", [100, 20])
+def test_a_resumed_run_draws_as_if_never_stopped(capacity: int, tmp_path: Path) -> None:
+    """Stopped after a checkpoint with items beyond it, and resumed from that checkpoint."""
+    whole, cut = on_disk(tmp_path / "whole", capacity), on_disk(tmp_path / "cut", capacity)
+    for first in range(0, 60, 4):
+        whole.add(*paid(first, 4))
+    for first in range(0, 48, 4):
+        cut.add(*paid(first, 4))
+        if first == 8:
+            state = cut.state_dict()
+    before = (tmp_path / "cut/items.bin").read_bytes()
+    resumed = on_disk(tmp_path / "cut", capacity)
+    resumed.load_state_dict(state)
+    assert (tmp_path / "cut/items.bin").read_bytes() == before, "loading changes nothing"
+    assert everything(resumed) == list(range(12))
+    for first in range(12, 60, 4):
+        resumed.add(*paid(first, 4))
+    assert everything(resumed) == everything(whole) == list(range(max(0, 60 - capacity), 60))
+
+
+def test_a_run_that_starts_again_begins_empty(tmp_path: Path) -> None:
+    """One killed before its first checkpoint leaves a file behind."""
+    on_disk(tmp_path).add(*paid(0, 20))
+    again = on_disk(tmp_path)
+    again.add(*paid(100, 3))
+    assert everything(again) == [100, 101, 102]
+    again.close()
+    again.close()
+
+
+def test_both_kept_checkpoints_find_their_items(tmp_path: Path) -> None:
+    disk, kept = on_disk(tmp_path), []
+    for first in range(0, 200, 5):
+        disk.add(*paid(first, 5))
+        if first % 3 == 0:
+            kept = [*kept[-1:], (disk.state_dict(), everything(disk))]
+            if first % 2:  # a resumed run serves the checkpoint before, too
+                disk = on_disk(tmp_path)
+                disk.load_state_dict(kept[-1][0])
+        for state, items in kept:
+            other = on_disk(tmp_path)
+            other.load_state_dict(state)
+            assert everything(other) == items
+            other.close()
+    assert ((tmp_path / "items.bin").stat().st_size // ITEM) <= 20 + 30 + 10, (
+        "a window of 20, and the items between three checkpoints"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["items.bin"]
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "gone": (lambda file: file.unlink(), "items.bin: cannot read .*No such file"),
+    "short": (
+        lambda file: os.truncate(file, 5),
+        "items.bin: expected at least 16 .*, got 5 bytes; restore",
+    ),
+    "torn": (
+        lambda file: os.truncate(file, 20 * ITEM + 1),
+        "items.bin: expected at least 16 kept answers",
+    ),
+    "a pipe": (
+        lambda file: (file.unlink(), os.mkfifo(file)),
+        "items.bin: cannot read .*no regular file",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_explained_in_one_line(damage: str, tmp_path: Path) -> None:
+    disk = on_disk(tmp_path)
+    disk.add(*paid(0, 16))
+    state = disk.state_dict()
+    do, message = DAMAGES[damage]
+    do(tmp_path / "items.bin")
+    with pytest.raises(RunError, match=message) as caught:
+        on_disk(tmp_path).load_state_dict(state)
+    assert "\n" not in str(caught.value)
+    assert "start a new run in another --out" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [0, 14, 15, 30, 31, 34])
+def test_a_flipped_bit_is_found_wherever_it_is(place: int, tmp_path: Path) -> None:
+    """In an image, an answer or the checksum itself."""
+    disk, path = on_disk(tmp_path), tmp_path / "items.bin"
+    disk.add(*paid(0, 16))
+    content = bytearray(path.read_bytes())
+    content[10 * ITEM + place] ^= 0x10
+    path.write_bytes(content)
+    with pytest.raises(
+        RunError, match=r"items\.bin, item 10: is cut short, or not as it was written; restore"
+    ):
+        everything(disk)
+
+
+def test_an_item_in_the_place_of_another_and_a_file_cut_short_are_found(tmp_path: Path) -> None:
+    disk, path = on_disk(tmp_path), tmp_path / "items.bin"
+    disk.add(*paid(0, 16))
+    content = path.read_bytes()
+    path.write_bytes(content[ITEM : 8 * ITEM] + content[7 * ITEM :])
+    with pytest.raises(RunError, match=r"items\.bin, item 0: "):
+        everything(disk)
+    path.write_bytes(content)
+    os.truncate(path, 5)
+    with pytest.raises(RunError, match=r"items\.bin, item \d+: is cut short"):
+        disk.sample(100)
+
+
+def test_a_full_disk_is_explained_and_the_batch_can_come_again(tmp_path: Path) -> None:
+    disk = on_disk(tmp_path)
+    disk.add(*paid(0, 5))
+    with (
+        file_size_limit(6 * ITEM),
+        pytest.raises(RunError, match=r"cannot write .*items.bin: File too large"),
+    ):
+        disk.add(*paid(5, 5))
+    assert everything(disk) == list(range(5))
+    disk.add(*paid(5, 5))
+    assert everything(disk) == list(range(10))
+
+
+# It takes disk and hardly any memory: metered by the system, in a process of its own
+
+FILL = """
+import json, sys
+from pathlib import Path
+
+import torch
+
+from dfme.students.replay import Replay
+from dfme.spec import ImageSpec
+
+
+def status(entry):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(entry)) * 1024
+
+
+folder, items = Path(sys.argv[1]), int(sys.argv[2])
+spec = ImageSpec((3, 32, 32), levels=256)
+replay = Replay(items, spec, torch.Generator().manual_seed(0), folder=folder)
+images, answers = torch.rand(250, 3, 32, 32), torch.rand(250, 10)
+before = status("VmRSS:")
+for _ in range(items // 250):
+    replay.add(images, answers)
+replay.state_dict()
+for _ in range(50):
+    replay.sample(256)
+print(json.dumps({"held": len(replay), "memory": status("VmHWM:") - before}))
+"""
+
+
+def fill(folder: Path, items: int) -> tuple[dict[str, float], int]:
+    """What the process says, and the bytes that the folder really takes on the disk."""
+    filled = subprocess.run(
+        [sys.executable, "-c", FILL, str(folder), str(items)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=110,
+    )
+    assert filled.returncode == 0, filled.stderr[-2_000:]
+    return json.loads(filled.stdout), sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+
+@pytest.mark.integration
+def test_images_take_their_disk_and_not_their_memory(tmp_path: Path) -> None:
+    process, disk = fill(tmp_path / "replay", 40_000)
+    assert process["held"] == 40_000
+    assert disk == pytest.approx(40_000 * (3 * 32 * 32 + 4 * 10), rel=0.01)
+    assert process["memory"] < 0.3 * disk

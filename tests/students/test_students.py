@@ -1,17 +1,24 @@
-"""The student's training: learning, modes, averages, precision, lone images."""
+"""The student's training: learning, modes, averages, precision, lone images; several nets as one; scheduled
+optimisers.
+"""
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from toys import LinearTeacher, small_net
 
 from dfme.config.settings import ExtractConfig, ScheduleConfig, StudentConfig
+from dfme.nets import build_net
 from dfme.spec import ImageSpec
+from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import make_distance
-from dfme.students.optimizers import Schedule
+from dfme.students.optimizers import Schedule, ScheduledOptimizer, make_optimizer
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
@@ -29,8 +36,9 @@ def trainer(config: StudentConfig, share: float = 0.0, precision: str = "fp32") 
         ScheduleConfig("steps", (0.5,), 0.5),
     )
     settings = ExtractConfig(student=config, schedule=schedule, precision=precision)
-    spent = Schedule(schedule, SimpleNamespace(share=share))
-    return StudentTrainer(settings, nets, distance, replay, spent, rng)
+    return StudentTrainer(
+        settings, nets, distance, replay, Schedule(schedule, SimpleNamespace(share=share)), rng
+    )
 
 
 def batch(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,8 +73,7 @@ def test_one_sgd_step_is_the_formula():
     images, answers = batch(16)
     reference = small_net(SPEC).train()
     make_distance("l1", TEACHER.label_mode)(reference(images), answers).mean().backward()
-    metrics = student.learn(images, answers)
-    assert metrics["student_lr"] == 0.05
+    assert student.learn(images, answers)["student_lr"] == 0.05
     for mine, theirs in zip(student.net.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs - 0.05 * theirs.grad)
 
@@ -150,5 +157,121 @@ def test_a_resumed_student_keeps_the_precision_of_its_run():
     for student in (began, resumed):
         student.learn(*batch(16))
     assert resumed.precision == "bf16"
-    for own, other in zip(began.net.parameters(), resumed.net.parameters(), strict=True):
-        assert torch.equal(own, other)
+    assert all(map(torch.equal, began.net.parameters(), resumed.net.parameters()))
+
+
+# Several nets as one: each member as if it were alone, and the vote by hand
+
+
+@pytest.mark.parametrize(
+    ("arch", "shape"),
+    [
+        ("cnn_small", (1, 8, 8)),
+        ("cnn_medium", (3, 9, 13)),
+        ("wrn16_1", (3, 8, 8)),
+        ("lenet5", (1, 28, 28)),
+    ],
+)
+def test_every_member_is_trained_as_if_it_were_alone(arch, shape):
+    torch.manual_seed(1)
+    alone = [
+        build_net(arch, shape, 4).to(memory_format=torch.channels_last).double() for _ in range(2)
+    ]
+    ensemble = Ensemble(copy.deepcopy(alone))
+    x_BCHW, labels_B = torch.rand(6, *shape).double(), torch.tensor([0, 1, 2, 3, 0, 1])
+    scores_EBK = ensemble(x_BCHW)
+    assert scores_EBK.shape == (2, 6, 4)
+    sum(F.cross_entropy(scores_BK, labels_B) for scores_BK in scores_EBK).backward()
+    for member, net in zip(ensemble.members, alone, strict=True):
+        F.cross_entropy(net(x_BCHW), labels_B).backward()
+        torch.testing.assert_close(
+            [p.grad for p in member.parameters()], [p.grad for p in net.parameters()]
+        )
+        torch.testing.assert_close(member.state_dict(), net.state_dict())
+
+
+class Fixed(nn.Module):
+    """Answers every image with the logarithms of the same probabilities, shifted."""
+
+    def __init__(self, probabilities: list[float], shift: float) -> None:
+        super().__init__()
+        self.scores_K = nn.Parameter(torch.tensor(probabilities).log() + shift)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self.scores_K.expand(len(x_BCHW), -1)
+
+
+def test_a_vote_is_the_mean_of_the_probabilities_as_logarithms():
+    scores_BK = Vote([Fixed([0.5, 0.25, 0.25], 3.0), Fixed([0.1, 0.8, 0.1], -40.0)])(
+        torch.rand(2, 1, 8, 8)
+    )
+    torch.testing.assert_close(scores_BK, torch.tensor([[0.3, 0.525, 0.175]]).log().expand(2, -1))
+    torch.testing.assert_close(scores_BK.exp().sum(1), torch.ones(2))
+
+
+# A scheduled optimiser: its rate is asked at every step; it takes up its state; it starts anew
+
+
+def scheduled(net: nn.Module, factors: list[float], momentum: float = 0.0) -> ScheduledOptimizer:
+    return ScheduledOptimizer(
+        torch.optim.SGD(net.parameters(), 0.5, momentum=momentum), lambda: factors[0]
+    )
+
+
+def moved(net: nn.Linear, optimizer: ScheduledOptimizer) -> float:
+    """How far the only weight moves by one step whose gradient is 1."""
+    optimizer.zero_grad()
+    assert net.weight.grad is None
+    net.weight.sum().backward()
+    before = net.weight.item()
+    optimizer.step()
+    return before - net.weight.item()
+
+
+def test_each_step_is_taken_at_the_learning_rate_of_now() -> None:
+    net, factors = nn.Linear(1, 1, bias=False), [1.0]
+    nn.init.zeros_(net.weight)
+    optimizer = scheduled(net, factors)
+    assert moved(net, optimizer) == optimizer.lr == 0.5
+    factors[0] = 0.25
+    assert moved(net, optimizer) == optimizer.lr == 0.125
+    optimizer.set_weight_decay(2.0)  # the weight is -0.625, so the gradient is 1 - 1.25
+    assert moved(net, optimizer) == 0.125 * (1 - 1.25)
+
+
+def test_momentum_is_in_the_state_and_can_be_forgotten() -> None:
+    factors = [1.0]
+    net, other = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(net.weight)
+    optimizer, resumed = scheduled(net, factors, 0.5), scheduled(other, factors, 0.5)
+    moved(net, optimizer)
+    other.load_state_dict(net.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert moved(other, resumed) == moved(net, optimizer) == 0.5 * 1.5
+    optimizer.forget_moments()
+    assert moved(net, optimizer) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "torchs", "momentum"),
+    [
+        ("adamw", torch.optim.AdamW, {}),
+        ("adam", torch.optim.Adam, {}),
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+    ],
+)
+def test_steps_are_those_of_torchs_optimisers(
+    name: str, torchs: Any, momentum: dict[str, float]
+) -> None:
+    ours, theirs = nn.Linear(2, 1), nn.Linear(2, 1)
+    theirs.load_state_dict(ours.state_dict())
+    settings = {"lr": 0.5, "weight_decay": 0.1, **momentum}
+    for net, optimizer in (
+        (ours, make_optimizer(ours, StudentConfig(optimizer=name, **settings))),
+        (theirs, torchs(theirs.parameters(), fused=True, **settings)),
+    ):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight)
