@@ -308,4 +308,4 @@ def test_a_missing_folder_is_seen_without_torch(tmp_path: Path, kind: str) -> No
     }.items():
         (problem,) = kind_problems(kind, {"folder": str(tmp_path / name)})
         assert problem.key == "teacher.folder"
-        assert text in problem.text
+        assert text in str(problem.text)
