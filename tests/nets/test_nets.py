@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -219,10 +220,12 @@ def test_nearly_ours_is_not_ours() -> None:
     assert infer_net({}) is None
 
 
-def test_torchvision_resnets_are_guessed_from_their_weights() -> None:
+@pytest.mark.parametrize("deep", [False, *exhaustive(True)])
+def test_torchvision_resnets_are_guessed_from_their_weights(deep: bool) -> None:
     models = _torchvision().models
-    names = [name for name in models.list_models(module=models) if "resne" in name]
-    assert len(names) == 10
+    resnets = [name for name in models.list_models(module=models) if "resne" in name]
+    names = [name for name in resnets if bool(re.search("101|152", name)) == deep]
+    assert (len(resnets), len(names)) == (10, 5)
     for name in names:
         with torch.device("meta"):
             state = models.get_model(name, weights=None, num_classes=12).state_dict()
