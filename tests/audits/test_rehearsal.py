@@ -1,10 +1,12 @@
-"""What cannot work in a comparison is found once, by its parent."""
+"""What cannot work in a comparison is found once, by its parent; a service's cells ask what it counts."""
 
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,12 +16,16 @@ from safetensors.torch import save_file
 from tables import exhaustive_rows
 from toys import LinearTeacher
 
-from dfme.audits.compare.plan import ComparisonPlan, as_asked
+from dfme.audits.compare import session
+from dfme.audits.compare.engines import ENGINES, Task
+from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.plan import Cell, ComparisonPlan, as_asked
 from dfme.audits.compare.rehearsal import rehearse
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import load_yaml
 from dfme.nets import build_net
 from dfme.oracle.ledger import audit
+from dfme.report.terminal import StatusLine
 from dfme.run.job import PROJECT, config_hash, differing_keys
 from dfme.spec import ImageSpec
 
@@ -213,17 +219,7 @@ def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go
 ) -> None:
     serving_of = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
     out, rate = tmp_path / "out", 40
-    words = [
-        "compare",
-        "--methods",
-        "static",
-        "--seeds",
-        "0,1",
-        "--budgets",
-        "120",
-        "--student-steps",
-        "4",
-    ]
+    words = "compare --methods static --seeds 0,1 --budgets 120 --student-steps 4".split()
     served = LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits")
     with serving_of(served, "m", max_batch=MOST, images_per_second=rate) as serving:
         teacher = ["--teacher", "v2", "--teacher.url", serving.url, "--teacher.model", "m"]
@@ -258,3 +254,60 @@ def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go
         assert "1 cells were finished before" in ended.err
         assert serving.meter.images == 240
     assert len(json.loads((out / "comparison.json").read_text())["cells"]) == 2
+
+
+WORDS = "compare --methods static --seeds 0 --budgets 40,60 --student-steps 4".split()
+TEACHER = [
+    *"--teacher v2 --teacher.model m --teacher.requests-per-second 1000".split(),
+    *(*STUDENT, *EVALUATION, "--label-modes", "label"),
+]
+
+
+def served() -> Any:
+    serving_of = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
+    teacher = LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits")
+    return serving_of(teacher, "m", max_batch=MOST)
+
+
+@pytest.mark.integration
+def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with served() as serving:
+        ended = command([*WORDS, *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
+        assert ended.code == 0, ended.err
+        ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]
+        assert (
+            serving.meter.images
+            == sum(each.spent + each.evaluation_queries for each in ledgers)
+            == 100
+        )
+    assert "a service, not asked before the cells" in ended.err
+
+
+class Taking(WorkerPool):
+    """An engine that takes the cells, and runs none."""
+
+    taken: ClassVar[list[Task]] = []
+
+    def run(self, cells: Iterable[Cell], *_: object) -> None:
+        self.taken.extend(map(self._task, cells))
+
+
+@pytest.mark.integration
+def test_what_a_service_was_paid_survives_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the disk before it is used where nodes come and go."""
+    for name in ENGINES:
+        monkeypatch.setitem(ENGINES, name, f"{__name__}:Taking")
+    with served() as serving:
+        for name in ("slurm", "ray", "local"):
+            out = tmp_path / name
+            plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
+            named = replace(plan, config=SimpleNamespace(**vars(plan.config) | {"engine": name}))
+            session.compare(named, StatusLine(io.StringIO()), lambda text: None)
+            recipes = [
+                load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken
+            ]
+            assert [recipe["fsync"] for recipe in recipes] == [name != "local"] * 2
+            Taking.taken.clear()
