@@ -88,9 +88,9 @@ def planned(words: str, **changes: object) -> ComparisonPlan:
 
 def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str]:
     """How many cells ask a service at once, and what is said."""
-    told = list[str]()
+    lines = list[str]()
     plan = planned(words, **changes)
-    return rehearse(plan, plan.cells, told.append, ask).sharing, "\n".join(told)
+    return rehearse(plan, plan.cells, lines.append, ask).sharing, "\n".join(lines)
 
 
 def refusal(words: str, **changes: object) -> str:
@@ -112,12 +112,12 @@ def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], lis
 def test_a_shape_that_the_weights_leave_open_is_the_evaluation_s_or_asked_for_once() -> None:
     save_file(build_net("resnet18", (3, 32, 32), 10).state_dict(), "weights.safetensors")
     words = "--methods static --teacher.checkpoint weights.safetensors --teacher.arch resnet18"
-    said = refusal(words)
-    assert said.startswith("--teacher.shape: ")
-    assert said.endswith("give --teacher.shape C,H,W")
+    message = refusal(words)
+    assert message.startswith("--teacher.shape: ")
+    assert message.endswith("give --teacher.shape C,H,W")
     np.savez("own.npz", images=np.zeros((40, 3, 16, 16), np.uint8), labels=np.arange(40) % 10)
-    told = rehearsed(f"{words} --evaluation.dataset own.npz")[1]
-    assert "probabilities, images 3x16x16, as those of the evaluation (--teacher.shape)" in told
+    lines = rehearsed(f"{words} --evaluation.dataset own.npz")[1]
+    assert "probabilities, images 3x16x16, as those of the evaluation (--teacher.shape)" in lines
 
 
 def test_each_problem_is_said_once_with_the_rows_that_have_it(
@@ -136,17 +136,17 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
     assert "200 are left" in first
     assert "300 are left" in second
     assert calls() == []
-    said = refusal("--teacher owned:Local --student.arch owned:Broken")
-    assert said.startswith(
+    message = refusal("--teacher owned:Local --student.arch owned:Broken")
+    assert message.startswith(
         "static, dfme: the student Broken: expected floats (2, 10) for (2, 1, 8, 8)"
     )
-    assert "; static" not in said
+    assert "; static" not in message
     assert not Path("out").exists()
 
 
 def test_device_and_replay_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = refusal(f"{DIGITS} --device cuda:99")
-    assert said.startswith("static, dfme: --device cuda:99: this machine has")
+    message = refusal(f"{DIGITS} --device cuda:99")
+    assert message.startswith("static, dfme: --device cuda:99: this machine has")
     assert (
         rehearsed(f"{DIGITS} --device cuda:99", engine="slurm")[0] == 0
     )  # whose machines are others
@@ -166,11 +166,11 @@ def test_several_cells_at_a_service_without_a_rate_are_refused(
         "Service",
         "Silent",
     ):  # the second states a rate in its code, which no option can divide
-        said = refusal(f"--teacher owned:{kind} --jobs 3")
-        assert said.startswith(
+        message = refusal(f"--teacher owned:{kind} --jobs 3")
+        assert message.startswith(
             f"--jobs: 3 cells would ask owned:{kind} at once, and nobody says how fast"
         )
-        assert "; give --teacher.images-per-second or --teacher.requests-per-second" in said
+        assert "; give --teacher.images-per-second or --teacher.requests-per-second" in message
         assert rehearsed(f"--teacher owned:{kind} --jobs 1")[0] == 1
     assert (
         rehearsed("--teacher owned:Service --jobs 3 --methods static --seeds 0")[0] == 1
@@ -188,10 +188,10 @@ def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, sh
         "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
         f" --jobs {jobs}"
     )
-    sharing, told = rehearsed(words)
+    sharing, lines = rehearsed(words)
     assert sharing == share
     line = f"{share} cells ask at once, each at 1/{share} of its "
-    assert (f"{line}60 images per second and 6 requests per second" in told) == (share > 1)
+    assert (f"{line}60 images per second and 6 requests per second" in lines) == (share > 1)
     job = planned(words).cells[0].job
     asked = as_asked(job, sharing, away=False)
     assert asked.teacher_options == {

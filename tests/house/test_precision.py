@@ -182,7 +182,7 @@ def test_tf32_is_off_inside_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "device", "fast"),
+    ("capabilities", "device", "fast"),
     [
         ({"avx512_bf16": True}, "cpu", True),
         ({"avx512_bf16": True}, "cuda", False),
@@ -192,11 +192,11 @@ def test_tf32_is_off_inside_on_a_gpu() -> None:
     ],
 )
 def test_bf16_is_fast_on_a_cpu_that_has_instructions_for_it(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, object] | None, device: str, fast: bool
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, object] | None, device: str, fast: bool
 ) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)  # as in torch 2.9
-    if told is not None:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
+    if capabilities is not None:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert has_fast_bf16(torch.device(device)) is fast
 
 

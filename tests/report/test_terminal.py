@@ -209,8 +209,8 @@ def test_a_directory_steers_no_terminal(here: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_line_is_said_once_and_then_counted_before_the_next_one_and_at_the_end() -> None:
-    said = list[str]()
-    with Notes(said.append) as note:
+    messages = list[str]()
+    with Notes(messages.append) as note:
         for line in [
             "429",
             "429",
@@ -223,23 +223,23 @@ def test_a_line_is_said_once_and_then_counted_before_the_next_one_and_at_the_end
             "429",
         ]:
             note(line)
-    assert said[:4] == [
+    assert messages[:4] == [
         "429",
         "the same 2 more times: 429",
         "a warning",
         "the same 1 more time: 429",
     ]
-    assert said[4:] == ["503", "the same 1 more time: 429", "the same 2 more times: a warning"]
+    assert messages[4:] == ["503", "the same 1 more time: 429", "the same 2 more times: a warning"]
 
 
 def test_what_goes_on_and_on_is_counted_every_five_minutes_in_bounded_memory() -> None:
-    said, seconds = list[str](), itertools.count()
-    note = Notes(said.append, clock=lambda: float(next(seconds)))
+    messages, seconds = list[str](), itertools.count()
+    note = Notes(messages.append, clock=lambda: float(next(seconds)))
     for _ in range(1_000):
         note("busy")
-    assert len(said) == 4
-    assert said[0] == "busy"
-    assert all(line.endswith(" more times: busy") for line in said[1:])
+    assert len(messages) == 4
+    assert messages[0] == "busy"
+    assert all(line.endswith(" more times: busy") for line in messages[1:])
     for number in range(1_000):
         note(f"line {number}")
     assert len(vars(note)["_again"]) <= 100
@@ -256,7 +256,7 @@ def test_what_goes_on_and_on_is_counted_every_five_minutes_in_bounded_memory() -
 )
 def test_no_failure_floods_the_terminal(failure: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is worded: 40 requests in flight four at a time, of which each fails twice."""
-    said, number = list[str](), itertools.count()
+    messages, number = list[str](), itertools.count()
     service, attempts = ScriptedTeacher(max_batch=1), dict[str, int]()
     ask = service.ask
 
@@ -268,10 +268,10 @@ def test_no_failure_floods_the_terminal(failure: object, monkeypatch: pytest.Mon
 
     service.ask = failing
     monkeypatch.setattr(RateLimiter, "pause", lambda self, seconds: None)
-    with Notes(said.append) as note:
+    with Notes(messages.append) as note:
         Oracle(service, Ledger(1_000), tell=note)(torch.rand(40, 1, 2, 2))
-    assert len(said) == 2
-    assert said[1].startswith("the same 79 more times: ")
+    assert len(messages) == 2
+    assert messages[1].startswith("the same 79 more times: ")
 
 
 STEERING = "\x1b\x07\x9b\u202e\u2066\u200b\u2028\ufeff"
