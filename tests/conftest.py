@@ -23,7 +23,7 @@ gc.disable()  # until all is imported, which stays to the end
 atexit.register(gc.unfreeze)
 
 OTHER_TIERS = ("integration", "exhaustive", "cluster", "gpu", "network")
-SECONDS = 4.0
+SECONDS = 6.0
 """CPU time above which a test of the default tier is pointed out."""
 WHOLE_FILE = re.compile(
     r"^pytestmark = (?:\[[^\]]*|.*)\b(?:integration|exhaustive|cluster)\b", re.M

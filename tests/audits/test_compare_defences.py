@@ -44,9 +44,9 @@ def plan(defences: str = "none", answers: str = "auto", **changes: Any) -> Compa
 
 
 def test_each_defence_and_attacker_is_a_cell_with_its_options() -> None:
-    made = plan("none,reverse_sigmoid:beta=0.7", "scores,table,net+repeat=3+label")
-    assert len(made.cells) == 6
-    by_name = {cell.name: cell.job for cell in made.cells}
+    comparison = plan("none,reverse_sigmoid:beta=0.7", "scores,table,net+repeat=3+label")
+    assert len(comparison.cells) == 6
+    by_name = {cell.name: cell.job for cell in comparison.cells}
     job = by_name["procedural-probabilities-reverse_sigmoid_beta=0.7-table-2k-seed3"]
     stack = ("reverse_sigmoid:beta=0.7:gamma=0.2",)
     assert job.teacher.defences == stack
@@ -58,15 +58,19 @@ def test_each_defence_and_attacker_is_a_cell_with_its_options() -> None:
 
 
 def test_both_axes_are_in_its_file_and_a_file_without_them_is_a_plain_one() -> None:
-    made = plan("none,lattice:n=10", "scores,label")
-    assert made.options["defences"] + made.options["answers"] == [
+    comparison = plan("none,lattice:n=10", "scores,label")
+    assert comparison.options["defences"] + comparison.options["answers"] == [
         "none",
         "lattice:n=10",
         "scores",
         "label",
     ]
-    old = {key: value for key, value in made.options.items() if key not in ("defences", "answers")}
-    for options, cells in ((made.options, made.cells), (old, plan().cells)):
+    old = {
+        key: value
+        for key, value in comparison.options.items()
+        if key not in ("defences", "answers")
+    }
+    for options, cells in ((comparison.options, comparison.cells), (old, plan().cells)):
         Path("out").mkdir(exist_ok=True)
         Path("out/comparison.yaml").write_text(sealed(dump_yaml(options)))
         assert plan_of(["--resume", "--out", "out"]).cells == cells
@@ -112,18 +116,18 @@ def test_the_run_that_tells_what_becomes_of_a_cell(
 def test_what_cannot_be_is_said_and_does_not_run(
     defence: str, answers: str, mode: str, reason: str
 ) -> None:
-    made = plan(f"{defence}", f"auto,{answers}", label_modes=[mode])
-    (told,) = not_applicable(made.runs).values()
-    assert told.startswith(reason)
+    comparison = plan(f"{defence}", f"auto,{answers}", label_modes=[mode])
+    (row,) = not_applicable(comparison.runs).values()
+    assert row.startswith(reason)
 
 
 def test_labels_and_what_changes_no_answer_are_run_once() -> None:
-    made = plan("none,modelguard_w,grad2,pow,quota:images=500", "scores,label")
-    assert [cell.name.removeprefix("procedural-").removesuffix("-2k-seed3") for cell in made.runs] == [
+    comparison = plan("none,modelguard_w,grad2,pow,quota:images=500", "scores,label")
+    assert [cell.name.removeprefix("procedural-").removesuffix("-2k-seed3") for cell in comparison.runs] == [
         "probabilities-scores", "probabilities-label", "probabilities-modelguard_w-scores",
         "probabilities-grad2-scores", "probabilities-grad2-label",
     ]  # fmt: skip
-    assert len(made.cells) == 10
+    assert len(comparison.cells) == 10
 
 
 def test_every_defence_can_be_asked_for() -> None:
@@ -170,14 +174,14 @@ def line(text: str, defence: str) -> dict[str, str]:
 
 
 def test_a_line_has_every_attacker_the_best_the_way_to_labels_and_the_bill() -> None:
-    told = line(overview(result()), "modelguard_w")
-    assert told["scores"] == "11.0 +- 1.4"
-    assert told["label"] == "74.0 +- 1.4 (shared)"
-    assert told["table"] == "**75.0 +- 1.4 (within the spread)**"
-    assert told["best attacker"] == "**table 75.0 +- 1.4**"
-    assert told["to label-only"] == "95%"  # (94 - 75) / (94 - 74)
-    assert (told["lost"], told["changed"]) == ("1.2% / 1.2%", "50.0% / 50.0%")
-    assert (told["L1"], told["L1 95%"], told["AUROC"]) == (
+    row = line(overview(result()), "modelguard_w")
+    assert row["scores"] == "11.0 +- 1.4"
+    assert row["label"] == "74.0 +- 1.4 (shared)"
+    assert row["table"] == "**75.0 +- 1.4 (within the spread)**"
+    assert row["best attacker"] == "**table 75.0 +- 1.4**"
+    assert row["to label-only"] == "95%"  # (94 - 75) / (94 - 74)
+    assert (row["lost"], row["changed"]) == ("1.2% / 1.2%", "50.0% / 50.0%")
+    assert (row["L1"], row["L1 95%"], row["AUROC"]) == (
         "1.000 / 0.750",
         "1.25 / 1.25",
         "0.500 / 0.500",
@@ -201,20 +205,20 @@ def test_the_best_renaming_counts_where_it_gains_more_than_the_spread() -> None:
         for answers, *pairs in of
         for seed, (plain, renamed) in enumerate(pairs)
     ]
-    told = line(overview(ComparisonResult("x", {}, tuple(runs))), "misinform")
-    assert told["kl"] == "**2.0 +- 1.4, relabelled 90.0 +- 0.0**"
+    row = line(overview(ComparisonResult("x", {}, tuple(runs))), "misinform")
+    assert row["kl"] == "**2.0 +- 1.4, relabelled 90.0 +- 0.0**"
     # within the spread, and what halves may differ by
-    assert told["label"] == told["scores"] == "50.0 +- 0.0"
-    assert told["best attacker"] == "**kl 90.0 +- 0.0**"
-    assert told.get("to label-only", "-") == "-"  # nothing undefended was run
+    assert row["label"] == row["scores"] == "50.0 +- 0.0"
+    assert row["best attacker"] == "**kl 90.0 +- 0.0**"
+    assert row.get("to label-only", "-") == "-"  # nothing undefended was run
 
 
 def test_a_recovery_that_gains_nothing_is_called_so_and_missing_seeds_are_counted() -> None:
     pairs = [("kl", 0, 0.8), ("table", 0, 0.7), ("kl", 1, 0.8)]
     done = [defended("lattice", *pair) for pair in pairs]
     waiting = replace(defended("lattice", "table", 1, 0.7), state="waiting", figures=None)
-    told = line(overview(ComparisonResult("x", {}, (*done, waiting))), "lattice")
-    assert (told["kl"], told["table"]) == ("**80.0 +- 0.0**", "70.0 (gains nothing, 1 of 2)")
+    row = line(overview(ComparisonResult("x", {}, (*done, waiting))), "lattice")
+    assert (row["kl"], row["table"]) == ("**80.0 +- 0.0**", "70.0 (gains nothing, 1 of 2)")
 
 
 def test_the_report_and_the_data_say_the_same_for_people_and_machines() -> None:
@@ -245,8 +249,8 @@ def test_a_quota_is_read_off_the_curve() -> None:
 
 
 def test_what_is_shared_is_marked_and_a_quota_is_cut() -> None:
-    made = plan("none,modelguard_w,quota:images=250", "kl,label")
-    session = Session(made, {}, StatusLine(io.StringIO()))
+    comparison = plan("none,modelguard_w,quota:images=250", "kl,label")
+    session = Session(comparison, {}, StatusLine(io.StringIO()))
     for name, waiting in session._outcomes.items():
         session._outcomes[name] = replace(waiting, state="finished", figures=FIGURES)
     seen = {

@@ -50,7 +50,7 @@ def engine(
     kind: type[Any], jobs: int, device: str = "cpu", **options: str
 ) -> tuple[Any, list[str]]:
     """One whose cells are names, and what it tells."""
-    told: list[str] = []
+    messages: list[str] = []
 
     def task(cell: str) -> Task:
         return Task(("extract", "--out", cell), Path(f"{cell}.log"), Path(cell), device, main)
@@ -59,7 +59,7 @@ def engine(
         retries=0, engine_options=[f"{name}={text}" for name, text in options.items()]
     )
     plan = SimpleNamespace(jobs=jobs, config=config, engine_options=options, out=Path())
-    return kind(plan, task, told.append), told
+    return kind(plan, task, messages.append), messages
 
 
 def said(folder: Path, *cells: str) -> list[list[object]]:
@@ -108,24 +108,24 @@ def test_four_cells_at_once_have_a_gpu_each(
 def test_a_line_of_the_list_runs_anywhere_and_that_of_an_array_in_the_place_of_its_shell(
     stand_in: Path,
 ) -> None:
-    commands, told = engine(Commands, 2)
+    commands, messages = engine(Commands, 2)
     commands.run(["a b", "c"], lambda cell, code: False, lambda: False)
     listed = (stand_in / "commands.txt").read_text().splitlines()
     assert len(listed) == 2
-    assert "2 cells to run" in told[0]
+    assert "2 cells to run" in messages[0]
     first = subprocess.Popen(["sh", "-c", listed[0]], cwd="/")
     array = {**os.environ, "SLURM_ARRAY_TASK_ID": "2"}
     second = subprocess.Popen(["bash", str(stand_in / "array.sh")], cwd="/", env=array)
-    found = said(stand_in, "a b", "c")
-    assert [words[-1] for words, *_ in found] == ["a b", "c"]
-    assert found[1][2] == second.pid, "signals for the batch shell are the run's"
-    assert {folder for *_, folder in found} == {str(stand_in)}
+    started = said(stand_in, "a b", "c")
+    assert [words[-1] for words, *_ in started] == ["a b", "c"]
+    assert started[1][2] == second.pid, "signals for the batch shell are the run's"
+    assert {folder for *_, folder in started} == {str(stand_in)}
     second.send_signal(signal.SIGTERM)
     assert second.wait(20) == -signal.SIGTERM
     (stand_in / "go").touch()
     assert first.wait(20) == 0
     again = shlex.split(
-        next(line for line in told[0].splitlines() if "xargs" in line).partition("<")[0]
+        next(line for line in messages[0].splitlines() if "xargs" in line).partition("<")[0]
     )
     with (stand_in / "commands.txt").open() as lines:
         assert subprocess.run(again, stdin=lines, cwd="/", timeout=60).returncode == 0

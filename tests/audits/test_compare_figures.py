@@ -35,7 +35,7 @@ def test_a_mean_and_its_deviation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queries", "told"),
+    ("queries", "words"),
     [
         ([1000, 2000, 3000], "2,000 +- 1,000"),
         ([1500], "1,500"),
@@ -45,8 +45,8 @@ def test_a_mean_and_its_deviation() -> None:
         ([None, None], "not reached"),
     ],
 )
-def test_queries_that_not_every_seed_reached(queries: list[int | None], told: str) -> None:
-    assert str(reached(queries)) == told
+def test_queries_that_not_every_seed_reached(queries: list[int | None], words: str) -> None:
+    assert str(reached(queries)) == words
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,13 @@ def test_without_an_evaluation_set_no_level_is_called_missed() -> None:
 
 def test_a_column_that_no_row_has_a_figure_in_is_left_out() -> None:
     label = [outcome("a", 0, kl=None), outcome("duo", 0, kl=None, vote_agreement=0.93)]
-    made = findings(*label, outcome("a", 0, mode="logits"))
-    heads = [line.split("|") for line in markdown(made).splitlines() if line.startswith("| row ")]
+    comparison = findings(*label, outcome("a", 0, mode="logits"))
+    heads = [
+        line.split("|") for line in markdown(comparison).splitlines() if line.startswith("| row ")
+    ]
     shown = [[name.strip() for name in line if "KL" in name or "vote" in name] for line in heads]
     assert shown == [["vote agreement %"], ["KL"]] * 2  # over all seeds, then each seed
-    hard, soft = (table["rows"] for table in json.loads(as_json(made))["tables"])
+    hard, soft = (table["rows"] for table in json.loads(as_json(comparison))["tables"])
     assert all(
         row.keys() & {"kl", "vote_accuracy", "vote_agreement"} == {"vote_agreement"} for row in hard
     )
@@ -208,8 +210,8 @@ def test_the_report_has_a_table_per_mode_and_every_seed() -> None:
 
 
 def test_the_data_have_every_figure() -> None:
-    made = findings(outcome("a", 0), outcome("a", 7, accuracy=0.8), outcome("b", 0, "failed"))
-    content = json.loads(as_json(made))
+    comparison = findings(outcome("a", 0), outcome("a", 7, accuracy=0.8), outcome("b", 0, "failed"))
+    content = json.loads(as_json(comparison))
     (table,) = content["tables"]
     known = {"mean": 0.85, "sd": pytest.approx(0.0707, abs=1e-4), "count": 2}
     assert table["rows"][0]["accuracy"] == pytest.approx(known)
@@ -225,10 +227,10 @@ def test_the_data_have_every_figure() -> None:
 def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named(
     across: int,
 ) -> None:
-    made = findings(
+    comparison = findings(
         outcome("a", 0), outcome("dual_students", 1), outcome("dual_students", 2, collapsed=True)
     )
-    whole, text = overview(made), overview(made, across)
+    whole, text = overview(comparison), overview(comparison, across)
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert max(map(len, whole.splitlines())) > 120
     assert {len(line) for line in table} == {len(table[0])}
@@ -242,7 +244,7 @@ def test_on_a_terminal_a_table_has_the_columns_that_fit_and_the_others_are_named
         assert all(cells(text, row)[head] == cells(whole, row)[head] for head in heads)
     assert "Rows differ" not in text
     assert "\n\nRows differ in lr 1 (b: 8)." in overview(
-        replace(made, unequal="lr 1 (b: 8)"), across
+        replace(comparison, unequal="lr 1 (b: 8)"), across
     )
 
 

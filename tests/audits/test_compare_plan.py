@@ -40,8 +40,8 @@ def plan(flags: str = "", **changes: Any) -> ComparisonPlan:
     return plan_of(["--config", "c.yaml", *shlex.split(flags)])
 
 
-def cell(made: ComparisonPlan, row: str) -> Cell:
-    return next(cell for cell in made.cells if cell.row == row)
+def cell(comparison: ComparisonPlan, row: str) -> Cell:
+    return next(cell for cell in comparison.cells if cell.row == row)
 
 
 def refusal(flags: str = "", **changes: Any) -> str:
@@ -52,20 +52,20 @@ def refusal(flags: str = "", **changes: Any) -> str:
 
 
 def test_every_row_seed_budget_and_mode_is_a_cell_the_first_seed_of_all_first() -> None:
-    made = plan(seeds=[3, 1], budgets=["2k", 500], label_modes=["probabilities:4", "label"])
-    assert len(made.cells) == len({each.name for each in made.cells}) == 16
-    assert [each.seed for each in made.cells] == [3] * 8 + [1] * 8
-    assert made.cells[0].name == "static-probabilities_4-2k-seed3"
-    assert made.cells[-1].name == "dfme-label-500-seed1"
-    assert {(each.job.config.seed, each.job.config.budget) for each in made.cells} == {
+    comparison = plan(seeds=[3, 1], budgets=["2k", 500], label_modes=["probabilities:4", "label"])
+    assert len(comparison.cells) == len({each.name for each in comparison.cells}) == 16
+    assert [each.seed for each in comparison.cells] == [3] * 8 + [1] * 8
+    assert comparison.cells[0].name == "static-probabilities_4-2k-seed3"
+    assert comparison.cells[-1].name == "dfme-label-500-seed1"
+    assert {(each.job.config.seed, each.job.config.budget) for each in comparison.cells} == {
         (seed, budget) for seed in (3, 1) for budget in (2000, 500)
     }
-    assert made.cells[0].job.teacher.label_mode == "probabilities:4"
+    assert comparison.cells[0].job.teacher.label_mode == "probabilities:4"
 
 
 def test_cells_share_student_steps_teacher_and_evaluation() -> None:
-    made = plan("--student-steps 77 --student.arch cnn_medium --evaluation.points 9")
-    for each in made.cells:
+    comparison = plan("--student-steps 77 --student.arch cnn_medium --evaluation.points 9")
+    for each in comparison.cells:
         config = each.job.config
         assert (config.student.steps, config.student.arch, config.student.lr) == (
             77,
@@ -73,17 +73,17 @@ def test_cells_share_student_steps_teacher_and_evaluation() -> None:
             0.05,
         )
         assert (config.evaluation.points, config.evaluation.dataset) == (9, "digits")
-        assert config.out == str(made.out / "cells" / each.name)
+        assert config.out == str(comparison.out / "cells" / each.name)
 
 
 def test_a_single_value_is_a_list_of_one_and_a_flag_beats_the_file_in_every_row() -> None:
-    made = plan(seeds=5, budgets=3000, label_modes="label", methods="static")
-    assert [each.name for each in made.cells] == ["static-label-3k-seed5"]
+    comparison = plan(seeds=5, budgets=3000, label_modes="label", methods="static")
+    assert [each.name for each in comparison.cells] == ["static-label-3k-seed5"]
     rows = {"wild": {"method": "static", "student": {"lr": 9.0}}}
-    made = plan("--methods wild,static --seeds 1,2 --student.lr .3", rows=rows)
-    assert [(each.seed, each.job.config.student.lr) for each in made.cells] == [(1, 0.3)] * 2 + [
-        (2, 0.3)
-    ] * 2
+    comparison = plan("--methods wild,static --seeds 1,2 --student.lr .3", rows=rows)
+    assert [(each.seed, each.job.config.student.lr) for each in comparison.cells] == [
+        (1, 0.3)
+    ] * 2 + [(2, 0.3)] * 2
 
 
 def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
@@ -93,8 +93,8 @@ def test_rows_depart_from_the_shared_recipe_key_by_key() -> None:
         "dfme": {"method": {"reuse": True}},
         "unused": {"method": "static"},
     }
-    made = plan(methods=["soft", "dfme", "static"], rows=rows, estimator={"step": 0.01})
-    soft, dfme, static = (cell(made, row).job for row in ("soft", "dfme", "static"))
+    comparison = plan(methods=["soft", "dfme", "static"], rows=rows, estimator={"step": 0.01})
+    soft, dfme, static = (cell(comparison, row).job for row in ("soft", "dfme", "static"))
     assert (soft.method, soft.method_config.generator_lr, soft.estimator.directions) == (
         "dfme",
         1e-3,
@@ -142,8 +142,8 @@ def test_a_row_of_a_file_has_that_file_s_method_student_and_schedule_alone() -> 
 
 def test_a_row_departs_from_the_recipe_that_it_names() -> None:
     rows = {"plain": "frugal", "told": {"recipe": "frugal", "queries": {"domain": "text"}}}
-    made = plan(methods="plain,told", rows=rows)
-    plain, told = (cell(made, name).job for name in rows)
+    comparison = plan(methods="plain,told", rows=rows)
+    plain, told = (cell(comparison, name).job for name in rows)
     assert (plain.queries.domain, told.queries.domain) == ("unknown", "text")
     assert told.queries.programs == ("text",)
     assert replace(told.queries, domain="unknown", programs=plain.queries.programs) == plain.queries
@@ -151,14 +151,14 @@ def test_a_row_departs_from_the_recipe_that_it_names() -> None:
 
 
 def test_a_flag_of_a_section_is_for_the_rows_that_heed_it_and_wandb_groups_the_cells() -> None:
-    made = plan("--wandb.mode offline --out first --estimator.directions 3")
-    assert {each.row: each.job.estimator.directions for each in made.cells} == {
+    comparison = plan("--wandb.mode offline --out first --estimator.directions 3")
+    assert {each.row: each.job.estimator.directions for each in comparison.cells} == {
         "static": 1,
         "dfme": 3,
     }
     assert all(
         (each.job.config.wandb.group, each.job.config.wandb.name) == ("first", each.name)
-        for each in made.cells
+        for each in comparison.cells
     )
     assert {each.job.config.wandb.group for each in plan("--wandb.group mine").cells} == {"mine"}
 
@@ -174,19 +174,21 @@ def test_a_custom_teacher_s_parameters_vary_with_the_cells_that_they_are_named_l
     here: Path,
 ) -> None:
     (here / "own_cells.py").write_text(OWN_TEACHER)
-    made = plan(
+    comparison = plan(
         "--defences none,lattice:n=10 --methods static",
         teacher={"kind": "own_cells:Own", "scale": 3},
         label_modes=["probabilities", "label"],
     )
     stack = "lattice:n=10"
-    assert [(each.job.teacher.label_mode, each.job.teacher_options) for each in made.cells] == [
+    assert [
+        (each.job.teacher.label_mode, each.job.teacher_options) for each in comparison.cells
+    ] == [
         ("probabilities", {"label_mode": "probabilities", "defences": "none", "scale": 3.0}),
         ("probabilities", {"label_mode": "probabilities", "defences": stack, "scale": 3.0}),
         ("label", {"label_mode": "label", "defences": "none", "scale": 3.0}),
         ("label", {"label_mode": "label", "defences": "none", "scale": 3.0}),
     ]
-    assert [each.job.teacher.defences for each in made.cells] == [(), (stack,), (), ()]
+    assert [each.job.teacher.defences for each in comparison.cells] == [(), (stack,), (), ()]
 
 
 def test_variables_lie_below_flags_and_a_flag_on_record_beats_the_rows(
@@ -210,10 +212,10 @@ def test_it_is_said_in_which_options_rows_differ_besides_their_methods() -> None
         "b": {"method": {"name": "procedural", "batch_size": 64}, "student": {"lr": 0.3}},
         "c": {"method": small, "student": {"rounds": [0.5, 1.0]}},
     }
-    made = plan(methods=list(rows), rows=rows)
-    said = unequal({each.row: each.job for each in made.cells})
-    assert said == "batch_size 64 (c: 8); lr 0.05 (b: 0.3); rounds none (c: [0.5, 1.0])"
-    assert unequal({each.row: each.job for each in made.cells if each.row == "a"}) == ""
+    comparison = plan(methods=list(rows), rows=rows)
+    message = unequal({each.row: each.job for each in comparison.cells})
+    assert message == "batch_size 64 (c: 8); lr 0.05 (b: 0.3); rounds none (c: [0.5, 1.0])"
+    assert unequal({each.row: each.job for each in comparison.cells if each.row == "a"}) == ""
 
 
 # What cannot be compared
@@ -245,20 +247,23 @@ def test_mistakes_are_named(flags: str, changes: Mapping[str, Any], message: str
 
 
 def test_what_is_wrong_with_all_rows_is_said_once_and_everything_is_said() -> None:
-    said = refusal("--student.lr 0", evaluation={"dataset": "digits", "pionts": 4})
-    assert said.count("--student.lr: expected a positive number, got 0") == 1
+    message = refusal("--student.lr 0", evaluation={"dataset": "digits", "pionts": 4})
+    assert message.count("--student.lr: expected a positive number, got 0") == 1
     assert (
-        said.count("c.yaml: evaluation.pionts: unknown key; did you mean evaluation.points?") == 1
+        message.count("c.yaml: evaluation.pionts: unknown key; did you mean evaluation.points?")
+        == 1
     )
     rows = {"static": {"method": {"batch_size": 0}}, "dfme": {"schedule": {"kind": "none"}}}
-    said = refusal(rows=rows)
-    assert "static: c.yaml: method.batch_size: expected at least 1, got 0" in said
-    assert "dfme: c.yaml: schedule.kind: expected one of" in said
+    message = refusal(rows=rows)
+    assert "static: c.yaml: method.batch_size: expected at least 1, got 0" in message
+    assert "dfme: c.yaml: schedule.kind: expected one of" in message
 
 
 def test_without_methods_all_rows_are_compared_and_each_may_repeat_what_is_equal_anyway() -> None:
-    made = plan(methods=[], rows={"a": {"method": "static", "student": {"arch": "cnn_small"}}})
-    assert [each.row for each in made.cells] == ["a"]
+    comparison = plan(
+        methods=[], rows={"a": {"method": "static", "student": {"arch": "cnn_small"}}}
+    )
+    assert [each.row for each in comparison.cells] == ["a"]
 
 
 def test_methods_that_cannot_use_a_mode_are_known_before_anything_runs() -> None:
@@ -285,29 +290,29 @@ def test_a_directory_with_something_in_it_is_left_alone(here: Path) -> None:
 
 
 def test_the_comparison_s_own_file_gives_it_again_with_its_flags() -> None:
-    made = plan(
+    comparison = plan(
         "--methods wild,dfme --student.lr .3 --estimator.directions 2 --out out --jobs 3",
         rows={"wild": {"method": "static", "student": {"lr": 9.0}}},
     )
-    made.out.mkdir()
-    (made.out / "comparison.yaml").write_text(sealed(dump_yaml(made.options)))
+    comparison.out.mkdir()
+    (comparison.out / "comparison.yaml").write_text(sealed(dump_yaml(comparison.options)))
     again = plan_of(["--resume", "--out", "out"])
-    assert again.cells == made.cells
+    assert again.cells == comparison.cells
     assert (again.jobs, again.config.student_steps) == (3, 40)
-    assert json.dumps(again.options) == json.dumps(made.options)
+    assert json.dumps(again.options) == json.dumps(comparison.options)
     narrower = plan_of(["--resume", "--out", "out", "--methods", "wild", "--student.lr", ".4"])
     assert [each.job.config.student.lr for each in narrower.cells] == [0.4]
 
 
 def test_a_cell_that_was_run_with_other_values_is_refused() -> None:
-    made = plan("--out out")
-    folder = made.directory(made.cells[0])
+    comparison = plan("--out out")
+    folder = comparison.directory(comparison.cells[0])
     folder.mkdir(parents=True)
-    (made.out / "comparison.yaml").write_text(sealed(dump_yaml(made.options)))
-    (folder / "config.yaml").write_text(sealed(dump_yaml(document(made.cells[0].job))))
-    assert plan("--out out --resume").cells == made.cells
-    said = refusal("--out out --resume --student-steps 41")
-    assert "static-probabilities-2k-seed3 was run with other values of student.steps" in said
+    (comparison.out / "comparison.yaml").write_text(sealed(dump_yaml(comparison.options)))
+    (folder / "config.yaml").write_text(sealed(dump_yaml(document(comparison.cells[0].job))))
+    assert plan("--out out --resume").cells == comparison.cells
+    message = refusal("--out out --resume --student-steps 41")
+    assert "static-probabilities-2k-seed3 was run with other values of student.steps" in message
 
 
 # The recipes and the command

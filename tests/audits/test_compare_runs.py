@@ -103,10 +103,10 @@ def plan(flags: str = "", **rows: int) -> ComparisonPlan:
     return plan_of(["--config", "c.yaml", "--out", "out", *flags.split()])
 
 
-def compare(made: ComparisonPlan) -> tuple[int, list[str], str]:
+def compare(comparison: ComparisonPlan) -> tuple[int, list[str], str]:
     """The exit code, the lines told and the text shown at the end."""
     told, shown = io.StringIO(), list[str]()
-    code = session.compare(made, StatusLine(told), shown.append)
+    code = session.compare(comparison, StatusLine(told), shown.append)
     progress = re.compile(r"teacher |about |\d+ of \d+ cells done")
     lines = [line for line in told.getvalue().splitlines() if not progress.match(line)]
     assert all(f"{line.split()[1][:-1]}: begun" in lines for line in lines if line.startswith("["))
@@ -136,16 +136,16 @@ def test_a_failed_cell_is_reported_and_stops_nothing(stand_in: list[Sequence[str
     assert load_yaml("out/cells/good-probabilities-2k-seed1.yaml")["seed"] == 1
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(1190.0, "19:50"), (1210.0, "20:10")])
+@pytest.mark.parametrize(("seconds", "message"), [(1190.0, "19:50"), (1210.0, "20:10")])
 def test_what_takes_more_than_twenty_minutes_says_what_shortens_it(
-    stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
+    stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch, seconds: float, message: str
 ) -> None:
     monkeypatch.setattr(rehearsal.Rehearsal, "total", lambda *_: seconds)
     told = io.StringIO()
     assert session.compare(plan("--seeds 0", good=FINE), StatusLine(told), lambda text: None) == 0
     (line,) = (line for line in told.getvalue().splitlines() if line.startswith("about "))
     shorter = "; shorter with smaller --budgets, fewer --student-steps, --methods or --seeds"
-    assert line == f"about {said} on this machine for 1 cells of 2,000 images" + shorter * (
+    assert line == f"about {message} on this machine for 1 cells of 2,000 images" + shorter * (
         seconds > 1200
     )
 
@@ -166,13 +166,13 @@ def test_a_dry_run_says_images_and_time_and_begins_nothing(stand_in: list[Sequen
 
 
 def test_a_cell_that_the_system_kills_is_gone_on_with(stand_in: list[Sequence[str]]) -> None:
-    said = "killed by signal 9 (the system does that when memory runs out)"
+    message = "killed by signal 9 (the system does that when memory runs out)"
     _, told, _ = compare(plan("--seeds 0 --retries 0", first=IS_KILLED))
-    assert f"{said}; what was paid is kept; under way" in told[0]
+    assert f"{message}; what was paid is kept; under way" in told[0]
     _, told, _ = compare(
         plan("--seeds 0 --resume --retries 1", first=IS_KILLED, then=IS_KILLED, bad=FAILS)
     )
-    assert told[1] == f"then-probabilities-2k-seed0: {said}, and is gone on with (retry 1)"
+    assert told[1] == f"then-probabilities-2k-seed0: {message}, and is gone on with (retry 1)"
     rows = [Path(words[4]).name.partition("-")[0] for words in stand_in]
     assert rows == "first first then then bad".split()
     assert sorted(states().values()) == ["failed", "finished", "finished"]
@@ -203,11 +203,11 @@ def test_finished_cells_are_kept_and_the_others_are_resumed(stand_in: list[Seque
 def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(
     stand_in: list[Sequence[str]],
 ) -> None:
-    made, handler = plan("--jobs 2", slow=WAITS, good=FINE), signal.getsignal(signal.SIGINT)
+    comparison, handler = plan("--jobs 2", slow=WAITS, good=FINE), signal.getsignal(signal.SIGINT)
     threading.Thread(
         target=interrupt_after, args=["good-probabilities-2k-seed0"], daemon=True
     ).start()
-    code, told, _ = compare(made)
+    code, told, _ = compare(comparison)
     assert code == 130
     assert told[-1] == "  python run.py compare --resume --out out"
     folder = Path("out/cells/slow-probabilities-2k-seed0")
@@ -217,7 +217,7 @@ def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             "--teacher.checkpoint wrong.safetensors",
@@ -227,7 +227,7 @@ def test_an_interruption_stops_the_cells_once_and_says_how_to_go_on(
     ],
 )
 def test_a_teacher_that_cannot_work_is_said_once_and_no_cell_is_started(
-    stand_in: list[Sequence[str]], flags: str, said: str, monkeypatch: pytest.MonkeyPatch
+    stand_in: list[Sequence[str]], flags: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes = PACKAGE / "teachers/checkpoints/shapes.safetensors"
     Path("wrong.safetensors").write_bytes(shapes.read_bytes())
@@ -235,7 +235,7 @@ def test_a_teacher_that_cannot_work_is_said_once_and_no_cell_is_started(
         "class Mine:\n def __call__(self, x): raise RuntimeError('no luck')\n"
     )
     monkeypatch.syspath_prepend(".")
-    with pytest.raises((UserError, TeacherError), match=said) as caught:
+    with pytest.raises((UserError, TeacherError), match=message) as caught:
         compare(plan(flags, a=FINE, b=FINE))
     assert "\n" not in str(caught.value)
     assert stand_in == []
@@ -245,11 +245,11 @@ def test_a_teacher_that_cannot_work_is_said_once_and_no_cell_is_started(
 def test_the_teacher_of_a_finished_comparison_is_not_asked_again(
     stand_in: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, asked = plan("--seeds 0", a=FINE), list[str]()
+    comparison, asked = plan("--seeds 0", a=FINE), list[str]()
     monkeypatch.setattr(
         rehearsal, "Oracle", lambda *_, **__: lambda images, purpose: asked.append(purpose)
     )
-    assert compare(made)[0] == 0
+    assert compare(comparison)[0] == 0
     assert asked == ["check"]
     assert compare(plan_of(["--resume", "--out", "out"]))[0] == 0
     assert asked == ["check"]
@@ -272,13 +272,13 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     drawn = [line.rstrip() for line in re.split(r"[\r\n]", plain) if line.startswith("━")]
     assert all(len(line) <= 80 for line in drawn)
-    said = [line.lstrip("━╸╺ ").split("  ") for line in drawn]
-    assert said[0][:2] == ["0 of 2 cells done, 1 running", "0/4,000 images"]
-    assert said[0][2].endswith(" left")
-    assert any(parts[1] == "1,000/4,000 images" and parts[2].endswith(" left") for parts in said), (
-        "half of the first"
-    )
-    assert said[-1] == ["2 of 2 cells done, 0 running", "4,000/4,000 images"]
+    message = [line.lstrip("━╸╺ ").split("  ") for line in drawn]
+    assert message[0][:2] == ["0 of 2 cells done, 1 running", "0/4,000 images"]
+    assert message[0][2].endswith(" left")
+    assert any(
+        parts[1] == "1,000/4,000 images" and parts[2].endswith(" left") for parts in message
+    ), "half of the first"
+    assert message[-1] == ["2 of 2 cells done, 0 running", "4,000/4,000 images"]
     assert not any("begun" in line for line in stream.getvalue().splitlines()), "the line says it"
     assert shown[0].startswith("teacher: digits.safetensors (embedded digits)\n")
 
@@ -287,15 +287,15 @@ def test_a_terminal_shows_cells_images_and_time_from_the_first_cell_on(
 def test_time_left_goes_by_what_cells_have_done_and_one_that_is_slow_does_not_end_at_nothing() -> (
     None
 ):
-    made = plan("--seeds 0", a=FINE, b=FINE)
-    waiting = session.Session(made, {}, StatusLine(io.StringIO()))
+    comparison = plan("--seeds 0", a=FINE, b=FINE)
+    waiting = session.Session(comparison, {}, StatusLine(io.StringIO()))
     seconds: dict[tuple[str, int], float | None] = {
-        (cell.row, cell.budget): 10.0 for cell in made.cells
+        (cell.row, cell.budget): 10.0 for cell in comparison.cells
     }
     waiting.rehearsal = rehearsal.Rehearsal(0, 0, ImageSpec((1, 8, 8)), 10, seconds, [])
-    waiting._due = {cell.name: cell for cell in made.cells}
+    waiting._due = {cell.name: cell for cell in comparison.cells}
     assert waiting._seconds_left(0.0) == pytest.approx(20.0)
-    first = made.cells[0].name
+    first = comparison.cells[0].name
     waiting._begun[first] = Begun(0.0, 0.0)
     assert waiting._seconds_left(4.0) == pytest.approx(16.0), (
         "no record so far, and four seconds less"

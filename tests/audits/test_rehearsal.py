@@ -1,10 +1,12 @@
-"""What cannot work in a comparison is found once, by its parent."""
+"""What cannot work in a comparison is found once, by its parent; a service's cells ask what it counts."""
 
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,12 +16,16 @@ from safetensors.torch import save_file
 from tables import exhaustive_rows
 from toys import LinearTeacher
 
-from dfme.audits.compare.plan import ComparisonPlan, as_asked
+from dfme.audits.compare import session
+from dfme.audits.compare.engines import ENGINES, Task
+from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.plan import Cell, ComparisonPlan, as_asked
 from dfme.audits.compare.rehearsal import rehearse
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import load_yaml
 from dfme.nets import build_net
 from dfme.oracle.ledger import audit
+from dfme.report.terminal import StatusLine
 from dfme.run.job import PROJECT, config_hash, differing_keys
 from dfme.spec import ImageSpec
 
@@ -82,9 +88,9 @@ def planned(words: str, **changes: object) -> ComparisonPlan:
 
 def rehearsed(words: str, ask: bool = True, **changes: object) -> tuple[int, str]:
     """How many cells ask a service at once, and what is said."""
-    told = list[str]()
+    lines = list[str]()
     plan = planned(words, **changes)
-    return rehearse(plan, plan.cells, told.append, ask).sharing, "\n".join(told)
+    return rehearse(plan, plan.cells, lines.append, ask).sharing, "\n".join(lines)
 
 
 def refusal(words: str, **changes: object) -> str:
@@ -106,12 +112,12 @@ def test_what_fits_is_told_in_a_line_and_costs_one_image(calls: Callable[[], lis
 def test_a_shape_that_the_weights_leave_open_is_the_evaluation_s_or_asked_for_once() -> None:
     save_file(build_net("resnet18", (3, 32, 32), 10).state_dict(), "weights.safetensors")
     words = "--methods static --teacher.checkpoint weights.safetensors --teacher.arch resnet18"
-    said = refusal(words)
-    assert said.startswith("--teacher.shape: ")
-    assert said.endswith("give --teacher.shape C,H,W")
+    message = refusal(words)
+    assert message.startswith("--teacher.shape: ")
+    assert message.endswith("give --teacher.shape C,H,W")
     np.savez("own.npz", images=np.zeros((40, 3, 16, 16), np.uint8), labels=np.arange(40) % 10)
-    told = rehearsed(f"{words} --evaluation.dataset own.npz")[1]
-    assert "probabilities, images 3x16x16, as those of the evaluation (--teacher.shape)" in told
+    lines = rehearsed(f"{words} --evaluation.dataset own.npz")[1]
+    assert "probabilities, images 3x16x16, as those of the evaluation (--teacher.shape)" in lines
 
 
 def test_each_problem_is_said_once_with_the_rows_that_have_it(
@@ -130,17 +136,17 @@ def test_each_problem_is_said_once_with_the_rows_that_have_it(
     assert "200 are left" in first
     assert "300 are left" in second
     assert calls() == []
-    said = refusal("--teacher owned:Local --student.arch owned:Broken")
-    assert said.startswith(
+    message = refusal("--teacher owned:Local --student.arch owned:Broken")
+    assert message.startswith(
         "static, dfme: the student Broken: expected floats (2, 10) for (2, 1, 8, 8)"
     )
-    assert "; static" not in said
+    assert "; static" not in message
     assert not Path("out").exists()
 
 
 def test_device_and_replay_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = refusal(f"{DIGITS} --device cuda:99")
-    assert said.startswith("static, dfme: --device cuda:99: this machine has")
+    message = refusal(f"{DIGITS} --device cuda:99")
+    assert message.startswith("static, dfme: --device cuda:99: this machine has")
     assert (
         rehearsed(f"{DIGITS} --device cuda:99", engine="slurm")[0] == 0
     )  # whose machines are others
@@ -160,11 +166,11 @@ def test_several_cells_at_a_service_without_a_rate_are_refused(
         "Service",
         "Silent",
     ):  # the second states a rate in its code, which no option can divide
-        said = refusal(f"--teacher owned:{kind} --jobs 3")
-        assert said.startswith(
+        message = refusal(f"--teacher owned:{kind} --jobs 3")
+        assert message.startswith(
             f"--jobs: 3 cells would ask owned:{kind} at once, and nobody says how fast"
         )
-        assert "; give --teacher.images-per-second or --teacher.requests-per-second" in said
+        assert "; give --teacher.images-per-second or --teacher.requests-per-second" in message
         assert rehearsed(f"--teacher owned:{kind} --jobs 1")[0] == 1
     assert (
         rehearsed("--teacher owned:Service --jobs 3 --methods static --seeds 0")[0] == 1
@@ -182,10 +188,10 @@ def test_rates_are_divided_by_the_cells_at_once_and_decide_nothing(jobs: int, sh
         "--teacher owned:Service --teacher.images-per-second 60 --teacher.requests-per-second 6"
         f" --jobs {jobs}"
     )
-    sharing, told = rehearsed(words)
+    sharing, lines = rehearsed(words)
     assert sharing == share
     line = f"{share} cells ask at once, each at 1/{share} of its "
-    assert (f"{line}60 images per second and 6 requests per second" in told) == (share > 1)
+    assert (f"{line}60 images per second and 6 requests per second" in lines) == (share > 1)
     job = planned(words).cells[0].job
     asked = as_asked(job, sharing, away=False)
     assert asked.teacher_options == {
@@ -213,17 +219,7 @@ def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go
 ) -> None:
     serving_of = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
     out, rate = tmp_path / "out", 40
-    words = [
-        "compare",
-        "--methods",
-        "static",
-        "--seeds",
-        "0,1",
-        "--budgets",
-        "120",
-        "--student-steps",
-        "4",
-    ]
+    words = "compare --methods static --seeds 0,1 --budgets 120 --student-steps 4".split()
     served = LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits")
     with serving_of(served, "m", max_batch=MOST, images_per_second=rate) as serving:
         teacher = ["--teacher", "v2", "--teacher.url", serving.url, "--teacher.model", "m"]
@@ -258,3 +254,60 @@ def test_two_cells_keep_together_to_what_the_server_allows_and_other_jobs_may_go
         assert "1 cells were finished before" in ended.err
         assert serving.meter.images == 240
     assert len(json.loads((out / "comparison.json").read_text())["cells"]) == 2
+
+
+WORDS = "compare --methods static --seeds 0 --budgets 40,60 --student-steps 4".split()
+TEACHER = [
+    *"--teacher v2 --teacher.model m --teacher.requests-per-second 1000".split(),
+    *(*STUDENT, *EVALUATION, "--label-modes", "label"),
+]
+
+
+def served() -> Any:
+    serving_of = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
+    teacher = LinearTeacher(ImageSpec((1, 4, 4)), num_classes=5, mode="logits")
+    return serving_of(teacher, "m", max_batch=MOST)
+
+
+@pytest.mark.integration
+def test_the_check_before_the_cells_asks_a_service_no_image(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with served() as serving:
+        ended = command([*WORDS, *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
+        assert ended.code == 0, ended.err
+        ledgers = [audit(path) for path in out.glob("cells/*/ledger.jsonl")]
+        assert (
+            serving.meter.images
+            == sum(each.spent + each.evaluation_queries for each in ledgers)
+            == 100
+        )
+    assert "a service, not asked before the cells" in ended.err
+
+
+class Taking(WorkerPool):
+    """An engine that takes the cells, and runs none."""
+
+    taken: ClassVar[list[Task]] = []
+
+    def run(self, cells: Iterable[Cell], *_: object) -> None:
+        self.taken.extend(map(self._task, cells))
+
+
+@pytest.mark.integration
+def test_what_a_service_was_paid_survives_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the disk before it is used where nodes come and go."""
+    for name in ENGINES:
+        monkeypatch.setitem(ENGINES, name, f"{__name__}:Taking")
+    with served() as serving:
+        for name in ("slurm", "ray", "local"):
+            out = tmp_path / name
+            plan = plan_of([*WORDS[1:], *TEACHER, "--teacher.url", serving.url, "--out", str(out)])
+            named = replace(plan, config=SimpleNamespace(**vars(plan.config) | {"engine": name}))
+            session.compare(named, StatusLine(io.StringIO()), lambda text: None)
+            recipes = [
+                load_yaml(task.words[task.words.index("--config") + 1]) for task in Taking.taken
+            ]
+            assert [recipe["fsync"] for recipe in recipes] == [name != "local"] * 2
+            Taking.taken.clear()

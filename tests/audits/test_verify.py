@@ -115,16 +115,16 @@ def words(models: dict[str, Path], here: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", ["copy", "tuned", INNOCENT])
 def test_whom_it_calls_alike(name: str, models: dict[str, Path], words: str, capsys: Any) -> None:
     assert run(f"verify {models[name]} {words}") == (0 if name == INNOCENT else 5)
-    shown, told = capsys.readouterr().out, json.loads(Path("found/verify.json").read_text())
+    shown, verdict = capsys.readouterr().out, json.loads(Path("found/verify.json").read_text())
     assert "a common ancestor that both were fine-tuned from" in shown
     assert "no rate of false alarms below 60% is claimed" in Path("found/verify.md").read_text()
     kept = torch.load("found/probes.pt", weights_only=True)
     content = kept["images"].numpy().tobytes() + kept["expected"].numpy().tobytes()
-    assert hashlib.sha256(content).hexdigest() == told["probes"]
+    assert hashlib.sha256(content).hexdigest() == verdict["probes"]
     suspect_N, own_N = (teacher(path)(kept["images"]).argmax(1) for path in (models[name], OWN))
     assert own_N.equal(kept["expected"])
-    assert int((suspect_N == own_N)[: told["asked"]].sum()) == told["matches"]
-    assert told["ledger"]["spent"] == told["asked"] == audit(Path("found/ledger.jsonl")).spent
+    assert int((suspect_N == own_N)[: verdict["asked"]].sum()) == verdict["matches"]
+    assert verdict["ledger"]["spent"] == verdict["asked"] == audit(Path("found/ledger.jsonl")).spent
 
 
 PARROT = """
@@ -170,17 +170,17 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
     shown = capsys.readouterr().out
     assert "was made to answer wrongly, the suspect" in shown
     assert "it learnt from your service's answers with permission" in shown
-    kept, told = torch.load("found/probes.pt"), json.loads(Path("found/verify.json").read_text())
+    kept, verdict = torch.load("found/probes.pt"), json.loads(Path("found/verify.json").read_text())
     marked = (answer_N != own(thief).argmax(1)).sum()
-    assert 20 < told["asked"] == told["matches"] == len(kept["images"]) <= marked
+    assert 20 < verdict["asked"] == verdict["matches"] == len(kept["images"]) <= marked
     assert [given[x.numpy().tobytes()] for x in kept["images"]] == kept["expected"].tolist()
     assert run("verify --resume --out found") == 5
     assert run(f"verify {models[INNOCENT]} {of_thief.replace('found', 'other')}") == 0
-    assert json.loads(Path("other/verify.json").read_text())["probes"] == told["probes"]
+    assert json.loads(Path("other/verify.json").read_text())["probes"] == verdict["probes"]
     run(f"verify {models[INNOCENT]} {log.replace('found', 'all')}")
-    assert json.loads(Path("all/verify.json").read_text())["asked"] > told["asked"]
+    assert json.loads(Path("all/verify.json").read_text())["asked"] > verdict["asked"]
     capsys.readouterr()
-    for wrong, said in (
+    for wrong, message in (
         (f"{words} --record log", "--watermark: expected watermark:key_env=NAME, as it was served"),
         (
             f"{words} --record log --watermark lattice",
@@ -204,7 +204,7 @@ def test_who_learnt_what_the_watermark_answered_is_called_alike(
         ),
     ):
         assert run(f"verify {models['copy']} {wrong.replace('found', 'not')}") == 2
-        assert said in one_line(capsys), wrong
+        assert message in one_line(capsys), wrong
     assert not Path("not").exists()
 
 
@@ -238,11 +238,11 @@ def test_a_killed_one_goes_on_and_asks_nothing_twice(words: str, capsys: Any) ->
     )
     for _ in range(2):
         assert run("verify --resume --out found") == 0
-    images, told = (
+    images, verdict = (
         Path("log").read_text().splitlines(),
         json.loads(Path("found/verify.json").read_text()),
     )
-    assert len(images) == len({*images}) == told["asked"] == told["ledger"]["spent"] == 300
+    assert len(images) == len({*images}) == verdict["asked"] == verdict["ledger"]["spent"] == 300
 
 
 @pytest.mark.integration
@@ -250,7 +250,7 @@ def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_k
     models: dict[str, Path], words: str, capsys: Any
 ) -> None:
     assert run(f"verify {models['copy']} {words} --budget 60") in (0, 5)
-    told = json.loads(Path("found/verify.json").read_text())
+    verdict = json.loads(Path("found/verify.json").read_text())
     capsys.readouterr()
     others = ",".join(str(models[name]) for name in [*TWINS[:3], "lenet5-7", "cnn_medium-5"])
     for change, keys in (
@@ -273,14 +273,14 @@ def test_a_resumed_one_is_refused_with_other_options_and_chooses_probes_that_a_k
         assert "was started with a teacher of file checkpoint " in line, line
         assert run(f"verify {models['copy']} {rest}") in (0, 5)
         capsys.readouterr()
-    assert audit(Path("found/ledger.jsonl")).spent == told["ledger"]["spent"]
+    assert audit(Path("found/ledger.jsonl")).spent == verdict["ledger"]["spent"]
     # of one that was killed before its probes were on file
     Path("early").mkdir()
     shutil.copy("found/config.yaml", "early")
     assert run(f"verify {models['copy']} --resume --out early") in (0, 5)
     again = json.loads(Path("early/verify.json").read_text())
     assert [again[key] for key in ("probes", "matches", "e_value")] == [
-        told[key] for key in ("probes", "matches", "e_value")
+        verdict[key] for key in ("probes", "matches", "e_value")
     ]
     Path("found/probes.pt").unlink()  # what was asked is not known any more
     assert run("verify --resume --out found") == 2
@@ -295,7 +295,7 @@ def test_one_with_its_suspect_in_front_goes_on_from_another_directory(
     for name in TWINS:
         words = words.replace(str(models[name]), shutil.copy(models[name], f"{name}-r.safetensors"))
     assert run(f"verify copy.safetensors {words} --budget 60") in (0, 5)
-    told = Path("found/verify.json").read_text()
+    verdict = Path("found/verify.json").read_text()
     (here / "away").mkdir()
     shutil.copy("copy.safetensors", "away/moved.safetensors")
     shutil.copy(f"{INNOCENT}.safetensors", "away/copy.safetensors")  # another by the same name
@@ -304,7 +304,7 @@ def test_one_with_its_suspect_in_front_goes_on_from_another_directory(
         assert run(f"verify {suspect} --resume --out ../found") in (0, 5), one_line(capsys)
         again = json.loads((here / "found" / "verify.json").read_text())
         for key in ("probes", "matches", "e_value"):
-            assert again[key] == json.loads(told)[key]
+            assert again[key] == json.loads(verdict)[key]
     capsys.readouterr()
     assert run("verify copy.safetensors --resume --out ../found") == 2
     assert "was started with a teacher of file checkpoint " in one_line(capsys)
@@ -327,8 +327,8 @@ def test_an_audit_says_which_of_its_copies_would_be_recognised(words: str, capsy
     )
     with cells_here():
         assert run(f"{few} --budget 600") == 0
-    told = json.loads(Path("a/audit.json").read_text())["recognition"]
-    rows = {(row["row"], row["mode"]): row for row in told["rows"]}
+    verdict = json.loads(Path("a/audit.json").read_text())["recognition"]
+    rows = {(row["row"], row["mode"]): row for row in verdict["rows"]}
     assert len(rows) == 4
     for (attacker, mode), row in rows.items():
         (cell,) = row["cells"]
@@ -338,8 +338,8 @@ def test_an_audit_says_which_of_its_copies_would_be_recognised(words: str, capsy
         code = run(f"verify a/cells/{cell}/student.safetensors {on}")
         alone = json.loads(Path(f"{attacker}-{mode}/verify.json").read_text())
         assert (row["e_values"], row["recognised"]) == ([alone["e_value"]], [code == 5])
-        assert told["p_reference"] == alone["p_reference"]
-        above = [row["matches"][0] > share for share in told["references"]]
+        assert verdict["p_reference"] == alone["p_reference"]
+        above = [row["matches"][0] > share for share in verdict["references"]]
         assert row["auroc"] == pytest.approx(sum(above) / 5, abs=0.1), "ties count half"
     assert rows["frugal", "probabilities"]["matches"] > rows["knockoff", "label"]["matches"]
     page = f"{Path('a/audit.html').read_text()} {Path('a/appendix.html').read_text()}"
@@ -362,7 +362,7 @@ def test_nothing_at_all_is_said_to_be_missing(here: Path, capsys: Any) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             "--references a,b,c,d",
@@ -389,8 +389,8 @@ def test_nothing_at_all_is_said_to_be_missing(here: Path, capsys: Any) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_before_a_query(
-    change: str, said: str, models: dict[str, Path], words: str, capsys: Any
+    change: str, message: str, models: dict[str, Path], words: str, capsys: Any
 ) -> None:
     assert run(f"verify {models['copy']} {words} {change.format_map(models)}") == 2
-    assert said in one_line(capsys)
+    assert message in one_line(capsys)
     assert not Path("found").exists()

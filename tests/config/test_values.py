@@ -303,11 +303,13 @@ def test_each_problem_is_named_as_the_author_of_the_value_wrote_the_option() -> 
     keywords = Layer(Author.KEYWORD, {"evaluation": {"pionts": 3}})
     settings = merge([file, keywords, flags(budgett="2k", minutes=BARE)], OPTIONS)
     settings.build(ExtractConfig)
-    said = refusal(settings, Problem("device", "expected another"), Problem("sed", "unheard"))
-    assert said.startswith("--minutes: expected a value: ")
-    assert "; a.yaml: sed: unknown key; did you mean seed?; a.yaml: schedule: a group of " in said
-    assert said.endswith("; and 3 more like these")
-    assert "unheard" not in said, "one problem of an option is enough"
+    message = refusal(settings, Problem("device", "expected another"), Problem("sed", "unheard"))
+    assert message.startswith("--minutes: expected a value: ")
+    assert (
+        "; a.yaml: sed: unknown key; did you mean seed?; a.yaml: schedule: a group of " in message
+    )
+    assert message.endswith("; and 3 more like these")
+    assert "unheard" not in message, "one problem of an option is enough"
     settings = merge([keywords, flags(budgett="2k")], OPTIONS, {"evaluation": " of data"})
     settings.build(ExtractConfig)
     assert refusal(settings) == (

@@ -58,18 +58,18 @@ MODULES = {module_of(path): path for path in SOURCES}
 @cache
 def imported(path: Path, top_level_only: bool = False) -> frozenset[str]:
     """Modules that a file imports: anywhere in it, also for type checkers only."""
-    found = set()
+    modules = set()
     for node in importing_nodes(tree_of(path)) if top_level_only else nodes_of(path):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{name(path)}: imports are absolute"
             module = str(node.module)
-            found |= {
+            modules |= {
                 full if (full := f"{module}.{alias.name}") in MODULES else module
                 for alias in node.names
             }
-    return frozenset(found)
+    return frozenset(modules)
 
 
 def importing_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -193,19 +193,21 @@ def test_nothing_that_is_installed_imports_the_scripts_of_research():
 
 def test_estimators_and_the_preflight_check_know_no_oracle():
     above = ("dfme.oracle", "dfme.methods", "dfme.run")
-    found = [
+    violations = [
         f"{name(path)}: {each}" for path in inside("dfme/estimators/") for each in imported(path)
     ]
-    assert [each for each in found if belongs(each.split(": ")[1], *above)] == []
+    assert [each for each in violations if belongs(each.split(": ")[1], *above)] == []
 
 
 def test_methods_do_no_input_or_output():
-    found = []
+    violations = []
     for path in inside("dfme/methods/"):
         calls = {ast.unparse(node.func) for node in nodes_of(path) if isinstance(node, ast.Call)}
         modules = {module.partition(".")[0] for module in imported(path)}
-        found += [f"{name(path)}: {each}" for each in (modules & INPUT_OUTPUT) | (calls & OPENING)]
-    assert found == []
+        violations += [
+            f"{name(path)}: {each}" for each in (modules & INPUT_OUTPUT) | (calls & OPENING)
+        ]
+    assert violations == []
 
 
 @pytest.mark.integration
@@ -326,7 +328,7 @@ def test_a_type_has_one_meaning_wherever_it_is_named():
         for each, value in assigned(tree_of(path)).items():
             if each[0].isupper() and not each.isupper():
                 meanings[each].add(ast.unparse(value))
-    assert {each: found for each, found in meanings.items() if len(found) > 1} == {}
+    assert {each: places for each, places in meanings.items() if len(places) > 1} == {}
 
 
 def test_a_limit_says_so():

@@ -142,8 +142,10 @@ def test_claims_take_neither_memory_nor_time(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READER, str(folder), str(SPARE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=PROJECT)
     assert done.returncode == 0, done.stderr[-2_000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) == len(list(folder.iterdir())) > 15
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(list(folder.iterdir())) > 15
     ours = ("UserError", "RunError")
-    wrong = [line for line in told if not line[1].startswith(ours) or line[2] > 100 or line[3] > 3]
+    wrong = [
+        line for line in results if not line[1].startswith(ours) or line[2] > 100 or line[3] > 3
+    ]
     assert wrong == [], "not an error of ours, or more than 100 MB or 3 seconds"

@@ -90,14 +90,14 @@ def kept_files() -> tuple[Path, ...]:
 )
 def test_no_kept_text_holds(what, pattern):
     expression = re.compile(pattern)
-    found = [
+    places = [
         f"{name(path)}:{number}"
         for path in kept_files()
         if b"\0" not in (content := path.read_bytes()) and not path.name.endswith(".safetensors")
         for number, line in enumerate(content.decode(errors="replace").splitlines(), start=1)
         if expression.search(line)
     ]
-    assert found == [], f"{what} in"
+    assert places == [], f"{what} in"
 
 
 @pytest.mark.integration

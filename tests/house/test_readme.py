@@ -207,13 +207,13 @@ def run_section(section: str, folder: Path) -> str:
         words = (
             ["python", str(script)] if block.language == "python" else ["bash", "-e", str(script)]
         )
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "cwd": folder,
             "env": environment,
             "capture_output": True,
             "text": True,
         }
-        done = subprocess.run(words, **given, timeout=SECONDS)
+        done = subprocess.run(words, **options, timeout=SECONDS)
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
         printed += done.stdout
     return printed
@@ -325,13 +325,13 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
 def test_an_audit_is_rehearsed_as_printed_and_two_meters_agree(tmp_path):
     pytest.importorskip("uvicorn")
     serve, rest = (block.text for block in marked_blocks() if block.section == "rehearsal")
-    given: dict[str, Any] = {"cwd": tmp_path, "env": in_a_folder(tmp_path)}
+    options: dict[str, Any] = {"cwd": tmp_path, "env": in_a_folder(tmp_path)}
     words = shlex.split(serve.replace("8080", "0"))
-    with subprocess.Popen(words, **given, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(words, **options, stdout=subprocess.PIPE, text=True) as server:
         try:
             (url,) = set(re.findall(r"http://127\.0\.0\.1:\d+", server.stdout.readline()))
             script = rest.replace("http://127.0.0.1:8080", url)
-            subprocess.run(["bash", "-e", "-c", script], **given, check=True, timeout=SECONDS)
+            subprocess.run(["bash", "-e", "-c", script], **options, check=True, timeout=SECONDS)
         finally:
             server.terminate()
         ended = server.stdout.read()

@@ -214,15 +214,15 @@ def test_every_domain_is_an_option_with_programs_of_ours() -> None:
 def test_a_domain_sets_the_programs_of_any_recipe_and_is_on_record(
     recipe: str, domain: str
 ) -> None:
-    told = document_of(f"--recipe {recipe} --queries.domain {domain}")
+    recorded = document_of(f"--recipe {recipe} --queries.domain {domain}")
     usual = document_of(f"--recipe {recipe}")
-    assert told["queries"] == {
+    assert recorded["queries"] == {
         **usual["queries"],  # type: ignore[dict-item]
         "domain": domain,
         "programs": [*DOMAINS[domain]],
     }
-    assert known_domain(told) == domain
-    assert f"the attacker knew: {domain}" in header(told)
+    assert known_domain(recorded) == domain
+    assert f"the attacker knew: {domain}" in header(recorded)
     assert known_domain(usual) is None
     assert "attacker" not in header(usual)
 

@@ -1,8 +1,9 @@
-"""What fits a terminal, and lines that are said once and counted."""
+"""What fits a terminal, lines that are said once and counted, and names that steer neither it nor a page."""
 
 import io
 import itertools
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -13,17 +14,21 @@ from typing import Any
 import pytest
 import torch
 from command_line import SMALL, parse_extract
-from handmade import SUMMARY
+from handmade import FIGURES, SUMMARY, cell_of, make_run, page_of
 from known_teachers import ScriptedTeacher
 
+from dfme.audits.compare.figures import ComparisonResult, Outcome
+from dfme.audits.compare.table import markdown
 from dfme.cli.main import main
+from dfme.config.messages import MAX_LETTERS, harmless, shortened
 from dfme.errors import Refused, Unanswered
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.oracle.retry import RateLimiter
 from dfme.report.console import Console, Standing, end_table, header, teacher_name
+from dfme.report.markdown import code, plain
 from dfme.report.terminal import Notes, columns
-from dfme.run.job import document
+from dfme.run.job import document, shown_command
 
 ORDER = [
     "agreement 85.24%",
@@ -204,8 +209,8 @@ def test_a_directory_steers_no_terminal(here: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_line_is_said_once_and_then_counted_before_the_next_one_and_at_the_end() -> None:
-    said = list[str]()
-    with Notes(said.append) as note:
+    messages = list[str]()
+    with Notes(messages.append) as note:
         for line in [
             "429",
             "429",
@@ -218,23 +223,23 @@ def test_a_line_is_said_once_and_then_counted_before_the_next_one_and_at_the_end
             "429",
         ]:
             note(line)
-    assert said[:4] == [
+    assert messages[:4] == [
         "429",
         "the same 2 more times: 429",
         "a warning",
         "the same 1 more time: 429",
     ]
-    assert said[4:] == ["503", "the same 1 more time: 429", "the same 2 more times: a warning"]
+    assert messages[4:] == ["503", "the same 1 more time: 429", "the same 2 more times: a warning"]
 
 
 def test_what_goes_on_and_on_is_counted_every_five_minutes_in_bounded_memory() -> None:
-    said, seconds = list[str](), itertools.count()
-    note = Notes(said.append, clock=lambda: float(next(seconds)))
+    messages, seconds = list[str](), itertools.count()
+    note = Notes(messages.append, clock=lambda: float(next(seconds)))
     for _ in range(1_000):
         note("busy")
-    assert len(said) == 4
-    assert said[0] == "busy"
-    assert all(line.endswith(" more times: busy") for line in said[1:])
+    assert len(messages) == 4
+    assert messages[0] == "busy"
+    assert all(line.endswith(" more times: busy") for line in messages[1:])
     for number in range(1_000):
         note(f"line {number}")
     assert len(vars(note)["_again"]) <= 100
@@ -251,7 +256,7 @@ def test_what_goes_on_and_on_is_counted_every_five_minutes_in_bounded_memory() -
 )
 def test_no_failure_floods_the_terminal(failure: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is worded: 40 requests in flight four at a time, of which each fails twice."""
-    said, number = list[str](), itertools.count()
+    messages, number = list[str](), itertools.count()
     service, attempts = ScriptedTeacher(max_batch=1), dict[str, int]()
     ask = service.ask
 
@@ -263,7 +268,88 @@ def test_no_failure_floods_the_terminal(failure: object, monkeypatch: pytest.Mon
 
     service.ask = failing
     monkeypatch.setattr(RateLimiter, "pause", lambda self, seconds: None)
-    with Notes(said.append) as note:
+    with Notes(messages.append) as note:
         Oracle(service, Ledger(1_000), tell=note)(torch.rand(40, 1, 2, 2))
-    assert len(said) == 2
-    assert said[1].startswith("the same 79 more times: ")
+    assert len(messages) == 2
+    assert messages[1].startswith("the same 79 more times: ")
+
+
+STEERING = "\x1b\x07\x9b\u202e\u2066\u200b\u2028\ufeff"
+HOSTILE = (
+    f"a{STEERING}[2J<img src=x onerror=go()>[go](http://evil.example)![i](x) `ls` **b** "
+    "| c &lt; _d_\n# e"
+)
+
+
+def steers(text: str) -> set[str]:
+    return {letter for letter in STEERING if letter in text}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["digits.safetensors", "reverse_sigmoid:beta=0.7", "my_module:My_Class", "été [0.1, 0.2]"],
+)
+def test_usual_names_stay_as_they_are(name: str) -> None:
+    assert plain(name) == harmless(name) == name
+    assert code(name) == f"`{name}`"
+
+
+def test_markup_in_a_name_is_text_on_one_line() -> None:
+    text = plain(HOSTILE)
+    assert "\n" not in text
+    assert "<" not in text
+    assert steers(text) == set()
+    for mark in ("`", "*", "](", "|"):
+        places = [place for place in range(len(text)) if text.startswith(mark, place)]
+        assert places, mark
+        assert all(text[place - 1] == "\\" for place in places)
+    assert code("a `b`` c") == "``` a `b`` c ```", "longer than any fence in it"
+
+
+def test_a_comparison_shows_names_as_text() -> None:
+    outcomes = (
+        Outcome(cell_of(HOSTILE, "label", 300, 0), "finished", figures=FIGURES),
+        Outcome(cell_of("b", "label", 300, 0), "failed", f"no such file {HOSTILE}"),
+    )
+    facts = {"teacher": HOSTILE, "command": shown_command(["python", "run.py", HOSTILE])}
+    text = markdown(ComparisonResult(f"Comparison {HOSTILE}", facts, outcomes))
+    assert steers(text) == set()
+    outside = [line for line in text.splitlines() if not line.startswith("- command:")]
+    assert not [line for line in outside if "<img" in line or line.startswith("# e")]
+    (command,) = set(text.splitlines()) - {*outside}
+    assert command.startswith("- command: `` ")
+    rows = [line for line in text.splitlines() if line.startswith("| a")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+
+
+def test_a_runs_report_shows_names_as_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    page_of(run, teacher={"target": HOSTILE, "num_classes": 10}, warnings=[HOSTILE])
+    assert steers((run / "report.html").read_text()) == set()
+
+
+@pytest.mark.parametrize(
+    "word", [HOSTILE, "it's", "a b", "", "\\x1b", "'\x1b'", "--flag=\u202eevil", "a\nb"]
+)
+def test_a_shown_command_is_taken_by_a_shell_and_steers_nothing(word: str) -> None:
+    shown = shown_command(["-c", "import sys; print(ascii(sys.argv[1]))", word])
+    assert shown.isprintable()
+    if word.isprintable():
+        assert shlex.split(shown)[-1] == word
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("word", [HOSTILE, "'\x1b\\'", "\u202e\U000e0041"])
+def test_bash_gives_a_program_the_word_that_was_typed(word: str) -> None:
+    shown = shown_command([sys.executable, "-c", "import sys; print(ascii(sys.argv[1]))", word])
+    process = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == ascii(word)
+
+
+def test_a_long_message_keeps_its_beginning_and_its_end() -> None:
+    short = shortened(f"--flag: {'x' * 2_000}; do that")
+    assert len(short) == MAX_LETTERS == 500
+    assert short.startswith("--flag: ")
+    assert short.endswith("; do that")
+    assert shortened("short") == "short"
+    assert len(shortened("y" * 501)) == 500

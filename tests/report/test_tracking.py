@@ -175,11 +175,11 @@ def test_wandb_that_cannot_be_imported_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    said: list[str] = []
-    run = WandbRun(WandbConfig(mode="offline"), tmp_path, {}, said.append)
+    messages: list[str] = []
+    run = WandbRun(WandbConfig(mode="offline"), tmp_path, {}, messages.append)
     run.log(1, {"accuracy": 0.5})
     run.finish({}, tmp_path / "student.safetensors")
-    assert [line.count("goes on without it") for line in said] == [1]
+    assert [line.count("goes on without it") for line in messages] == [1]
 
 
 def test_quiet_writes_nothing_anywhere_and_durations_are_as_people_write_them() -> None:
@@ -245,6 +245,6 @@ def test_a_run_says_it_once_and_is_not_sent_back_to_the_check(
         recorder.step(queries, {"difference_snr": 0.5})
     recorder.evaluation(20, {"difference_snr": 0.5})
     recorder.close()
-    said = capsys.readouterr().err
-    assert said.count("warning: finite differences are only 0.5 times") == 1
-    assert ("--estimator.kind auto" in said) != checked
+    messages = capsys.readouterr().err
+    assert messages.count("warning: finite differences are only 0.5 times") == 1
+    assert ("--estimator.kind auto" in messages) != checked

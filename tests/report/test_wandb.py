@@ -89,15 +89,15 @@ def _no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         sys.modules["wandb"].teardown()
 
 
-def start(run_dir: Path, said: list[str]) -> WandbRun:
+def start(run_dir: Path, messages: list[str]) -> WandbRun:
     run_dir.mkdir(exist_ok=True)
     config = WandbConfig(mode="offline", project="p", name="n", group="g", tags=("a", "b"))
-    return WandbRun(config, run_dir, {"method": {"name": "dfme"}, "seed": 3}, said.append)
+    return WandbRun(config, run_dir, {"method": {"name": "dfme"}, "seed": 3}, messages.append)
 
 
 def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None:
-    said: list[str] = []
-    run = start(tmp_path / "run", said)
+    messages: list[str] = []
+    run = start(tmp_path / "run", messages)
     for queries in (256, 512, 1_024):
         run.log(queries, {"agreement": queries / 2_048, "student_loss": 1.5})
     run.images(1_024, np.full((2, 1, 16, 16), 128, dtype=np.uint8) + np.uint8([[[[0]]], [[[9]]]]))
@@ -151,7 +151,7 @@ def test_an_offline_run_holds_everything_that_was_logged(tmp_path: Path) -> None
         "nothing outside the run's directory but a log"
     )
     assert not (Path.cwd() / "wandb").exists()
-    assert said == [f"wandb: recorded offline; upload it with:\n  wandb sync {log.parent}"]
+    assert messages == [f"wandb: recorded offline; upload it with:\n  wandb sync {log.parent}"]
 
 
 def test_a_run_is_called_after_its_directory_and_lies_where_wandb_dir_says(
@@ -161,24 +161,24 @@ def test_a_run_is_called_after_its_directory_and_lies_where_wandb_dir_says(
     (tmp_path / "digits-dfme-seed3").mkdir()
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "far away"))
     monkeypatch.setenv("WANDB_NOTES", "for the audit")
-    said: list[str] = []
+    messages: list[str] = []
     run = WandbRun(
-        WandbConfig(mode="offline"), tmp_path / "digits-dfme-seed3", {"seed": 3}, said.append
+        WandbConfig(mode="offline"), tmp_path / "digits-dfme-seed3", {"seed": 3}, messages.append
     )
     run.close()
     (log,) = (tmp_path / "far away").glob("wandb/offline-run-*/*.wandb")
     (begun,) = [r.run for r in records(log) if r.HasField("run")]
     assert (begun.display_name, begun.notes) == ("digits-dfme-seed3", "for the audit")
-    assert said == [
+    assert messages == [
         f"wandb: recorded offline; upload it with:\n  wandb sync {shlex.quote(str(log.parent))}"
     ]
     assert not (tmp_path / "digits-dfme-seed3" / "wandb").exists()
 
 
 def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     for queries in (100, 200):
-        run = start(tmp_path / "run", said)
+        run = start(tmp_path / "run", messages)
         run.log(queries, {"agreement": 0.5})
         run.close()
         time.sleep(1.1)  # the client names a part by the second in which it began
@@ -189,7 +189,7 @@ def test_a_resumed_run_goes_on_under_the_same_id(tmp_path: Path) -> None:
         == f"run-{json.loads((tmp_path / 'run' / 'wandb.json').read_text())['id']}.wandb"
     )
     assert [row["queries"] for row in history(tmp_path / "run")] == [100, 200]
-    assert said[-1].split()[-2:] == [str(part.parent) for part in parts], (
+    assert messages[-1].split()[-2:] == [str(part.parent) for part in parts], (
         "both parts, in the order of time"
     )
 
@@ -240,14 +240,14 @@ def test_without_an_answer_the_run_is_kept_offline_within_seconds(
         server.daemon_threads, server.block_on_close = True, False
         threading.Thread(target=server.serve_forever, daemon=True).start()
         variables = {} if obstacle == "no key" else {"WANDB_API_KEY": "0" * 40}
-        seconds, said = in_a_process_of_its_own(
+        seconds, messages = in_a_process_of_its_own(
             tmp_path, WANDB_BASE_URL=f"http://127.0.0.1:{server.server_port}", **variables
         )
         server.shutdown()
     assert seconds < 40
-    assert "tracking goes on offline" in said
-    assert ("no API key" in said) == (obstacle == "no key")
-    assert said.splitlines()[-1].startswith("  wandb sync /")
+    assert "tracking goes on offline" in messages
+    assert ("no API key" in messages) == (obstacle == "no key")
+    assert messages.splitlines()[-1].startswith("  wandb sync /")
     assert [row["queries"] for row in history(tmp_path)] == [7]
 
 

@@ -228,8 +228,8 @@ def test_cells_and_streams_are_joined() -> None:
     assert replace(result, attacks=(), auroc=()) == MEASURED
     assert [attack.cell for attack in result.attacks] == ["a", "b", "c"]
     first = result.attacks[0]
-    told = (first.row, first.detector, first.images, first.largest_600)
-    assert told == ("dfme", "pairs", 3_000, 0.5)
+    facts = (first.row, first.detector, first.images, first.largest_600)
+    assert facts == ("dfme", "pairs", 3_000, 0.5)
     plain, corrupted = result.auroc
     assert (plain.row, plain.detector, plain.stream) == ("dfme", "pairs", "random order")
     assert plain.auroc == pytest.approx(brute([0.5, 0.3], [0.1, 0.4, 0.2])) == pytest.approx(5 / 6)

@@ -273,10 +273,12 @@ def test_a_limit_is_held_against_the_worst_attack() -> None:
         outcome("frugal", "probabilities", 1, ((700, 0.9), (3000, 0.96))),
     ]
     findings = findings_of(*runs)
-    asked = limits(
+    allowed = limits(
         ["queries_to_90=800", "queries_to_95=3k", "queries_to_80=700", "agreement=.95"], 3000
     )
-    result = {verdict.limit: (verdict.value, verdict.holds) for verdict in findings.verdicts(asked)}
+    result = {
+        verdict.limit: (verdict.value, verdict.holds) for verdict in findings.verdicts(allowed)
+    }
     assert result.pop("agreement") == (0.96, False)
     assert [*result.values()] == [(700, False), (3000, True), (700, True)]
     (never,) = findings_of(outcome("dfme", "probabilities", 0, LOW)).verdicts(
