@@ -18,13 +18,16 @@ from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.answer_forms import (
     End,
     ScoreForm,
+    by_name,
     check_images,
+    choose_output,
+    holds_whole_numbers,
     require_class_order,
     require_of_class_1,
+    rows,
     settle_form,
 )
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line, first_look
-from dfme.teachers.local.outputs import by_name, choose_output, holds_whole_numbers, rows
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.options import Answers, TeacherPrecision
 

@@ -22,9 +22,16 @@ from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.open_inference.message import pack, read_header_length, unpack
+from dfme.teachers.open_inference.message import (
+    DATATYPES,
+    NamedTensor,
+    datatype_of,
+    pack,
+    read_header_length,
+    short,
+    unpack,
+)
 from dfme.teachers.open_inference.metadata import V2Model, read_model
-from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM, two_columns

@@ -19,8 +19,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import OptionError, UserError, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.layout import ORDERS, AxisOrder, ImageLayout, find_layout
-from dfme.teachers.open_inference.message import read_object
-from dfme.teachers.open_inference.tensors import short
+from dfme.teachers.open_inference.message import read_object, short
 from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint
 

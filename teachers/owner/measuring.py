@@ -149,7 +149,7 @@ class Measuring:
         tell(f"a twin, trained in {trained.seconds:.1f} s")
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
-        from dfme.teachers.owner.watch.streams import AGAIN, SESSION
+        from dfme.teachers.owner.watch.detector import AGAIN, SESSION
 
         billed = 3 * images if stacks else 0
         # corrupted images, and repeats that are moved by a pixel
@@ -166,6 +166,6 @@ class Measuring:
         return (1 + stacks) * (3 * images * answer + 2 * ROUNDS_SECONDS)
 
     def streamed(self, sessions: int) -> int:
-        from dfme.teachers.owner.watch.streams import SESSION, STREAMS
+        from dfme.teachers.owner.watch.detector import SESSION, STREAMS
 
         return (len(STREAMS) - 1) * sessions * SESSION  # other data is a stream of detect alone

@@ -18,17 +18,17 @@ import httpx2
 
 from dfme.errors import OptionError, Refused, Unanswered, Unusable, UserError, flag
 from dfme.teachers.options import ServiceOptions
-from dfme.teachers.remote.consent import host_of, require_consent
-from dfme.teachers.remote.outcomes import (
+from dfme.teachers.remote.secrets import Secrets, host_of, require_consent
+from dfme.teachers.remote.transport import (
     CONNECTION_ERRORS,
     advice,
+    connections,
     failed_connection,
     failed_status,
+    moments,
     quoted,
     refused,
 )
-from dfme.teachers.remote.secrets import Secrets
-from dfme.teachers.remote.transport import connections, moments
 from dfme.version import __version__
 
 USER_AGENT = f"dfme/{__version__} (data-free model extraction, authorised measurement)"

@@ -18,7 +18,7 @@ from dfme.errors import OptionError, UserError, say
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers.label_modes import Wrapper, restrict, reveal
 from dfme.teachers.owner.defences import CUSTOM, DEFENCES
-from dfme.teachers.owner.defences.defence import Defence
+from dfme.teachers.owner.defences.kinds import Defence
 from dfme.teachers.owner.features import LOGITS, PROBABILITIES, ask_inside
 from dfme.teachers.owner.watch.watch import Watch
 

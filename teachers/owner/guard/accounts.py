@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from dfme.errors import UserError
 from dfme.teachers.json_text import HEADER_LENGTH
-from dfme.teachers.owner.guard.refusals import Rejected
+from dfme.teachers.owner.guard.bodies import Rejected
 
 Header = tuple[bytes, bytes]
 Pair = tuple[str, str]

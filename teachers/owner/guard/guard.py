@@ -18,16 +18,24 @@ from dfme.errors import Refused, UserError
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.owner.guard.accounts import Account
-from dfme.teachers.owner.guard.adapter_form import AdapterForm
-from dfme.teachers.owner.guard.app_answers import ask_app, is_phrase, respond
-from dfme.teachers.owner.guard.asking import one_thread
-from dfme.teachers.owner.guard.bodies import MAX_HELD, HttpBody, receive_again, receive_body
-from dfme.teachers.owner.guard.forms import BodyForm, CustomForm, V2Form
-from dfme.teachers.owner.guard.gate import Gate, make_guarded
+from dfme.teachers.owner.guard.bodies import (
+    MAX_HELD,
+    BodyReaders,
+    HttpBody,
+    Rejected,
+    ask_app,
+    failure,
+    is_phrase,
+    receive_again,
+    receive_body,
+    refuse,
+    rejected,
+    respond,
+)
+from dfme.teachers.owner.guard.forms import AdapterForm, BodyForm, CustomForm, V2Form
+from dfme.teachers.owner.guard.gate import Gate, make_guarded, one_thread
 from dfme.teachers.owner.guard.meter import Meter
 from dfme.teachers.owner.guard.paths import MAX_PATH, ChosenPaths, GuardedPaths
-from dfme.teachers.owner.guard.readers import BodyReaders
-from dfme.teachers.owner.guard.refusals import Rejected, failure, refuse, rejected
 from dfme.teachers.owner.watch.record import account_tag
 
 PROMETHEUS = "text/plain; version=0.0.4"

@@ -18,9 +18,8 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Scope
 
 from dfme.errors import UserError
-from dfme.teachers.owner.guard.refusals import Rejected
-from dfme.teachers.owner.guard.route_reader import read_routes
-from dfme.teachers.owner.guard.routes import PARAMETER, in_order, segments_of
+from dfme.teachers.owner.guard.bodies import Rejected
+from dfme.teachers.owner.guard.routes import PARAMETER, in_order, read_routes, segments_of
 
 MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server

@@ -25,10 +25,9 @@ from dfme.spec import ImageSpec
 from dfme.statistics import share_at_most
 from dfme.teachers.arrays import Array
 from dfme.teachers.owner.features import as_asked
-from dfme.teachers.owner.watch.detector import Observation
+from dfme.teachers.owner.watch.detector import SESSION, STREAMS, Observation, held_out, session
 from dfme.teachers.owner.watch.log import LogBatch, LoggedImages, read_log
 from dfme.teachers.owner.watch.record import digests, fingerprints
-from dfme.teachers.owner.watch.streams import SESSION, STREAMS, held_out, session
 from dfme.teachers.owner.watch.watch import Watch
 
 SESSIONS = 20  # of each stream

@@ -18,10 +18,16 @@ from dfme.teachers.owner.custom_state import custom_state, require_form
 from dfme.teachers.owner.features import Mahalanobis, as_asked, ask_inside
 from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.owner.watch import DETECTORS
-from dfme.teachers.owner.watch.account import AccountWatch
-from dfme.teachers.owner.watch.alarms import Alarm, WindowLargest
-from dfme.teachers.owner.watch.detector import MAX_TOGETHER, Benign, Detector, Observation, Reading
-from dfme.teachers.owner.watch.streams import UNIT, held_out
+from dfme.teachers.owner.watch.alarms import AccountWatch, Alarm, WindowLargest
+from dfme.teachers.owner.watch.detector import (
+    MAX_TOGETHER,
+    UNIT,
+    Benign,
+    Detector,
+    Observation,
+    Reading,
+    held_out,
+)
 
 MAX_ACCOUNTS = 256  # of more, the one longest silent is forgotten, of those without an alarm first
 WINDOW = 50  # images between two lines of statistics

@@ -14,8 +14,7 @@ from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers
 from dfme.errors import Unusable
 from dfme.teachers.arrays import Array
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec
-from dfme.teachers.remote.json_api.description import AnswerForm
-from dfme.teachers.remote.json_api.template import JsonPath
+from dfme.teachers.remote.json_api.description import AnswerForm, JsonPath
 from dfme.teachers.remote.json_bodies import (
     as_number,
     excerpt,

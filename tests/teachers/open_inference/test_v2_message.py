@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tables import all_hold
 
-from dfme.teachers.open_inference.message import pack, read_header_length, unpack
-from dfme.teachers.open_inference.tensors import (
+from dfme.teachers.open_inference.message import (
     DATATYPES,
     NamedTensor,
     datatype_of,
     from_bytes,
     from_list,
+    pack,
+    read_header_length,
     short,
     to_bytes,
     to_list,
+    unpack,
 )
 
 MOST = 1_000_000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from service import Do, http, then
 
 from dfme.errors import Unanswered
-from dfme.teachers.remote.outcomes import quoted, retry_after
 from dfme.teachers.remote.secrets import Secrets
+from dfme.teachers.remote.transport import quoted, retry_after
 
 
 @pytest.mark.integration

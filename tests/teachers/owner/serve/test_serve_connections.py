@@ -15,7 +15,7 @@ from dfme.spec import ImageSpec
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from dfme.teachers.owner.serve import connections
+from dfme.teachers.owner.serve import app
 from dfme.teachers.owner.serve.server import Serving
 
 pytestmark = pytest.mark.integration
@@ -59,7 +59,7 @@ def honest(url: str) -> int:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(app, "REQUEST_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -87,7 +87,7 @@ def test_of_many_that_wait_the_oldest_go_first_and_none_that_is_served() -> None
         started = time.monotonic()
         assert honest(serving.url) == 200
         assert time.monotonic() - started < 2
-        assert len(serving._server.server_state.connections) <= connections.MAX_CONNECTIONS
+        assert len(serving._server.server_state.connections) <= app.MAX_CONNECTIONS
         assert ended(first, b"") == b""
         last = stack.enter_context(opened(serving.port, ""))
         with pytest.raises(TimeoutError):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dfme.data import ImageSet
 from dfme.spec import ImageSpec
-from dfme.teachers.owner.watch.streams import BATCH, SESSION, STREAMS, halves, session
+from dfme.teachers.owner.watch.detector import BATCH, SESSION, STREAMS, halves, session
 
 SPEC = ImageSpec((1, 5, 5))
 LABELS = torch.arange(90) % 9
