@@ -1,4 +1,4 @@
-"""What a program answers: which output has the scores, and logits or which form of probabilities."""
+"""What a program answers: which output has the scores, and in which form these are."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -26,8 +26,7 @@ from dfme.statistics import share_at_most
 from dfme.teachers.arrays import Array
 from dfme.teachers.owner.features import as_asked
 from dfme.teachers.owner.watch.detector import SESSION, STREAMS, Observation, held_out, session
-from dfme.teachers.owner.watch.log import LogBatch, LoggedImages, read_log
-from dfme.teachers.owner.watch.record import digests, fingerprints
+from dfme.teachers.owner.watch.record import LogBatch, LoggedImages, digests, fingerprints, read_log
 from dfme.teachers.owner.watch.watch import Watch
 
 SESSIONS = 20  # of each stream
