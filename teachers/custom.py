@@ -218,8 +218,7 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
         is_class = isinstance(make, type)
         hint = "" if is_class else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
-        text = f"{error}; it is {signature}{hint}"
-        raise UserError(text, about=Ref("teacher", target)) from None
+        raise UserError(f"{error}; it is {signature}{hint}", about=Ref("teacher", target)) from None
     with blaming(say("{}: could not be made", Ref("teacher", target)), UserError):
         return make(**options)
 

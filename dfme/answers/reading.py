@@ -259,8 +259,11 @@ def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) 
         elif shape == (batch, 1) and classes != 2:
             hint = say("; if it is a binary model, start a new run with {teacher.num_classes:2}")
         elif len(shape) == 2 and shape[0] == batch and shape[1] != 1:
-            number = Ref("teacher.num_classes", shape[1])
-            hint = say("; if it has {} classes, start a new run with {}", shape[1], number)
+            hint = say(
+                "; if it has {} classes, start a new run with {}",
+                shape[1],
+                Ref("teacher.num_classes", shape[1]),
+            )
         raise TeacherError(
             say(
                 "teacher: expected {} ({}, {}), a row per image and a column per class, got {}{}",

@@ -196,8 +196,9 @@ def settle_form(source: str, scores_NK: Tensor, stated: Answers, end: End | None
             )
         )
     if stated == "logits" and end == "sigmoid" and stated not in possible:
-        expected = Ref("teacher.answers", possible[0])
-        raise UserError(say("{}: ends in a sigmoid; say {}", source, expected))
+        raise UserError(
+            say("{}: ends in a sigmoid; say {}", source, Ref("teacher.answers", possible[0]))
+        )
     fitting = _fitting(scores_NK, None)
     if stated not in fitting:
         raise UserError(

@@ -168,9 +168,13 @@ def image_shape(flagged: Shape | None, channels: int | None, size: Size | None) 
     """C, H, W as flagged, else as stated. UserError where they differ in channels, or neither
     tells it.
     """
-    says = f"the channels of {CONFIG} are"
     channels = agreed(
-        "number of channels", "teacher.shape", flagged and flagged[0], channels, says, CONFIG
+        "number of channels",
+        "teacher.shape",
+        flagged and flagged[0],
+        channels,
+        f"the channels of {CONFIG} are",
+        CONFIG,
     )
     if flagged is not None:
         return flagged
@@ -178,8 +182,9 @@ def image_shape(flagged: Shape | None, channels: int | None, size: Size | None) 
         raise OptionError("teacher.shape", f"the image size cannot be told from {CONFIG}; give it")
     if channels * size[0] * size[1] > AT_ONCE:
         stated = as_text((channels, *size))
-        too_large = f"{CONFIG} says {stated}, too large to be meant; give it"
-        raise OptionError("teacher.shape", too_large)
+        raise OptionError(
+            "teacher.shape", f"{CONFIG} says {stated}, too large to be meant; give it"
+        )
     return channels, *size
 
 

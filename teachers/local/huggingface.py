@@ -86,8 +86,7 @@ def load_huggingface(
         config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG
     )
     names = [name for _, name in sorted((model.config.id2label or {}).items())]
-    network = _Logits(model, pixels.order)
-    return FolderModel(folder, network, shape, classes, scale, names).teacher(
+    return FolderModel(folder, _Logits(model, pixels.order), shape, classes, scale, names).teacher(
         options, config, device
     )
 

@@ -273,14 +273,13 @@ def _require_transform(arch: str, transform_input: bool | None, ours: bool) -> N
     """UserError where it is unknown what a network does to its input, or said of another one."""
     key = "teacher.transform_input"
     if arch not in TRANSFORMING and transform_input is not None:
-        alone = f"expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
-        raise OptionError(key, alone)
+        raise OptionError(key, f"expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}")
     if arch in TRANSFORMING and transform_input is None and not ours:
-        text = (
+        raise OptionError(
+            key,
             f"weights of {arch} do not tell whether it scales its input again; say true if it was "
-            "made from torchvision's weights (weights=...), false if with weights=None"
+            "made from torchvision's weights (weights=...), false if with weights=None",
         )
-        raise OptionError(key, text)
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
@@ -303,5 +302,11 @@ def _shape(
         usual = (32, 32) if arch in RESNETS else None  # whose weights are nearly always for it
         size = flagged[1:] if flagged else usual
         stated = (channels, *size) if channels and size else None
-    origin = f"the weights of {arch}, which fit images of many sizes"
-    return agreed("image shape", "teacher.shape", flagged, stated, SAYS, origin)
+    return agreed(
+        "image shape",
+        "teacher.shape",
+        flagged,
+        stated,
+        SAYS,
+        f"the weights of {arch}, which fit images of many sizes",
+    )

@@ -47,8 +47,7 @@ def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) 
     UserError where it is not ready, and where flags and metadata leave something open or contradict
     each other.
     """
-    secrets = read_secrets(vars(options), options.url)
-    endpoint = Endpoint(options, options.url, secrets)
+    endpoint = Endpoint(options, options.url, read_secrets(vars(options), options.url))
     try:
         return V2Teacher(endpoint, read_model(endpoint, options, config), options, config)
     except BaseException:
@@ -77,7 +76,6 @@ class V2Teacher(RemoteTeacher):
         binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
         self._v2 = V2Adapter(model, Normalise(config.mean, config.std, model.spec.shape[0]), binary)
-        limits = narrowed(RequestPolicy, options)
         super().__init__(
             endpoint,
             self._v2,
@@ -85,7 +83,7 @@ class V2Teacher(RemoteTeacher):
             model.num_classes,
             model.label_mode,
             model.max_batch,
-            limits,
+            narrowed(RequestPolicy, options),
         )
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
@@ -132,8 +130,9 @@ class V2Adapter:
 
     def with_batch_axis(self, axis: Literal["yes", "no"]) -> V2Adapter:
         """The same with requests that have an axis for the batch, or none."""
-        layout = replace(self.model.layout, batch_axis=axis)
-        return replace(self, model=replace(self.model, layout=layout))
+        return replace(
+            self, model=replace(self.model, layout=replace(self.model.layout, batch_axis=axis))
+        )
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU; a binary body is their only copy."""
@@ -168,8 +167,9 @@ class V2Adapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         try:
-            length = read_header_length(reply.headers)
-            header, tensors = unpack(reply.body, length, "outputs", len(reply.body))
+            header, tensors = unpack(
+                reply.body, read_header_length(reply.headers), "outputs", len(reply.body)
+            )
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
         model = self.model
@@ -248,8 +248,9 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
         try:
             scores = two_columns(array.reshape(batch).astype(np.float64), mode.kind == "logits")
         except Unusable as error:
-            text = say("output {}: {}", short(tensor.name), error.message)
-            raise Unusable(text, error.reason) from None
+            raise Unusable(
+                say("output {}: {}", short(tensor.name), error.message), error.reason
+            ) from None
         return torch.from_numpy(as_float32(scores))
     if (images, sizes) != ((batch,), (classes,)) or kind not in "iuf":
         hint: Text = ""

@@ -213,8 +213,10 @@ def _choose(what: str, tensors: list[TensorMetadata], wanted: str | None) -> Ten
     """The tensor of the given name, or the only one."""
     if not tensors:
         if wanted is None and what == "input":
-            nameless = "the model's metadata name no inputs; give the name of the one for images"
-            raise OptionError("teacher.input", nameless)
+            raise OptionError(
+                "teacher.input",
+                "the model's metadata name no inputs; give the name of the one for images",
+            )
         return TensorMetadata(wanted, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if wanted is None and len(tensors) > 1:
@@ -290,8 +292,9 @@ def _classes(output: TensorMetadata, axis: bool, flagged: int | None, announced:
             "teacher.num_classes", f"give it, since the metadata do not tell (output {output})"
         )
     if stated not in (None, classes):
-        expected = f"expected {stated} (output {output}), got {flagged}"
-        raise OptionError("teacher.num_classes", expected)
+        raise OptionError(
+            "teacher.num_classes", f"expected {stated} (output {output}), got {flagged}"
+        )
     if classes > MAX_CLASSES:
         raise OptionError(
             "teacher.num_classes",

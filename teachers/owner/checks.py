@@ -28,8 +28,11 @@ def watch_problems(teacher: TeacherConfig, local: bool) -> Iterator[Problem | Me
         text = say("expected held-out labelled images to calibrate {} on: a set or FOLDER", names)
         yield Problem("teacher.benign", text)
     if needing and teacher.kind != "torch":
-        expected = f"{needing}: expected a teacher of kind torch to look into"
-        yield Problem("teacher.watch", expected, got=teacher.kind)
+        yield Problem(
+            "teacher.watch",
+            f"{needing}: expected a teacher of kind torch to look into",
+            got=teacher.kind,
+        )
     if teacher.on_alarm == "label" and teacher.label_mode == "logits":
         yield say("{teacher.on_alarm:label}: expected a {teacher.label_mode} other than logits")
     try:

@@ -179,8 +179,9 @@ class Endpoint:
                 _read(response, beginning, MAX_REFUSAL_BYTES)
             if 300 <= response.status < 400 and "location" in headers:
                 return self._redirect(response.status, url, headers["location"], where)
-            body = bytes(beginning[:MAX_REFUSAL_BYTES])
-            raise failed_status(where, response.status, headers, body, self.secrets)
+            raise failed_status(
+                where, response.status, headers, bytes(beginning[:MAX_REFUSAL_BYTES]), self.secrets
+            )
         finally:
             response.close()
 

@@ -53,8 +53,9 @@ def parse(body: bytes) -> object:
         return load_json(body)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:_SHOWN]
-        text = f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})"
-        raise Unusable(text, "no JSON") from None
+        raise Unusable(
+            f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})", "no JSON"
+        ) from None
 
 
 def excerpt(value: object) -> str:
@@ -106,8 +107,10 @@ def table(rows: list[object], classes: int) -> Array:
                     "; a binary model's one score wants {teacher.num_classes:2}, a class number "
                     "form: number"
                 )
-            expected = f"expected {classes} scores for each image, got {excerpt(row)}"
-            raise Unusable(say("{}{}", expected, hint), "wrong shape")
+            raise Unusable(
+                say("{}{}", f"expected {classes} scores for each image, got {excerpt(row)}", hint),
+                "wrong shape",
+            )
         numbered.append(_numbers(row))
     try:
         return np.array(numbered, np.float64).reshape(len(rows), classes)
@@ -195,8 +198,10 @@ def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
     if revealed < needed:
         hint = say("")
         if revealed and mode.kind != "logits":
-            cut = Ref("teacher.label_mode", f"top_k:{revealed}")
-            hint = say("; if that is all it reveals, start a new run with {}", cut)
+            hint = say(
+                "; if that is all it reveals, start a new run with {}",
+                Ref("teacher.label_mode", f"top_k:{revealed}"),
+            )
         expected = f"expected scores of {needed} classes for each image, got {revealed}"
         raise Unusable(expected + hint, "too few scores")
     scores = torch.from_numpy(as_float32(scores_BK))
@@ -258,6 +263,7 @@ class ClassNames:
             try:
                 scores[number] = float(score)
             except OverflowError:
-                text = "expected numbers as scores, got one too large for any float"
-                raise Unusable(text, "no numbers") from None
+                raise Unusable(
+                    "expected numbers as scores, got one too large for any float", "no numbers"
+                ) from None
         return [scores.get(number, np.nan) for number in range(len(self))]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ALWAYS = {"build", "facts", "label_modes", "options"}
+ALWAYS = {"build", "facts", "label_modes", "options", "owner", "owner.checks"}
 """Modules of every teacher, and of the record that a run keeps of it."""
 
 CODE = """

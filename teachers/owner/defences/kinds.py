@@ -235,8 +235,11 @@ class MisinformDefence(Defence):
     def __init__(self, options: Any, teacher: Teacher) -> None:
         super().__init__(options, teacher)
         if options.gate == "mahalanobis":
-            what = f"{flag('teacher.defences')}: misinform: gate=mahalanobis with data"
-            self._distances = Mahalanobis(teacher, options.data, what)
+            self._distances = Mahalanobis(
+                teacher,
+                options.data,
+                f"{flag('teacher.defences')}: misinform: gate=mahalanobis with data",
+            )
             honest = load_dataset(options.data, "test", shape=teacher.spec.shape)
             x_NCHW = as_asked(honest.batch(slice(0, None, 2)), teacher)
             self._honest_N = self._distances(x_NCHW).sort().values * TIED
@@ -281,8 +284,9 @@ class CustomDefence(Defence):
             trial = options.make()
             self._form = copied(custom_state(trial, self._subject, UserError))
             read_custom(trial.answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
-        state = custom_state(trial, self._subject, UserError)
-        require_form(self._form, state, self._subject, UserError)
+        require_form(
+            self._form, custom_state(trial, self._subject, UserError), self._subject, UserError
+        )
 
     @contextmanager
     def _blaming(self, error: type[DfmeError]) -> Iterator[None]:

@@ -166,8 +166,7 @@ def _require_unrounded(teacher: Teacher, defences: Sequence[DefenceOptions], wat
     mode = teacher.label_mode
     if (needing or watched) and mode not in (PROBABILITIES, LOGITS):
         who = needing or "the watch"
-        expected = f"{who}: expected a teacher with unrounded scores"
-        raise OptionError(key, expected, got=str(mode))
+        raise OptionError(key, f"{who}: expected a teacher with unrounded scores", got=str(mode))
 
 
 def _comparable(answers: Tensor) -> Tensor:

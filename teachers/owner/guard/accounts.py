@@ -71,8 +71,9 @@ def require_once(headers: Iterable[Header], names: Iterable[str], reason: str) -
     counts = Counter(name_of(name) for name, _ in headers)
     for name in names:
         if counts[name] > 1:
-            text = f"expected the header {name} once, got it {counts[name]} times"
-            raise Rejected(400, text, reason)
+            raise Rejected(
+                400, f"expected the header {name} once, got it {counts[name]} times", reason
+            )
 
 
 def name_of(header: bytes) -> str:

@@ -106,13 +106,21 @@ async def receive_body(request: Request, limit: int, limit_text: str, seconds: f
                 content.extend(chunk)
                 size = max(size, len(content))
     except TimeoutError:
-        text = f"expected the request's body within {seconds:g} s"
-        raise Rejected(408, text, "too slow", {"Connection": "close"}) from None
+        raise Rejected(
+            408,
+            f"expected the request's body within {seconds:g} s",
+            "too slow",
+            {"Connection": "close"},
+        ) from None
     except (ClientDisconnect, asyncio.CancelledError):  # nobody reads it, or the server is to end
         raise Rejected(503, "not served: the request broke off", "broken off") from None
     if size > limit:
-        text = f"request of {size} bytes or more: expected at most {limit_text}"
-        raise Rejected(413, text, "body too large", {"Connection": "close"})
+        raise Rejected(
+            413,
+            f"request of {size} bytes or more: expected at most {limit_text}",
+            "body too large",
+            {"Connection": "close"},
+        )
     return HttpBody.of(content, request.headers)
 
 
@@ -155,8 +163,12 @@ class BodyReaders:
         """The same for a request's body. Rejected where too many large ones wait."""
         large = len(body) > LARGE
         if large and self._waiting >= MAX_WAITING:
-            text = f"expected at most {MAX_WAITING} large requests at a time; come again"
-            raise Rejected(503, text, "busy", {"Retry-After": "5"})
+            raise Rejected(
+                503,
+                f"expected at most {MAX_WAITING} large requests at a time; come again",
+                "busy",
+                {"Retry-After": "5"},
+            )
         self._waiting += large
         try:
             return await self.read(body, call)

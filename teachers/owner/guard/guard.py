@@ -154,8 +154,9 @@ class Guard:
         """Whether a request may ask for scores. Rejected where its path does not let one tell."""
         length = len(scope.get("raw_path") or scope["path"])
         if length > MAX_PATH:
-            text = f"expected a path of at most {MAX_PATH} bytes, got {length}"
-            raise Rejected(414, text, "path too long")
+            raise Rejected(
+                414, f"expected a path of at most {MAX_PATH} bytes, got {length}", "path too long"
+            )
         return self._paths.guards(scope)
 
     def _checked(self, scope: Scope, receive: Receive, send: Send) -> Send:
@@ -216,8 +217,12 @@ class Guard:
         if not images:
             return None
         if seconds := self.meter.admit(images):
-            text = f"over the rate limit: expected the next request in {seconds} s at the earliest"
-            raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
+            raise Rejected(
+                429,
+                f"over the rate limit: expected the next request in {seconds} s at the earliest",
+                "rate limit",
+                {"Retry-After": str(seconds)},
+            )
         if self._turns is not None:
             await self._turns.acquire()
             turn.callback(self._turns.release)

@@ -110,8 +110,12 @@ class Keys:
         elif scope["path"] in PUBLIC_PATHS:
             await self._app(scope, receive, send)
         else:
-            text = "expected the API key of this service"
-            unknown = Rejected(401, text, "unauthorised", {"WWW-Authenticate": "Bearer"})
+            unknown = Rejected(
+                401,
+                "expected the API key of this service",
+                "unauthorised",
+                {"WWW-Authenticate": "Bearer"},
+            )
             await refuse(self._meter, unknown)(scope, receive, send)
 
     def _accounts(self, headers: Mapping[bytes, bytes]) -> list[str]:
@@ -194,8 +198,15 @@ class Endpoints:
             return refuse(self._meter, error)
         assert isinstance(error, HTTPException)
         what = f"{request.method} {short(request.url.path)}"
-        text = f"{what}: expected a path and method of the inference protocol v2"
-        return refuse(self._meter, Rejected(error.status_code, text, "not found", error.headers))
+        return refuse(
+            self._meter,
+            Rejected(
+                error.status_code,
+                f"{what}: expected a path and method of the inference protocol v2",
+                "not found",
+                error.headers,
+            ),
+        )
 
     def _require(self, request: Request) -> None:
         """Rejected unless the path names this model and this version."""
@@ -205,8 +216,11 @@ class Endpoints:
         if model != name:
             raise Rejected(404, f"unknown model {short(model)}: expected {name!r}", "not found")
         if version != protocol.VERSION:
-            text = f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
-            raise Rejected(404, text, "not found")
+            raise Rejected(
+                404,
+                f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}",
+                "not found",
+            )
 
 
 class ServedForm(V2Form):

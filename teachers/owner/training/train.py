@@ -128,8 +128,9 @@ class _Training:
         )
         self.optimizer = _optimizer(config, net)
         self.steps = max(1, len(self.train) // config.batch_size)
-        steps = config.epochs * self.steps
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=steps)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self.optimizer, T_max=config.epochs * self.steps
+        )
 
     def run(self, progress: EpochCallback | None) -> float:
         """All epochs; returns the accuracy on the test part."""
@@ -153,8 +154,9 @@ class _Training:
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))
             if not math.isfinite(metrics["loss"]):
-                text = f"the loss became {metrics['loss']} in epoch {epoch}; lower {flag('lr')}"
-                raise UserError(text)
+                raise UserError(
+                    f"the loss became {metrics['loss']} in epoch {epoch}; lower {flag('lr')}"
+                )
             if epoch == self.config.epochs or (every and epoch % every == 0):
                 accuracy = self._score()
                 metrics["test_accuracy"] = accuracy
@@ -190,8 +192,9 @@ class _Training:
             self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
         ):
             logits_BK = self.net(self.normalise(x_BCHW))
-        smoothing = self.config.label_smoothing
-        loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=smoothing)
+        loss = nn.functional.cross_entropy(
+            logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing
+        )
         loss.backward()
         self.optimizer.step()
         if self.config.schedule == "cosine":

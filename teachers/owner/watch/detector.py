@@ -209,8 +209,9 @@ def cells_of(p_BK: Tensor) -> Tensor:
     """A number for the cell of each row, .2 wide on 4 axes drawn at random; sums are in one
     order.
     """
-    draw = torch.Generator().manual_seed(0)
-    axes_4K = torch.randn(4, p_BK.shape[1], generator=draw, dtype=torch.float64)
+    axes_4K = torch.randn(
+        4, p_BK.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     place_B4 = torch.cat([(part[:, None] * axes_4K).cumsum(2)[..., -1] for part in p_BK.split(256)])
     return ((place_B4 / 0.2).floor().long() + 512) @ 1_024 ** torch.arange(4)
 

@@ -217,8 +217,12 @@ def read_log(folder: Path, shape: Shape) -> Iterator[LogBatch]:
             try:
                 yield from _batches(path, [json.loads(line) for line in some], shape)
             except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-                expected = "{}: expected lines that run.py serve {record} wrote; remove it to go on"
-                raise RunError(say(expected, path)) from error
+                raise RunError(
+                    say(
+                        "{}: expected lines that run.py serve {record} wrote; remove it to go on",
+                        path,
+                    )
+                ) from error
 
 
 def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet:

@@ -91,8 +91,11 @@ class Watch:
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account over which an alarm was raised."""
         if self.on_alarm == "refuse" and (alarms := self._current().alarms):
-            text = f"an alarm was raised for this account ({alarms} that the watch saw)"
-            raise Refused(text, "watch", retry=False)
+            raise Refused(
+                f"an alarm was raised for this account ({alarms} that the watch saw)",
+                "watch",
+                retry=False,
+            )
 
     def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> Tensor:
         """Look at a request of this account in parts; whether the top class alone is to be answered

@@ -174,8 +174,10 @@ class JsonAdapter(Adapter):
         if batch == 1 and not values:
             return [None]
         if len(values) != batch:
-            text = f"answer.path: {self._path.text!r} found {len(values)} answers to {batch} images"
-            raise Unusable(text, "wrong shape")
+            raise Unusable(
+                f"answer.path: {self._path.text!r} found {len(values)} answers to {batch} images",
+                "wrong shape",
+            )
         return values
 
 

@@ -132,9 +132,13 @@ def _mapping(value: dict[str, Any], path: str, key: str) -> Iterator[Candidate]:
     if len(value) > 1 and all(map(is_name, value)) and all(map(_is_score, value.values())):
         scores = list(map(_number, value.values()))
         if _may_be_scores(list(value.values()), key):
-            percent = _has_percent(value.values())
             yield Candidate(
-                _weight(scores, key), path, "mapping", scores, list(value), percent=percent
+                _weight(scores, key),
+                path,
+                "mapping",
+                scores,
+                list(value),
+                percent=_has_percent(value.values()),
             )
 
 

@@ -148,8 +148,9 @@ class AnswerReader:
         """Names and scores that stand in two lists side by side."""
         names, scores = (_items(path, value) for path in (self._label, self._score))
         if len(names) != len(scores):
-            what = f"expected as many scores as names ({len(names)}), got {len(scores)}"
-            raise Unusable(what, "wrong shape")
+            raise Unusable(
+                f"expected as many scores as names ({len(names)}), got {len(scores)}", "wrong shape"
+            )
         return list(zip(names, scores, strict=True))
 
     def _tensor(self, rows: list[object]) -> Tensor:
