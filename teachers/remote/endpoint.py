@@ -5,8 +5,6 @@ Nothing here retries, waits or counts. Messages have every secret hidden, and no
 is chained to one of the client's, which hold what was sent.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

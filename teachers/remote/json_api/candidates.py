@@ -1,7 +1,5 @@
 """What in a sample answer may be the scores or the label of an image; a heuristic. No torch."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
