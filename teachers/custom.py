@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.advice import add_up_to
-from dfme.answers.reading import NEGATIVE, PartialAnswers, as_tensor
+from dfme.answers.reading import NEGATIVE, PartialAnswers, add_up_to, as_tensor
 from dfme.compute.modes import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import OptionError, Ref, TeacherError, UserError, say

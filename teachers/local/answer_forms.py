@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from dfme.answers.advice import add_up_to, rounded_to
+from dfme.answers.reading import add_up_to, rounded_to
 from dfme.config.messages import did_you_mean
 from dfme.errors import OptionError, Ref, UserError, say
 from dfme.spec import ImageSpec, LabelMode

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dfme.answers.advice import decimals, rounded_to, what_to_do
-from dfme.answers.reading import read_answers
+from dfme.answers.reading import decimals, read_answers, rounded_to, what_to_do
 from dfme.compute.deferred import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import LabelMode

@@ -23,8 +23,7 @@ from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
 from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.owner.checks import key_of
-from dfme.teachers.owner.custom_state import custom_state, require_form
-from dfme.teachers.owner.features import Mahalanobis, as_asked
+from dfme.teachers.owner.features import Mahalanobis, as_asked, custom_state, require_form
 
 
 class Defence(ABC):

@@ -189,10 +189,8 @@ def make_guarded(
     guarded = make_teacher(config, file, choose_device("auto"), recorded, own=model)
     if guarded.info.watch:
         guarded.info.watch.alarmed = (
-            AlarmFile(Path(alarm_file), logger.warning) if alarm_file else _log_alarm
+            AlarmFile(Path(alarm_file), logger.warning)
+            if alarm_file
+            else lambda alarm: logger.warning("ALARM %s", json.dumps(alarm.entry()))
         )
     return guarded
-
-
-def _log_alarm(alarm: Alarm) -> None:
-    logger.warning("ALARM %s", json.dumps(alarm.entry()))

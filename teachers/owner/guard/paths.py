@@ -139,12 +139,9 @@ def fold(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
         # a dotless i is one for regular expressions that ignore case
-        text = "".join(mark for mark in text if not _unseen(mark)).replace("\u0131", "i")
+        text = "".join(mark for mark in text if unicodedata.category(mark)[0] not in "CZM")
+        text = text.replace("\u0131", "i")
     return text.lower().translate(INVISIBLE)
-
-
-def _unseen(mark: str) -> bool:
-    return unicodedata.category(mark)[0] in "CZM"
 
 
 def _decoded(path: str) -> str:

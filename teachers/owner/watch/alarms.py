@@ -134,10 +134,6 @@ class Tally:
         self.largest_of_window = NOTHING
         return largest
 
-    @classmethod
-    def of_row(cls, row: list[float]) -> "Tally":
-        return cls(int(row[0]), int(row[1]), *row[2:])
-
 
 @dataclass
 class AccountWatch:
@@ -189,6 +185,7 @@ class AccountWatch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images = state["images"]
         rows = state["figures"].tolist()
-        self.figures = dict(zip(self.figures, map(Tally.of_row, rows), strict=True))
+        tallies = (Tally(int(first), int(alarms), *largest) for first, alarms, *largest in rows)
+        self.figures = dict(zip(self.figures, tallies, strict=True))
         for name, detector_state in state["detectors"].items():
             self.detectors[name].load_state_dict(detector_state)

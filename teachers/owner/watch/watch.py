@@ -14,8 +14,13 @@ from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
 from dfme.spec import Teacher
-from dfme.teachers.owner.custom_state import custom_state, require_form
-from dfme.teachers.owner.features import Mahalanobis, as_asked, ask_inside
+from dfme.teachers.owner.features import (
+    Mahalanobis,
+    as_asked,
+    ask_inside,
+    custom_state,
+    require_form,
+)
 from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.owner.watch import DETECTORS
 from dfme.teachers.owner.watch.alarms import AccountWatch, Alarm, WindowLargest

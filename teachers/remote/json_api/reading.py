@@ -191,7 +191,7 @@ class AnswerReader:
         if odd_B.any() and kind in ("probabilities", "top_k"):
             import torch
 
-            from dfme.answers.advice import what_to_do
+            from dfme.answers.reading import what_to_do
 
             row = int(odd_B.argmax())
             top = int(scores_BK[row].argmax())
