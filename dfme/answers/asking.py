@@ -100,8 +100,15 @@ class TeacherCall:
         teacher = self._teacher
         if not images:
             return torch.empty(0, device=self._device)
-        form = (images, teacher.num_classes, teacher.label_mode)
-        return read_answers(raw, *form, self._deferred, self._device, self._more)
+        return read_answers(
+            raw,
+            images,
+            teacher.num_classes,
+            teacher.label_mode,
+            self._deferred,
+            self._device,
+            self._more,
+        )
 
     def _more(self) -> None:
         self.tells_more = True
@@ -263,5 +270,6 @@ def binned_gaps(scores_N: Tensor, right_N: Tensor) -> Tensor:
     ``BINS``).
     """
     bins_N1 = (scores_N[:, None] * BINS).ceil().long().clamp(1, BINS) - 1
-    gaps_N1 = right_N[:, None].double() - scores_N[:, None].double()
-    return torch.zeros(len(scores_N), BINS, dtype=torch.float64).scatter_(1, bins_N1, gaps_N1)
+    return torch.zeros(len(scores_N), BINS, dtype=torch.float64).scatter_(
+        1, bins_N1, right_N[:, None].double() - scores_N[:, None].double()
+    )

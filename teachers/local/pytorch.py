@@ -158,8 +158,11 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         LOGGER.warning("teacher: %s", note)
     if note := _unused(weights.unused, options, config):
         LOGGER.warning("teacher: %s: %s", options.checkpoint, note)
-    inferred = tuple(_inferred(teacher, arch, options, config, card))
-    teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
+    teacher.info = replace(
+        teacher.info,
+        class_names=card.class_names,
+        inferred=tuple(_inferred(teacher, arch, options, config, card)),
+    )
     return teacher
 
 

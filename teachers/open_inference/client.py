@@ -263,6 +263,11 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: Text = "") -> Unusable:
-    got = f"{datatype_of(tensor.array)} {list(tensor.array.shape)}"
-    text = say("output {}: expected {}, got {}{}", short(tensor.name), expected, got, hint)
+    text = say(
+        "output {}: expected {}, got {}{}",
+        short(tensor.name),
+        expected,
+        f"{datatype_of(tensor.array)} {list(tensor.array.shape)}",
+        hint,
+    )
     return Unusable(text, "wrong shape")

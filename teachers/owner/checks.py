@@ -58,9 +58,12 @@ def check_defences(teacher: TeacherConfig, local: bool) -> None:
         f"{name}: expected once, got {count}" for name, count in times.items() if count > 1
     ]
     if stack and mode.kind == "logits":
-        hint = "an attribute label_mode says that a custom teacher gives logits"
-        modes = "expected {teacher.label_mode:probabilities}, top_k or label, got logits ({})"
-        problems = [say(modes, hint)]
+        problems = [
+            say(
+                "expected {teacher.label_mode:probabilities}, top_k or label, got logits ({})",
+                "an attribute label_mode says that a custom teacher gives logits",
+            )
+        ]
     if stack and not local:
         served = Ref("teacher.defences", "+".join(map(str, stack)))
         text = "a service is defended where it runs: run.py serve {}; leave it out here"

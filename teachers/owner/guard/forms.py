@@ -80,9 +80,12 @@ class V2Form:
         """The answer with these scores alone; a label is a score of 1."""
         header, (tensor,) = _unpacked(answer, "outputs")
         header = {name: header[name] for name in IDENTITY if name in header}
-        tensors = [NamedTensor(tensor.name, score_rows(scores, self._classes))]
-        binary = read_header_length(answer.headers) is not None
-        content, length = pack(header, tensors, "outputs", binary)
+        content, length = pack(
+            header,
+            [NamedTensor(tensor.name, score_rows(scores, self._classes))],
+            "outputs",
+            read_header_length(answer.headers) is not None,
+        )
         return HttpBody.of(content, Headers({} if length is None else {HEADER_LENGTH: str(length)}))
 
 
@@ -128,8 +131,9 @@ class AdapterForm:
         self._request = api.description.request
         self._answer = api.description.answer
         self._names = model.classes.names
-        paths = (self._answer.path, self._answer.label, self._answer.score)
-        self._path, self._label, self._score = map(JsonPath.read, paths)
+        self._path, self._label, self._score = map(
+            JsonPath.read, (self._answer.path, self._answer.label, self._answer.score)
+        )
         self._adapter = JsonAdapter(self._image, lambda images: (b"", {}), self._answer, model)
         self.answers = model.mode.kind
         self._as_logits = self.answers == "logits" and teacher.label_mode.kind != "logits"
@@ -151,8 +155,9 @@ class AdapterForm:
 
     def scores(self, answer: HttpBody, /) -> Array:
         values = self._path.values(parse(answer))
-        reply = Reply(answer.status, answer.headers, bytes(answer))
-        answers = self._adapter.decode(reply, len(values))
+        answers = self._adapter.decode(
+            Reply(answer.status, answer.headers, bytes(answer)), len(values)
+        )
         lone = self._answer.form == "scores" and lone_scores(values, len(self._names)) is not None
         if isinstance(answers, PartialAnswers) or lone:
             raise Unusable(
@@ -178,8 +183,9 @@ class AdapterForm:
             return [revealed.get(name) for name in self._names]
         best = sorted(revealed.items(), key=lambda pair: -pair[1])
         if self._answer.form == "lists":
-            names = self._label.put(None, [name for name, _ in best])
-            return self._score.put(names, [score for _, score in best])
+            return self._score.put(
+                self._label.put(None, [name for name, _ in best]), [score for _, score in best]
+            )
         return [self._score.put(self._label.put(None, name), score) for name, score in best]
 
     def _pixels(self, image: Any) -> Array:

@@ -49,8 +49,9 @@ def checked_answers(teacher: Teacher, images_BCHW: Array) -> Array:
             raw = teacher(images.to(device))
     except SystemExit as error:  # it gives up, but the process is not its own here
         raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
-    form = (len(images), teacher.num_classes, teacher.label_mode)
-    answers: Array = read_answers(raw, *form, DeferredChecks(), CPU).numpy()
+    answers: Array = read_answers(
+        raw, len(images), teacher.num_classes, teacher.label_mode, DeferredChecks(), CPU
+    ).numpy()
     return answers
 
 
@@ -70,8 +71,9 @@ class Model:
 
     async def ask(self, images_BCHW: Array) -> Array:
         """Like ``checked_answers``."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, checked_answers, self._teacher, images_BCHW)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._worker, checked_answers, self._teacher, images_BCHW
+        )
 
     def close(self) -> None:
         """Ask nothing more; a call that is under way ends first."""

@@ -124,8 +124,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["path"] == self._metrics:
-            page = PlainTextResponse(self.meter.exposition("model"), media_type=PROMETHEUS)
-            await page(scope, receive, send)
+            await PlainTextResponse(self.meter.exposition("model"), media_type=PROMETHEUS)(
+                scope, receive, send
+            )
             return
         rest: list[asyncio.Future[None]] = []
         try:

@@ -248,8 +248,10 @@ class ServedForm(V2Form):
         content, length = protocol.write_answer(self._service, answer.request.question, scores)
         if length is None:
             return HttpBody.of(content, Headers({"Content-Type": "application/json"}))
-        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
-        return HttpBody.of(content, Headers(headers))
+        return HttpBody.of(
+            content,
+            Headers({"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}),
+        )
 
 
 def make_app(service: protocol.Service, model: Model, teacher: Teacher, **options: Any) -> Guard:

@@ -122,8 +122,9 @@ class Recording:
             self._tell(f"the images recorded reach {most}: no more are kept, only lines about them")
         if self._full:
             return [None] * len(raw)
-        file = f"images-{name}-{'x'.join(map(str, shape))}.u8"
-        first = self._append(file, b"".join(raw), len(raw[0]))
+        first = self._append(
+            f"images-{name}-{'x'.join(map(str, shape))}.u8", b"".join(raw), len(raw[0])
+        )
         self._kept += size
         return range(first, first + len(raw))
 
@@ -239,15 +240,16 @@ def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet
         raise UserError(
             say("{}: expected images ({record_images:true}), found none of the account", folder)
         )
-    pixels_NCHW = np.frombuffer(b"".join(images), np.uint8).reshape(-1, *shape)
-    return ImageSet(str(folder), torch.from_numpy(pixels_NCHW.copy()))
+    return ImageSet(
+        str(folder),
+        torch.from_numpy(np.frombuffer(b"".join(images), np.uint8).reshape(-1, *shape).copy()),
+    )
 
 
 def _batches(path: Path, entries: list[Entry], shape: Shape) -> Iterator[LogBatch]:
     """Some lines of a log, those of each account together."""
     for tag in dict.fromkeys(entry["account"] for entry in entries):
         lines = [entry for entry in entries if entry["account"] == tag]
-        places = [line["image"] for line in lines]
         yield LogBatch(
             account=tag,
             at=[line["at"] for line in lines],
@@ -257,7 +259,12 @@ def _batches(path: Path, entries: list[Entry], shape: Shape) -> Iterator[LogBatc
             fingerprint=_codes(line["fingerprint"] for line in lines),
             score=np.array([line["score"] for line in lines], np.float64),
             distance=np.array([line["distance"] for line in lines], np.float64),
-            images=_images(path.parent, f"images-{path.stem[4:]}-{tag}", shape, places),
+            images=_images(
+                path.parent,
+                f"images-{path.stem[4:]}-{tag}",
+                shape,
+                [line["image"] for line in lines],
+            ),
         )
 
 

@@ -145,8 +145,12 @@ class Watch:
                 self._take(account, name, reading[part])
             account.images += len(seen[part])
             if account.images % WINDOW == 0 and readings:
-                largest = {name: each.end_window() for name, each in account.figures.items()}
-                self._events.append(WindowLargest(account.images, largest))
+                self._events.append(
+                    WindowLargest(
+                        account.images,
+                        {name: each.end_window() for name, each in account.figures.items()},
+                    )
+                )
             start = part.stop
 
     def _take(self, account: AccountWatch, name: str, reading: Reading) -> None:
@@ -217,8 +221,11 @@ class Watch:
         parts = as_asked(x_BCHW, self._teacher).split(most)
         answers = [ask_inside(self._teacher, part_BCHW, self.features) for part_BCHW in parts]
         distances = [part.distance_B for part in answers if part.distance_B is not None]
-        p_BK = torch.cat([part.p_BK for part in answers])
-        return Observation(x_BCHW, p_BK, torch.cat(distances) if distances else None)
+        return Observation(
+            x_BCHW,
+            torch.cat([part.p_BK for part in answers]),
+            torch.cat(distances) if distances else None,
+        )
 
 
 def _make_detector(name: str, benign: Benign) -> Detector:

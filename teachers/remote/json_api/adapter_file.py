@@ -281,8 +281,9 @@ def resolved(options: Mapping[str, Any]) -> str:
     ``${NAME}`` stays as it is; a secret that is written out is hidden.
     """
     api = load_adapter(options["adapter"], options.get("classes"))
-    plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
-    document: dict[str, Any] = _without_secrets(plain)
+    document: dict[str, Any] = _without_secrets(
+        json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
+    )
     url = urlsplit(options["url"] or api.description.url)
     pairs = (part.partition("=") for part in url.query.split("&"))
     query = "&".join(name + mark + _hidden(name, value) for name, mark, value in pairs)

@@ -183,8 +183,7 @@ def _pairs(entries: list[Any]) -> Candidate | None:
     if label is None:
         return None
     values = [leaf[score] for leaf in leaves]
-    names = [str(leaf[label]) for leaf in leaves]
-    return _named("pairs", names, values, label, score)
+    return _named("pairs", [str(leaf[label]) for leaf in leaves], values, label, score)
 
 
 def _rows(entries: list[Any]) -> Candidate | None:

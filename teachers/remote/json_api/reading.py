@@ -79,8 +79,7 @@ class AnswerReader:
         except Unusable as error:
             if "answer." in str(error):
                 raise
-            text = f"answer.form {self._form}: " + error.message
-            raise Unusable(text, error.reason) from None
+            raise Unusable(f"answer.form {self._form}: " + error.message, error.reason) from None
         if not any(reading.gaps):
             return answers
         slip = f"answer.form {self._form}: {reading.slip}" if reading.slip else ""
@@ -177,8 +176,7 @@ class AnswerReader:
         """Of two classes the one that is not named has the rest of the probability."""
         if scores_BK.shape[1] != 2 or self._logits:
             return scores_BK
-        rest_BK = self._scale - scores_BK[:, ::-1]
-        return np.where(np.isnan(scores_BK), rest_BK, scores_BK)
+        return np.where(np.isnan(scores_BK), self._scale - scores_BK[:, ::-1], scores_BK)
 
     def _require_scale(self, scores_BK: Array) -> None:
         """Unusable, with a class's name, where the sum of an image's scores is far from
