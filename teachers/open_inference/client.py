@@ -36,7 +36,7 @@ from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM, two_columns
 from dfme.teachers.remote.secrets import read_secrets
-from dfme.teachers.remote.teacher import Query, RemoteTeacher
+from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher
 
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
 
@@ -120,7 +120,7 @@ class V2Teacher(RemoteTeacher):
 
 
 @dataclass(frozen=True)
-class V2Adapter:
+class V2Adapter(Adapter):
     """A model's language, tensors ``binary`` or JSON; ``key``: the request's id."""
 
     model: V2Model
@@ -195,9 +195,6 @@ class V2Adapter:
 
     def most_bytes(self, batch: int) -> int:
         return ROOM + batch * self.model.num_classes * NUMBER
-
-    def refused(self, reason: str, batch: int) -> None:
-        """A refusal of this protocol stands for no answer."""
 
     @staticmethod
     def batch_limit(refused: bytes) -> int | Literal[False] | None:

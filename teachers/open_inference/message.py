@@ -1,17 +1,16 @@
 """Bodies of the Open Inference Protocol v2: JSON with tensors as JSON or trailing raw bytes.
 
-Raw bytes are little endian and row major without padding; an element of ``BYTES`` has its length in
-front, as four bytes. JSON has lists, nested as the shape says or flat; ``null`` is NaN, which JSON
-cannot write. Binary tensor data extension: the JSON object comes first, the HTTP header
-``HEADER_LENGTH`` says how long it is, and the raw bytes of each tensor with the parameter
-``binary_data_size`` follow in the tensors' order. Source:
+Raw bytes are little endian and row major without padding. JSON has lists, nested as the shape says
+or flat; ``null`` is NaN, which JSON cannot write. Texts (``BYTES``) are neither read nor written: a
+tensor of them has its shape alone. Binary tensor data extension: the JSON object comes first, the
+HTTP header ``HEADER_LENGTH`` says how long it is, and the raw bytes of each tensor with the
+parameter ``binary_data_size`` follow in the tensors' order. Source:
 https://github.com/kserve/open-inference-protocol and its binary tensor data extension.
 """
 
 import itertools
 import json
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -40,12 +39,11 @@ _MAX_AXES = 16
 _MAX_ELEMENTS = 2**28  # a gigabyte of FP32: no honest batch of images is larger
 _MAX_SHOWN = 200  # characters of a text in a message
 _SLICE = 2**16  # elements of a list that are read in one go
-_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """Input or output of a model. BYTES elements are ``bytes`` in an array of objects."""
+    """Input or output of a model; of BYTES an array of objects, all None."""
 
     name: str
     array: Array
@@ -82,18 +80,14 @@ def to_bytes(array: Array) -> bytes | memoryview:
     """The raw bytes of an array; a view of the array itself where its memory is in order
     already.
     """
-    if datatype_of(array) == "BYTES":
-        return b"".join(part for item in array.flat for part in (_LENGTH.pack(len(item)), item))
     ordered = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return ordered.reshape(-1).view(np.uint8).data
 
 
 def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
-    """Array of these raw bytes in a checked shape, not copied (BYTES: copied). ValueError unless
-    fitting.
-    """
+    """Array of these raw bytes in a checked shape, not copied. ValueError unless fitting."""
     if datatype == "BYTES":
-        return _texts(raw, math.prod(shape)).reshape(shape)
+        return np.empty(shape, object)
     dtype = _dtype(datatype)
     expected = math.prod(shape) * dtype.itemsize
     if len(raw) != expected:
@@ -104,9 +98,7 @@ def from_bytes(raw: memoryview, datatype: str, shape: Sequence[int]) -> Array:
 
 
 def to_list(array: Array) -> list[Any]:
-    """Elements as one flat JSON list. NaN is null; ValueError for infinities, bad UTF-8."""
-    if datatype_of(array) == "BYTES":
-        return [item.decode() for item in array.flat]
+    """Elements as one flat JSON list. NaN is null; ValueError for infinities."""
     items: list[Any] = array.reshape(-1).tolist()
     if array.dtype.kind != "f" or np.isfinite(array).all():
         return items
@@ -120,7 +112,9 @@ def from_list(data: object, datatype: str, shape: Sequence[int]) -> Array:
     fit.
     """
     flat = _flattened(data, shape)
-    dtype = np.dtype(object) if datatype == "BYTES" else _dtype(datatype)
+    if datatype == "BYTES":
+        return np.empty(shape, object)
+    dtype = _dtype(datatype)
     array = np.empty(len(flat), dtype)
     for start in range(0, len(flat), _SLICE):  # other threads may work between two
         part = flat[start : start + _SLICE]
@@ -158,7 +152,6 @@ _JSON_TYPES: dict[str, set[type]] = {
     "u": {int},
     "i": {int},
     "f": {int, float, type(None)},
-    "O": {str},
 }
 
 
@@ -168,8 +161,6 @@ def _elements(items: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
     if strange:
         names = min(kind.__name__ for kind in strange)
         raise ValueError(f"expected elements that are {datatype}, got {names}")
-    if datatype == "BYTES":
-        return _objects([text.encode() for text in items])
     beyond = f"expected elements that are {datatype}, got some beyond its range"
     if dtype.kind in "iu":
         limits: Any = np.iinfo(dtype)
@@ -210,32 +201,6 @@ def _flattened(data: object, shape: Sequence[int]) -> list[Any]:
     return items
 
 
-def _texts(raw: memoryview, count: int) -> Array:
-    """``count`` elements of BYTES that fill ``raw`` exactly."""
-    if count * _LENGTH.size > len(raw):
-        raise ValueError(f"expected {count} elements of BYTES, got only {len(raw)} bytes")
-    items: list[bytes] = []
-    at = 0
-    for _ in range(count):
-        start = at + _LENGTH.size
-        at = start + int.from_bytes(raw[at:start], "little")
-        if at > len(raw):
-            raise ValueError(f"expected {count} elements of BYTES, got bytes that end within one")
-        items.append(bytes(raw[start:at]))
-    if at != len(raw):
-        raise ValueError(
-            f"expected {count} elements of BYTES, got {len(raw) - at} bytes after them"
-        )
-    return _objects(items)
-
-
-def _objects(items: list[bytes]) -> Array:
-    """Bytes in an array of objects; in an array of its own texts numpy would cut trailing zeros."""
-    array = np.empty(len(items), dtype=object)
-    array[:] = items
-    return array
-
-
 # Bodies
 
 _ALIGNMENT = 8  # raw bytes begin at a multiple of it
@@ -248,7 +213,7 @@ def pack(
 ) -> tuple[bytes, int | None]:
     """A body, ``header`` with tensors under ``key``, and its JSON part's length; None if all.
 
-    ValueError for what JSON cannot carry (infinities, texts not in UTF-8).
+    ValueError for what JSON cannot carry (infinities).
     """
     raw = [to_bytes(tensor.array) for tensor in tensors] if binary else []
     entries = [_entry(tensor, len(raw[i]) if binary else None) for i, tensor in enumerate(tensors)]

@@ -2,26 +2,20 @@
 ``Unusable``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dfme.config.messages import did_you_mean
-from dfme.errors import Ref, Text, Unusable, say
-from dfme.spec import LabelMode
-from dfme.teachers.arrays import Array, as_float32
+from dfme.errors import Text, Unusable, say
+from dfme.teachers.arrays import Array
 from dfme.teachers.json_text import load_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROOM = 1_000_000  # bytes that an answer may take besides its numbers
 NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
@@ -142,8 +136,8 @@ def lone_scores(rows: list[object], classes: int) -> Array | None:
 
 
 def two_columns(lone_B: Array, logits: bool, scale: float = 1.0) -> Array:
-    """A binary model's lone scores, of class 1, as those of two classes; ``two_classes`` for
-    arrays.
+    """A binary model's lone scores, of class 1, as those of two classes; ``as_classes``
+    for arrays.
 
     Unusable for what is no probability, where it should be one.
     """
@@ -180,32 +174,6 @@ def read_label(value: object, classes: int) -> int:
     if cure:
         what += "; then start a new run, since this one read the numbers before as counted from 0"
     raise Unusable(what, WRONG_NUMBER)
-
-
-def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
-    """Scores, NaN where not revealed, float32 (B, K), or for ``mode`` label int64 (B,).
-
-    Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a
-    label.
-    """
-    import torch
-
-    from dfme.teachers.label_modes import reveal
-
-    classes = scores_BK.shape[1]
-    needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
-    revealed = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
-    if revealed < needed:
-        hint = say("")
-        if revealed and mode.kind != "logits":
-            hint = say(
-                "; if that is all it reveals, start a new run with {}",
-                Ref("teacher.label_mode", f"top_k:{revealed}"),
-            )
-        expected = f"expected scores of {needed} classes for each image, got {revealed}"
-        raise Unusable(expected + hint, "too few scores")
-    scores = torch.from_numpy(as_float32(scores_BK))
-    return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores
 
 
 # The classes of a service that answers with names: which of them is the student's class 0, 1, 2

@@ -121,7 +121,6 @@ class Detector(ABC):
     ``statistic``: in words, for a report.
     """
 
-    name: str
     statistic = "of the owner's own"
     threshold: float
 

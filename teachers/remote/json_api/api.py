@@ -1,16 +1,16 @@
 """A teacher behind any HTTP API with JSON answers that a YAML file describes (docs/adapters.md)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, PartialAnswers
 from dfme.config.settings import TeacherConfig
@@ -76,10 +76,6 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 # The teacher
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 NO_CONTENT = 204
 Body = Callable[[Sequence[Any]], tuple[bytes, dict[str, str]]]
