@@ -17,9 +17,7 @@ from dfme.compute.modes import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import OptionError, Ref, TeacherError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
-from dfme.teachers.label_modes import as_classes, restrict
-
-PROBABILITIES = LabelMode("probabilities")
+from dfme.teachers.label_modes import PROBABILITIES, as_classes, restrict
 
 PROVING = 4  # images whose logits do not add up to one by chance
 

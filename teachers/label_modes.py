@@ -16,6 +16,9 @@ from dfme.answers.reading import NO_LABEL, PartialAnswers, keep_largest
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 
+PROBABILITIES = LabelMode("probabilities")
+LOGITS = LabelMode("logits")
+
 
 def reveal(scores_BK: Tensor, mode: LabelMode, wanted: LabelMode) -> Tensor:
     """Cut an answer of the form ``mode`` to what ``wanted`` reveals.

@@ -69,8 +69,7 @@ class TeacherCall:
             TeacherError: for such an answer of any other teacher, and for whatever it raises.
         """
         raw = self._call(query_BCHW, position, code)
-        teacher = self._teacher
-        mode = teacher.label_mode
+        mode = self._teacher.label_mode
         gaps = (
             raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
         )
@@ -85,11 +84,12 @@ class TeacherCall:
             )
         try:
             answers = self._read(gaps.answers, gaps.gaps.count(0))
-            return gaps.whole(answers, teacher.num_classes, mode) if any(gaps.gaps) else answers
+            return (
+                gaps.whole(answers, self._teacher.num_classes, mode) if any(gaps.gaps) else answers
+            )
         except TeacherError as error:
             if self._remote:
-                came = gaps.answers
-                numbers = isinstance(came, Tensor) and bool(came.isfinite().all())
+                numbers = isinstance(gaps.answers, Tensor) and bool(gaps.answers.isfinite().all())
                 raise (Misfit if numbers else Unusable)(error.message, error.reason) from error
             raise
         except Exception as error:  # there are dtypes that nothing can be done with
@@ -97,14 +97,13 @@ class TeacherCall:
             raise TeacherError(f"teacher: expected {mode.kind}, got {what}") from error
 
     def _read(self, raw: object, images: int) -> Tensor:
-        teacher = self._teacher
         if not images:
             return torch.empty(0, device=self._device)
         return read_answers(
             raw,
             images,
-            teacher.num_classes,
-            teacher.label_mode,
+            self._teacher.num_classes,
+            self._teacher.label_mode,
             self._deferred,
             self._device,
             self._more,

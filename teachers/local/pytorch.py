@@ -15,8 +15,8 @@ from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, differences, infer_net, on_meta_device
 from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.precision import arithmetic
-from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
-from dfme.teachers.label_modes import as_classes
+from dfme.spec import ImageSpec, Shape, TeacherInfo
+from dfme.teachers.label_modes import LOGITS, as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, flagged_scale
 from dfme.teachers.local.names import State, first_words, network_part, some
 from dfme.teachers.local.weights import SCALING, Card, load_into, read_checkpoint
@@ -24,9 +24,7 @@ from dfme.teachers.options import TeacherPrecision, TorchOptions
 
 LOGGER = logging.getLogger("dfme")
 
-LOGITS = LabelMode("logits")
 SAYS = "the weights are for"
-ORIGIN = "the weights"
 
 
 class Normalise:
@@ -139,7 +137,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     # a file with our card was written by us, who leave the input as it is
     _require_transform(arch, options.transform_input, ours=card.arch is not None)
     outputs = card.num_classes or (guess.num_classes if guess else None)
-    num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
+    num_classes = agreed_classes(config.num_classes, outputs, SAYS, "the weights")
     shape = _shape(arch, config, card, guess, state)
     if guess and guess.num_classes == 1:
         counts = [1]

@@ -88,7 +88,7 @@ def _with_texts(path: Path) -> bytes | None:
     with open_file(path) as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         try:
-            header = json.loads(file.read(length)) if length < MAX_HEADER else None
+            header: Any = json.loads(file.read(length)) if length < MAX_HEADER else None
         except (ValueError, RecursionError):
             return None  # the library says what is wrong
         metadata = header.get(METADATA) if isinstance(header, dict) else None

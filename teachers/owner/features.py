@@ -16,7 +16,8 @@ from dfme.compute.deferred import DeferredChecks
 from dfme.compute.state import validate_like
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, UserError
-from dfme.spec import LabelMode, Teacher
+from dfme.spec import Teacher
+from dfme.teachers.label_modes import LOGITS, PROBABILITIES
 
 STORABLE = (bool, int, float, str, Tensor)
 
@@ -55,8 +56,6 @@ RIDGE = 1e-3  # of the identity, in a covariance of features
 MAX_TRAIN = 5_000  # images of a train part that its means and covariance are taken from (heuristic)
 MIN_OF_CLASS = 20  # of each class, whatever that comes to
 CPU = torch.device("cpu")
-PROBABILITIES = LabelMode("probabilities")
-LOGITS = LabelMode("logits")
 
 
 class Mahalanobis:

@@ -26,12 +26,10 @@ from dfme.teachers.arrays import Array
 from dfme.teachers.build import make_teacher
 from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.owner.defences.wrapper import Defended, behind
-from dfme.teachers.owner.features import Mahalanobis
+from dfme.teachers.owner.features import CPU, Mahalanobis
 from dfme.teachers.owner.guard.meter import Meter
 from dfme.teachers.owner.watch.alarms import Alarm, AlarmFile
 from dfme.teachers.owner.watch.watch import Watch
-
-CPU = torch.device("cpu")
 
 
 def checked_answers(teacher: Teacher, images_BCHW: Array) -> Array:
