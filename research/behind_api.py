@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dfme.precision import arithmetic
 from dfme.spec import LabelMode, Teacher, TeacherInfo
-from dfme.teachers.label_modes import restrict
-from dfme.teachers.local.pytorch import LOGITS, TorchTeacher
+from dfme.teachers.label_modes import LOGITS, restrict
+from dfme.teachers.local.pytorch import TorchTeacher
 
 Arithmetic = Callable[[], AbstractContextManager[None]]
 """Makes the context in which the network computes."""

@@ -43,29 +43,50 @@ TRUSTED = "dfme.teachers.options:require_trust"
 JSON_FILE = "dfme.teachers.remote.json_api.adapter_file:check_json"
 JSON_LOADER = "dfme.teachers.remote.json_api.api:connect_json"
 
-WEIGHTS = Source(
-    "checkpoint", f"; give {flag('teacher.checkpoint')}, or make one with run.py train-teacher"
-)
 ADAPTER = Source("adapter", "; configs/adapters has examples")
-ONNX = Source("model", "; export one with torch.onnx.export")
-PROGRAM = Source("program", "; save one with torch.export.save")
-ARCHIVE = Source("program", "; TorchScript archives are written by torch.jit.save")
-HF_FOLDER = Source(
-    "folder", "; save one with save_pretrained, of the model and the image processor", folder=True
-)
-TIMM_FOLDER = Source("folder", "; save one with timm.models.save_for_hf", folder=True)
 
 KINDS: dict[str, Kind] = {
-    "torch": Kind(of_kind.TorchOptions, f"{LOCAL}.pytorch:load_torch", WEIGHTS),
+    "torch": Kind(
+        of_kind.TorchOptions,
+        f"{LOCAL}.pytorch:load_torch",
+        Source(
+            "checkpoint",
+            f"; give {flag('teacher.checkpoint')}, or make one with run.py train-teacher",
+        ),
+    ),
     "v2": Kind(of_kind.V2Options, "dfme.teachers.open_inference.client:connect_v2", check=SERVICE),
     "tf-serving": Kind(of_kind.TfServingOptions, JSON_LOADER, ADAPTER, JSON_FILE),
     "hf-api": Kind(of_kind.HfApiOptions, JSON_LOADER, ADAPTER, JSON_FILE),
     "json": Kind(of_kind.JsonOptions, JSON_LOADER, ADAPTER, JSON_FILE),
-    "onnx": Kind(of_kind.OnnxOptions, f"{LOCAL}.onnx_runtime:load_onnx", ONNX),
-    "pt2": Kind(of_kind.Pt2Options, f"{LOCAL}.exported:load_pt2", PROGRAM, TRUSTED),
-    "torchscript": Kind(
-        of_kind.TorchScriptOptions, f"{LOCAL}.exported:load_torchscript", ARCHIVE, TRUSTED
+    "onnx": Kind(
+        of_kind.OnnxOptions,
+        f"{LOCAL}.onnx_runtime:load_onnx",
+        Source("model", "; export one with torch.onnx.export"),
     ),
-    "hf": Kind(of_kind.HuggingFaceOptions, f"{LOCAL}.huggingface:load_huggingface", HF_FOLDER),
-    "timm": Kind(of_kind.TimmOptions, f"{LOCAL}.timm_folder:load_timm", TIMM_FOLDER),
+    "pt2": Kind(
+        of_kind.Pt2Options,
+        f"{LOCAL}.exported:load_pt2",
+        Source("program", "; save one with torch.export.save"),
+        TRUSTED,
+    ),
+    "torchscript": Kind(
+        of_kind.TorchScriptOptions,
+        f"{LOCAL}.exported:load_torchscript",
+        Source("program", "; TorchScript archives are written by torch.jit.save"),
+        TRUSTED,
+    ),
+    "hf": Kind(
+        of_kind.HuggingFaceOptions,
+        f"{LOCAL}.huggingface:load_huggingface",
+        Source(
+            "folder",
+            "; save one with save_pretrained, of the model and the image processor",
+            folder=True,
+        ),
+    ),
+    "timm": Kind(
+        of_kind.TimmOptions,
+        f"{LOCAL}.folders:load_timm",
+        Source("folder", "; save one with timm.models.save_for_hf", folder=True),
+    ),
 }

@@ -49,9 +49,12 @@ def make_teacher(
     elif own is not None or ":" in config.kind:
         teacher = _custom(config, options, recorded, meter, own)
     else:
-        expected = f"expected {', '.join(KINDS)} or module:Class"
-        near = nearest(config.kind, KINDS)
-        raise OptionError("teacher", expected, got=repr(config.kind), near=near)
+        raise OptionError(
+            "teacher",
+            f"expected {', '.join(KINDS)} or module:Class",
+            got=repr(config.kind),
+            near=nearest(config.kind, KINDS),
+        )
     require_text(teacher.info.class_names or (), f"{flag('teacher')}: its class names")
     return teacher
 

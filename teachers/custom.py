@@ -12,15 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.advice import add_up_to
-from dfme.answers.reading import NEGATIVE, PartialAnswers, as_tensor
+from dfme.answers.reading import NEGATIVE, PartialAnswers, add_up_to, as_tensor
 from dfme.compute.modes import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import OptionError, Ref, TeacherError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo
-from dfme.teachers.label_modes import as_classes, restrict
-
-PROBABILITIES = LabelMode("probabilities")
+from dfme.teachers.label_modes import PROBABILITIES, as_classes, restrict
 
 PROVING = 4  # images whose logits do not add up to one by chance
 
@@ -218,8 +215,7 @@ def make_custom(target: str, options: Mapping[str, Any]) -> Any:
         is_class = isinstance(make, type)
         hint = "" if is_class else " (a function named here makes the teacher, it is none)"
         signature = f"{getattr(make, '__name__', 'teacher')}{inspect.signature(make)}"
-        text = f"{error}; it is {signature}{hint}"
-        raise UserError(text, about=Ref("teacher", target)) from None
+        raise UserError(f"{error}; it is {signature}{hint}", about=Ref("teacher", target)) from None
     with blaming(say("{}: could not be made", Ref("teacher", target)), UserError):
         return make(**options)
 

@@ -74,8 +74,10 @@ def teacher_facts(teacher: Teacher, kind: str, options: Mapping[str, Any]) -> di
     if sources := {name: source for name in parts if (source := _source(name))}:
         facts["sources"] = sources
     if text := resolved_adapter(kind, options):
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        facts["adapter"] = {"file": ADAPTER_FILE, "sha256": digest}
+        facts["adapter"] = {
+            "file": ADAPTER_FILE,
+            "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
     facts["target"] = _target(facts, options)
     return facts
 

@@ -28,7 +28,12 @@ def load_json(body: bytes) -> Any:
     if len(body) <= LARGE:
         return json.loads(body)
     with _without_collector():
-        return json.loads(body, parse_float=_float, parse_int=_int, object_pairs_hook=_object)
+        return json.loads(
+            body,
+            parse_float=lambda text: float(_bounded(text)),
+            parse_int=lambda text: int(_bounded(text)),
+            object_pairs_hook=lambda pairs: dict(pairs),
+        )
 
 
 def require_numbers(body: bytes) -> None:
@@ -63,19 +68,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _float(text: str) -> float:
-    return float(_bounded(text))
-
-
-def _int(text: str) -> int:
-    return int(_bounded(text))
-
-
 def _bounded(text: str) -> str:
     if len(text) > MAX_DIGITS:
         raise ValueError(f"expected numbers of at most {MAX_DIGITS} characters, got {len(text)}")
     return text
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return dict(pairs)

@@ -16,6 +16,9 @@ from dfme.answers.reading import NO_LABEL, PartialAnswers, keep_largest
 from dfme.errors import UserError
 from dfme.spec import LABEL_KINDS, LabelMode, Teacher
 
+PROBABILITIES = LabelMode("probabilities")
+LOGITS = LabelMode("logits")
+
 
 def reveal(scores_BK: Tensor, mode: LabelMode, wanted: LabelMode) -> Tensor:
     """Cut an answer of the form ``mode`` to what ``wanted`` reveals.
@@ -41,17 +44,14 @@ def reveal(scores_BK: Tensor, mode: LabelMode, wanted: LabelMode) -> Tensor:
 
 
 def as_classes(scores: Tensor, num_classes: int, mode: LabelMode) -> Tensor:
-    """Scores as they are; a binary model's (B, 1), (B,) or number as ``two_classes``."""
+    """Scores as they are; a binary model's (B, 1), (B,) or number as two classes.
+
+    A logit z stands for (0, z), a probability p for (1 - p, p).
+    """
     lone = scores.ndim < 2 or (scores.ndim == 2 and scores.shape[1] == 1)
     if num_classes != 2 or not lone or not scores.is_floating_point():
         return scores
-    return two_classes(scores.reshape(-1, 1), mode)
-
-
-def two_classes(score_B1: Tensor, mode: LabelMode) -> Tensor:
-    """A binary model's lone score as two classes: a logit z as (0, z), a probability p as (1 - p,
-    p).
-    """
+    score_B1 = scores.reshape(-1, 1)
     other_B1 = torch.zeros_like(score_B1) if mode.kind == "logits" else 1 - score_B1
     return torch.cat([other_B1, score_B1], dim=1)
 

@@ -369,8 +369,9 @@ def check_training(config: TrainTeacherConfig) -> None:
     if (config.mean is None) != (config.std is None):
         problems.append(say("{mean} and {std}: expected both or neither"))
     if config.path.suffix != ".safetensors":
-        expected = f"expected a file name ending in .safetensors, got {config.path}"
-        problems.append(say("{out}: {}", expected))
+        problems.append(
+            say("{out}: {}", f"expected a file name ending in .safetensors, got {config.path}")
+        )
     if problems:
         raise UserError(*problems)
 

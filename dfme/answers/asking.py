@@ -1,7 +1,7 @@
-"""How an image is asked about, and what is made of the answers; nothing here hides or disguises a
-client.
-"""
+"""Asking a teacher: calls whose answers come back checked, and what is made of them."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 
@@ -9,12 +9,139 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dfme.answers.reading import NO_ANSWER, top_class, unanswered
+from dfme.answers.reading import (
+    NO_ANSWER,
+    UNKNOWN_CLASS,
+    PartialAnswers,
+    read_answers,
+    top_class,
+    unanswered,
+)
 from dfme.answers.recover import Recovery, known_map, make_recovery
+from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
 from dfme.config.answer_settings import AnswersConfig
-from dfme.errors import Ref, UserError, flag, say
-from dfme.spec import LabelMode
+from dfme.errors import (
+    BudgetExhausted,
+    DfmeError,
+    Misfit,
+    Ref,
+    TeacherError,
+    Unusable,
+    UserError,
+    flag,
+    say,
+)
+from dfme.spec import LabelMode, Teacher
+
+
+class TeacherCall:
+    """Asks ``teacher``, also from several threads; answers come to ``device``, checked.
+
+    ``run`` names the run, for the keys of its requests. ``tells_more``: an answer told more than
+    its mode. ``unknown_names``: what a service answered in place of its classes. ``fits``: whether
+    it has ever answered as is read.
+    """
+
+    tells_more = False
+
+    def __init__(
+        self, teacher: Teacher, deferred: DeferredChecks, run: str, device: torch.device
+    ) -> None:
+        self._teacher = teacher
+        self._deferred = deferred
+        self._run = run
+        self._device = device
+        self._remote = teacher.info.remote
+        self._ask = teacher.info.charged or teacher
+        self.needs_key = self._remote is not None
+        self.unknown_names = Counter[str]()
+        self.fits: Callable[[], bool] = lambda: True
+
+    def __call__(self, query_BCHW: Tensor, position: int, code: bytes) -> Tensor:
+        """The answers to the images that follow ``position`` others of the run and have the digest
+        ``code``.
+
+        Raises:
+            Refused, Unanswered: as the teacher does; Unusable also for an answer of a service that
+            its label
+                mode rules out.
+            TeacherError: for such an answer of any other teacher, and for whatever it raises.
+        """
+        raw = self._call(query_BCHW, position, code)
+        mode = self._teacher.label_mode
+        gaps = (
+            raw if isinstance(raw, PartialAnswers) else PartialAnswers(raw, (0,) * len(query_BCHW))
+        )
+        if gaps.slip and not self.fits():
+            raise Misfit(gaps.slip, "unknown class", for_good=True)
+        self.unknown_names.update(gaps.names)
+        if len(gaps.gaps) != len(query_BCHW) or not {*gaps.gaps} <= {0, NO_ANSWER, UNKNOWN_CLASS}:
+            raise TeacherError(
+                f"teacher: expected PartialAnswers with a mark for each of {len(query_BCHW)} "
+                "images (0, "
+                f"{NO_ANSWER} or {UNKNOWN_CLASS}), got {len(gaps.gaps)} marks"
+            )
+        try:
+            answers = self._read(gaps.answers, gaps.gaps.count(0))
+            return (
+                gaps.whole(answers, self._teacher.num_classes, mode) if any(gaps.gaps) else answers
+            )
+        except TeacherError as error:
+            if self._remote:
+                numbers = isinstance(gaps.answers, Tensor) and bool(gaps.answers.isfinite().all())
+                raise (Misfit if numbers else Unusable)(error.message, error.reason) from error
+            raise
+        except Exception as error:  # there are dtypes that nothing can be done with
+            what = f"what none can be read from ({type(error).__name__})"
+            raise TeacherError(f"teacher: expected {mode.kind}, got {what}") from error
+
+    def _read(self, raw: object, images: int) -> Tensor:
+        if not images:
+            return torch.empty(0, device=self._device)
+        return read_answers(
+            raw,
+            images,
+            self._teacher.num_classes,
+            self._teacher.label_mode,
+            self._deferred,
+            self._device,
+            self._more,
+        )
+
+    def _more(self) -> None:
+        self.tells_more = True
+
+    def _call(self, query_BCHW: Tensor, position: int, code: bytes) -> object:
+        try:
+            with torch.no_grad(), torch.autocast(query_BCHW.device.type, enabled=False):
+                asked_BCHW = query_BCHW.clone()  # a teacher may write into it, and be asked again
+                if self._remote is None:
+                    return self._ask(asked_BCHW)
+                return self._remote.ask(asked_BCHW, self._key(position, code))
+        except (
+            BaseException
+        ) as error:  # a client may give up the whole process: it is not its own here
+            if isinstance(error, DfmeError | KeyboardInterrupt) and not isinstance(
+                error, BudgetExhausted
+            ):
+                raise
+            name = type(error).__name__[:80]
+            raise TeacherError(
+                f"teacher: expected answers to {len(query_BCHW)} images {tuple(query_BCHW.shape)}, "
+                "but it "
+                f"raised {name}: {' '.join(str(error).split())[:500]}",
+                f"raised {name}",
+            ) from error
+
+    def _key(self, position: int, code: bytes) -> str:
+        """Seed that is the same for every attempt at the same images at the same place of the same
+        run.
+        """
+        return hashlib.sha256(f"{self._run} {position} {code.hex()}".encode()).hexdigest()[:32]
+
+
+# How an image is asked about, and what is made of the answers; nothing here hides a client
 
 SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
 """Rows and columns by which images are moved, for as many votes as there are."""
@@ -142,5 +269,6 @@ def binned_gaps(scores_N: Tensor, right_N: Tensor) -> Tensor:
     ``BINS``).
     """
     bins_N1 = (scores_N[:, None] * BINS).ceil().long().clamp(1, BINS) - 1
-    gaps_N1 = right_N[:, None].double() - scores_N[:, None].double()
-    return torch.zeros(len(scores_N), BINS, dtype=torch.float64).scatter_(1, bins_N1, gaps_N1)
+    return torch.zeros(len(scores_N), BINS, dtype=torch.float64).scatter_(
+        1, bins_N1, right_N[:, None].double() - scores_N[:, None].double()
+    )

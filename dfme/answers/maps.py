@@ -184,8 +184,9 @@ def _best_set(p_BK: Tensor, q_BK: Tensor, top_BK: Tensor) -> Tensor:
     gain_BK = gain_BK.gather(-1, order_BK)
     q_sorted_BK = q_BK.gather(-1, order_BK)
     sizes_S = _over_sets(p_BK.new_ones(1, p_BK.shape[-1]))[0]
-    loss_BS = -_over_sets(gain_BK) / sizes_S
-    cosines_BS = _cosines(p_BK, q_BK, loss_BS, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S)
+    cosines_BS = _cosines(
+        p_BK, q_BK, -_over_sets(gain_BK) / sizes_S, _over_sets(q_sorted_BK) / sizes_S, 1 / sizes_S
+    )
     best_B1 = cosines_BS.argmin(-1, keepdim=True)
     places_K = torch.arange(p_BK.shape[-1], device=p_BK.device)
     every = len(places_K) <= ALL_SETS

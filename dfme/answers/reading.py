@@ -1,5 +1,5 @@
 """What a teacher may answer: every answer is held to its label mode before anything is learnt from
-it.
+it, and a message says what to do about others.
 """
 
 import math
@@ -10,11 +10,84 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.answers.advice import what_to_do
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
 from dfme.errors import Ref, TeacherError, Text, say
 from dfme.spec import LabelMode
+
+MAX_DECIMALS = 7  # float32 carries about seven: answers with more are not rounded
+FLOAT32 = 2.0**-23  # distance of neighbouring float32 numbers, relative to them
+LEVELS = (255, 256)  # parts of one of which 8-bit probabilities are multiples
+SLACK = 2e-3  # how far from one a row may sum, besides what rounding takes away
+
+
+def decimals(scores: Tensor) -> int | None:
+    """The fewest decimals that carry the scores exactly (to float32); None if they are not
+    rounded.
+    """
+    finite = scores[torch.isfinite(scores)].double()
+    slack = 2 * FLOAT32 * finite.abs()
+    for places in range(1, MAX_DECIMALS):
+        step = 10.0**-places
+        if slack.numel() and slack.max() > step / 4:
+            return None
+        if (((finite / step).round() * step - finite).abs() <= slack).all():
+            return places
+    return None
+
+
+def rounded_to(p_BK: Tensor) -> int | None:
+    """Decimals to which probabilities, with other sums than one, were rounded, maybe down; or None.
+
+    Probabilities of 8 bits count as rounded to two decimals.
+    """
+    places = decimals(p_BK)
+    if places is None:
+        parts = (p_BK.double() * levels for levels in LEVELS)
+        on_a_lattice = any(bool(((part.round() - part).abs() < SLACK).all()) for part in parts)
+        places = 2 if on_a_lattice else None
+    if places is None:
+        return None
+    lost = p_BK.shape[1] * 10.0**-places
+    over_B = p_BK.double().sum(1) - 1
+    within_B = (over_B >= -lost - SLACK) & (over_B <= lost / 2 + SLACK)
+    return places if bool(within_B.all()) else None
+
+
+def add_up_to(scores_BK: Tensor, total: float, slack: float = SLACK) -> bool:
+    """True if no score is negative and every image's add up to ``total``, within a share of it."""
+    sums_B = scores_BK.double().sum(1)
+    return bool((scores_BK >= -slack).all() and ((sums_B / total - 1).abs() <= slack).all())
+
+
+def what_to_do(scores_BK: Tensor) -> Text:
+    """The cure for scores that were taken for probabilities, in words; empty if none is known."""
+    if not scores_BK.isfinite().all():
+        return ""
+    if add_up_to(scores_BK, 100.0):
+        return "they add up to 100, as percentages do: divide them by 100"
+    if bool((scores_BK < 0).any()) or bool((scores_BK > 1 + SLACK).any()):
+        return say("if these are logits, start a new run with {teacher.label_mode:logits}")
+    if mode := _cut_mode(scores_BK):
+        return say("start a new run with {}", Ref("teacher.label_mode", mode))
+    return (
+        "each lies within 0 and 1, as where every class has a sigmoid of its own: "
+        "answer one softmax over all classes"
+    )
+
+
+def _cut_mode(p_BK: Tensor) -> LabelMode | None:
+    """The label mode that reads rounded probabilities, or the largest alone beside zeros."""
+    places = rounded_to(p_BK)
+    if places is not None:
+        return LabelMode("probabilities", places)
+    revealed = int((p_BK > 0).sum(1).max())
+    if revealed == p_BK.shape[1] or bool((p_BK.double().sum(1) > 1 + SLACK).any()):
+        return None
+    return LabelMode("top_k", decimals(p_BK), max(revealed, 1))
+
+
+# Answers, read
 
 NEGATIVE = 1e-6  # how far below zero a probability may lie: the rounding of a softmax in float32
 SUM = 1e-3  # how far from one a row may sum, besides what its dtype and its decimals round off
@@ -259,8 +332,11 @@ def _require_scores(answers: Tensor, batch: int, classes: int, mode: LabelMode) 
         elif shape == (batch, 1) and classes != 2:
             hint = say("; if it is a binary model, start a new run with {teacher.num_classes:2}")
         elif len(shape) == 2 and shape[0] == batch and shape[1] != 1:
-            number = Ref("teacher.num_classes", shape[1])
-            hint = say("; if it has {} classes, start a new run with {}", shape[1], number)
+            hint = say(
+                "; if it has {} classes, start a new run with {}",
+                shape[1],
+                Ref("teacher.num_classes", shape[1]),
+            )
         raise TeacherError(
             say(
                 "teacher: expected {} ({}, {}), a row per image and a column per class, got {}{}",

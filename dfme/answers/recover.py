@@ -53,8 +53,14 @@ def known_map(config: AnswersConfig, raw_mode: LabelMode, rng: torch.Generator) 
                 if options.kind
                 else ""
             )
-            expected = "expected a defence whose answers follow from p; leave it out"
-            raise UserError(say("{}: {}{}", Ref("answers.knows", options), expected, hint))
+            raise UserError(
+                say(
+                    "{}: {}{}",
+                    Ref("answers.knows", options),
+                    "expected a defence whose answers follow from p; leave it out",
+                    hint,
+                )
+            )
 
     def defended(p_NK: Tensor) -> Tensor:
         for change in filter(None, maps):

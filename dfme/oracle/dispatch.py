@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dfme.answers.teacher_call import TeacherCall
+from dfme.answers.asking import TeacherCall
 from dfme.compute.deferred import DeferredChecks
 from dfme.errors import (
     BatchTooLarge,

@@ -379,7 +379,7 @@ def served(
 ) -> tuple[ImageSet, Callable[[Tensor], Tensor]]:
     """A log's images, and the labels that the model answers to any behind these defences."""
     from dfme.teachers.owner.defences.wrapper import Defended
-    from dfme.teachers.owner.watch.log import recorded_images
+    from dfme.teachers.owner.watch.record import recorded_images
 
     behind = Defended(model, parse_defences(defences), LabelMode("label"))
     return recorded_images(Path(record), account, model.spec.shape), behind.preview

@@ -179,8 +179,9 @@ def _archive(name: str, kind: str) -> Path:
         (what for entry, what in ARCHIVES.items() if entry in inside), "an archive of another kind"
     )
     if not content.endswith(flag("teacher", kind)):
-        expected = Ref("teacher", kind)
-        raise UserError(say("{}: expected a program for {}, but it is {}", path, expected, content))
+        raise UserError(
+            say("{}: expected a program for {}, but it is {}", path, Ref("teacher", kind), content)
+        )
     return path
 
 

@@ -9,11 +9,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dfme.config.imports import blaming
@@ -33,7 +31,7 @@ from dfme.teachers.local.processor import (
     resulting_shape,
 )
 from dfme.teachers.local.pytorch import TorchTeacher
-from dfme.teachers.local.safetensors_file import has_odd_metadata, read_safetensors, shapes_of
+from dfme.teachers.local.safetensors_file import plain_metadata, shapes_of
 from dfme.teachers.local.weights import require_as_large
 from dfme.teachers.options import HuggingFaceOptions
 
@@ -88,8 +86,7 @@ def load_huggingface(
         config.num_classes, model.config.num_labels, f"the labels of {CONFIG} are", CONFIG
     )
     names = [name for _, name in sorted((model.config.id2label or {}).items())]
-    network = _Logits(model, pixels.order)
-    return FolderModel(folder, network, shape, classes, scale, names).teacher(
+    return FolderModel(folder, _Logits(model, pixels.order), shape, classes, scale, names).teacher(
         options, config, device
     )
 
@@ -181,14 +178,13 @@ def _plain_metadata(folder: Path) -> Iterator[Path]:
     """The folder, or a copy of it if its weights have metadata that the safetensors library
     refuses.
     """
-    if not has_odd_metadata(folder / WEIGHTS):
+    if not (folder / WEIGHTS).is_file():  # they are in parts
         yield folder
         return
-    state, _ = read_safetensors(folder / WEIGHTS)
-    with TemporaryDirectory() as copy:
-        shutil.copy(folder / CONFIG, copy)
-        save_file(state, Path(copy) / WEIGHTS, metadata={"format": "pt"})
-        yield Path(copy)
+    with plain_metadata(folder / WEIGHTS) as plain:
+        if plain.parent != folder:
+            shutil.copy(folder / CONFIG, plain.parent)
+        yield plain.parent
 
 
 @contextmanager

@@ -6,8 +6,6 @@ removed here. Nothing that could change an answer is dropped silently: weights t
 in an error, and the user says which part to take.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

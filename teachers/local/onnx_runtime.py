@@ -140,11 +140,10 @@ def _open(runtime: ModuleType, path: Path, device: torch.device) -> Any:
     """An onnxruntime session. UserError where the file is no model that this onnxruntime runs."""
     version = tuple(int(part) for part in re.findall(r"\d+", runtime.__version__)[:2])
     if version < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
         raise UserError(
             say(
                 "{teacher:onnx}: expected onnxruntime {} or later; pip install -U onnxruntime",
-                oldest,
+                ".".join(map(str, OLDEST)),
             )
         )
     if not path.is_file():

@@ -5,8 +5,6 @@ that their file leaves out is their class's default. So the file is not interpre
 transformers makes the processor, which is measured on a few images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

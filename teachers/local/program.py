@@ -18,13 +18,16 @@ from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.answer_forms import (
     End,
     ScoreForm,
+    by_name,
     check_images,
+    choose_output,
+    holds_whole_numbers,
     require_class_order,
     require_of_class_1,
+    rows,
     settle_form,
 )
 from dfme.teachers.local.checks import agreed, agreed_classes, as_text, first_line, first_look
-from dfme.teachers.local.outputs import by_name, choose_output, holds_whole_numbers, rows
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.options import Answers, TeacherPrecision
 
@@ -141,8 +144,12 @@ def make_program_teacher(
     if beside_label and output is None:
         require_of_class_1(program.source, scores_NK, call.output)
     form = settle_form(program.source, scores_NK, answers, end)
-    says = f"the answers of {program.source} are for"
-    classes = agreed_classes(config.num_classes, scores_NK.shape[1], says, program.source)
+    classes = agreed_classes(
+        config.num_classes,
+        scores_NK.shape[1],
+        f"the answers of {program.source} are for",
+        program.source,
+    )
     teacher = ProgramTeacher(call, classes, form)
     notes = [f"answers are {form} ({flag('teacher.answers')})"] if answers == "auto" else []
     if output is None and call.output not in ("0", "output"):
@@ -166,8 +173,7 @@ def _with_output(
     ends = call.program.ends
     end = ends[list(outputs).index(name)] if len(ends) == len(outputs) else None
     others = [value for key, value in outputs.items() if key != name]
-    beside_label = any(map(holds_whole_numbers, others))
-    return replace(call, output=name), end, beside_label
+    return replace(call, output=name), end, any(map(holds_whole_numbers, others))
 
 
 def _look(call: ProgramCall) -> Tensor:
@@ -215,5 +221,11 @@ def _shape(program: Program, config: TeacherConfig) -> tuple[int, int, int]:
 def _levels(program: Program, config: TeacherConfig) -> int | None:
     if program.dtype != torch.uint8:
         return config.levels
-    says = f"the pixels of {program.source} are bytes, whose levels are"
-    return agreed("levels", "teacher.levels", config.levels, BYTES, says, program.source)
+    return agreed(
+        "levels",
+        "teacher.levels",
+        config.levels,
+        BYTES,
+        f"the pixels of {program.source} are bytes, whose levels are",
+        program.source,
+    )

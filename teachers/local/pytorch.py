@@ -15,8 +15,8 @@ from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, differences, infer_net, on_meta_device
 from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.precision import arithmetic
-from dfme.spec import ImageSpec, LabelMode, Shape, TeacherInfo
-from dfme.teachers.label_modes import as_classes
+from dfme.spec import ImageSpec, Shape, TeacherInfo
+from dfme.teachers.label_modes import LOGITS, as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, flagged_scale
 from dfme.teachers.local.names import State, first_words, network_part, some
 from dfme.teachers.local.weights import SCALING, Card, load_into, read_checkpoint
@@ -24,9 +24,7 @@ from dfme.teachers.options import TeacherPrecision, TorchOptions
 
 LOGGER = logging.getLogger("dfme")
 
-LOGITS = LabelMode("logits")
 SAYS = "the weights are for"
-ORIGIN = "the weights"
 
 
 class Normalise:
@@ -139,7 +137,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     # a file with our card was written by us, who leave the input as it is
     _require_transform(arch, options.transform_input, ours=card.arch is not None)
     outputs = card.num_classes or (guess.num_classes if guess else None)
-    num_classes = agreed_classes(config.num_classes, outputs, SAYS, ORIGIN)
+    num_classes = agreed_classes(config.num_classes, outputs, SAYS, "the weights")
     shape = _shape(arch, config, card, guess, state)
     if guess and guess.num_classes == 1:
         counts = [1]
@@ -158,8 +156,11 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
         LOGGER.warning("teacher: %s", note)
     if note := _unused(weights.unused, options, config):
         LOGGER.warning("teacher: %s: %s", options.checkpoint, note)
-    inferred = tuple(_inferred(teacher, arch, options, config, card))
-    teacher.info = replace(teacher.info, class_names=card.class_names, inferred=inferred)
+    teacher.info = replace(
+        teacher.info,
+        class_names=card.class_names,
+        inferred=tuple(_inferred(teacher, arch, options, config, card)),
+    )
     return teacher
 
 
@@ -273,14 +274,13 @@ def _require_transform(arch: str, transform_input: bool | None, ours: bool) -> N
     """UserError where it is unknown what a network does to its input, or said of another one."""
     key = "teacher.transform_input"
     if arch not in TRANSFORMING and transform_input is not None:
-        alone = f"expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}"
-        raise OptionError(key, alone)
+        raise OptionError(key, f"expected for {' or '.join(TRANSFORMING)} alone, got it for {arch}")
     if arch in TRANSFORMING and transform_input is None and not ours:
-        text = (
+        raise OptionError(
+            key,
             f"weights of {arch} do not tell whether it scales its input again; say true if it was "
-            "made from torchvision's weights (weights=...), false if with weights=None"
+            "made from torchvision's weights (weights=...), false if with weights=None",
         )
-        raise OptionError(key, text)
 
 
 def _empty_net(arch: str, shape: tuple[int, int, int], outputs: int) -> nn.Module:
@@ -303,5 +303,11 @@ def _shape(
         usual = (32, 32) if arch in RESNETS else None  # whose weights are nearly always for it
         size = flagged[1:] if flagged else usual
         stated = (channels, *size) if channels and size else None
-    origin = f"the weights of {arch}, which fit images of many sizes"
-    return agreed("image shape", "teacher.shape", flagged, stated, SAYS, origin)
+    return agreed(
+        "image shape",
+        "teacher.shape",
+        flagged,
+        stated,
+        SAYS,
+        f"the weights of {arch}, which fit images of many sizes",
+    )

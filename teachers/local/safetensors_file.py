@@ -1,8 +1,7 @@
-"""Reads safetensors files from unknown sources.
+"""Reads safetensors files from unknown sources by the library, which checks all of the format.
 
-The safetensors library refuses a whole file if its metadata holds a null or a number, which some
-programs write. The tensors of such a file are sound, so the header is read here. Every rule of the
-format is checked before memory is allocated.
+It refuses a whole file if the metadata hold a null or a number, which some programs write. The
+tensors of such a file are sound, so it is read from a copy with metadata of texts.
 """
 
 import json
@@ -10,9 +9,11 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dfme.errors import UserError
@@ -24,35 +25,6 @@ MAX_AXES = 64
 MAX_ELEMENTS = 2**40
 METADATA = "__metadata__"
 
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
-
-
-class _Entry(NamedTuple):
-    """A tensor of the header; ``begin`` and ``end`` count bytes from the end of the header."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
 
 def is_safetensors(head: bytes) -> bool:
     """True if the first bytes of a file are those of a safetensors file."""
@@ -60,129 +32,80 @@ def is_safetensors(head: bytes) -> bool:
     return head[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{" and length < MAX_HEADER
 
 
-def has_odd_metadata(path: Path) -> bool:
-    """True if the safetensors library would refuse the file for its metadata alone."""
-    try:
-        with open_file(path) as file:
-            metadata = _header(file)[0].get(METADATA, {})
-    except (OSError, ValueError, RecursionError):
-        return False  # reading the file raises an error that says what is wrong
-    return metadata is not None and metadata != _texts(metadata)
-
-
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file on the CPU, and its metadata as texts.
+    """The tensors of a file, copied to the CPU's memory, and its metadata as texts.
 
     A null of the metadata is left out, and another value that is no text is given as JSON.
-    UserError for a file that is cut short, and for a header whose entries overlap, leave a gap,
-    reach beyond the file, or contradict their own shapes.
+    UserError for a file that is cut short, and for one whose header lies.
     """
-    with _readable(path) as file:
-        header, size = _header(file)
-        metadata = _texts(header.pop(METADATA, None))
-        entries = _entries(header, size)
-        return {entry.name: _tensor(file, entry) for entry in entries}, metadata
+    with _opened(path) as file:
+        return {
+            name: _copied(file.get_tensor(name)) for name in file.offset_keys()
+        }, file.metadata() or {}
 
 
 def shapes_of(path: Path) -> list[tuple[int, ...]]:
     """The shapes of a file's tensors, by its header. UserError as from ``read_safetensors``."""
-    with _readable(path) as file:
-        header, size = _header(file)
-        header.pop(METADATA, None)
-        return [entry.shape for entry in _entries(header, size)]
+    with _opened(path) as file:
+        return [tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()]
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[IO[bytes]]:
+def plain_metadata(path: Path) -> Iterator[Path]:
+    """The file, or a copy of it where the library would refuse it for its metadata alone."""
+    content = _with_texts(path)
+    if content is None:
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        copy.write_bytes(content)
+        yield copy
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     """The open file; what is wrong with it becomes a UserError."""
     try:
-        with open_file(path) as file:
+        with plain_metadata(path) as plain, safe_open(plain, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.offset_keys()]
+            # an empty tensor has strides, too, up to the product of its other sizes
+            sizes = (math.prod(max(size, 1) for size in shape) for shape in shapes)
+            if max(map(len, shapes), default=0) > MAX_AXES or max(sizes, default=0) > MAX_ELEMENTS:
+                raise SafetensorError("a tensor claims more than any tensor has")
             yield file
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())[:200] or "its header is nested too deep"
+    except SafetensorError as error:
+        problem = " ".join(str(error).split())[:200]
         raise UserError(
             f"{path}: cannot be read as safetensors, perhaps cut short: {problem}"
         ) from error
 
 
-def _header(file: IO[bytes]) -> tuple[dict[str, Any], int]:
-    """The header, and how many bytes follow it; the file is left at the first of these."""
-    total = file.seek(0, 2)
-    file.seek(0)
-    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    size = total - LENGTH_BYTES - length
-    if length > MAX_HEADER or size < 0:
-        raise ValueError(f"its header claims {length:,} bytes, and the file has {total:,}")
-    header = json.loads(file.read(length), object_pairs_hook=_without_repeats)
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    return header, size
+def _with_texts(path: Path) -> bytes | None:
+    """The file with metadata as the format wants them; None where they are, or all is garbage."""
+    with open_file(path) as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        try:
+            header: Any = json.loads(file.read(length)) if length < MAX_HEADER else None
+        except (ValueError, RecursionError):
+            return None  # the library says what is wrong
+        metadata = header.get(METADATA) if isinstance(header, dict) else None
+        if metadata is None:
+            return None
+        values = metadata if isinstance(metadata, dict) else {}
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        if texts == metadata:
+            return None
+        text = json.dumps({**header, METADATA: {"format": "pt", **texts}}).encode()
+        return len(text).to_bytes(LENGTH_BYTES, "little") + text + file.read()
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of the header. ValueError for a repeated name: readers keep different values."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise ValueError("a name stands twice in its header")
-    return value
-
-
-def _texts(metadata: object) -> dict[str, str]:
-    """The metadata as the format wants it."""
-    if not isinstance(metadata, dict):
-        return {}
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in metadata.items()
-        if value is not None
-    }
-
-
-def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
-    """The tensors in the order in which they lie, without a gap, an overlap, or bytes left over."""
-    entries = sorted(
-        (_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:]
-    )
-    place = 0
-    for entry in entries:
-        if entry.begin != place:
-            raise ValueError(
-                f"{entry.name[:80]!r} begins at byte {entry.begin:,}, expected {place:,}"
-            )
-        place = entry.end
-    if place != size:
-        raise ValueError(f"its tensors take {place:,} bytes, and the file has {size:,} for them")
-    return entries
-
-
-def _entry(name: str, value: object) -> _Entry:
-    """One tensor of the header. ValueError unless its dtype, shape and place agree."""
-    match value:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [begin, end]}:
-            pass
-        case _:
-            raise ValueError(f"{name[:80]!r} lacks a dtype, a shape or a place")
-    if dtype not in DTYPES:
-        raise ValueError(f"{name[:80]!r} has the dtype {dtype[:20]!r}, which PyTorch cannot take")
-    are_sizes = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
-    if not are_sizes or len(shape) > MAX_AXES:
-        raise ValueError(f"{name[:80]!r} has sizes that are no whole numbers")
-    # an empty tensor has strides, too, up to the product of its other sizes
-    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
-        raise ValueError(f"{name[:80]!r} claims more than any tensor has")
-    expected = math.prod(shape) * DTYPES[dtype].itemsize
-    if end - begin != expected:
-        raise ValueError(f"{name[:80]!r} takes {end - begin:,} bytes, expected {expected:,}")
-    return _Entry(name, DTYPES[dtype], tuple(shape), begin, end)
-
-
-def _tensor(file: IO[bytes], entry: _Entry) -> Tensor:
-    """The next tensor of the file, copied into memory."""
-    data = bytearray(file.read(entry.end - entry.begin))
-    if not data:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    if entry.dtype == torch.bool:  # a byte that is neither 0 nor 1 is no bool
-        return torch.frombuffer(data, dtype=torch.uint8).ne(0).reshape(entry.shape)
-    return torch.frombuffer(data, dtype=entry.dtype).reshape(entry.shape)
+def _copied(tensor: Tensor) -> Tensor:
+    """A tensor in memory of its own; a byte of a bool that is neither 0 nor 1 is no bool."""
+    return tensor.view(torch.uint8).ne(0) if tensor.dtype == torch.bool else tensor.clone()

@@ -22,14 +22,21 @@ from dfme.spec import LabelMode, RequestPolicy
 from dfme.teachers.arrays import Array, as_float32
 from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.local.pytorch import Normalise
-from dfme.teachers.open_inference.message import pack, read_header_length, unpack
+from dfme.teachers.open_inference.message import (
+    DATATYPES,
+    NamedTensor,
+    datatype_of,
+    pack,
+    read_header_length,
+    short,
+    unpack,
+)
 from dfme.teachers.open_inference.metadata import V2Model, read_model
-from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor, datatype_of, short
 from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint, Reply
 from dfme.teachers.remote.json_bodies import NUMBER, ROOM, two_columns
 from dfme.teachers.remote.secrets import read_secrets
-from dfme.teachers.remote.teacher import Query, RemoteTeacher
+from dfme.teachers.remote.teacher import Adapter, Query, RemoteTeacher
 
 UNREADABLE_STATUSES = ("400", "415", "422")  # statuses of a server that cannot read a request
 
@@ -40,8 +47,7 @@ def connect_v2(options: V2Options, config: TeacherConfig, device: torch.device) 
     UserError where it is not ready, and where flags and metadata leave something open or contradict
     each other.
     """
-    secrets = read_secrets(vars(options), options.url)
-    endpoint = Endpoint(options, options.url, secrets)
+    endpoint = Endpoint(options, options.url, read_secrets(vars(options), options.url))
     try:
         return V2Teacher(endpoint, read_model(endpoint, options, config), options, config)
     except BaseException:
@@ -70,7 +76,6 @@ class V2Teacher(RemoteTeacher):
         binary = model.binary if options.encoding == "auto" else options.encoding == "binary"
         self._may_fall_back = options.encoding == "auto"
         self._v2 = V2Adapter(model, Normalise(config.mean, config.std, model.spec.shape[0]), binary)
-        limits = narrowed(RequestPolicy, options)
         super().__init__(
             endpoint,
             self._v2,
@@ -78,7 +83,7 @@ class V2Teacher(RemoteTeacher):
             model.num_classes,
             model.label_mode,
             model.max_batch,
-            limits,
+            narrowed(RequestPolicy, options),
         )
 
     def ask(self, images_BCHW: Tensor, key: str) -> Tensor | PartialAnswers:
@@ -115,7 +120,7 @@ class V2Teacher(RemoteTeacher):
 
 
 @dataclass(frozen=True)
-class V2Adapter:
+class V2Adapter(Adapter):
     """A model's language, tensors ``binary`` or JSON; ``key``: the request's id."""
 
     model: V2Model
@@ -125,8 +130,9 @@ class V2Adapter:
 
     def with_batch_axis(self, axis: Literal["yes", "no"]) -> V2Adapter:
         """The same with requests that have an axis for the batch, or none."""
-        layout = replace(self.model.layout, batch_axis=axis)
-        return replace(self, model=replace(self.model, layout=layout))
+        return replace(
+            self, model=replace(self.model, layout=replace(self.model.layout, batch_axis=axis))
+        )
 
     def encode(self, images_BCHW: Tensor) -> Query:
         """The request for images float32 on the CPU; a binary body is their only copy."""
@@ -161,8 +167,9 @@ class V2Adapter:
 
     def decode(self, reply: Reply, batch: int) -> Tensor:
         try:
-            length = read_header_length(reply.headers)
-            header, tensors = unpack(reply.body, length, "outputs", len(reply.body))
+            header, tensors = unpack(
+                reply.body, read_header_length(reply.headers), "outputs", len(reply.body)
+            )
         except ValueError as error:
             raise Unusable(f"the answer: {error}", "malformed") from None
         model = self.model
@@ -188,9 +195,6 @@ class V2Adapter:
 
     def most_bytes(self, batch: int) -> int:
         return ROOM + batch * self.model.num_classes * NUMBER
-
-    def refused(self, reason: str, batch: int) -> None:
-        """A refusal of this protocol stands for no answer."""
 
     @staticmethod
     def batch_limit(refused: bytes) -> int | Literal[False] | None:
@@ -241,8 +245,9 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
         try:
             scores = two_columns(array.reshape(batch).astype(np.float64), mode.kind == "logits")
         except Unusable as error:
-            text = say("output {}: {}", short(tensor.name), error.message)
-            raise Unusable(text, error.reason) from None
+            raise Unusable(
+                say("output {}: {}", short(tensor.name), error.message), error.reason
+            ) from None
         return torch.from_numpy(as_float32(scores))
     if (images, sizes) != ((batch,), (classes,)) or kind not in "iuf":
         hint: Text = ""
@@ -255,6 +260,11 @@ def read_scores(tensor: NamedTensor, batch: int, classes: int, mode: LabelMode) 
 
 
 def _unusable(tensor: NamedTensor, expected: str, hint: Text = "") -> Unusable:
-    got = f"{datatype_of(tensor.array)} {list(tensor.array.shape)}"
-    text = say("output {}: expected {}, got {}{}", short(tensor.name), expected, got, hint)
+    text = say(
+        "output {}: expected {}, got {}{}",
+        short(tensor.name),
+        expected,
+        f"{datatype_of(tensor.array)} {list(tensor.array.shape)}",
+        hint,
+    )
     return Unusable(text, "wrong shape")

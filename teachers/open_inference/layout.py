@@ -47,8 +47,7 @@ def find_layout(
         metadata = (-1, -1, -1, -1)
     is_one_image = len(metadata) == 3 and metadata[0] > 0
     if literal and len(metadata) < 3 and min(metadata, default=-1) > 0 and metadata[0] > 1:
-        shape = _flat_shape(metadata, flagged)
-        return ImageLayout(shape, order or "nchw", metadata, 1, "no")
+        return ImageLayout(_flat_shape(metadata, flagged), order or "nchw", metadata, 1, "no")
     batch = -1
     sizes = metadata
     if metadata and not is_one_image:
@@ -85,8 +84,9 @@ def _ordered(
     if flagged is not None:
         fitting = [(flagged, order) for order in orders if _fits(sizes, in_order(flagged, order))]
     elif min(sizes) < 1:
-        open_sizes = f"give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
-        raise OptionError("teacher.shape", open_sizes)
+        raise OptionError(
+            "teacher.shape", f"give C,H,W, since the model's input leaves sizes open: {list(sizes)}"
+        )
     else:
         first, two, three = sizes
         images: dict[AxisOrder, Image] = {"nchw": (first, two, three), "nhwc": (three, first, two)}
@@ -96,10 +96,14 @@ def _ordered(
     if len(fitting) == 1:
         return fitting[0]
     if flagged is not None and not fitting:
-        expected = f"expected C,H,W that fit the model's input {list(sizes)}"
-        raise OptionError("teacher.shape", expected, got=str(flagged))
-    either = f"give nchw or nhwc, since the model's input {list(sizes)} does not tell"
-    raise OptionError("teacher.layout", either)
+        raise OptionError(
+            "teacher.shape",
+            f"expected C,H,W that fit the model's input {list(sizes)}",
+            got=str(flagged),
+        )
+    raise OptionError(
+        "teacher.layout", f"give nchw or nhwc, since the model's input {list(sizes)} does not tell"
+    )
 
 
 def _fits(sizes: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -111,10 +115,15 @@ def _flat_shape(sizes: tuple[int, ...], flagged: Image | None) -> Image:
     if flagged is None and len(sizes) == 2 and min(sizes) > 0:
         return (1, *sizes)
     if flagged is None:
-        flat = f"give C,H,W, since the model's input is one of {list(sizes)} per image"
-        raise OptionError("teacher.shape", flat)
+        raise OptionError(
+            "teacher.shape",
+            f"give C,H,W, since the model's input is one of {list(sizes)} per image",
+        )
     wanted = flagged[1:] if len(sizes) == 2 else (math.prod(flagged),)
     if not _fits(sizes, wanted) or (len(sizes) == 2 and flagged[0] != 1):
-        expected = f"expected C,H,W that fit the model's input {list(sizes)}"
-        raise OptionError("teacher.shape", expected, got=str(flagged))
+        raise OptionError(
+            "teacher.shape",
+            f"expected C,H,W that fit the model's input {list(sizes)}",
+            got=str(flagged),
+        )
     return flagged

@@ -19,8 +19,7 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import OptionError, UserError, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.open_inference.layout import ORDERS, AxisOrder, ImageLayout, find_layout
-from dfme.teachers.open_inference.message import read_object
-from dfme.teachers.open_inference.tensors import short
+from dfme.teachers.open_inference.message import read_object, short
 from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Endpoint
 
@@ -214,8 +213,10 @@ def _choose(what: str, tensors: list[TensorMetadata], wanted: str | None) -> Ten
     """The tensor of the given name, or the only one."""
     if not tensors:
         if wanted is None and what == "input":
-            nameless = "the model's metadata name no inputs; give the name of the one for images"
-            raise OptionError("teacher.input", nameless)
+            raise OptionError(
+                "teacher.input",
+                "the model's metadata name no inputs; give the name of the one for images",
+            )
         return TensorMetadata(wanted, "FP32", None)
     names = [str(tensor.name) for tensor in tensors]
     if wanted is None and len(tensors) > 1:
@@ -291,8 +292,9 @@ def _classes(output: TensorMetadata, axis: bool, flagged: int | None, announced:
             "teacher.num_classes", f"give it, since the metadata do not tell (output {output})"
         )
     if stated not in (None, classes):
-        expected = f"expected {stated} (output {output}), got {flagged}"
-        raise OptionError("teacher.num_classes", expected)
+        raise OptionError(
+            "teacher.num_classes", f"expected {stated} (output {output}), got {flagged}"
+        )
     if classes > MAX_CLASSES:
         raise OptionError(
             "teacher.num_classes",

@@ -12,8 +12,14 @@ import numpy as np
 
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.arrays import Array
-from dfme.teachers.open_inference.message import pack, parameters_of, unpack
-from dfme.teachers.open_inference.tensors import NamedTensor, datatype_of, short
+from dfme.teachers.open_inference.message import (
+    NamedTensor,
+    datatype_of,
+    pack,
+    parameters_of,
+    short,
+    unpack,
+)
 
 INPUT = "image"
 VERSION = "1"

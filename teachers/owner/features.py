@@ -1,6 +1,5 @@
-"""What the owner's side sees of a teacher's answers: unrounded scores, and features in its network.
-
-Defences and detectors share it.
+"""What defences and detectors share: unrounded scores, features in a network, and the state of
+custom ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,16 +13,49 @@ from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
 from dfme.compute.deferred import DeferredChecks
+from dfme.compute.state import validate_like
 from dfme.data import load_dataset
-from dfme.errors import UserError
-from dfme.spec import LabelMode, Teacher
+from dfme.errors import DfmeError, UserError
+from dfme.spec import Teacher
+from dfme.teachers.label_modes import LOGITS, PROBABILITIES
+
+STORABLE = (bool, int, float, str, Tensor)
+
+
+def custom_state(thing: object, subject: str, error: type[DfmeError]) -> dict[str, Any]:
+    """The dict ``state`` of a user's object, empty without one. Raises ``error`` for anything
+    else.
+    """
+    state = getattr(thing, "state", {})
+    expected = f"{subject}: its state: expected a dict of numbers and tensors by name"
+    if not isinstance(state, dict):
+        raise error(f"{expected}, got {type(state).__name__} {state!r:.60}")
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, STORABLE):
+            raise error(f"{expected}, got {type(value).__name__} {value!r:.60} under {name!r:.40}")
+    return state
+
+
+def require_form(
+    form: dict[str, Any], state: dict[str, Any], subject: str, error: type[DfmeError]
+) -> None:
+    """Raise ``error`` unless a state still has the types and shapes of ``form``, as resuming
+    needs.
+    """
+    try:
+        validate_like(form, state, "state")
+    except ValueError as problem:
+        raise error(
+            f"{subject}: its state changes its form, so no run could resume: {problem}"
+        ) from None
+
+
+# What the owner's side sees of a teacher's answers: unrounded scores, and features in its network
 
 RIDGE = 1e-3  # of the identity, in a covariance of features
 MAX_TRAIN = 5_000  # images of a train part that its means and covariance are taken from (heuristic)
 MIN_OF_CLASS = 20  # of each class, whatever that comes to
 CPU = torch.device("cpu")
-PROBABILITIES = LabelMode("probabilities")
-LOGITS = LabelMode("logits")
 
 
 class Mahalanobis:

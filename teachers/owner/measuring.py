@@ -90,8 +90,9 @@ class Measuring:
         defences = [defence for stack in stacks for defence in stack]
         halved = any(f"data={evaluation.dataset}" in text.split(":") for text in defences)
         if halved and evaluation.limit:
-            expected = "expected 0, since a gate is calibrated on half of all images"
-            raise OptionError("evaluation.limit", expected)
+            raise OptionError(
+                "evaluation.limit", "expected 0, since a gate is calibrated on half of all images"
+            )
         return halved
 
     def detection(
@@ -121,8 +122,9 @@ class Measuring:
             defences=(),
             label_mode=None,
         )
-        device = choose_device(self._job.config.device)
-        teacher = make_teacher(watched, self._job.teacher_options, device, meter=meter)
+        teacher = make_teacher(
+            watched, self._job.teacher_options, choose_device(self._job.config.device), meter=meter
+        )
         seen = detect(teacher, images, other, tell=tell, log=log, sessions=sessions)
         why = dict.fromkeys(blind, "it looks into a network of kind torch")
         return replace(seen, left_out={**seen.left_out, **why})
@@ -149,7 +151,7 @@ class Measuring:
         tell(f"a twin, trained in {trained.seconds:.1f} s")
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
-        from dfme.teachers.owner.watch.streams import AGAIN, SESSION
+        from dfme.teachers.owner.watch.detector import AGAIN, SESSION
 
         billed = 3 * images if stacks else 0
         # corrupted images, and repeats that are moved by a pixel
@@ -166,6 +168,6 @@ class Measuring:
         return (1 + stacks) * (3 * images * answer + 2 * ROUNDS_SECONDS)
 
     def streamed(self, sessions: int) -> int:
-        from dfme.teachers.owner.watch.streams import SESSION, STREAMS
+        from dfme.teachers.owner.watch.detector import SESSION, STREAMS
 
         return (len(STREAMS) - 1) * sessions * SESSION  # other data is a stream of detect alone

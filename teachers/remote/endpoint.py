@@ -5,8 +5,6 @@ Nothing here retries, waits or counts. Messages have every secret hidden, and no
 is chained to one of the client's, which hold what was sent.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping
@@ -18,17 +16,17 @@ import httpx2
 
 from dfme.errors import OptionError, Refused, Unanswered, Unusable, UserError, flag
 from dfme.teachers.options import ServiceOptions
-from dfme.teachers.remote.consent import host_of, require_consent
-from dfme.teachers.remote.outcomes import (
+from dfme.teachers.remote.secrets import Secrets, host_of, require_consent
+from dfme.teachers.remote.transport import (
     CONNECTION_ERRORS,
     advice,
+    connections,
     failed_connection,
     failed_status,
+    moments,
     quoted,
     refused,
 )
-from dfme.teachers.remote.secrets import Secrets
-from dfme.teachers.remote.transport import connections, moments
 from dfme.version import __version__
 
 USER_AGENT = f"dfme/{__version__} (data-free model extraction, authorised measurement)"
@@ -179,8 +177,9 @@ class Endpoint:
                 _read(response, beginning, MAX_REFUSAL_BYTES)
             if 300 <= response.status < 400 and "location" in headers:
                 return self._redirect(response.status, url, headers["location"], where)
-            body = bytes(beginning[:MAX_REFUSAL_BYTES])
-            raise failed_status(where, response.status, headers, body, self.secrets)
+            raise failed_status(
+                where, response.status, headers, bytes(beginning[:MAX_REFUSAL_BYTES]), self.secrets
+            )
         finally:
             response.close()
 

@@ -2,22 +2,20 @@
 ``Unusable``.
 """
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from dfme.errors import Ref, Text, Unusable, say
-from dfme.spec import LabelMode
-from dfme.teachers.arrays import Array, as_float32
+from dfme.config.messages import did_you_mean
+from dfme.errors import Text, Unusable, say
+from dfme.teachers.arrays import Array
 from dfme.teachers.json_text import load_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ROOM = 1_000_000  # bytes that an answer may take besides its numbers
 NUMBER = 64  # bytes that a number may take in an answer, with what stands around it
@@ -49,8 +47,9 @@ def parse(body: bytes) -> object:
         return load_json(body)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:_SHOWN]
-        text = f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})"
-        raise Unusable(text, "no JSON") from None
+        raise Unusable(
+            f"expected an answer in JSON, got {len(body)} bytes that are none ({reason})", "no JSON"
+        ) from None
 
 
 def excerpt(value: object) -> str:
@@ -102,8 +101,10 @@ def table(rows: list[object], classes: int) -> Array:
                     "; a binary model's one score wants {teacher.num_classes:2}, a class number "
                     "form: number"
                 )
-            expected = f"expected {classes} scores for each image, got {excerpt(row)}"
-            raise Unusable(say("{}{}", expected, hint), "wrong shape")
+            raise Unusable(
+                say("{}{}", f"expected {classes} scores for each image, got {excerpt(row)}", hint),
+                "wrong shape",
+            )
         numbered.append(_numbers(row))
     try:
         return np.array(numbered, np.float64).reshape(len(rows), classes)
@@ -135,8 +136,8 @@ def lone_scores(rows: list[object], classes: int) -> Array | None:
 
 
 def two_columns(lone_B: Array, logits: bool, scale: float = 1.0) -> Array:
-    """A binary model's lone scores, of class 1, as those of two classes; ``two_classes`` for
-    arrays.
+    """A binary model's lone scores, of class 1, as those of two classes; ``as_classes``
+    for arrays.
 
     Unusable for what is no probability, where it should be one.
     """
@@ -175,25 +176,62 @@ def read_label(value: object, classes: int) -> int:
     raise Unusable(what, WRONG_NUMBER)
 
 
-def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
-    """Scores, NaN where not revealed, float32 (B, K), or for ``mode`` label int64 (B,).
+# The classes of a service that answers with names: which of them is the student's class 0, 1, 2
 
-    Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a
-    label.
-    """
-    import torch
+_MAX_CLASSES = 10_000_000
+_MAX_COMPARED = 50_000  # letters, so that looking for a close name takes no noticeable time
 
-    from dfme.teachers.label_modes import reveal
 
-    classes = scores_BK.shape[1]
-    needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
-    revealed = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
-    if revealed < needed:
-        hint = say("")
-        if revealed and mode.kind != "logits":
-            cut = Ref("teacher.label_mode", f"top_k:{revealed}")
-            hint = say("; if that is all it reveals, start a new run with {}", cut)
-        expected = f"expected scores of {needed} classes for each image, got {revealed}"
-        raise Unusable(expected + hint, "too few scores")
-    scores = torch.from_numpy(as_float32(scores_BK))
-    return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores
+@dataclass(frozen=True)
+class ClassNames:
+    """Names in the order of the student's classes, each once. ``option``: their source."""
+
+    names: tuple[str, ...]
+    option: str = "classes"
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names)}
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str | int) and str(name) in self._index
+
+    def index(self, name: object) -> int:
+        """Number of a class. Unusable for an unknown name; a whole number stands for its text."""
+        text = f"{name:d}" if type(name) is int and abs(name) < _MAX_CLASSES else name
+        if isinstance(text, str) and text in self._index:
+            return self._index[text]
+        close = isinstance(text, str) and len(text) * len(self) < _MAX_COMPARED
+        hint = did_you_mean(str(text), self.names) if close else ""
+        raise Unusable(
+            f"{self.option}: expected one of the {len(self)} given, got {excerpt(name)}{hint}",
+            "unknown class",
+        )
+
+    def row(self, pairs: Iterable[tuple[object, object]]) -> list[float]:
+        """The scores of one image by class, NaN where there is none; Unusable for odd names and
+        scores.
+        """
+        scores: dict[int, float] = {}
+        for name, value in pairs:
+            score = as_number(value)
+            number = self.index(name)
+            if number in scores:
+                raise Unusable(
+                    f"expected each class once, got {excerpt(name)} twice", "a class twice"
+                )
+            if not isinstance(score, int | float) or isinstance(score, bool):
+                raise Unusable(
+                    f"expected a number as the score of {excerpt(name)}, got {excerpt(score)}",
+                    "no numbers",
+                )
+            try:
+                scores[number] = float(score)
+            except OverflowError:
+                raise Unusable(
+                    "expected numbers as scores, got one too large for any float", "no numbers"
+                ) from None
+        return [scores.get(number, np.nan) for number in range(len(self))]

@@ -108,8 +108,10 @@ class RemoteTeacher:
             unusable = error
         else:
             if isinstance(answers, PartialAnswers) and answers.slip:
-                slip = _judged(Unusable(answers.slip), reply, self._endpoint.secrets)
-                answers = replace(answers, slip=str(slip))
+                answers = replace(
+                    answers,
+                    slip=str(_judged(Unusable(answers.slip), reply, self._endpoint.secrets)),
+                )
             return answers
         # outside the handler, where nothing is chained to it
         raise _judged(unusable, reply, self._endpoint.secrets)

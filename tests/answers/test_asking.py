@@ -9,9 +9,8 @@ from small_runs import run
 from torch import Tensor
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme.answers.advice import decimals, rounded_to, what_to_do
 from dfme.answers.asking import SHIFTS, Reader
-from dfme.answers.reading import read_answers
+from dfme.answers.reading import decimals, read_answers, rounded_to, what_to_do
 from dfme.answers.recover import TOLERANCE, Table, drawn, known_map, make_recovery
 from dfme.compute.deferred import DeferredChecks
 from dfme.config.answer_settings import AnswersConfig

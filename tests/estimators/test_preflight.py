@@ -9,7 +9,7 @@ from known_teachers import AUTO, CLASSES, OPEN, PREFLIGHT_SHAPE, Setting, Toy, f
 from tables import exhaustive, exhaustive_rows
 from torch import Tensor
 
-from dfme.answers.advice import decimals
+from dfme.answers.reading import decimals
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.build import make_estimator

@@ -23,8 +23,7 @@ from dfme.report.run_files import read_run
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.student_file import load_student
 from dfme.teachers.local.pytorch import load_torch
-from dfme.teachers.open_inference.message import unpack
-from dfme.teachers.open_inference.tensors import from_bytes, from_list
+from dfme.teachers.open_inference.message import from_bytes, from_list, unpack
 from dfme.teachers.options import TorchOptions
 
 LOADER = "dfme/config/yaml_files.py"

@@ -4,7 +4,7 @@ from dfme.config import defences
 
 _CLASSES = {
     "modelguard_s": "kinds:CentroidDefence",
-    "misinform": "misinform:MisinformDefence",
+    "misinform": "kinds:MisinformDefence",
     "noise": "kinds:NoiseDefence",
     "watermark": "kinds:WatermarkDefence",
     "quota": "kinds:QuotaDefence",
@@ -12,9 +12,9 @@ _CLASSES = {
 }
 """The defences that are more than the map of their name in ``dfme.answers.maps``."""
 
-# name -> "module:Class", a ``defence.Defence``
+# name -> "module:Class", a ``kinds.Defence``
 DEFENCES = {
     name: f"dfme.teachers.owner.defences.{_CLASSES.get(name, 'kinds:MapDefence')}"
     for name in defences.DEFENCES
 }
-CUSTOM = "dfme.teachers.owner.defences.custom:CustomDefence"
+CUSTOM = "dfme.teachers.owner.defences.kinds:CustomDefence"

@@ -1,15 +1,98 @@
-"""The defences that answer by a map, by what they have stored, by chance, or not at all."""
+"""The defences, each for one account; behind ``serve``, for that of all keys."""
 
+import hmac
 import math
 import time
-from typing import ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from dfme.answers import maps
-from dfme.errors import Refused
-from dfme.teachers.owner.defences.defence import Defence
+from dfme.answers.reading import read_custom
+from dfme.compute.modes import defaults_kept
+from dfme.compute.state import copied
+from dfme.config.defence_options import OwnDefence
+from dfme.config.imports import blaming
+from dfme.data import load_dataset
+from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
+from dfme.nets import build_net
+from dfme.spec import ImageSpec, Teacher
+from dfme.teachers.owner.checks import key_of
+from dfme.teachers.owner.features import Mahalanobis, as_asked, custom_state, require_form
+
+
+class Defence(ABC):
+    """One defence with its options, in front of ``teacher``: float64 on the CPU, no input or
+    output.
+
+    ``STATE``, what it remembers at first: numbers, and of tensors (N, C), float64, their C; 0: one
+    per class. What its key draws is the same for ever and for no other defence. An untrained
+    network is drawn by it, or by no secret.
+    """
+
+    STATE: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, options: Any, teacher: Teacher) -> None:
+        self.options = options
+        self.name = options.name
+        self.classes = teacher.num_classes
+        self.state = {name: self._initial(form) for name, form in self.STATE.items()}
+        self._eight_bits = replace(teacher.spec, levels=256)
+        key = key_of(options) if "key" in options.facts(2).needs else b""
+        self._key = hmac.digest(key, self.name.encode(), "sha256")
+        net = "net" in (getattr(options, "q", None), getattr(options, "wrong", None))
+        self.net = _untrained_net(teacher.spec, self.classes, self.draw(b"net")) if net else None
+
+    def _initial(self, form: Any) -> Any:
+        return torch.empty(0, form[0] or self.classes).double() if type(form) is tuple else form
+
+    def admit(self, images: int) -> None:
+        """Called before the model is asked for so many images; Refused where they are not to be
+        answered.
+        """
+        return
+
+    @abstractmethod
+    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
+        """Answers in place of the probabilities ``p_BK``, which stay as they are."""
+
+    def draw(self, what: bytes) -> torch.Generator:
+        digest = hmac.digest(self._key, what, "sha256")
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+    def draws(self, images_BCHW: Tensor) -> list[torch.Generator]:
+        """One per image, as its 8 bits are."""
+        levels = self._eight_bits.encode(images_BCHW.cpu()).contiguous().numpy()
+        return [self.draw(image.tobytes()) for image in levels]
+
+    def state_dict(self) -> dict[str, Any]:
+        return copied(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what ``state_dict`` gave."""
+        self.state.update(copied(state))
+
+
+def _untrained_net(
+    spec: ImageSpec, classes: int, draw: torch.Generator
+) -> Callable[[Tensor], Tensor]:
+    """The probabilities of a small network. Images are asked one by one, so that batches change no
+    bit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draw.initial_seed())
+        net = build_net("cnn_small", spec.shape, classes).eval()
+    return lambda x_BCHW: (
+        torch.cat([net(x_1CHW).detach() for x_1CHW in x_BCHW.cpu().split(1)]).double().softmax(1)
+    )
+
+
+# The defences that answer by a map, by what they have stored, by chance, or not at all
 
 SECONDS = (0.1, 2_948.0)  # of work for one image, at least and at most
 
@@ -136,3 +219,95 @@ class WorkDefence(Defence):
             self.state["nats"] += float(torch.special.entr(p_K).sum())
             self.state["images"] += 1
         return p_BK
+
+
+# Adaptive misinformation: images that a gate takes for strange are answered wrongly
+
+TIED = 1 + 1e-4  # ratio of distances taken for equal
+
+
+class MisinformDefence(Defence):
+    """y = (1 - a) p + a wrong, a = sigmoid(nu (tau - s)), s within 0 and 1: how much the image is
+    at home.
+    """
+
+    def __init__(self, options: Any, teacher: Teacher) -> None:
+        super().__init__(options, teacher)
+        if options.gate == "mahalanobis":
+            self._distances = Mahalanobis(
+                teacher,
+                options.data,
+                f"{flag('teacher.defences')}: misinform: gate=mahalanobis with data",
+            )
+            honest = load_dataset(options.data, "test", shape=teacher.spec.shape)
+            x_NCHW = as_asked(honest.batch(slice(0, None, 2)), teacher)
+            self._honest_N = self._distances(x_NCHW).sort().values * TIED
+
+    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
+        s_B = p_BK.amax(1)
+        if self.options.gate == "mahalanobis":
+            s_B = self._at_home(images_BCHW)
+        elif self.options.gate == "entropy":
+            s_B = 1 - torch.special.entr(p_BK).sum(1) / math.log(self.classes)
+        wrong_BK = p_BK.roll(1, dims=1) if self.net is None else self.net(images_BCHW)
+        if self.options.wrong == "permute":  # in one cycle: no class stays
+            orders = [
+                torch.randperm(self.classes, generator=draw) for draw in self.draws(images_BCHW)
+            ]
+            order_BK = torch.stack(orders)
+            wrong_BK = p_BK.scatter(1, order_BK.roll(1, dims=1), p_BK.gather(1, order_BK))
+        # no batch counts
+        a_B1: Tensor = 1 / (1 + (self.options.nu * (s_B - self.options.threshold)).exp()[:, None])
+        return (1 - a_B1) * p_BK + a_B1 * wrong_BK
+
+    def _at_home(self, images_BCHW: Tensor) -> Tensor:
+        """Share of honest images (every second one of the test part) further from their class."""
+        nearer_B = torch.searchsorted(self._honest_N, self._distances(images_BCHW), right=True)
+        return 1 - nearer_B.double() / len(self._honest_N)
+
+
+# A defence that is an object of the user's: tried once, and blamed for what goes wrong in it
+
+
+class CustomDefence(Defence):
+    """An object of a user's class, made after another one was tried; a checkpoint keeps its
+    ``state``.
+    """
+
+    def __init__(self, options: OwnDefence, teacher: Teacher) -> None:
+        self.name = options.name
+        self._subject = f"defence {self.name}"
+        x_2CHW = torch.full((2, *teacher.spec.shape), teacher.spec.bounds[0])
+        with self._blaming(UserError):
+            self._object = options.make()
+            trial = options.make()
+            self._form = copied(custom_state(trial, self._subject, UserError))
+            read_custom(trial.answer, torch.eye(2, teacher.num_classes).double(), x_2CHW)
+        require_form(
+            self._form, custom_state(trial, self._subject, UserError), self._subject, UserError
+        )
+
+    @contextmanager
+    def _blaming(self, error: type[DfmeError]) -> Iterator[None]:
+        """What goes wrong in the user's code, as one line."""
+        with blaming(self._subject, error), defaults_kept(self._subject, error):
+            yield
+
+    @property
+    def state(self) -> dict[str, Any]:  # type: ignore[override]
+        return custom_state(self._object, self._subject, TeacherError)
+
+    def admit(self, images: int) -> None:
+        with self._blaming(TeacherError):
+            getattr(self._object, "admit", super().admit)(images)
+
+    def answer(self, p_BK: Tensor, images_BCHW: Tensor) -> Tensor:
+        with self._blaming(TeacherError):
+            y_BK = read_custom(self._object.answer, p_BK, images_BCHW.clone())
+        require_form(self._form, self.state, self._subject, TeacherError)
+        return y_BK
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        current = self.state
+        current.clear()
+        current.update(copied(state))

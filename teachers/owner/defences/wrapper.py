@@ -16,10 +16,10 @@ from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import OptionError, UserError, say
 from dfme.spec import LabelMode, Teacher
-from dfme.teachers.label_modes import Wrapper, restrict, reveal
+from dfme.teachers.label_modes import LOGITS, PROBABILITIES, Wrapper, restrict, reveal
 from dfme.teachers.owner.defences import CUSTOM, DEFENCES
-from dfme.teachers.owner.defences.defence import Defence
-from dfme.teachers.owner.features import LOGITS, PROBABILITIES, ask_inside
+from dfme.teachers.owner.defences.kinds import Defence
+from dfme.teachers.owner.features import ask_inside
 from dfme.teachers.owner.watch.watch import Watch
 
 TOLERANCE = 1e-4  # by which answers may differ that were computed on another machine
@@ -163,11 +163,11 @@ def _require_unrounded(teacher: Teacher, defences: Sequence[DefenceOptions], wat
         verb = "defended" if defences else "watched"
         raise OptionError(key, f"a service is {verb} where it runs; leave it out here")
     needing = ", ".join(options.name for options in defences if options.name != "quota")
-    mode = teacher.label_mode
-    if (needing or watched) and mode not in (PROBABILITIES, LOGITS):
+    if (needing or watched) and teacher.label_mode not in (PROBABILITIES, LOGITS):
         who = needing or "the watch"
-        expected = f"{who}: expected a teacher with unrounded scores"
-        raise OptionError(key, expected, got=str(mode))
+        raise OptionError(
+            key, f"{who}: expected a teacher with unrounded scores", got=str(teacher.label_mode)
+        )
 
 
 def _comparable(answers: Tensor) -> Tensor:

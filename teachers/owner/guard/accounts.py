@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from dfme.errors import UserError
 from dfme.teachers.json_text import HEADER_LENGTH
-from dfme.teachers.owner.guard.refusals import Rejected
+from dfme.teachers.owner.guard.bodies import Rejected
 
 Header = tuple[bytes, bytes]
 Pair = tuple[str, str]
@@ -71,8 +71,9 @@ def require_once(headers: Iterable[Header], names: Iterable[str], reason: str) -
     counts = Counter(name_of(name) for name, _ in headers)
     for name in names:
         if counts[name] > 1:
-            text = f"expected the header {name} once, got it {counts[name]} times"
-            raise Rejected(400, text, reason)
+            raise Rejected(
+                400, f"expected the header {name} once, got it {counts[name]} times", reason
+            )
 
 
 def name_of(header: bytes) -> str:

@@ -1,31 +1,84 @@
-"""The gate: the defences and the watch that stand between an app's scores and those who ask.
+"""The gate: a teacher asked in a thread of its own, and what stands between its scores and clients.
 
-All of it is called in one thread, which alone knows the state.
+Defences and watch are called in one thread, which alone knows the state.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from dfme.answers.reading import read_answers
+from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import choose_device
 from dfme.config.imports import name_of
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
+from dfme.errors import TeacherError
 from dfme.spec import LabelMode, Teacher, TeacherInfo
 from dfme.teachers.arrays import Array
 from dfme.teachers.build import make_teacher
 from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.owner.defences.wrapper import Defended, behind
-from dfme.teachers.owner.features import Mahalanobis
-from dfme.teachers.owner.guard.asking import checked_answers
+from dfme.teachers.owner.features import CPU, Mahalanobis
 from dfme.teachers.owner.guard.meter import Meter
 from dfme.teachers.owner.watch.alarms import Alarm, AlarmFile
 from dfme.teachers.owner.watch.watch import Watch
+
+
+def checked_answers(teacher: Teacher, images_BCHW: Array) -> Array:
+    """Answers to float32 images, scores (B, K) float32 or labels (B,) int64.
+
+    Raises whatever the teacher raises, and TeacherError for answers that its label mode rules out:
+    such answers might tell more than it allows.
+    """
+    images = torch.from_numpy(images_BCHW)
+    if teacher.spec.levels is not None:  # what came as FP32 may lie between the lattice's points
+        images = teacher.spec.quantise(images)
+    device = torch.device(teacher.info.device)
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            raw = teacher(images.to(device))
+    except SystemExit as error:  # it gives up, but the process is not its own here
+        raise TeacherError(f"the teacher asked to exit with {error.code!r}") from error
+    answers: Array = read_answers(
+        raw, len(images), teacher.num_classes, teacher.label_mode, DeferredChecks(), CPU
+    ).numpy()
+    return answers
+
+
+def one_thread(threads: int) -> ThreadPoolExecutor:
+    """A thread for arithmetic with so many CPU threads; 0: as many as torch uses."""
+    # each thread has its own number
+    prepare = (lambda: torch.set_num_threads(threads)) if threads else None
+    return ThreadPoolExecutor(1, thread_name_prefix="model", initializer=prepare)
+
+
+class Model:
+    """``teacher`` in a thread of its own, with so many CPU threads for its arithmetic."""
+
+    def __init__(self, teacher: Teacher, threads: int) -> None:
+        self._teacher = teacher
+        self._worker = one_thread(threads)
+
+    async def ask(self, images_BCHW: Array) -> Array:
+        """Like ``checked_answers``."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._worker, checked_answers, self._teacher, images_BCHW
+        )
+
+    def close(self) -> None:
+        """Ask nothing more; a call that is under way ends first."""
+        self._worker.shutdown()
+
+
+# The defences and the watch around the scores of an app
 
 logger = logging.getLogger("dfme")
 
@@ -136,10 +189,8 @@ def make_guarded(
     guarded = make_teacher(config, file, choose_device("auto"), recorded, own=model)
     if guarded.info.watch:
         guarded.info.watch.alarmed = (
-            AlarmFile(Path(alarm_file), logger.warning) if alarm_file else _log_alarm
+            AlarmFile(Path(alarm_file), logger.warning)
+            if alarm_file
+            else lambda alarm: logger.warning("ALARM %s", json.dumps(alarm.entry()))
         )
     return guarded
-
-
-def _log_alarm(alarm: Alarm) -> None:
-    logger.warning("ALARM %s", json.dumps(alarm.entry()))

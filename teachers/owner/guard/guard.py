@@ -18,16 +18,24 @@ from dfme.errors import Refused, UserError
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.owner.guard.accounts import Account
-from dfme.teachers.owner.guard.adapter_form import AdapterForm
-from dfme.teachers.owner.guard.app_answers import ask_app, is_phrase, respond
-from dfme.teachers.owner.guard.asking import one_thread
-from dfme.teachers.owner.guard.bodies import MAX_HELD, HttpBody, receive_again, receive_body
-from dfme.teachers.owner.guard.forms import BodyForm, CustomForm, V2Form
-from dfme.teachers.owner.guard.gate import Gate, make_guarded
+from dfme.teachers.owner.guard.bodies import (
+    MAX_HELD,
+    BodyReaders,
+    HttpBody,
+    Rejected,
+    ask_app,
+    failure,
+    is_phrase,
+    receive_again,
+    receive_body,
+    refuse,
+    rejected,
+    respond,
+)
+from dfme.teachers.owner.guard.forms import AdapterForm, BodyForm, CustomForm, V2Form
+from dfme.teachers.owner.guard.gate import Gate, make_guarded, one_thread
 from dfme.teachers.owner.guard.meter import Meter
 from dfme.teachers.owner.guard.paths import MAX_PATH, ChosenPaths, GuardedPaths
-from dfme.teachers.owner.guard.readers import BodyReaders
-from dfme.teachers.owner.guard.refusals import Rejected, failure, refuse, rejected
 from dfme.teachers.owner.watch.record import account_tag
 
 PROMETHEUS = "text/plain; version=0.0.4"
@@ -116,8 +124,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["path"] == self._metrics:
-            page = PlainTextResponse(self.meter.exposition("model"), media_type=PROMETHEUS)
-            await page(scope, receive, send)
+            await PlainTextResponse(self.meter.exposition("model"), media_type=PROMETHEUS)(
+                scope, receive, send
+            )
             return
         rest: list[asyncio.Future[None]] = []
         try:
@@ -146,8 +155,9 @@ class Guard:
         """Whether a request may ask for scores. Rejected where its path does not let one tell."""
         length = len(scope.get("raw_path") or scope["path"])
         if length > MAX_PATH:
-            text = f"expected a path of at most {MAX_PATH} bytes, got {length}"
-            raise Rejected(414, text, "path too long")
+            raise Rejected(
+                414, f"expected a path of at most {MAX_PATH} bytes, got {length}", "path too long"
+            )
         return self._paths.guards(scope)
 
     def _checked(self, scope: Scope, receive: Receive, send: Send) -> Send:
@@ -208,8 +218,12 @@ class Guard:
         if not images:
             return None
         if seconds := self.meter.admit(images):
-            text = f"over the rate limit: expected the next request in {seconds} s at the earliest"
-            raise Rejected(429, text, "rate limit", {"Retry-After": str(seconds)})
+            raise Rejected(
+                429,
+                f"over the rate limit: expected the next request in {seconds} s at the earliest",
+                "rate limit",
+                {"Retry-After": str(seconds)},
+            )
         if self._turns is not None:
             await self._turns.acquire()
             turn.callback(self._turns.release)

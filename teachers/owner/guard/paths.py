@@ -18,9 +18,8 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Scope
 
 from dfme.errors import UserError
-from dfme.teachers.owner.guard.refusals import Rejected
-from dfme.teachers.owner.guard.route_reader import read_routes
-from dfme.teachers.owner.guard.routes import PARAMETER, in_order, segments_of
+from dfme.teachers.owner.guard.bodies import Rejected
+from dfme.teachers.owner.guard.routes import PARAMETER, in_order, read_routes, segments_of
 
 MAX_PATH = 8_192  # bytes of the longest path, as it is sent
 UNQUOTED = 2  # times, besides the one of the server
@@ -140,12 +139,9 @@ def fold(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
         # a dotless i is one for regular expressions that ignore case
-        text = "".join(mark for mark in text if not _unseen(mark)).replace("\u0131", "i")
+        text = "".join(mark for mark in text if unicodedata.category(mark)[0] not in "CZM")
+        text = text.replace("\u0131", "i")
     return text.lower().translate(INVISIBLE)
-
-
-def _unseen(mark: str) -> bool:
-    return unicodedata.category(mark)[0] in "CZM"
 
 
 def _decoded(path: str) -> str:

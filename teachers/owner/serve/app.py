@@ -1,6 +1,10 @@
-"""The web application around a model: its routes, what they refuse, and its guard."""
+"""The web application around a model: connections, keys, routes, refusals, and its guard."""
 
+import asyncio
+import hmac
 import logging
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -9,23 +13,121 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dfme.errors import Refused
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array
 from dfme.teachers.json_text import HEADER_LENGTH
 from dfme.teachers.open_inference import server as protocol
-from dfme.teachers.open_inference.message import pack, read_header_length
-from dfme.teachers.open_inference.tensors import NamedTensor, short
-from dfme.teachers.owner.guard.app_answers import ASKED
-from dfme.teachers.owner.guard.asking import Model
-from dfme.teachers.owner.guard.bodies import HttpBody
+from dfme.teachers.open_inference.message import NamedTensor, pack, read_header_length, short
+from dfme.teachers.owner.guard.accounts import require_once
+from dfme.teachers.owner.guard.bodies import ASKED, FAILED, HttpBody, Rejected, refuse, rejected
 from dfme.teachers.owner.guard.forms import V2Form
+from dfme.teachers.owner.guard.gate import Model
 from dfme.teachers.owner.guard.guard import PROMETHEUS, Guard
 from dfme.teachers.owner.guard.meter import Meter
-from dfme.teachers.owner.guard.refusals import FAILED, Rejected, refuse, rejected
-from dfme.teachers.owner.serve import connections
 from dfme.version import __version__
+
+# a client may take so long to send a request's head, to send its body, and to read the answer
+REQUEST_SECONDS = 60.0
+# for each one more, the one that has waited for its client for the longest is closed
+MAX_CONNECTIONS = 128
+
+
+class Connection(H11Protocol):
+    """A connection, closed where it is late or one of too many; uvicorn bounds idle ones.
+
+    ``waits``: for what of its client, ``since`` when; empty while answering.
+    """
+
+    waits = ""
+    since = 0.0
+    request: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.watch()
+        if len(self.connections) > MAX_CONNECTIONS:
+            waiting = [
+                other
+                for other in self.connections
+                if isinstance(other, Connection) and other.look()
+            ]
+            min(waiting, key=lambda other: other.since).transport.abort()
+
+    def watch(self) -> None:
+        """Once a second, until it is closed: late is late, however much has come meanwhile."""
+        if self.look() and self.waits != "idle" and time.monotonic() - self.since > REQUEST_SECONDS:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(1.0, self.watch)
+
+    def look(self) -> bool:
+        """Note for what, and in which request, it waits; whether for anything."""
+        cycle = self.cycle
+        waits = ""
+        if self.transport.get_write_buffer_size():
+            waits = "reader"
+        elif cycle is None or cycle.response_complete:
+            waits = "head" if self.timeout_keep_alive_task is None else "idle"
+        elif cycle.more_body:
+            waits = "body"
+        if (waits, cycle) != (self.waits, self.request):
+            self.waits = waits
+            self.request = cycle
+            self.since = time.monotonic()
+        return bool(waits) and not self.transport.is_closing()
+
+
+# Who may ask: the keys of a service, each of which is an account
+
+KEY_HEADERS = ("authorization", "x-api-key")
+PUBLIC_PATHS = ("/v2/health/live", "/v2/health/ready")  # paths that need no key
+
+
+class Keys:
+    """Require a key, ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``: each is an account."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], meter: Meter) -> None:
+        self._app = app
+        self._keys = {key: key.encode() for key in keys}
+        self._meter = meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        try:
+            require_once(scope["headers"], KEY_HEADERS, "key given twice")
+        except Rejected as refused:
+            await refuse(self._meter, refused)(scope, receive, send)
+            return
+        accounts = self._accounts(dict(scope["headers"]))
+        if accounts:
+            await self._app({**scope, "account": accounts[0]}, receive, send)
+        elif scope["path"] in PUBLIC_PATHS:
+            await self._app(scope, receive, send)
+        else:
+            unknown = Rejected(
+                401,
+                "expected the API key of this service",
+                "unauthorised",
+                {"WWW-Authenticate": "Bearer"},
+            )
+            await refuse(self._meter, unknown)(scope, receive, send)
+
+    def _accounts(self, headers: Mapping[bytes, bytes]) -> list[str]:
+        """The account whose key is sent, if it is one's; all are compared, so that the time tells
+        nothing.
+        """
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        sent = token if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        return [name for name, key in self._keys.items() if hmac.compare_digest(sent.strip(), key)]
+
+
+# Routes, and what they refuse
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +198,15 @@ class Endpoints:
             return refuse(self._meter, error)
         assert isinstance(error, HTTPException)
         what = f"{request.method} {short(request.url.path)}"
-        text = f"{what}: expected a path and method of the inference protocol v2"
-        return refuse(self._meter, Rejected(error.status_code, text, "not found", error.headers))
+        return refuse(
+            self._meter,
+            Rejected(
+                error.status_code,
+                f"{what}: expected a path and method of the inference protocol v2",
+                "not found",
+                error.headers,
+            ),
+        )
 
     def _require(self, request: Request) -> None:
         """Rejected unless the path names this model and this version."""
@@ -107,8 +216,11 @@ class Endpoints:
         if model != name:
             raise Rejected(404, f"unknown model {short(model)}: expected {name!r}", "not found")
         if version != protocol.VERSION:
-            text = f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}"
-            raise Rejected(404, text, "not found")
+            raise Rejected(
+                404,
+                f"unknown version {short(version)} of {model!r}: expected {protocol.VERSION!r}",
+                "not found",
+            )
 
 
 class ServedForm(V2Form):
@@ -136,8 +248,10 @@ class ServedForm(V2Form):
         content, length = protocol.write_answer(self._service, answer.request.question, scores)
         if length is None:
             return HttpBody.of(content, Headers({"Content-Type": "application/json"}))
-        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
-        return HttpBody.of(content, Headers(headers))
+        return HttpBody.of(
+            content,
+            Headers({"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}),
+        )
 
 
 def make_app(service: protocol.Service, model: Model, teacher: Teacher, **options: Any) -> Guard:
@@ -161,7 +275,7 @@ def make_app(service: protocol.Service, model: Model, teacher: Teacher, **option
         account=lambda scope: scope.get("account", ""),
         errors=bytes,  # those of the app above, which have no scores
         limit=(service.most_bytes, limit_text),
-        seconds=connections.REQUEST_SECONDS,
+        seconds=REQUEST_SECONDS,
         in_turn=True,
         **options,
     )

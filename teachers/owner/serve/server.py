@@ -19,11 +19,9 @@ from dfme.spec import Teacher
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig
 from dfme.teachers.owner.defences.wrapper import behind
-from dfme.teachers.owner.guard.asking import Model
+from dfme.teachers.owner.guard.gate import Model
 from dfme.teachers.owner.guard.meter import Meter
-from dfme.teachers.owner.serve.app import make_app
-from dfme.teachers.owner.serve.connections import MAX_CONNECTIONS, Connection
-from dfme.teachers.owner.serve.keys import Keys
+from dfme.teachers.owner.serve.app import MAX_CONNECTIONS, Connection, Keys, make_app
 from dfme.teachers.owner.watch.alarms import AlarmFile
 from dfme.teachers.owner.watch.record import Recording, account_tag
 

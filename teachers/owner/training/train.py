@@ -128,8 +128,9 @@ class _Training:
         )
         self.optimizer = _optimizer(config, net)
         self.steps = max(1, len(self.train) // config.batch_size)
-        steps = config.epochs * self.steps
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=steps)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+            self.optimizer, T_max=config.epochs * self.steps
+        )
 
     def run(self, progress: EpochCallback | None) -> float:
         """All epochs; returns the accuracy on the test part."""
@@ -140,21 +141,21 @@ class _Training:
         seldom = Seldom(tell)
 
         def say(to: Callable[[dict[str, float]], object], **more: float) -> None:
-            now = time.perf_counter() - started
             to(
                 {
                     "epoch": epoch,
                     "epochs": self.config.epochs,
                     **more,
-                    "seconds": now,
+                    "seconds": time.perf_counter() - started,
                 }
             )
 
         for epoch in range(1, self.config.epochs + 1):
             metrics = self._epoch(partial(say, seldom))
             if not math.isfinite(metrics["loss"]):
-                text = f"the loss became {metrics['loss']} in epoch {epoch}; lower {flag('lr')}"
-                raise UserError(text)
+                raise UserError(
+                    f"the loss became {metrics['loss']} in epoch {epoch}; lower {flag('lr')}"
+                )
             if epoch == self.config.epochs or (every and epoch % every == 0):
                 accuracy = self._score()
                 metrics["test_accuracy"] = accuracy
@@ -177,21 +178,29 @@ class _Training:
             loss_sum += loss * len(index)
             right += (logits_BK.argmax(1) == labels_B).sum()
             images += len(index)
-        lr = float(self.optimizer.param_groups[0]["lr"])
-        return {"loss": float(loss_sum) / images, "train_accuracy": float(right) / images, "lr": lr}
+        return {
+            "loss": float(loss_sum) / images,
+            "train_accuracy": float(right) / images,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
 
     def _step(self, x_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
         """One update; returns the loss and the logits without their graph."""
         if self.config.augmentation != "none":
-            flip = self.config.augmentation == "crop_flip"
-            x_BCHW = shift(x_BCHW, self.config.padding, flip, self.augmentation)
+            x_BCHW = shift(
+                x_BCHW,
+                self.config.padding,
+                self.config.augmentation == "crop_flip",
+                self.augmentation,
+            )
         self.net.zero_grad()  # the optimiser's own imports torch's compiler, which takes seconds
         with torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"
         ):
             logits_BK = self.net(self.normalise(x_BCHW))
-        smoothing = self.config.label_smoothing
-        loss = nn.functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=smoothing)
+        loss = nn.functional.cross_entropy(
+            logits_BK.float(), labels_B, label_smoothing=self.config.label_smoothing
+        )
         loss.backward()
         self.optimizer.step()
         if self.config.schedule == "cosine":
@@ -272,8 +281,9 @@ def _optimizer(config: TrainTeacherConfig, net: nn.Module) -> torch.optim.Optimi
     decay = config.weight_decay
     if config.optimizer == "adam":
         return Adam(weights, config.lr, weight_decay=decay)
-    nesterov = config.momentum > 0
-    return SGD(weights, config.lr, config.momentum, weight_decay=decay, nesterov=nesterov)
+    return SGD(
+        weights, config.lr, config.momentum, weight_decay=decay, nesterov=config.momentum > 0
+    )
 
 
 @contextlib.contextmanager

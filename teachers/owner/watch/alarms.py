@@ -1,15 +1,18 @@
-"""What a watch says: alarms, and each detector's largest statistic in every window of images."""
+"""What a watch says and keeps of one account: its alarms, and what each detector came to."""
 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dfme.errors import RunError, flag
 from dfme.files import AppendFile, disk_error, make_folder, open_file
+from dfme.teachers.owner.watch.detector import SESSION, Detector
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,96 @@ def _last_byte(path: Path) -> bytes:
             return file.read(1)
     except OSError as error:
         raise disk_error("read", path, error) from error
+
+
+# What a watch keeps of one account: its detectors, and what each of them came to
+
+NOTHING = torch.finfo(torch.float64).min  # the largest of no statistics
+
+
+@dataclass
+class Tally:
+    """What one detector came to. The order of the fields is that of a checkpoint's columns."""
+
+    first_alarm: int = 0
+    """Number of the image; 0: none."""
+    alarms: int = 0
+    largest: float = NOTHING
+    largest_of_session: float = NOTHING
+    """Of the first ``SESSION`` images."""
+    largest_of_window: float = NOTHING
+
+    def take(self, values: list[float], in_session: bool) -> None:
+        """Note the statistic after each of the next images of one window."""
+        self.largest = max(self.largest, *values)
+        self.largest_of_window = max(self.largest_of_window, *values)
+        if in_session:
+            self.largest_of_session = self.largest
+
+    def take_alarm(self, image: int) -> bool:
+        """Note an alarm; whether it is the first."""
+        self.alarms += 1
+        self.first_alarm = self.first_alarm or image
+        return self.first_alarm == image
+
+    def end_window(self) -> float:
+        """The largest statistic of the window that ends here."""
+        largest = self.largest_of_window
+        self.largest_of_window = NOTHING
+        return largest
+
+
+@dataclass
+class AccountWatch:
+    """Detectors over one account, and how many of its images they have seen."""
+
+    detectors: dict[str, Detector]
+    images: int = 0
+    figures: dict[str, Tally] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.figures = {name: Tally() for name in self.detectors}
+
+    @property
+    def in_session(self) -> bool:
+        """Whether the next images are still among the first ``SESSION``."""
+        return self.images < SESSION
+
+    @property
+    def alarms(self) -> str:
+        """Where each detector first raised an alarm, in words; empty: none has."""
+        first = {name: figures.first_alarm for name, figures in self.figures.items()}
+        return ", ".join(f"{name} at image {image:,}" for name, image in first.items() if image)
+
+    def report(self) -> dict[str, Any]:
+        """Findings of each detector, for summary.json."""
+        report = {}
+        for name, figures in self.figures.items():
+            detector = self.detectors[name]
+            report[name] = {
+                "first_alarm": figures.first_alarm or None,
+                "alarms": figures.alarms,
+                "largest": figures.largest if self.images else None,
+                "largest_600": None if self.in_session else figures.largest_of_session,
+                "threshold": detector.threshold,
+                "memory_mb": detector.memory_mb,
+                "statistic": detector.statistic,
+            }
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = [astuple(figures) for figures in self.figures.values()]
+        states = {name: detector.state_dict() for name, detector in self.detectors.items()}
+        return {
+            "images": self.images,
+            "figures": torch.tensor(rows, dtype=torch.float64),
+            "detectors": states,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.images = state["images"]
+        rows = state["figures"].tolist()
+        tallies = (Tally(int(first), int(alarms), *largest) for first, alarms, *largest in rows)
+        self.figures = dict(zip(self.figures, tallies, strict=True))
+        for name, detector_state in state["detectors"].items():
+            self.detectors[name].load_state_dict(detector_state)

@@ -25,10 +25,8 @@ from dfme.spec import ImageSpec
 from dfme.statistics import share_at_most
 from dfme.teachers.arrays import Array
 from dfme.teachers.owner.features import as_asked
-from dfme.teachers.owner.watch.detector import Observation
-from dfme.teachers.owner.watch.log import LogBatch, LoggedImages, read_log
-from dfme.teachers.owner.watch.record import digests, fingerprints
-from dfme.teachers.owner.watch.streams import SESSION, STREAMS, held_out, session
+from dfme.teachers.owner.watch.detector import SESSION, STREAMS, Observation, held_out, session
+from dfme.teachers.owner.watch.record import LogBatch, LoggedImages, digests, fingerprints, read_log
 from dfme.teachers.owner.watch.watch import Watch
 
 SESSIONS = 20  # of each stream
@@ -59,8 +57,9 @@ def detect(
     logged = None if log is None else Log(log, teacher.spec, teacher.num_classes)
     left_out = logged.unfed(watch.names) if logged else {}
     if logged:
-        fed = [name for name in watch.names if name not in left_out]
-        watch.recalibrate_for_log(logged.as_written, fed)
+        watch.recalibrate_for_log(
+            logged.as_written, [name for name in watch.names if name not in left_out]
+        )
     detectors = tuple(
         DetectorFacts(name, report["statistic"], report["threshold"], report["memory_mb"])
         for name, report in watch.report()["detectors"].items()
@@ -78,8 +77,9 @@ def detect(
         for name in watch.names:
             readings = [account[name] for account in accounts]
             largest[name][stream] = [reading["largest"] for reading in readings]
-            alarms = [reading["alarms"] for reading in readings]
-            rows.append(_honest(stream, name, len(drawn), alarms))
+            rows.append(
+                _honest(stream, name, len(drawn), [reading["alarms"] for reading in readings])
+            )
         tell(f"watched {len(accounts)} honest accounts: {stream}")
     return Detection(
         detectors=detectors,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from dfme.compute.state import copied
+from dfme.data import ImageSet, load_dataset
 from dfme.errors import OptionError
+from dfme.spec import ImageSpec
+from dfme.teachers.owner.utility import corrupted
 
 MIN_BENIGN = 20  # held-out images to calibrate on
 MAX_TOGETHER = 256  # images looked at together
@@ -117,7 +121,6 @@ class Detector(ABC):
     ``statistic``: in words, for a report.
     """
 
-    name: str
     statistic = "of the owner's own"
     threshold: float
 
@@ -205,8 +208,9 @@ def cells_of(p_BK: Tensor) -> Tensor:
     """A number for the cell of each row, .2 wide on 4 axes drawn at random; sums are in one
     order.
     """
-    draw = torch.Generator().manual_seed(0)
-    axes_4K = torch.randn(4, p_BK.shape[1], generator=draw, dtype=torch.float64)
+    axes_4K = torch.randn(
+        4, p_BK.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     place_B4 = torch.cat([(part[:, None] * axes_4K).cumsum(2)[..., -1] for part in p_BK.split(256)])
     return ((place_B4 / 0.2).floor().long() + 512) @ 1_024 ** torch.arange(4)
 
@@ -255,3 +259,58 @@ def squared(rows_BR: Tensor, others_NR: Tensor) -> Tensor:
     return torch.addmm((y_ND * y_ND).sum(1), x_BD, y_ND.T, alpha=-2).add_(
         (x_BD * x_BD).sum(1)[:, None]
     )
+
+
+# Honest accounts from held-out images that calibrated no detector: five streams in sessions.
+# Their unit is the session, as one account sends it. Nothing here, and nothing else in dfme,
+# splits, rotates or disguises what a client sends.
+
+STREAMS = ("random order", "corrupted", "skewed", "repeats", "other data")
+SESSION = 600  # images of one account
+BATCH = 100  # images made at once
+HELD_OUT = 8_000  # images of both halves, at most
+MIXED = 0.3  # of the Dirichlet distribution of a customer's classes
+AGAIN = 0.1  # share of images sent again
+UNIT = ImageSpec((1, 1, 1))
+
+
+def halves(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Indices of held-out images that calibrate detectors, and of those that measure them."""
+    order_N = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order_N[0::2], order_N[1::2]
+
+
+def held_out(name: str, spec: ImageSpec) -> tuple[ImageSet, Tensor, Tensor]:
+    """Held-out images of this shape, within 0 and 1, and their ``halves``."""
+    data = load_dataset(name, "test", shape=spec.shape, lazy=True).subset(spec.at_once(HELD_OUT))
+    return data, *halves(len(data))
+
+
+def session(
+    stream: str, data: ImageSet, places_N: Tensor, rng: torch.Generator
+) -> Iterator[Tensor]:
+    """One account's ``SESSION`` images within 0 and 1, in batches, drawn with replacement.
+
+    Of a skewed one, which needs labels, the mix of classes is drawn first, from a Dirichlet
+    distribution. Of repeats, a tenth of the images is the one before again, every other time moved
+    by a pixel.
+    """
+    weight_N = torch.ones(len(places_N))
+    again_N = torch.rand(SESSION, generator=rng) < AGAIN * (stream == "repeats")
+    again_N[0] = False
+    if stream == "skewed":
+        label_N = data.required_labels[places_N]
+        mix_K = torch._standard_gamma(
+            torch.full((int(label_N.max()) + 1,), MIXED).double(), generator=rng
+        )
+        weight_N = (mix_K / label_N.bincount().clamp_min(1))[label_N]
+    index_N = places_N[torch.multinomial(weight_N, SESSION, replacement=True, generator=rng)]
+    index_N = index_N[torch.where(again_N, 0, torch.arange(SESSION)).cummax(0).values]
+    moved_N = again_N & (torch.rand(SESSION, generator=rng) < 0.5)
+    for part, moved in zip(index_N.split(BATCH), moved_N.split(BATCH), strict=True):
+        x_BCHW = data.batch(part)
+        if stream == "corrupted":
+            x_BCHW = corrupted(x_BCHW, UNIT, rng).clamp_(0, 1)
+        if moved.any():  # of every four images the first is moved
+            x_BCHW[moved] = corrupted(x_BCHW[moved].repeat_interleave(4, 0), UNIT, rng)[0::4]
+        yield x_BCHW

@@ -36,7 +36,6 @@ class DuplicatesDetector(Detector):
           image.
     """
 
-    name = "duplicates"
     statistic = "images nearer to an earlier one than 99.9 % of held-out images are, repeats apart"
     threshold = 50
 
@@ -61,7 +60,6 @@ class PairsDetector(Detector):
     none.
     """
 
-    name = "pairs"
     statistic = (
         "share of the last 512 images within a third of that distance of one of the 1,024 before"
     )
@@ -89,7 +87,6 @@ class PradaDetector(Detector):
     distances, and the very image of a set asked again is a retry, and gives no distance.
     """
 
-    name = "prada"
     statistic = "1 - Shapiro-Wilk's W of distances to the nearest image of the class's growing set"
     threshold = 0.1
     EVERY = 10
@@ -191,7 +188,6 @@ class LabelsDetector(Detector):
     too is in both.
     """
 
-    name = "labels"
     statistic = (
         "total variation of the classes' shares (decay 1 - 1/64) to those of held-out images"
     )
@@ -221,7 +217,6 @@ class LabelsDetector(Detector):
 class ScoresDetector(Detector):
     """Two-sample Kolmogorov-Smirnov test of the top scores of the last 256 images, at ``LEVEL``."""
 
-    name = "scores"
     statistic = (
         "KS distance of the last 256 top scores to held-out images', times sqrt(nm / (n + m))"
     )
@@ -267,7 +262,6 @@ class CoverageDetector(Detector):
     occupy (rarefaction, Hurlbert 1971), and Chernoff's bound on what goes beyond it at ``LEVEL``.
     """
 
-    name = "coverage"
     statistic = (
         "cells that the scores of the last 256 images occupy, .2 wide, on 4 axes drawn at random"
     )
@@ -304,7 +298,6 @@ class CoverageDetector(Detector):
 class MahalanobisDetector(Detector):
     """Images further from their class (Lee et al. 2018) than 99 % of benign ones."""
 
-    name = "mahalanobis"
     statistic = "share of the last 64 images that lie further from every class than 99 % held out"
     threshold = 0.5
     WINDOW = 64
@@ -328,7 +321,6 @@ class SequentialDetector(Detector):
     19,112 images raises an alarm.
     """
 
-    name = "sequential"
     statistic = "CUSUM of z = log Mahalanobis distance, standardised: S = max(0, S + z - 0.5)"
     threshold = 8.0
 
@@ -347,7 +339,6 @@ class SequentialDetector(Detector):
 class SprtDetector(SequentialDetector):
     """Wald's test (1945) of z moved by 1 against not, from 0 again below; 1 % are missed."""
 
-    name = "sprt"
     statistic = (
         "log likelihood ratio of z moved by 1 against not, from 0 again where it falls below -4.6"
     )

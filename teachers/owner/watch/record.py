@@ -1,5 +1,4 @@
-"""The log that ``run.py serve --record FOLDER`` writes of every image it looks at, and the reader
-of it.
+"""The log that ``run.py serve --record FOLDER`` writes of every image it looks at, and its reader.
 
 ``FOLDER/log-2026-11-23.jsonl``, one file a day (UTC), has a line for each image, as they came::
 
@@ -18,20 +17,27 @@ it (0600), and after some days it is deleted.
 import hashlib
 import hmac
 import json
+import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from dfme.errors import RunError
-from dfme.files import AppendFile, disk_error, make_folder, remove, whole_lines
+from dfme.data import ImageSet
+from dfme.errors import RunError, UserError, say
+from dfme.files import AppendFile, disk_error, make_folder, open_file, remove, whole_lines
+from dfme.spec import Shape
+from dfme.teachers.arrays import Array
 from dfme.teachers.owner.watch.alarms import timestamp
 from dfme.teachers.owner.watch.detector import Observation
 
@@ -116,8 +122,9 @@ class Recording:
             self._tell(f"the images recorded reach {most}: no more are kept, only lines about them")
         if self._full:
             return [None] * len(raw)
-        file = f"images-{name}-{'x'.join(map(str, shape))}.u8"
-        first = self._append(file, b"".join(raw), len(raw[0]))
+        first = self._append(
+            f"images-{name}-{'x'.join(map(str, shape))}.u8", b"".join(raw), len(raw[0])
+        )
         self._kept += size
         return range(first, first + len(raw))
 
@@ -155,3 +162,136 @@ def fingerprints(pixels_BCHW: Tensor) -> list[str]:
 def _numbers(distance_B: Tensor | None, images: int) -> Column:
     """Distances, None where they are not known."""
     return [None] * images if distance_B is None else distance_B.tolist()
+
+
+# The reader of a log, which a stranger may have changed
+
+LINES_AT_ONCE = 1_024  # read
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedImages:
+    """What a log says of some images, as columns.
+
+    ``digest`` and ``fingerprint`` are uint64; ``top`` int64; ``score`` float64; ``distance``
+    float64, NaN where it is not known, or None; ``images`` (N, C, H, W) uint8, None where one of
+    them is not kept.
+    """
+
+    digest: Array
+    fingerprint: Array
+    top: Array
+    score: Array
+    distance: Array | None
+    images: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class LogBatch(LoggedImages):
+    """Lines of one account (its tag), in their order; ``number`` is int64."""
+
+    distance: Array
+    account: str
+    at: list[str]
+    number: Array
+
+
+def read_log(folder: Path, shape: Shape) -> Iterator[LogBatch]:
+    """A log of images (C, H, W). A last line that a kill tore is left out.
+
+    UserError for a folder without a log, RunError for a line that is none of ours, and for images
+    of another shape, which are not read.
+    """
+    logs = sorted(path for path in folder.glob("log-*.jsonl") if DATED.fullmatch(path.name))
+    if not logs:
+        raise UserError(
+            say(
+                "{}: expected a folder that run.py serve {record} wrote, with a log-DAY.jsonl",
+                folder,
+            )
+        )
+    for path in logs:
+        lines = whole_lines(path)
+        while some := [line for _, line in zip(range(LINES_AT_ONCE), lines, strict=False)]:
+            try:
+                yield from _batches(path, [json.loads(line) for line in some], shape)
+            except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+                raise RunError(
+                    say(
+                        "{}: expected lines that run.py serve {record} wrote; remove it to go on",
+                        path,
+                    )
+                ) from error
+
+
+def recorded_images(folder: Path, account: str | None, shape: Shape) -> ImageSet:
+    """Images that a log kept, each once. ``account``: the tag of the one whose images count; None:
+    of all.
+
+    UserError where none is kept.
+    """
+    images = dict[bytes, None]()
+    for batch in read_log(folder, shape):
+        if batch.images is not None and account in (None, batch.account):
+            images |= dict.fromkeys(x.tobytes() for x in batch.images)
+    if not images:
+        raise UserError(
+            say("{}: expected images ({record_images:true}), found none of the account", folder)
+        )
+    return ImageSet(
+        str(folder),
+        torch.from_numpy(np.frombuffer(b"".join(images), np.uint8).reshape(-1, *shape).copy()),
+    )
+
+
+def _batches(path: Path, entries: list[Entry], shape: Shape) -> Iterator[LogBatch]:
+    """Some lines of a log, those of each account together."""
+    for tag in dict.fromkeys(entry["account"] for entry in entries):
+        lines = [entry for entry in entries if entry["account"] == tag]
+        yield LogBatch(
+            account=tag,
+            at=[line["at"] for line in lines],
+            number=np.array([line["number"] for line in lines], np.int64),
+            top=np.array([line["top"] for line in lines], np.int64),
+            digest=_codes(line["digest"] for line in lines),
+            fingerprint=_codes(line["fingerprint"] for line in lines),
+            score=np.array([line["score"] for line in lines], np.float64),
+            distance=np.array([line["distance"] for line in lines], np.float64),
+            images=_images(
+                path.parent,
+                f"images-{path.stem[4:]}-{tag}",
+                shape,
+                [line["image"] for line in lines],
+            ),
+        )
+
+
+def _codes(texts: Iterable[str]) -> Array:
+    return np.array([int(text, 16) for text in texts], np.uint64)
+
+
+def _images(folder: Path, name: str, shape: Shape, places: list[int | None]) -> Array | None:
+    """The images at these places; None where one is not kept. RunError for a file of another
+    shape.
+    """
+    sizes = "x".join(map(str, shape))
+    numel = math.prod(shape)
+    path = folder / f"{name}-{sizes}.u8"
+    if others := [other for other in folder.glob(f"{name}-*.u8") if other != path]:
+        expected = f"expected the log of this teacher, of images of {sizes}"
+        raise RunError(
+            f"{others[0]}: {expected}; give the teacher that was recorded, or remove the file"
+        )
+    kept = [place for place in places if place is not None]
+    if len(kept) < len(places) or not path.is_file():
+        return None
+    raw = bytearray()
+    with open_file(path) as file:
+        for place in kept:
+            file.seek(place * numel)
+            raw += file.read(numel)
+    if len(raw) != len(kept) * numel:
+        return None
+    return np.frombuffer(raw, np.uint8).reshape(-1, *shape)

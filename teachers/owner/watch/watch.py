@@ -14,14 +14,25 @@ from dfme.config.detectors import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag
 from dfme.spec import Teacher
-from dfme.teachers.owner.custom_state import custom_state, require_form
-from dfme.teachers.owner.features import Mahalanobis, as_asked, ask_inside
+from dfme.teachers.owner.features import (
+    Mahalanobis,
+    as_asked,
+    ask_inside,
+    custom_state,
+    require_form,
+)
 from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.owner.watch import DETECTORS
-from dfme.teachers.owner.watch.account import AccountWatch
-from dfme.teachers.owner.watch.alarms import Alarm, WindowLargest
-from dfme.teachers.owner.watch.detector import MAX_TOGETHER, Benign, Detector, Observation, Reading
-from dfme.teachers.owner.watch.streams import UNIT, held_out
+from dfme.teachers.owner.watch.alarms import AccountWatch, Alarm, WindowLargest
+from dfme.teachers.owner.watch.detector import (
+    MAX_TOGETHER,
+    UNIT,
+    Benign,
+    Detector,
+    Observation,
+    Reading,
+    held_out,
+)
 
 MAX_ACCOUNTS = 256  # of more, the one longest silent is forgotten, of those without an alarm first
 WINDOW = 50  # images between two lines of statistics
@@ -85,8 +96,11 @@ class Watch:
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account over which an alarm was raised."""
         if self.on_alarm == "refuse" and (alarms := self._current().alarms):
-            text = f"an alarm was raised for this account ({alarms} that the watch saw)"
-            raise Refused(text, "watch", retry=False)
+            raise Refused(
+                f"an alarm was raised for this account ({alarms} that the watch saw)",
+                "watch",
+                retry=False,
+            )
 
     def see(self, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None) -> Tensor:
         """Look at a request of this account in parts; whether the top class alone is to be answered
@@ -131,8 +145,12 @@ class Watch:
                 self._take(account, name, reading[part])
             account.images += len(seen[part])
             if account.images % WINDOW == 0 and readings:
-                largest = {name: each.end_window() for name, each in account.figures.items()}
-                self._events.append(WindowLargest(account.images, largest))
+                self._events.append(
+                    WindowLargest(
+                        account.images,
+                        {name: each.end_window() for name, each in account.figures.items()},
+                    )
+                )
             start = part.stop
 
     def _take(self, account: AccountWatch, name: str, reading: Reading) -> None:
@@ -203,8 +221,11 @@ class Watch:
         parts = as_asked(x_BCHW, self._teacher).split(most)
         answers = [ask_inside(self._teacher, part_BCHW, self.features) for part_BCHW in parts]
         distances = [part.distance_B for part in answers if part.distance_B is not None]
-        p_BK = torch.cat([part.p_BK for part in answers])
-        return Observation(x_BCHW, p_BK, torch.cat(distances) if distances else None)
+        return Observation(
+            x_BCHW,
+            torch.cat([part.p_BK for part in answers]),
+            torch.cat(distances) if distances else None,
+        )
 
 
 def _make_detector(name: str, benign: Benign) -> Detector:

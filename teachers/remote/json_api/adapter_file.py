@@ -19,10 +19,15 @@ from dfme.data.class_names import read_names
 from dfme.errors import OptionError, UserError, flag, say
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.options import require_free
-from dfme.teachers.remote.class_names import ClassNames
-from dfme.teachers.remote.json_api.description import Description, RequestForm
-from dfme.teachers.remote.json_api.template import JsonPath, environment_names, problem_of, texts
-from dfme.teachers.remote.pictures import COLOUR_TYPES
+from dfme.teachers.remote.json_api.description import (
+    Description,
+    JsonPath,
+    RequestForm,
+    environment_names,
+    problem_of,
+    texts,
+)
+from dfme.teachers.remote.json_bodies import ClassNames
 from dfme.teachers.remote.secrets import HIDDEN, PLACEHOLDER, check_service
 
 PACKAGE = Path(__file__).resolve().parents[3]
@@ -227,7 +232,7 @@ def model_spec(api: JsonApi, config: TeacherConfig) -> ModelSpec:
         raise OptionError(
             "teacher.shape", "neither flag nor adapter says the shape of an image; give it as C,H,W"
         )
-    if api.description.image.picture and shape[0] not in COLOUR_TYPES:
+    if api.description.image.picture and not 1 <= shape[0] <= 4:
         raise OptionError(
             "teacher.shape", f"expected 1 to 4 channels, as pictures have, got {shape[0]}"
         )
@@ -276,8 +281,9 @@ def resolved(options: Mapping[str, Any]) -> str:
     ``${NAME}`` stays as it is; a secret that is written out is hidden.
     """
     api = load_adapter(options["adapter"], options.get("classes"))
-    plain = json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
-    document: dict[str, Any] = _without_secrets(plain)
+    document: dict[str, Any] = _without_secrets(
+        json.loads(json.dumps(dataclasses.asdict(api.description), default=str))
+    )
     url = urlsplit(options["url"] or api.description.url)
     pairs = (part.partition("=") for part in url.query.split("&"))
     query = "&".join(name + mark + _hidden(name, value) for name, mark, value in pairs)

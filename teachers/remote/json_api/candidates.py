@@ -1,7 +1,5 @@
 """What in a sample answer may be the scores or the label of an image; a heuristic. No torch."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -132,9 +130,13 @@ def _mapping(value: dict[str, Any], path: str, key: str) -> Iterator[Candidate]:
     if len(value) > 1 and all(map(is_name, value)) and all(map(_is_score, value.values())):
         scores = list(map(_number, value.values()))
         if _may_be_scores(list(value.values()), key):
-            percent = _has_percent(value.values())
             yield Candidate(
-                _weight(scores, key), path, "mapping", scores, list(value), percent=percent
+                _weight(scores, key),
+                path,
+                "mapping",
+                scores,
+                list(value),
+                percent=_has_percent(value.values()),
             )
 
 
@@ -181,8 +183,7 @@ def _pairs(entries: list[Any]) -> Candidate | None:
     if label is None:
         return None
     values = [leaf[score] for leaf in leaves]
-    names = [str(leaf[label]) for leaf in leaves]
-    return _named("pairs", names, values, label, score)
+    return _named("pairs", [str(leaf[label]) for leaf in leaves], values, label, score)
 
 
 def _rows(entries: list[Any]) -> Candidate | None:

@@ -2,32 +2,28 @@
 for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers
-from dfme.errors import Unusable
-from dfme.teachers.arrays import Array
+from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, what_to_do
+from dfme.errors import Ref, Unusable, say
+from dfme.spec import LabelMode
+from dfme.teachers.arrays import Array, as_float32
+from dfme.teachers.label_modes import reveal
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec
-from dfme.teachers.remote.json_api.description import AnswerForm
-from dfme.teachers.remote.json_api.template import JsonPath
+from dfme.teachers.remote.json_api.description import AnswerForm, JsonPath
 from dfme.teachers.remote.json_bodies import (
     as_number,
     excerpt,
     lone_scores,
     read_label,
-    settle,
     table,
     two_columns,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NONE_OF_THEM = -1  # a class number by which services say that it is none of the classes
 UNKNOWN = "unknown class"
@@ -80,8 +76,7 @@ class AnswerReader:
         except Unusable as error:
             if "answer." in str(error):
                 raise
-            text = f"answer.form {self._form}: " + error.message
-            raise Unusable(text, error.reason) from None
+            raise Unusable(f"answer.form {self._form}: " + error.message, error.reason) from None
         if not any(reading.gaps):
             return answers
         slip = f"answer.form {self._form}: {reading.slip}" if reading.slip else ""
@@ -149,13 +144,12 @@ class AnswerReader:
         """Names and scores that stand in two lists side by side."""
         names, scores = (_items(path, value) for path in (self._label, self._score))
         if len(names) != len(scores):
-            what = f"expected as many scores as names ({len(names)}), got {len(scores)}"
-            raise Unusable(what, "wrong shape")
+            raise Unusable(
+                f"expected as many scores as names ({len(names)}), got {len(scores)}", "wrong shape"
+            )
         return list(zip(names, scores, strict=True))
 
     def _tensor(self, rows: list[object]) -> Tensor:
-        import torch
-
         classes = len(self._model.classes)
         if self._form == "number":
             return torch.tensor([read_label(row, classes) for row in rows], dtype=torch.int64)
@@ -177,8 +171,7 @@ class AnswerReader:
         """Of two classes the one that is not named has the rest of the probability."""
         if scores_BK.shape[1] != 2 or self._logits:
             return scores_BK
-        rest_BK = self._scale - scores_BK[:, ::-1]
-        return np.where(np.isnan(scores_BK), rest_BK, scores_BK)
+        return np.where(np.isnan(scores_BK), self._scale - scores_BK[:, ::-1], scores_BK)
 
     def _require_scale(self, scores_BK: Array) -> None:
         """Unusable, with a class's name, where the sum of an image's scores is far from
@@ -189,10 +182,6 @@ class AnswerReader:
         sums_B = scores_BK.sum(1)
         odd_B = (sums_B > 1.5 * scale) | ((sums_B < 0.5 * scale) & (kind == "probabilities"))
         if odd_B.any() and kind in ("probabilities", "top_k"):
-            import torch
-
-            from dfme.answers.advice import what_to_do
-
             row = int(odd_B.argmax())
             top = int(scores_BK[row].argmax())
             cure = "without it" if scale != 1 else "with answer.scale: 100 for percentages"
@@ -221,3 +210,25 @@ def _items(path: JsonPath, value: object) -> list[object]:
             f"{path.key}: expected a list at {path.text!r}, got {excerpt(items[0])}", "no answer"
         )
     return items[0]
+
+
+def settle(scores_BK: Array, mode: LabelMode) -> Tensor:
+    """Scores, NaN where not revealed, float32 (B, K), or for ``mode`` label int64 (B,).
+
+    Unusable if a row reveals fewer classes than the mode needs: all, the k of top_k, or one for a
+    label.
+    """
+    classes = scores_BK.shape[1]
+    needed = {"top_k": mode.k or 0, "label": 1}.get(mode.kind, classes)
+    revealed = int((~np.isnan(scores_BK)).sum(1).min(initial=classes))
+    if revealed < needed:
+        hint = say("")
+        if revealed and mode.kind != "logits":
+            hint = say(
+                "; if that is all it reveals, start a new run with {}",
+                Ref("teacher.label_mode", f"top_k:{revealed}"),
+            )
+        expected = f"expected scores of {needed} classes for each image, got {revealed}"
+        raise Unusable(expected + hint, "too few scores")
+    scores = torch.from_numpy(as_float32(scores_BK))
+    return reveal(scores, LabelMode("top_k", k=classes), mode) if mode.kind == "label" else scores

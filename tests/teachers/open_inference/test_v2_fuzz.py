@@ -20,9 +20,8 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.local.pytorch import Normalise
 from dfme.teachers.open_inference.client import V2Adapter
 from dfme.teachers.open_inference.layout import find_layout
-from dfme.teachers.open_inference.message import pack, read_object, unpack
+from dfme.teachers.open_inference.message import DATATYPES, NamedTensor, pack, read_object, unpack
 from dfme.teachers.open_inference.metadata import TensorMetadata, V2Model, read_model
-from dfme.teachers.open_inference.tensors import DATATYPES, NamedTensor
 from dfme.teachers.options import V2Options
 from dfme.teachers.remote.endpoint import Reply
 

@@ -22,9 +22,8 @@ from tables import all_hold
 
 from dfme.errors import DfmeError, Refused
 from dfme.teachers.options import ServiceOptions
-from dfme.teachers.remote.consent import is_this_machine, require_consent
 from dfme.teachers.remote.endpoint import Endpoint
-from dfme.teachers.remote.secrets import Secrets
+from dfme.teachers.remote.secrets import Secrets, is_this_machine, require_consent
 from dfme.teachers.remote.transport import _proxy, _ssl_context
 
 OWN = [

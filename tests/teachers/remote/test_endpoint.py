@@ -18,8 +18,8 @@ from service import Do, Request, Service, Step, http, then
 
 import dfme
 from dfme.errors import Unanswered, Unusable
-from dfme.teachers.remote.outcomes import quoted, retry_after
 from dfme.teachers.remote.secrets import Secrets
+from dfme.teachers.remote.transport import quoted, retry_after
 
 BRIEF = 0.3
 """Seconds of patience where it is meant to run out."""

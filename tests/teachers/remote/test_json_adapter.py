@@ -35,12 +35,10 @@ from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.options import JsonOptions
-from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
-from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json
-from dfme.teachers.remote.json_api.description import AnswerForm, Description, ImageForm
-from dfme.teachers.remote.json_api.template import JsonPath
-from dfme.teachers.remote.pictures import png
+from dfme.teachers.remote.json_api.api import JsonAdapter, connect_json, png
+from dfme.teachers.remote.json_api.description import AnswerForm, Description, ImageForm, JsonPath
+from dfme.teachers.remote.json_bodies import ClassNames
 
 
 def write(folder: Path, text: str) -> Path:

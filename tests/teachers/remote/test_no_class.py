@@ -26,11 +26,11 @@ from dfme.oracle.left_out import MAX_UNKNOWN
 from dfme.oracle.oracle import Oracle
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.build import make_teacher
-from dfme.teachers.remote.class_names import ClassNames
 from dfme.teachers.remote.endpoint import Reply
 from dfme.teachers.remote.json_api.adapter_file import ModelSpec, load_adapter
 from dfme.teachers.remote.json_api.api import JsonAdapter
 from dfme.teachers.remote.json_api.description import AnswerForm, ImageForm
+from dfme.teachers.remote.json_bodies import ClassNames
 
 CLASSES = ("cat", "dog", "owl")
 

@@ -35,8 +35,7 @@ from processes import PROJECT
 from torch import Tensor
 
 import dfme
-from dfme.teachers.open_inference.message import pack, unpack
-from dfme.teachers.open_inference.tensors import NamedTensor
+from dfme.teachers.open_inference.message import NamedTensor, pack, unpack
 from dfme.teachers.owner.watch.record import account_tag
 
 

@@ -21,15 +21,12 @@ from starlette.datastructures import Headers
 import dfme
 from dfme.teachers import json_text
 from dfme.teachers.json_text import LARGE, load_json, require_numbers
-from dfme.teachers.open_inference.message import pack, unpack
+from dfme.teachers.open_inference.message import NamedTensor, pack, unpack
 from dfme.teachers.open_inference.server import Service
-from dfme.teachers.open_inference.tensors import NamedTensor
-from dfme.teachers.owner.guard.asking import Model
-from dfme.teachers.owner.guard.bodies import HttpBody
+from dfme.teachers.owner.guard.bodies import MAX_WAITING, SMALL, HttpBody
+from dfme.teachers.owner.guard.gate import Model
 from dfme.teachers.owner.guard.meter import Meter
-from dfme.teachers.owner.guard.readers import MAX_WAITING, SMALL
-from dfme.teachers.owner.serve.app import make_app
-from dfme.teachers.owner.serve.keys import Keys
+from dfme.teachers.owner.serve.app import Keys, make_app
 
 HIDDEN: dict[str, bytes] = {
     "another name": json.dumps({"logits": model(X).tolist()}).encode(),

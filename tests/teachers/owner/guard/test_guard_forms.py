@@ -23,8 +23,7 @@ import dfme
 from dfme.config.settings import TeacherConfig
 from dfme.teachers.remote.endpoint import Reply
 from dfme.teachers.remote.json_api.adapter_file import load_adapter, model_spec
-from dfme.teachers.remote.json_api.api import JsonAdapter, body_of
-from dfme.teachers.remote.pictures import png
+from dfme.teachers.remote.json_api.api import JsonAdapter, body_of, png
 from dfme.teachers.remote.secrets import Secrets
 
 

@@ -21,8 +21,8 @@ from toys import LinearTeacher
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, TeacherInfo
-from dfme.teachers.owner.serve import connections
 from dfme.teachers.owner.serve.server import Serving
+from dfme.teachers.remote.transport import connections
 
 pytestmark = pytest.mark.integration
 

@@ -32,8 +32,7 @@ from dfme.teachers.build import make_teacher
 from dfme.teachers.open_inference.client import connect_v2
 from dfme.teachers.options import ServeConfig, V2Options
 from dfme.teachers.owner.defences.wrapper import Defended
-from dfme.teachers.owner.watch.log import read_log
-from dfme.teachers.owner.watch.record import Recording, account_tag
+from dfme.teachers.owner.watch.record import Recording, account_tag, read_log
 
 OPENING = re.compile(
     r"(?P<name>\S+) at (?P<url>http://127\S+): (?P<what>.*); extract: (?P<command>.*)\n"

@@ -22,11 +22,19 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.owner.defences.wrapper import Defended
 from dfme.teachers.owner.watch import DETECTORS, detection
-from dfme.teachers.owner.watch import log as log_reader
+from dfme.teachers.owner.watch import record as log_reader
 from dfme.teachers.owner.watch.detection import THINNED, Log, detect
-from dfme.teachers.owner.watch.detector import Detector, Observation
+from dfme.teachers.owner.watch.detector import (
+    BATCH,
+    SESSION,
+    STREAMS,
+    Detector,
+    Observation,
+    halves,
+    held_out,
+    session,
+)
 from dfme.teachers.owner.watch.record import Recording, account_tag
-from dfme.teachers.owner.watch.streams import BATCH, SESSION, STREAMS, halves, held_out, session
 from dfme.teachers.owner.watch.watch import Watch
 
 SPEC, DIGITS = ImageSpec((1, 8, 8)), {"checkpoint": "teachers/checkpoints/digits.safetensors"}

@@ -13,8 +13,7 @@ from watched import features
 from dfme.data import load_dataset
 from dfme.errors import Refused
 from dfme.teachers.owner.watch import watch as module
-from dfme.teachers.owner.watch.detector import Reading
-from dfme.teachers.owner.watch.streams import held_out
+from dfme.teachers.owner.watch.detector import Reading, held_out
 
 
 @pytest.mark.parametrize("mode", [None, "top_k:2", "label"])

@@ -22,8 +22,7 @@ from dfme.run.lock import DirectoryLock
 from dfme.teachers.owner.watch import record as module
 from dfme.teachers.owner.watch.alarms import Alarm, AlarmFile
 from dfme.teachers.owner.watch.detector import Observation
-from dfme.teachers.owner.watch.log import read_log
-from dfme.teachers.owner.watch.record import Recording, account_tag, fingerprints
+from dfme.teachers.owner.watch.record import Recording, account_tag, fingerprints, read_log
 
 ONE, OTHER = account_tag("a key"), account_tag("another")
 SHAPE = (1, 8, 8)
