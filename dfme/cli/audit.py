@@ -110,8 +110,9 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         asked.report(owner_side.price_problems(kind, "budget"))
     asked.finish([*own_problems(config, away), *_innocent(config, kind), *_foreign(flags)])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
-    modes = modes_of(config, value_of(layers, "teacher.label_mode"))
-    config = replace(config, label_modes=tuple(modes))
+    config = replace(
+        config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
+    )
     settled, not_run = usual(config, away)
     asked.finish(_compared_problems(settled, file.shared))
     dataset = whole_name(str(value_of(layers, "evaluation.dataset") or "none"))
@@ -235,8 +236,9 @@ def _second(
     defences: Sequence[str],
 ) -> ComparisonPlan:
     """The comparison of a row's attackers against these defences, after the ``first``."""
-    answers = _answers(first, row, shape)
-    asked = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], answers)
+    asked = comparison(
+        config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], _answers(first, row, shape)
+    )
     return _sharing(replace(planned(asked), stem="defences"), first)
 
 
@@ -372,8 +374,9 @@ def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, .
     if away:
         return (), []
     if LabelMode.parse(config.label_modes[0]).kind == "label":
-        why = "the teacher answers labels alone: there are no scores to defend"
-        return (), [NotRun("defences", why)]
+        return (), [
+            NotRun("defences", "the teacher answers labels alone: there are no scores to defend")
+        ]
     fits = []
     not_run = []
     asked = [text for text in config.defences if text != NO_DEFENCE]

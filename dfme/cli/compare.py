@@ -104,8 +104,9 @@ def plan_of(words: Sequence[str]) -> ComparisonPlan:
             raise UserError(f"--budgets: {problem.text}")
     out = directory_of(config.out, config.resume, Path(file.own.file).stem or "compare")
     command = ("python", "run.py", "compare", *words)
-    teacher = {"label_mode": config.label_modes[0]}
-    return base_of(config.methods, file, of_cells, command, teacher, OWN).plan(config, out)
+    return base_of(
+        config.methods, file, of_cells, command, {"label_mode": config.label_modes[0]}, OWN
+    ).plan(config, out)
 
 
 def base_of(
@@ -136,13 +137,13 @@ def base_of(
         ]
         heeded = [flag for flag in flags if flag.key.partition(".")[0] not in unheeded]
         arguments = Arguments(heeded, extract.INPUTS, layers)
-        job = arguments.job(extract.settled(arguments))
-        rows[name] = Row(job, arguments.settings)
+        rows[name] = Row(arguments.job(extract.settled(arguments)), arguments.settings)
     overrides = dict(file.flags.content)
     for flag in flags:
         overrides[flag.key] = "true" if flag.text is None else flag.text
-    record = {"rows": file.rows, "overrides": overrides, **file.shared.content}
-    return ComparisonBase(rows, record, command, main)
+    return ComparisonBase(
+        rows, {"rows": file.rows, "overrides": overrides, **file.shared.content}, command, main
+    )
 
 
 def _recipe(flags: Sequence[Flag]) -> Path:

@@ -124,5 +124,7 @@ def _lines(account: LoggedAccount) -> Iterator[list[str]]:
 
 def _honest(stream: HonestStream) -> str:
     rate = f"{stream.per_10000:.0f} < " if stream.alarms else "< "
-    sessions = f"{stream.sessions_with_alarm} of {stream.sessions}"
-    return f"{sessions} ({rate}{math.ceil(stream.per_10000_upper)})"
+    return (
+        f"{stream.sessions_with_alarm} of {stream.sessions} "
+        f"({rate}{math.ceil(stream.per_10000_upper)})"
+    )

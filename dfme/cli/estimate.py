@@ -60,8 +60,10 @@ def run(words: Sequence[str]) -> int:
         from dfme.run.plan import plan
 
         verb = "would be" if config.dry_run else "are"
-        share = f"{int(job.config.budget):,} of a budget of {budget:,} images"
-        print(f"pilot: {share} {verb} asked for and charged")
+        print(
+            f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images {verb} "
+            "asked for and charged"
+        )
         print(plan(job), flush=True)
     if config.dry_run:
         return 0
@@ -71,8 +73,10 @@ def run(words: Sequence[str]) -> int:
     out = result.run_dir
     again = f"{resume_command(result.run_dir, job, 'estimate')} --pilot {config.pilot:g}"
     if not result.finished:
-        spent = f"{result.summary['spent']:,} queries"
-        print(f"stopped and kept after {spent}; go on with:\n  {again} --budget {budget}")
+        print(
+            f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  "
+            f"{again} --budget {budget}"
+        )
         return 130
     estimated = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
     write_text(
@@ -136,8 +140,10 @@ def _problems(job: Job) -> Iterator[Problem]:
             f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, "
             f"got {budget:,}"
         )
-        why = f"without one, one paid batch of {batch} in 20 is scored on"
-        yield Problem("evaluation.dataset", f"{text}: {why}")
+        yield Problem(
+            "evaluation.dataset",
+            f"{text}: without one, one paid batch of {batch} in 20 is scored on",
+        )
 
 
 def _lines(estimated: CloneEstimate, constant: Beside) -> Iterator[str]:

@@ -83,6 +83,7 @@ def checked(
 def _job(arguments: Arguments) -> Job:
     config = settled(arguments)
     if config.resume and arguments.config.dry_run:
-        text = "expected no --resume with it, which goes on with what is planned"
-        arguments.report([Problem("dry_run", text)])
+        arguments.report(
+            [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")]
+        )
     return checked(arguments, config)

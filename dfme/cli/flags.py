@@ -121,8 +121,7 @@ def read_file(flags: Sequence[Flag], find: FileFinder) -> Layer:
     shown = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     if comes_with_dfme(path) is not None:
         return Layer(Author.SHIPPED, tidy(load_yaml(path)), shown)
-    content = images_from_run_start(path, load_yaml(path, own=True))
-    return Layer(Author.RECORD, tidy(content), shown)
+    return Layer(Author.RECORD, tidy(images_from_run_start(path, load_yaml(path, own=True))), shown)
 
 
 def _named_file(name: str, flags: Sequence[Flag], find: FileFinder) -> Layer:
@@ -133,8 +132,7 @@ def _named_file(name: str, flags: Sequence[Flag], find: FileFinder) -> Layer:
         usual = find(flags)
         if usual and comes_with_dfme(usual):
             ours = load_yaml(usual)
-            of_teacher = {key: ours[key] for key in OF_ITS_TEACHER if key in ours}
-            content = merged(of_teacher, content)
+            content = merged({key: ours[key] for key in OF_ITS_TEACHER if key in ours}, content)
     if comes_with_dfme(Path(path)) is not None:
         return Layer(Author.SHIPPED, content, name)
     return Layer(Author.RECORD if is_record(path) else Author.FILE, content, name)

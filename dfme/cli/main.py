@@ -61,8 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # the reader of a pipe has gone: stop quietly, also at the flush on exit
         if error.errno != errno.EPIPE:
-            why = f"cannot write the output: {error.strerror}"
-            sys.stderr.write(f"dfme: {why}; send it elsewhere, or free some space\n")
+            sys.stderr.write(
+                f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or "
+                "free some space\n"
+            )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

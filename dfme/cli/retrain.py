@@ -103,9 +103,11 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
         "agreement": "agreement",
         "vote_agreement": "agreement of the vote",
     }
-    answers = f"{summary['answers']:,} of {source['run']} ({source['method']})"
     rows = [
-        ("answers", f"{answers}; no query was asked"),
+        (
+            "answers",
+            f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked",
+        ),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
     ]
     for name, title in shares.items():

@@ -88,8 +88,9 @@ def run(words: Sequence[str]) -> int:
     arguments.report(owner_side.custom_problems(kind, config.own_teacher))
     arguments.report(evaluation_problems(config.evaluation, needed=True))
     arguments.finish(fresh_directory_problems(config.out))
-    plain = replace(teacher, defences=())
-    job = owner_side.job_of(plain, kind_options, config.device, config.evaluation)
+    job = owner_side.job_of(
+        replace(teacher, defences=()), kind_options, config.device, config.evaluation
+    )
     measure(config, job, stacks, shlex.join(["python", "run.py", "utility", *words]))
     return 0
 
@@ -116,8 +117,9 @@ def measure(
             measured = owner.bills([*stacks.values()], tell, meter, config.seed)
         if meter:
             tell(_asking(job, out.path / "benign" / "ledger.jsonl"))
-        names = ("none", *stacks)
-        bills = [replace(bill, row=row) for row, bill in zip(names, measured, strict=True)]
+        bills = [
+            replace(bill, row=row) for row, bill in zip(("none", *stacks), measured, strict=True)
+        ]
         facts = {
             "command": command,
             "measured": f"dfme {__version__} on {device_name(choose_device(config.device))}",
@@ -176,8 +178,9 @@ def draw(bills: Sequence[Bill], path: Path) -> bool:
     panels = [
         name for name in PANELS if any(getattr(bill.held_out, name) is not None for bill in bills)
     ]
-    size = 2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(
+        figsize=(2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)), layout="constrained"
+    )
     grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     rows = range(len(bills))
     ring = {"markersize": 6.5, "color": ORANGE, "fillstyle": "none", "label": "corrupted"}

@@ -216,8 +216,7 @@ class Settings:
         if group:
             text = "a group of options; expected one of its own such as "
             return Problem(key, text + joined(group[:3], ", "))
-        author = self.origins[key].author
-        what = {Author.FLAG: "flag", Author.KEYWORD: "option"}.get(author, "key")
+        what = {Author.FLAG: "flag", Author.KEYWORD: "option"}.get(self.origins[key].author, "key")
         unknown = f"unknown {what}{self._kinds.get(key.partition('.')[0], '')}"
         close = nearest(key, self.options)
         if close is None:

@@ -343,8 +343,9 @@ class Job:
         if answers.learn != "auto":
             values.pop("student.loss", None)
         student = _with(self.config.student, "student", values)
-        schedule = _with(self.config.schedule, "schedule", values)
-        config = replace(self.config, student=student, schedule=schedule)
+        config = replace(
+            self.config, student=student, schedule=_with(self.config.schedule, "schedule", values)
+        )
         return replace(self, config=config, queries=_with(self.queries, "queries", values), when=())
 
     @property

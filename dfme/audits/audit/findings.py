@@ -227,8 +227,9 @@ class Findings:
             lines = usable(self.without_images, mode)
             if any(line.mode == mode for line in lines):
                 best = max(lines, key=lambda line: line.mean or 0.0)
-                count = sum(share is not None for share in best.agreement)
-                agreement = Spread(best.mean or 0.0, best.sd, count)
+                agreement = Spread(
+                    best.mean or 0.0, best.sd, sum(share is not None for share in best.agreement)
+                )
                 place = f"price.{self.price.index(best)}"
                 modes.append(Switch(mode, "label mode", agreement, best.balanced, place))
         defences = [

@@ -109,8 +109,9 @@ def forecast(
     scored = 0 if rehearsal is None else rehearsal.scored
     benign = 0
     if plan.local and not is_local(plan.job):
-        images = scored + plan.held_back
-        benign = owner.benign_at_most(images, bool(plan.texts), plan.accounts, len(cells))
+        benign = owner.benign_at_most(
+            scored + plan.held_back, bool(plan.texts), plan.accounts, len(cells)
+        )
     attacks = len(cells)
     charged = sum(cell.budget for cell in cells)
     if config.keep_below is not None:  # one more tries the quota
@@ -133,8 +134,10 @@ def forecast(
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
     )
     if config.total is not None and expected.total > config.total:
-        remedy = "give a smaller --budget, or fewer attackers, label modes, defences or seeds"
-        raise UserError(f"--total: {expected.text}, more than {config.total:,}; {remedy}")
+        raise UserError(
+            f"--total: {expected.text}, more than {config.total:,}; give a smaller "
+            "--budget, or fewer attackers, label modes, defences or seeds"
+        )
     if config.twin not in ("none", "train") and rehearsal:
         open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
     if config.references and rehearsal:
@@ -187,8 +190,9 @@ def _seconds(
     by_students = steps * (transfer - 2 * of_source)
     evaluation = plan.owner_evaluation
     if plan.config.twin == "train" and has_train_part(evaluation.dataset):
-        data = load_dataset(evaluation.dataset, "train", root=evaluation.root, lazy=True)
-        by_students += TWIN_EPOCHS * len(data)
+        by_students += TWIN_EPOCHS * len(
+            load_dataset(evaluation.dataset, "train", root=evaluation.root, lazy=True)
+        )
     by_teacher = float(transfer)
     if plan.job.teacher.kind == "torch":
         by_teacher += BACKWARD * steps * of_source
@@ -205,5 +209,4 @@ def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner
     """Seconds of the honest accounts, and of the watched teacher that they ask."""
     if not plan.accounts:
         return 0.0
-    images = owner.streamed(plan.accounts)
-    return rehearsal.building + images * (rehearsal.watched or answer)
+    return rehearsal.building + owner.streamed(plan.accounts) * (rehearsal.watched or answer)

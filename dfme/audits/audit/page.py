@@ -183,8 +183,7 @@ def _alarms(audit: AuditResult) -> Iterator[AlarmRow]:
         text = _of_seeds([attack.first_alarm for attack in attacks], "never")
         at_alarm = (attack.agreement_at_alarm for attack in attacks)
         shares = [share for share in at_alarm if share is not None]
-        worth = median(shares) if shares else None
-        yield AlarmRow(detector, row, text, worth, worst.get(detector))
+        yield AlarmRow(detector, row, text, median(shares) if shares else None, worst.get(detector))
 
 
 @dataclass(frozen=True)

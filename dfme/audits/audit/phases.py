@@ -32,7 +32,6 @@ def cached(
     """
     record = read_object(path)
     if anew or record.get("of") != [*key] or "found" not in record:
-        content = json.dumps(document(make()), allow_nan=False)
-        record = {"of": [*key], "found": json.loads(content)}
+        record = {"of": [*key], "found": json.loads(json.dumps(document(make()), allow_nan=False))}
         write_text(path, json.dumps(record, indent=1) + "\n")
     return parse(form, record["found"], path.name)

@@ -51,8 +51,7 @@ def curves(
         axes = figure.add_subplot()
         for line in of_mode:
             if series := _series(audit, line):
-                place = attackers.index(line.row)
-                draw_row(axes, harmless(line.row[:LONGEST]), series, place)
+                draw_row(axes, harmless(line.row[:LONGEST]), series, attackers.index(line.row))
         if axes.lines:
             if alarms and audit.detection:
                 _draw_alarms(axes, audit.detection.attacks, audit.cells_of(mode))
@@ -157,8 +156,7 @@ def pareto(audit: AuditResult) -> Picture | None:
         place = change, point.agreement
         colour = PALE if point.dominated else BLUE
         label = f"{number}: {harmless(name_of(point)[:LONGEST])}"
-        shape = SHAPES.get(kind_of(point), "^")
-        axes.plot(*place, shape, color=colour, clip_on=False, label=label)
+        axes.plot(*place, SHAPES.get(kind_of(point), "^"), color=colour, clip_on=False, label=label)
         axes.annotate(
             f"{number}", place, (6, 3), textcoords="offset points", fontsize=8.5, color=colour
         )

@@ -63,8 +63,9 @@ def sheet(audit: AuditResult, checked: str | None) -> QuotaSheet | None:
         return replace(quota, text=[text])
     under = cells.get(checked or "") if over else worst
     if under and under.agreement is not None:
-        judged = CheckedQuota(under.name, under.agreement, under.agreement < level)
-        quota = replace(quota, checked=judged)
+        quota = replace(
+            quota, checked=CheckedQuota(under.name, under.agreement, under.agreement < level)
+        )
     keeps = images and (quota.checked is None or quota.checked.holds)
     return replace(quota, lines=_lines(images, quota.per) if keeps else {}, text=_text(quota))
 
@@ -101,10 +102,12 @@ def _lines(images: int, per: str) -> dict[str, str]:
     zone = f"limit_req_zone key:$http_x_api_key zone=copy:10m rate={rate}r/m;"
     rare = f"# limit_req cannot: its least rate, 1r/m, is {minutes:,} per {per}"
     kong = f"config: {{{per}: {images}, limit_by: credential, policy: cluster}}"
-    limit = f"{{unit: {per}, requests_per_unit: {images}}}"
     return {
         "nginx": f"{zone} limit_req zone=copy burst={burst} nodelay;" if rate else rare,
-        "Envoy": f"descriptors: [{{key: api_key, rate_limit: {limit}}}]",
+        "Envoy": (
+            f"descriptors: [{{key: api_key, rate_limit: {{unit: {per}, requests_per_unit: "
+            f"{images}}}}}]"
+        ),
         "Kong": f"plugins: [{{name: rate-limiting, {kong}}}]",
         "serve": (
             f"python run.py serve --teacher.defences quota:images={images}:window={TERMS[per]}"
@@ -126,8 +129,10 @@ def _text(quota: QuotaSheet) -> list[str]:
         judged = "the quota DOES NOT HOLD: take a smaller one"
         if quota.checked.holds:
             judged = "the quota holds"
-        copy = f"a copy by {attacker} agrees on {quota.checked.agreement:.1%}"
-        check = f"We checked it with an attack: with no more images {copy}; {judged}."
+        check = (
+            f"We checked it with an attack: with no more images a copy by {attacker} "
+            f"agrees on {quota.checked.agreement:.1%}; {judged}."
+        )
     return [f"{first} by their curves (the best: {quota.best:.1%}); {more}.", check, WARNING]
 
 

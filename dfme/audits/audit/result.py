@@ -339,8 +339,9 @@ def parse(form: type[PartType], content: Any, file: str) -> PartType:
         place = ".".join(map(str, fault["loc"])) or "the whole"
         fault_text = printable(f"{place}: {fault['msg']}")
         wanted = f"expected all that {SCHEMA} holds"
-        remedy = "remove it, and resume the audit"
-        raise RunError(f"{file}: {wanted}, got {fault_text:.200}; {remedy}") from None
+        raise RunError(
+            f"{file}: {wanted}, got {fault_text:.200}; remove it, and resume the audit"
+        ) from None
     return value
 
 

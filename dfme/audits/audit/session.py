@@ -79,8 +79,10 @@ def audit(
         line.close()
         lock.close()
         if not finished:
-            remedy = "when no cell runs any more, go on with"
-            line.note(f"stopped; all that was paid is kept; {remedy}:\n  {command}")
+            line.note(
+                "stopped; all that was paid is kept; when no cell runs any more, go on "
+                f"with:\n  {command}"
+            )
     if not finished:
         return 0 if plan.config.engine == "commands" else STOPPED
     result = work.result
@@ -127,11 +129,10 @@ class Audit:
         first = self._sessions[0]
         halves = self._before.halves if self._before else None
         if plan.halves and halves and plan.halves != halves:
-            wanted = (
-                "expected the evaluation images of which a half was held back as the audit began"
-            )
             raise UserError(
-                f"--evaluation.dataset: {wanted}, got others; restore them, or give a new --out"
+                "--evaluation.dataset: expected the evaluation images of which a half was "
+                "held back as the audit began, got others; restore them, or give a new "
+                "--out"
             )
         then = list[Session]()
         if plan.second:
@@ -222,8 +223,9 @@ class Audit:
         least = min((count for count in to_copy(best) if count is not None), default=0)
         quota = [f"quota:images={below(least)}"] if least > 1 else []
         bills = {bill.row: document(bill) for bill in self._measured.utility}
-        second = self._plan.second(best.row, [*self._plan.config.defences, *quota])
-        self._plans.append(replace(second, bills=bills))
+        self._plans.append(
+            replace(self._plan.second(best.row, [*self._plan.config.defences, *quota]), bills=bills)
+        )
         self._sessions.append(self._session(self._plans[1]))
         return self._run(self._sessions[1])
 
@@ -260,11 +262,11 @@ class Audit:
             return
 
         def measure() -> Any:
-            note = self._line.note
-            return self._owner.detection(plan.watch, note, self._meter, plan.accounts).to_json()
+            return self._owner.detection(
+                plan.watch, self._line.note, self._meter, plan.accounts
+            ).to_json()
 
-        file = plan.out / "detection.json"
-        result = partial(cached, file, WatchedAttacks, plan.watch, measure)
+        result = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch, measure)
         self._measured.detection = self._tried("detection", result)
 
     def _examine(self) -> None:
@@ -319,8 +321,9 @@ class Audit:
         file = plan.out / "examined" / "recognised.json"
         key = [*references, *(cell.name for cell in cells)]
         ask = partial(recognise, plan.job, references, cells, self._line.note)
-        result = partial(cached, file, Recognition, key, ask)
-        self._measured.recognition = self._tried("whether you would recognise a copy", result)
+        self._measured.recognition = self._tried(
+            "whether you would recognise a copy", partial(cached, file, Recognition, key, ask)
+        )
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """Result of ``make``, or None if the data do not allow it, which is noted."""

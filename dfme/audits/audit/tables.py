@@ -106,5 +106,4 @@ def across(
         first = next(iter(columns.values()))
         behind = [in_words(words_after, *first) for words_after in after.values()]
         lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
-    all_heads = list(dict.fromkeys([*forms, *heads, *after]))
-    return PageTable(caption, all_heads, lines, len(forms))
+    return PageTable(caption, list(dict.fromkeys([*forms, *heads, *after])), lines, len(forms))

@@ -160,6 +160,7 @@ def gains(rows: Sequence[TransferRow]) -> list[TransferGain]:
             if rival.kind == "stranger" and (rival.attack, rival.eps) == (row.attack, row.eps)
         ]
         best = max(strangers, key=lambda rival: rival.success)
-        gain = row.success - best.success
-        compared.append(TransferGain(row.source, row.attack, row.eps, gain, best.source))
+        compared.append(
+            TransferGain(row.source, row.attack, row.eps, row.success - best.success, best.source)
+        )
     return compared

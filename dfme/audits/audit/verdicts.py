@@ -56,8 +56,7 @@ def _price_verdict(
             f"no attack on more, as far as {beside.images:,} images tell"
         )
         return _Judged(None, None, least, nothing)
-    failed = "no attack got there, which shows only that these failed"
-    return _Judged(None, True, least, failed)
+    return _Judged(None, True, least, "no attack got there, which shows only that these failed")
 
 
 def _agreement_verdict(

@@ -189,15 +189,16 @@ def _require_rates(job: Job, service: str, sharing: int) -> None:
     """
     if sharing > 1 and not rates_of(job):
         rates = "--teacher.images-per-second or --teacher.requests-per-second"
-        at_once = f"--jobs: {sharing} cells would ask {service} at once, and nobody says how fast"
-        raise UserError(f"{at_once}; give {rates}, to be shared, or --jobs 1 with --engine local")
+        raise UserError(
+            f"--jobs: {sharing} cells would ask {service} at once, and nobody says how "
+            f"fast; give {rates}, to be shared, or --jobs 1 with --engine local"
+        )
 
 
 def _facts(teacher: Teacher, defence: str) -> list[str]:
     """A teacher's shape, classes, label mode and defence, and what was inferred of it."""
-    shape = "x".join(map(str, teacher.spec.shape))
     facts = [
-        shape,
+        "x".join(map(str, teacher.spec.shape)),
         f"{teacher.num_classes} classes",
         str(teacher.label_mode),
         *teacher.info.inferred,

@@ -213,8 +213,9 @@ class Session:
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
             steps = int(record.get("student_steps", 0)) / max(1, cell.job.config.student.steps)
-            share = (images / cell.budget + min(1.0, steps)) / 2
-            self._progress[cell.name] = CellProgress(images, share)
+            self._progress[cell.name] = CellProgress(
+                images, (images / cell.budget + min(1.0, steps)) / 2
+            )
 
     def _seconds_left(self, now: float) -> float | None:
         """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
@@ -268,16 +269,13 @@ class Session:
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
         log = directory.with_name(f"{cell.name}.log")
-        sharing = self.rehearsal.sharing if self.rehearsal else 0
-        job = as_asked(cell.job, sharing, engine in EXTRAS)
+        job = as_asked(cell.job, self.rehearsal.sharing if self.rehearsal else 0, engine in EXTRAS)
         if self._shared_answers is not None:
-            config = replace(job.config, shared_answers=str(self._shared_answers))
-            job = replace(job, config=config)
+            job = replace(job, config=replace(job.config, shared_answers=str(self._shared_answers)))
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
         consent = consent_flags(cell.job)
-        device = cell.job.config.device
-        return Task((*words, *consent), log, directory, device, self._plan.entry)
+        return Task((*words, *consent), log, directory, cell.job.config.device, self._plan.entry)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was
@@ -364,8 +362,9 @@ def not_applicable(cells: Sequence[Cell]) -> dict[str, str]:
         config = cell.job.config
         form = config.answers.mode(LabelMode.parse(cell.job.teacher.label_mode or cell.mode))
         if cell.attempt.reason or form.kind not in able:
-            needed = f"{cell.job.method} needs answers of {' or '.join(able)}"
-            reasons[cell.name] = cell.attempt.reason or needed
+            reasons[cell.name] = (
+                cell.attempt.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
+            )
             continue
         try:
             make_distance(config.answers.loss(config.student.loss), form)

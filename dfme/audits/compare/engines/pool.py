@@ -117,8 +117,10 @@ class Local(WorkerPool):
 
     def _prepare(self) -> str:
         self._threads = threads_each(self._plan.jobs)
-        beside = f"{self._plan.jobs} runs at once, of {self._threads} threads each"
-        return f"{cores()} cores ({platform.machine()}), {beside}"
+        return (
+            f"{cores()} cores ({platform.machine()}), {self._plan.jobs} runs at once, of "
+            f"{self._threads} threads each"
+        )
 
     def _begin(self, cell: Cell, slot: int) -> Worker:
         task = self._task(cell)
