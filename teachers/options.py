@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.detectors import OnAlarm, WatchText
+from dfme.config.defences import OnAlarm, WatchText
 from dfme.config.fields import (
     CONFIG,
     Basic,

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from dfme.answers.reading import NO_ANSWER, top_class, unanswered
 from dfme.answers.recover import Recovery, known_map, make_recovery
 from dfme.compute.device import on_accelerator
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.errors import Ref, UserError, flag, say
 from dfme.spec import LabelMode
 

@@ -18,9 +18,9 @@ from dfme.config.layers import BARE, Author, Layer, choose, merge, value_of
 from dfme.config.messages import (
     nearest,
 )
+from dfme.config.sections import wandb_environment
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, missing, options_of, read_value
-from dfme.config.wandb_settings import wandb_environment
 from dfme.errors import OptionError, UserError, say
 from dfme.methods import SECTIONS, find_method
 from dfme.owner_side import KINDS, kind_problems

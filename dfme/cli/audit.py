@@ -39,7 +39,7 @@ from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare
 from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
 from dfme.cli.verify import reference_problems
-from dfme.config.detectors import DETECTORS, NEED_FEATURES
+from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags
-from dfme.config.detectors import DETECTORS
+from dfme.config.defences import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.messages import printable
 from dfme.files import write_text

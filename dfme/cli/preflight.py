@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfme.answers.reading import unanswered
 from dfme.compute.modes import evaluating
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import Unserved
 from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning
 from dfme.estimators.preflight.diagnostics import Resolution

@@ -11,8 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, last_text
-from dfme.config.answer_settings import AnswersConfig
 from dfme.config.fields import CONFIG, Basic, Device, Seed
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import narrowed
 from dfme.errors import Problem

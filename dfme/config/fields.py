@@ -1,4 +1,4 @@
-"""Declaring an option: its type with its range, and the mark of important ones. No torch."""
+"""Options: types with their ranges, the mark of important ones, and what is gone. No torch."""
 
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from dfme.errors import UserError
+from dfme.errors import Text, UserError, say
 from dfme.spec import LabelMode
 
 T = TypeVar("T")
@@ -80,3 +80,27 @@ Device = Annotated[
     str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Expected("auto, cpu, cuda or cuda:N")
 ]
 LabelModeText = Annotated[str, accepted_by(LabelMode.parse)]
+
+
+GONE: dict[str, Text] = {
+    "estimator.prior": "leave it out: there is no kind prior_guided any more (docs/gradients.md)",
+    "graphs": "leave it out: there are no CUDA graphs any more (docs/gpu.md has their figures)",
+    "student.final_share": say(
+        "no longer an option: {student.rounds:1} takes all {student.steps} once the budget is spent"
+    ),
+}
+"""Options that no longer exist, by dotted key, and what to write instead."""
+
+
+def no_auto(instead: str) -> BeforeValidator:
+    """The value as it came; ``auto``, which it could be once, is refused with what to write."""
+
+    def validate(value: Any) -> Any:
+        if value == "auto":
+            raise ValueError(
+                f"expected {instead}, no longer auto: blocks `when` of a recipe say what holds for "
+                "larger images or labels (configs/README.md)"
+            )
+        return value
+
+    return BeforeValidator(validate)

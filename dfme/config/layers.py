@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from dfme.config.gone import GONE
+from dfme.config.fields import GONE
 from dfme.config.messages import MAX_LETTERS, members, nearest, shortened
 from dfme.config.values import Option, build, flatten
 from dfme.errors import (

@@ -10,10 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.answer_settings import AnswersConfig
-from dfme.config.defences import DefencesText
-from dfme.config.detectors import OnAlarm, WatchText
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.defences import DefencesText, OnAlarm, WatchText
 from dfme.config.fields import (
     CONFIG,
     Basic,
@@ -30,12 +27,10 @@ from dfme.config.fields import (
     Share,
     ShareBelowOne,
     accepted_by,
+    no_auto,
 )
-from dfme.config.gone import no_auto
 from dfme.config.messages import listed
-from dfme.config.query_settings import QueriesConfig
-from dfme.config.variants import Variant
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import AnswersConfig, EstimatorConfig, QueriesConfig, Variant, WandbConfig
 from dfme.errors import UserError
 from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 

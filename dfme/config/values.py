@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_origin
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from dfme.config.fields import BASIC, CONFIG
-from dfme.config.gone import GONE
+from dfme.config.fields import BASIC, CONFIG, GONE
 from dfme.config.messages import members, nearest, problem_with
 from dfme.config.yaml_files import parse_yaml
 from dfme.errors import Problem, UserError, joined, say

@@ -10,7 +10,7 @@ from small_runs import run
 from toys import LinearTeacher, make_method, make_parts
 
 from dfme.answers.asking import SHIFTS, Reader
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.errors import BudgetExhausted, UserError
 from dfme.methods import METHODS
 from dfme.oracle.ledger import Ledger

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.recover import TOLERANCE, Table, drawn, known_map, make_recovery
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import TeacherConfig
 from dfme.queries.programs import ProceduralImages
 from dfme.run.job import PROJECT

@@ -9,7 +9,7 @@ import pytest
 import torch
 from command_line import one_line, run
 
-from dfme.config.detectors import DETECTORS
+from dfme.config.defences import DETECTORS
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.owner_side import job_of, owner_of
 from dfme.teachers.owner.watch import detection

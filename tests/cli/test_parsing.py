@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from command_line import parse
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,

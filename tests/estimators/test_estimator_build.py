@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import OverImages, composed, point, rng
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.build import make_estimator
 from dfme.estimators.differences import FORMS

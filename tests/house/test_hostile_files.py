@@ -15,7 +15,7 @@ from command_line import parse_extract
 from small_runs import Metered, clone
 from tables import all_hold, exhaustive
 
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, UserError
 from dfme.nets import build_net

@@ -12,7 +12,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators.differences import FORMS

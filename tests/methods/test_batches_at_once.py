@@ -11,7 +11,7 @@ from small_runs import small_options
 from torch import Tensor
 from toys import LinearTeacher, Recording, make_method, make_parts
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.methods import METHODS
 from dfme.methods.base import Ask
 from dfme.oracle.oracle import Oracle

@@ -7,7 +7,7 @@ import torch
 from tables import exhaustive
 from toys import LinearTeacher, goes_on_bit_for_bit, make_method, make_parts
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.estimators.preflight.measure import preflight_images
 from dfme.report.metrics import METRICS
 from dfme.run.loop import numbers

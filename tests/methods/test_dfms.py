@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.methods.configs import DfmsConfig
 from dfme.methods.generator_losses import CrossEntropy

@@ -9,7 +9,7 @@ import torch
 from tables import exhaustive_rows
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.estimators.base import Objective
 from dfme.methods import METHODS
 from dfme.methods.base import Components

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from command_line import parse_extract
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.queries.names import DOMAINS, PROGRAMS

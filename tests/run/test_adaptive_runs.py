@@ -9,7 +9,7 @@ from small_runs import BATCH, Metered, clone, student
 from torch import Tensor
 
 from dfme.answers.recover import make_recovery
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.errors import UserError
 from dfme.run.retrain import paid_answers, read_again, retrain

@@ -15,7 +15,7 @@ from tables import all_hold, exhaustive
 from dfme.audits.compare.processes import start
 from dfme.audits.compare.session import Session
 from dfme.cli.main import main
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.errors import DfmeError, RunError
 from dfme.report.wandb_run import WandbRun
 

@@ -32,7 +32,7 @@ from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import choose_device, on_accelerator, within_memory
 from dfme.compute.progress import Seldom
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data.class_names import order_of
 from dfme.errors import DfmeError, UserError

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic.dataclasses import dataclass as as_model
 
 from dfme.audits.compare.engines import require_engine
-from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import Quota, parse_defences, stated
 from dfme.config.fields import (
     CONFIG,
@@ -23,6 +22,7 @@ from dfme.config.fields import (
     Seed,
     accepted_by,
 )
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import Job
 from dfme.config.values import from_mapping
 from dfme.errors import UserError

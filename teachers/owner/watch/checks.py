@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dfme.config.detectors import NEED_FEATURES
+from dfme.config.defences import NEED_FEATURES
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import Message, Problem, Ref, UserError, say

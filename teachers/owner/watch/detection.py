@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute.progress import Seldom
-from dfme.config.detectors import NEED_FEATURES
+from dfme.config.defences import NEED_FEATURES
 from dfme.data import ImageSet
 from dfme.errors import RunError, UserError, flag
 from dfme.measured import (

@@ -11,7 +11,7 @@ from dfme.audits.audit.headline import GATES, commands, headline, what_it_does_n
 from dfme.audits.audit.options import limits
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import Cell, attempt
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.errors import UserError
 
 LAST = (3000, 0.939)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from watched import benign
 
-from dfme.config import detectors as settings
+from dfme.config import defences as settings
 from dfme.config.imports import find_target
 from dfme.teachers.owner.watch import DETECTORS
 from dfme.teachers.owner.watch.detector import Benign, Detector, Observation
