@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
-from dfme.audits.audit.copies import NotRun
 from dfme.audits.audit.options import (
     LIKE,
     ON_REQUEST,
@@ -26,6 +25,7 @@ from dfme.audits.audit.options import (
     own_problems,
     usual,
 )
+from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import (
     AS_IT_IS,

@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dfme.config.defences import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.messages import printable
 from dfme.files import write_text
-from dfme.measured import Detection, HonestStream, LoggedAccount
+from dfme.measured import Detection, HonestStream, LogDetection, LoggedAccount
 from dfme.report.markdown import table
 from dfme.run.checks import dataset_problems, fresh_directory_problems
 from dfme.run.directory import RunDirectory
@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
         log=Path(config.log),
     )
     text = tables(seen)
-    content = {"command": command, "dfme": __version__, **seen.to_json()}
+    content = {"command": command, "dfme": __version__, **asdict(seen)}
     path = Path(config.out or RunDirectory.free_name(Path("runs/detect")))
     with RunDirectory.create(path) as out:
         write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{text}\n")
@@ -85,15 +85,15 @@ def run(words: Sequence[str]) -> int:
 
 def tables(seen: Detection) -> str:
     """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
-    assert seen.log is not None, "of a log"
-    accounts = seen.log.accounts
+    assert isinstance(seen, LogDetection), "a log was looked through"
+    accounts = seen.accounts
     thinned = [f"1/{every}" for every in accounts[0].thinned if every > 1]
     lines = [line for account in accounts for line in _lines(account)]
     rows = {detector.name: [detector.name] for detector in seen.detectors}
     for stream in seen.benign:
         rows[stream.detector].append(_honest(stream))
     unseen = [f"{name}, since {why}" for name, why in seen.left_out.items()]
-    if missing := seen.log.accounts_in_all - len(accounts):
+    if missing := seen.accounts_in_all - len(accounts):
         unseen.append(f"the {missing:,} accounts with the fewest images")
     streams = dict.fromkeys(stream.stream for stream in seen.benign)
     parts = [

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from dfme.cli.arguments import arguments_of
-from dfme.cli.flags import HELP
-from dfme.cli.resuming import where_it_began
+from dfme.cli.flags import HELP, where_it_began
 from dfme.config.messages import did_you_mean, printable, shortened
 from dfme.errors import DfmeError, UserError
 from dfme.version import __version__

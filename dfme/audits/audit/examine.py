@@ -14,19 +14,17 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, answered_class, top_class
-from dfme.audits.audit.attacks import SeedsOfFigure
-from dfme.audits.audit.copies import (
+from dfme.audits.audit.fidelity import FIGURES, ExaminedCell, differences, fidelity, figures, pick
+from dfme.audits.audit.parts import (
     CopyExamination,
     CopyFigures,
-    ExaminedCell,
     Fidelity,
     Followed,
     NotRun,
+    SeedsOfFigure,
     Transfer,
     Twin,
 )
-from dfme.audits.audit.differences import differences, pick
-from dfme.audits.audit.fidelity import FIGURES, fidelity, figures
 from dfme.audits.audit.prices import over_seeds
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
 from dfme.compute.deferred import DeferredChecks

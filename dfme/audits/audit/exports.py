@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from dfme.audits.audit.attacks import CellResult
 from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
+from dfme.audits.audit.parts import CellResult
 from dfme.audits.audit.prices import seeds_text
 from dfme.audits.audit.result import AuditResult, LimitVerdict, document
 from dfme.config.messages import printable

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from dfme.audits.audit.attacks import PriceLine
 from dfme.audits.audit.findings import Findings
+from dfme.audits.audit.parts import PriceLine
 from dfme.audits.audit.prices import (
     COPY,
     COPY_LEVEL,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from dfme.audits.audit.copies import NotRun
+from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.engines import require_engine
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan

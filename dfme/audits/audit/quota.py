@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dfme.audits.audit.attacks import CurvePoint
+from dfme.audits.audit.parts import CurvePoint
 from dfme.audits.audit.result import AuditResult, CheckedQuota, QuotaSheet
 from dfme.audits.compare.plan import NO_DEFENCE
 

@@ -8,21 +8,26 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, with_config
 
-from dfme.audits.audit.attacks import (
+from dfme.audits.audit.parts import (
     FORM,
     AttackedDefence,
     CellResult,
-    HonestBill,
+    Differences,
+    Fidelity,
     IntOrFloat,
+    NotRun,
     OverSeeds,
     ParetoPoint,
     PriceLine,
+    Recognition,
     SeedsOfFigure,
+    Transfer,
+    Twin,
     WatchedAttacks,
 )
-from dfme.audits.audit.copies import Differences, Fidelity, NotRun, Recognition, Transfer, Twin
 from dfme.config.messages import printable
 from dfme.errors import RunError
+from dfme.measured import Bill
 from dfme.report.summary_file import read_object
 from dfme.statistics import Spread
 
@@ -287,7 +292,7 @@ class AuditResult:
     price: Sequence[PriceLine]
     games: Games
     defences: Sequence[AttackedDefence]
-    utility: Sequence[HonestBill]
+    utility: Sequence[Bill]
     pareto: Sequence[ParetoPoint]
     detection: WatchedAttacks | None
     cells: Sequence[CellResult]

@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dfme.audits.audit import headline
-from dfme.audits.audit.attacks import HonestBill, WatchedAttacks
-from dfme.audits.audit.copies import CopyExamination, ExaminedCell, NotRun, Recognition
-from dfme.audits.audit.document import Measured, audit_of
+from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
+from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.findings import Findings, has_images, not_run
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS, AuditPlan
-from dfme.audits.audit.phases import cached, record_seconds
+from dfme.audits.audit.parts import CopyExamination, NotRun, Recognition, WatchedAttacks
 from dfme.audits.audit.prices import strongest, to_copy
 from dfme.audits.audit.quota import below
 from dfme.audits.audit.result import (
@@ -35,10 +34,10 @@ from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.processes import cores
 from dfme.audits.compare.rehearsal import Rehearsal, rehearse
 from dfme.audits.compare.session import Session, not_applicable
-from dfme.audits.owner import Metering, Owner
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
+from dfme.measured import Bill, Detection
 from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
@@ -49,12 +48,15 @@ from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
 from dfme.run.student_file import student_facts
 
+if TYPE_CHECKING:
+    from dfme.owner_side import Measuring, Metering
+
 FAILS = 4  # exit code where a stated limit fails
 
 
 def audit(
     plan: AuditPlan,
-    owner: Owner,
+    owner: "Measuring",
     line: StatusLine,
     show: Callable[[str], None],
     across: int | None,
@@ -95,7 +97,7 @@ def audit(
     return int(any(cell.state == "failed" for cell in result.cells))
 
 
-def dry_run(plan: AuditPlan, owner: Owner) -> str:
+def dry_run(plan: AuditPlan, owner: "Measuring") -> str:
     """Table of what the audit would ask, cost, take and leave out. UserError for what cannot
     work.
     """
@@ -108,7 +110,7 @@ class Audit:
 
     result: AuditResult
 
-    def __init__(self, plan: AuditPlan, owner: Owner, line: StatusLine) -> None:
+    def __init__(self, plan: AuditPlan, owner: "Measuring", line: StatusLine) -> None:
         self._plan = plan
         self._owner = owner
         self._line = line
@@ -203,15 +205,14 @@ class Audit:
             return
         stacks = [tuple(text.split("+")) for text in texts]
 
-        def measure() -> list[Any]:
-            bills = self._owner.bills(stacks, self._line.note, self._meter)
-            return [bill.to_json() for bill in bills]
+        def measure() -> list[Bill]:
+            return self._owner.bills(stacks, self._line.note, self._meter)
 
         file = self._plan.out / "utility.json"
         # A meter's journal gives answers again in the order in which they came: detection's come
         # after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
-        self._measured.utility = cached(file, list[HonestBill], texts, measure, anew)
+        self._measured.utility = cached(file, list[Bill], texts, measure, anew)
 
     def _attack(self) -> bool:
         return self._run(self._sessions[0])
@@ -222,7 +223,7 @@ class Audit:
             return None
         least = min((count for count in to_copy(best) if count is not None), default=0)
         quota = [f"quota:images={below(least)}"] if least > 1 else []
-        bills = {bill.row: document(bill) for bill in self._measured.utility}
+        bills = {bill.row: bill.to_json() for bill in self._measured.utility}
         self._plans.append(
             replace(self._plan.second(best.row, [*self._plan.config.defences, *quota]), bills=bills)
         )
@@ -261,10 +262,9 @@ class Audit:
         if not plan.watch:
             return
 
-        def measure() -> Any:
-            return self._owner.detection(
-                plan.watch, self._line.note, self._meter, plan.accounts
-            ).to_json()
+        def measure() -> Detection:
+            note = self._line.note
+            return self._owner.detection(plan.watch, note, self._meter, plan.accounts)
 
         result = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch, measure)
         self._measured.detection = self._tried("detection", result)

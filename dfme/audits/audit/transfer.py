@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER
-from dfme.audits.audit.attacks import Interval
-from dfme.audits.audit.copies import SourceKind, TransferGain, TransferRow
+from dfme.audits.audit.parts import Interval, SourceKind, TransferGain, TransferRow
 from dfme.randomness import derived_seed
 from dfme.run.scores import batches, evaluation_batch
 from dfme.spec import ImageSpec

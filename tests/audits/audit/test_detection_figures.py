@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from audit_runs import watched
 
-from dfme.audits.audit.attacks import CellResult, CurvePoint
-from dfme.audits.audit.detection import joined
+from dfme.audits.audit.document import joined
+from dfme.audits.audit.parts import CellResult, CurvePoint
 from dfme.statistics import auroc, share_at_most
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dfme.audits.audit.copies import ClassAgreement, CopyFigures, ExaminedCell, WhereWrong
-from dfme.audits.audit.fidelity import calibration, fidelity, figures, kendall_tau
+from dfme.audits.audit.fidelity import ExaminedCell, calibration, fidelity, figures, kendall_tau
+from dfme.audits.audit.parts import ClassAgreement, CopyFigures, WhereWrong
 from dfme.spec import LabelMode
 
 P, LABEL = LabelMode("probabilities"), LabelMode("label")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import run
+from pydantic import TypeAdapter
 from torch import Tensor
 from toys import LinearTeacher
 
@@ -198,7 +199,7 @@ def test_every_stream_begins_cold_and_ends_at_a_refusal() -> None:
             assert paid.report == {"pow": {"seconds_of_work": answered / 10}}
             assert paid.work_s_per_1000 == (100 if answered else None)
         assert bill.state_mb == bill.held_out.state_mb == answered * 8 / 1e6
-        assert Bill.from_json(json.loads(json.dumps(bill.to_json()))) == bill
+        assert TypeAdapter(Bill).validate_json(json.dumps(bill.to_json())) == bill
 
 
 def test_of_every_two_images_the_second_is_measured() -> None:
