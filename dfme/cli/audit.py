@@ -127,9 +127,10 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods
         raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
-    on = replace(base.job.config.evaluation, dataset=dataset)
     settled = _with_steps(settled, config, base.job)
-    settled, halves, lacking = _halved(settled, config, on)
+    settled, halves, lacking = _halved(
+        settled, config, replace(base.job.config.evaluation, dataset=dataset)
+    )
     if halves:
         base = base.changed(partial(_with_half, dataset=dataset))
     planned = partial(base.plan, out=out)
@@ -358,13 +359,12 @@ def _watch(kind: str, dataset: str) -> tuple[Content, list[NotRun]]:
     if dataset == "none":
         return {}, []
     blind = NEED_FEATURES if kind != "torch" or not has_train_part(dataset) else ()
-    names = [name for name in DETECTORS if name not in blind]
     why = (
         "their means are of a labelled train part (train_images, train_labels), which "
         f"{dataset} has not"
     )
     lacking = [NotRun(f"detectors {', '.join(blind)}", why)] if blind and kind == "torch" else []
-    return {"watch": names, "benign": dataset}, lacking
+    return {"watch": [name for name in DETECTORS if name not in blind], "benign": dataset}, lacking
 
 
 def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, ...], list[NotRun]]:

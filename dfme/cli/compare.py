@@ -125,10 +125,10 @@ def base_of(
     """
     require_shared([file.shared, file.flags, typed(flags)], own)
     arch = value_of([file.flags, typed(flags)], "student.arch")
-    shared = dict(file.shared.content)
     names = methods or tuple(file.rows)
     rows = {}
-    for name, content in row_contents(names, file.rows, shared, arch, file.own.file).items():
+    contents = row_contents(names, file.rows, dict(file.shared.content), arch, file.own.file)
+    for name, content in contents.items():
         unheeded = {*SECTIONS} - {*find_method(content["method"]["name"]).sections}
         layers = [
             Layer(Author.DEFAULT, {"teacher": teacher}),

@@ -3,17 +3,15 @@
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.flags import Flag, default_recipe, split_flags
+from dfme.cli.flags import Flag, default_recipe, split_flags, tell
 from dfme.config.defences import DETECTORS
 from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.messages import printable
@@ -69,7 +67,7 @@ def run(words: Sequence[str]) -> int:
     job = owner_side.job_of(replace(teacher, benign=config.benign), kind_options, "auto")
     seen = owner_side.owner_of(job).detection(
         teacher.watch or [*DETECTORS],
-        tell=partial(print, file=sys.stderr, flush=True),
+        tell=tell,
         other=config.other,
         log=Path(config.log),
     )

@@ -5,6 +5,7 @@ resumed began.
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,12 @@ ALIASES = {
     "price_per_1000": "teacher.price_per_1000",
 }
 """A flag by a short name, and the option it stands for: of a group without a leaf, its first."""
+
+
+def tell(line: str) -> None:
+    """Say it beside the output."""
+    print(line, file=sys.stderr, flush=True)
+
 
 HELP = ("-h", "--help", "--help-all")
 

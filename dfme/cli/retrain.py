@@ -1,16 +1,14 @@
 """``run.py retrain``: whose answers a fresh student learns from, and how."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
-from dfme.cli.flags import Flag, last_text
+from dfme.cli.flags import Flag, last_text, tell
 from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
@@ -79,7 +77,6 @@ def run(words: Sequence[str]) -> int:
 
     out = Path(config.out or RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained")))
     settings = replace(narrowed(ExtractConfig, config), out=None)
-    tell = partial(print, file=sys.stderr, flush=True)
     print(table(retrain(Path(config.run), out, settings, tell=tell), out))
     return 0
 

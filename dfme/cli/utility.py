@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.flags import default_recipe, last_text, split_flags
+from dfme.cli.flags import default_recipe, last_text, split_flags, tell
 from dfme.config.defences import parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.config.messages import printable
@@ -111,7 +110,6 @@ def measure(
 
     path = Path(config.out or RunDirectory.free_name(Path("runs/utility")))
     with RunDirectory.create(path) as out:
-        tell = partial(print, file=sys.stderr, flush=True)
         owner = owner_side.owner_of(job)
         with owner.benign_meter(out.path / "benign") as meter:
             measured = owner.bills([*stacks.values()], tell, meter, config.seed)

@@ -2,17 +2,15 @@
 none.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
 from dfme.audits.verify.evidence import sentences
 from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
+from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags, tell
 from dfme.config.defences import DefencesText, parse_defences
 from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
 from dfme.config.messages import printable
@@ -84,7 +82,7 @@ def run(words: Sequence[str]) -> int:
     paths = [Path(name) for name in (config.model, *config.references)]
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
-    result = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
+    result = verify(job, paths, tell, log)
     files = f"{result['directory']}: verify.md, verify.json"
     print("\n\n".join(map(printable, [*sentences(result), files])))
     return 5 if result["sure"] else 0
@@ -110,12 +108,12 @@ def _problems(config: VerifyConfig) -> Iterator[Problem]:
 def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
     """Problems with the files of models that are surely no copies."""
     if len(references) < 5:
-        few = f"expected the weights of five models or more, got {len(references)}"
         yield Problem(
             "references",
             (
-                f"{few}; train them on your own data by run.py train-teacher, with --seed 1, "
-                "2, 3 and other --arch"
+                f"expected the weights of five models or more, got {len(references)}; train "
+                "them on your own data by run.py train-teacher, with --seed 1, 2, 3 and other "
+                "--arch"
             ),
         )
     for path in references:

@@ -180,8 +180,8 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
     An object that is neither class nor function is the teacher itself and has no options. UserError
     if a parameter without a default cannot be given by a flag.
     """
-    documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
     texts = dict[str, str]()
+    documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
     for docstring in reversed(documented):
         for argument in _ARGUMENT.finditer(inspect.cleandoc(docstring or "")):
             texts[argument["name"]] = " ".join(argument["text"].split())

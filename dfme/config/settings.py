@@ -337,9 +337,10 @@ class Job:
                 values |= variant.set
         if answers.learn != "auto":
             values.pop("student.loss", None)
-        student = _with(self.config.student, "student", values)
         config = replace(
-            self.config, student=student, schedule=_with(self.config.schedule, "schedule", values)
+            self.config,
+            student=_with(self.config.student, "student", values),
+            schedule=_with(self.config.schedule, "schedule", values),
         )
         return replace(self, config=config, queries=_with(self.queries, "queries", values), when=())
 

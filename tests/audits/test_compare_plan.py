@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dfme.audits.compare.plan import Cell, ComparisonPlan
+from dfme.audits.compare.rehearsal import not_applicable
 from dfme.audits.compare.rows import unequal
-from dfme.audits.compare.session import not_applicable
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
 from dfme.errors import UserError

@@ -14,7 +14,6 @@ import torch
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
-from dfme.audits.audit.controls import controls
 from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.options import OPTIONS, SHARED, AuditPlan, limits
 from dfme.audits.audit.parts import (
@@ -27,7 +26,6 @@ from dfme.audits.audit.parts import (
     WatchedAttack,
     WatchedAttacks,
 )
-from dfme.audits.audit.quota import sheet
 from dfme.audits.audit.result import (
     AuditResult,
     EvaluatedOn,
@@ -39,6 +37,7 @@ from dfme.audits.audit.result import (
     document,
     parse,
 )
+from dfme.audits.audit.sheets import controls, sheet
 from dfme.files import write_text
 from dfme.measured import Bill
 from dfme.oracle.ledger_log import Totals

@@ -242,14 +242,13 @@ def bom(audit: AuditResult, page: str) -> Json:
     if (constant := audit.games.constant) is not None:
         after = "agreement after 0 queries"
         metrics.append(_metric("one constant answer", after, f"{constant:.4f}"))
-    limits = [*audit.headline.sentences, *audit.limits]
     model = {
         "type": "machine-learning-model",
         "bom-ref": "model",
         "name": audit.target.name,
         "modelCard": {
             "quantitativeAnalysis": {"performanceMetrics": metrics},
-            "considerations": {"technicalLimitations": limits},
+            "considerations": {"technicalLimitations": [*audit.headline.sentences, *audit.limits]},
         },
         "externalReferences": [
             {

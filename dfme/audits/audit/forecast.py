@@ -59,12 +59,14 @@ class Forecast:
         budget = self.plan.config.budget
         most = "at most " if self.charged < self.attacks * budget else ""
         end = "" if self.attacks == 1 else "s"
-        attacks = f"{self.attacks} attack{end} of {most}{budget:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         more = (
             f", and at most {images:,} more {what}" for what, images in beside.items() if images
         )
-        return f"{attacks} may be charged {self.charged:,} in all{''.join(more)}"
+        return (
+            f"{self.attacks} attack{end} of {most}{budget:,} images may be charged "
+            f"{self.charged:,} in all{''.join(more)}"
+        )
 
     @property
     def line(self) -> str:

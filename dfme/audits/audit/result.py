@@ -343,9 +343,9 @@ def parse(form: type[PartType], content: Any, file: str) -> PartType:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
         fault_text = printable(f"{place}: {fault['msg']}")
-        wanted = f"expected all that {SCHEMA} holds"
         raise RunError(
-            f"{file}: {wanted}, got {fault_text:.200}; remove it, and resume the audit"
+            f"{file}: expected all that {SCHEMA} holds, got {fault_text:.200}; remove it, "
+            "and resume the audit"
         ) from None
     return value
 

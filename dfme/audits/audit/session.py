@@ -20,7 +20,6 @@ from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS, AuditPlan
 from dfme.audits.audit.parts import CopyExamination, NotRun, Recognition, WatchedAttacks
 from dfme.audits.audit.prices import strongest, to_copy
-from dfme.audits.audit.quota import below
 from dfme.audits.audit.result import (
     AuditResult,
     Made,
@@ -28,12 +27,13 @@ from dfme.audits.audit.result import (
     document,
     recorded,
 )
+from dfme.audits.audit.sheets import below
 from dfme.audits.compare.engines import STOPPED
 from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.processes import cores
-from dfme.audits.compare.rehearsal import Rehearsal, rehearse
-from dfme.audits.compare.session import Session, not_applicable
+from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
+from dfme.audits.compare.session import Session
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
@@ -208,11 +208,12 @@ class Audit:
         def measure() -> list[Bill]:
             return self._owner.bills(stacks, self._line.note, self._meter)
 
-        file = self._plan.out / "utility.json"
         # A meter's journal gives answers again in the order in which they came: detection's come
         # after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
-        self._measured.utility = cached(file, list[Bill], texts, measure, anew)
+        self._measured.utility = cached(
+            self._plan.out / "utility.json", list[Bill], texts, measure, anew
+        )
 
     def _attack(self) -> bool:
         return self._run(self._sessions[0])
@@ -263,8 +264,7 @@ class Audit:
             return
 
         def measure() -> Detection:
-            note = self._line.note
-            return self._owner.detection(plan.watch, note, self._meter, plan.accounts)
+            return self._owner.detection(plan.watch, self._line.note, self._meter, plan.accounts)
 
         result = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch, measure)
         self._measured.detection = self._tried("detection", result)
@@ -304,9 +304,10 @@ class Audit:
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
         key = [*(cell.name for cell in finished), str(pictured), str(twin), config.transfer]
-        file = plan.out / "examined" / "found.json"
         ask = partial(examine, plan.out, cells, plan.job, twin, asks, self._line.note, plan.brief)
-        self._measured.examination = cached(file, CopyExamination, key, ask)
+        self._measured.examination = cached(
+            plan.out / "examined" / "found.json", CopyExamination, key, ask
+        )
         if config.references:
             self._recognise(cells)
 
@@ -318,11 +319,11 @@ class Audit:
 
         plan = self._plan
         references = plan.config.references
-        file = plan.out / "examined" / "recognised.json"
         key = [*references, *(cell.name for cell in cells)]
         ask = partial(recognise, plan.job, references, cells, self._line.note)
         self._measured.recognition = self._tried(
-            "whether you would recognise a copy", partial(cached, file, Recognition, key, ask)
+            "whether you would recognise a copy",
+            partial(cached, plan.out / "examined" / "recognised.json", Recognition, key, ask),
         )
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:

@@ -3,27 +3,27 @@
 import json
 import math
 import shlex
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NamedTuple
 
-from dfme.audits.compare.engines import ENGINES, EXTRAS, STOPPED, Task
+from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
 from dfme.audits.compare.engines.pool import WorkerPool
 from dfme.audits.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
 from dfme.audits.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
 from dfme.audits.compare.processes import last_line
-from dfme.audits.compare.progress import Begun, CellProgress, in_a_line, killed
-from dfme.audits.compare.rehearsal import Rehearsal, rehearse
+from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
 from dfme.audits.compare.rows import unequal
 from dfme.audits.compare.table import as_csv, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
-from dfme.errors import DfmeError, UserError
+from dfme.errors import DfmeError
 from dfme.files import make_folder, write_text
-from dfme.methods import find_method
 from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
@@ -35,8 +35,45 @@ from dfme.run.job import consent_flags, differing_keys, document, resume_command
 from dfme.run.lock import DirectoryLock
 from dfme.run.opening import require_same_images
 from dfme.run.work import UnitTime, shorter
-from dfme.spec import LabelMode
-from dfme.students.losses import make_distance
+
+
+class CellProgress(NamedTuple):
+    """Images that a cell has paid for, and the share of its work that is done."""
+
+    images: int = 0
+    share: float = 0.0
+
+
+@dataclass
+class Begun:
+    """When a cell was begun by this call, at which share of its work, and when it ended."""
+
+    time: float
+    share: float
+    ended: float | None = None
+
+
+def killed(code: int) -> str:
+    """End of a cell that has no exit code."""
+    if code == LOST:
+        return "lost with its worker, which was killed or preempted, or whose node is gone"
+    why = " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"killed by signal {-code}{why}"
+
+
+def in_a_line(outcome: Outcome) -> str:
+    """What became of a cell."""
+    figures = outcome.figures
+    if figures is None:
+        return "stopped and kept" if outcome.state == "waiting" else f"FAILED: {outcome.reason}"
+    parts = []
+    if figures.agreement is not None:
+        parts.append(
+            f"agreement {figures.beside.text(figures.agreement, figures.agreement_balanced)}"
+        )
+    if figures.accuracy is not None:
+        parts.append(f"accuracy {figures.accuracy:.2%}")
+    return ", ".join([*parts, f"{figures.seconds:,.1f} s"])
 
 
 def compare(
@@ -348,30 +385,3 @@ class Session:
         write_text(report, markdown(result))
         write_text(data, as_json(result))
         write_text(cells, as_csv(result))
-
-
-def not_applicable(cells: Sequence[Cell]) -> dict[str, str]:
-    """Names and reasons of cells whose method or attacker cannot learn from such answers.
-
-    UserError for a loss that does not fit a row's answers, or where nothing is left to run.
-    """
-    reasons: dict[str, str] = {}
-    problems: dict[str, None] = {}
-    for cell in cells:
-        able = find_method(cell.job.method).load().label_modes
-        config = cell.job.config
-        form = config.answers.mode(LabelMode.parse(cell.job.teacher.label_mode or cell.mode))
-        if cell.attempt.reason or form.kind not in able:
-            reasons[cell.name] = (
-                cell.attempt.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
-            )
-            continue
-        try:
-            make_distance(config.answers.loss(config.student.loss), form)
-        except UserError as error:
-            problems[f"row {cell.row}: {error}"] = None
-    if len(reasons) == len(cells):
-        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in cells)
-    if problems:
-        raise UserError("; ".join(problems))
-    return reasons

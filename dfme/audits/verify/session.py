@@ -208,12 +208,11 @@ class Case:
         at = choose(mistakes, most, rng)
         share = p_reference(mistakes, most, rng)
         if not Evidence(len(at), len(at), share).sure:
-            few = (
-                f"found {len(at)} images to ask, too few where an independent model "
-                f"matches on {share:.0%}"
-            )
             option = "--record" if self.log else "--evaluation.dataset"
-            raise UserError(f"{option}: {few}; give more of them, or a larger --budget")
+            raise UserError(
+                f"{option}: found {len(at)} images to ask, too few where an independent "
+                f"model matches on {share:.0%}; give more of them, or a larger --budget"
+            )
         seen = zip(self._references, left_out(mistakes, most, rng), strict=True)
         rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
         references = {"marked": self.log is not None, "p_reference": share, "references": rows}

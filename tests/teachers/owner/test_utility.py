@@ -177,7 +177,7 @@ def test_a_temperature_keeps_the_class_and_a_roll_changes_all() -> None:
         changed = rolled.became_wrong - rolled.became_right
         assert rolled.accuracy_drop == pytest.approx(changed / 50)
         assert rolled.became_wrong == round(50 * plain.accuracy) > 0
-    assert [timing.images for timing in rows["identity"].timings] == [1, 256]
+    assert [*rows["identity"].ms] == ["ms_1", "times_1", "ms_256", "times_256"]
 
 
 def test_labels_are_one_hot_and_what_needs_true_labels_is_left_out_without() -> None:

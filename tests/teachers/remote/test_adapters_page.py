@@ -13,7 +13,7 @@ import pytest
 from limits import KEY, Bucket, TopThree, digits
 from service import Service
 
-from dfme.cli.help import _shown
+from dfme.cli.main import _shown
 from dfme.config.messages import expected
 from dfme.config.values import options_of
 from dfme.oracle.ledger import audit

@@ -35,9 +35,11 @@ class OnRay(WorkerPool):
             remote = ray.remote(**{"num_cpus": self._threads, **counts}, max_calls=1, max_retries=0)
             self._call = remote(lambda call: call())
         except ValueError as error:
-            expected = "expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
             texts = ",".join(self._plan.config.engine_options)
-            raise UserError(f"--engine-options: {expected}, got {texts!r}") from error
+            raise UserError(
+                "--engine-options: expected address=HOST:PORT and numbers as "
+                f"num_cpus=2,num_gpus=0.5, got {texts!r}"
+            ) from error
         return f"Ray, each run of {self._threads} threads"
 
     @contextmanager
