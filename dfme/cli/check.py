@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe, tell
-from dfme.config.fields import CONFIG, Count, Device, Seed
+from dfme.config.values import CONFIG, Count, Device, Seed
 from dfme.errors import Problem
 
 

@@ -13,8 +13,8 @@ from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import Flag, default_recipe, split_flags, tell
 from dfme.config.defences import DETECTORS
-from dfme.config.fields import CONFIG, Basic, OwnTeacher
 from dfme.config.messages import printable
+from dfme.config.values import CONFIG, Basic, OwnTeacher
 from dfme.files import write_text
 from dfme.measured import Detection, HonestStream, LogDetection, LoggedAccount
 from dfme.report.markdown import table

@@ -12,9 +12,8 @@ from pydantic.dataclasses import dataclass
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
-from dfme.config.fields import CONFIG, Basic
 from dfme.config.settings import Job
-from dfme.config.values import Option
+from dfme.config.values import CONFIG, Basic, Option
 from dfme.errors import Problem
 from dfme.files import write_text
 from dfme.owner_side import check_teacher

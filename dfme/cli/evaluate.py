@@ -8,8 +8,8 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, default_recipe, last_text, tell
-from dfme.config.fields import CONFIG, Device
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
+from dfme.config.values import CONFIG, Device
 from dfme.methods import METHODS
 from dfme.owner_side import check_teacher
 from dfme.report.terminal import Notes, aligned

@@ -8,9 +8,8 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import Arguments, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
-from dfme.config.fields import CONFIG, Basic
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import narrowed
+from dfme.config.values import CONFIG, Basic, narrowed
 from dfme.errors import Problem
 from dfme.owner_side import check_teacher, price_problems
 from dfme.run.checks import find_problems

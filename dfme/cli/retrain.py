@@ -9,10 +9,9 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, last_text, tell
-from dfme.config.fields import CONFIG, Basic, Device, Seed
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
-from dfme.config.values import narrowed
+from dfme.config.values import CONFIG, Basic, Device, Seed, narrowed
 from dfme.errors import Problem
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers
 from dfme.report.facts import Beside

@@ -16,9 +16,9 @@ from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
 from dfme.cli.flags import default_recipe, last_text, split_flags, tell
 from dfme.config.defences import parse_defences
-from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, Job
+from dfme.config.values import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.errors import Problem, UserError
 from dfme.files import write_text
 from dfme.measured import Bill

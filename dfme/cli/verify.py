@@ -12,10 +12,9 @@ from dfme.audits.verify.evidence import sentences
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags, tell
 from dfme.config.defences import DefencesText, parse_defences
-from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
-from dfme.config.values import narrowed
+from dfme.config.values import CONFIG, Basic, Device, Images, Seed, narrowed
 from dfme.errors import Problem
 from dfme.methods import METHODS
 from dfme.owner_side import check_teacher

@@ -12,10 +12,18 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.defence_options import DefenceOptions, KeepsTop, own_defence
 from dfme.config.defence_options import Facts as Facts
-from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share, accepted_by
 from dfme.config.imports import as_mapping, find_target, top_name
 from dfme.config.messages import unknown_choice
-from dfme.config.values import from_mapping
+from dfme.config.values import (
+    CONFIG,
+    Count,
+    Expected,
+    NotNegative,
+    Positive,
+    Share,
+    accepted_by,
+    from_mapping,
+)
 from dfme.errors import UserError
 
 L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]

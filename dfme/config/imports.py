@@ -19,9 +19,8 @@ from typing import Any
 from pydantic import Field, PydanticUserError
 from pydantic.dataclasses import dataclass as as_model
 
-from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
-from dfme.config.values import REQUIRED, Option, reader
+from dfme.config.values import CONFIG, REQUIRED, Option, reader
 from dfme.errors import DfmeError, OptionError, Ref, Text, UserError, say
 
 NO_FILE = ("__main__", "builtins")

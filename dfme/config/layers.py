@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from dfme.config.fields import GONE
 from dfme.config.messages import MAX_LETTERS, members, nearest, shortened
-from dfme.config.values import Option, build, flatten
+from dfme.config.values import GONE, Option, build, flatten
 from dfme.errors import (
     Message,
     Problem,

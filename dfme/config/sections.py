@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.defences import DefencesText
-from dfme.config.fields import (
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,

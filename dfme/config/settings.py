@@ -11,7 +11,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.defences import DefencesText, OnAlarm, WatchText
-from dfme.config.fields import (
+from dfme.config.messages import listed
+from dfme.config.sections import AnswersConfig, EstimatorConfig, QueriesConfig, Variant, WandbConfig
+from dfme.config.values import (
     CONFIG,
     Basic,
     Classes,
@@ -29,8 +31,6 @@ from dfme.config.fields import (
     accepted_by,
     no_auto,
 )
-from dfme.config.messages import listed
-from dfme.config.sections import AnswersConfig, EstimatorConfig, QueriesConfig, Variant, WandbConfig
 from dfme.errors import UserError
 from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 

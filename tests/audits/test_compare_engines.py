@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from dfme.audits.compare import processes
 from dfme.audits.compare.engines import Task
+from dfme.audits.compare.engines import pool as processes
 from dfme.audits.compare.engines.commands import Commands
 from dfme.audits.compare.engines.pool import Local, gpu_of
 from dfme.cli.compare import plan_of

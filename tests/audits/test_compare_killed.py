@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dfme.audits.compare import processes
+from dfme.audits.compare.engines import pool as processes
 from dfme.run.job import PROJECT
 from dfme.run.lock import DirectoryLock
 
@@ -27,7 +27,7 @@ time.sleep(60)
 
 KILLED = """
 import os, pathlib, sys, time
-from dfme.audits.compare import processes
+from dfme.audits.compare.engines import pool as processes
 processes.PROJECT = ""  # where another dfme lies
 processes.start(["extract"], pathlib.Path("log"), 1)
 while not pathlib.Path("ready").exists():

@@ -11,11 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.config.fields import parse_count
 from dfme.config.imports import own_options
 from dfme.config.messages import members
 from dfme.config.settings import ExtractConfig, StudentConfig, TeacherConfig
-from dfme.config.values import Option, from_mapping, options_of, read_value
+from dfme.config.values import Option, from_mapping, options_of, parse_count, read_value
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import Problem, UserError
 from dfme.methods import METHODS, SECTIONS

@@ -12,7 +12,7 @@ import pytest
 from small_runs import Metered, clone, ctrl_c
 from tables import all_hold, exhaustive
 
-from dfme.audits.compare.processes import start
+from dfme.audits.compare.engines.pool import start
 from dfme.audits.compare.session import Session
 from dfme.cli.main import main
 from dfme.config.sections import WandbConfig

@@ -14,7 +14,9 @@ from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.engines import require_engine
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
-from dfme.config.fields import (
+from dfme.config.messages import unknown_choice
+from dfme.config.settings import EvaluationConfig, Job
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,
@@ -27,8 +29,6 @@ from dfme.config.fields import (
     accepted_by,
     parse_count,
 )
-from dfme.config.messages import unknown_choice
-from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import Problem, UserError
 from dfme.queries.names import DOMAINS, WORTH_NOTHING

@@ -29,9 +29,9 @@ from dfme.audits.audit.result import (
 )
 from dfme.audits.audit.sheets import below
 from dfme.audits.compare.engines import STOPPED
+from dfme.audits.compare.engines.pool import cores
 from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import Cell, ComparisonPlan
-from dfme.audits.compare.processes import cores
 from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
 from dfme.audits.compare.session import Session
 from dfme.config.yaml_files import dump_yaml

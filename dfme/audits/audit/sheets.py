@@ -1,5 +1,5 @@
-"""From the rest of an audit: the rate-limit sheet (the images that a key may ask in a term), and what
-the figures are evidence for in catalogues of controls; it never says that one is met.
+"""From the rest of an audit: the rate-limit sheet (the images that a key may ask in a term), and
+what the figures are evidence for in catalogues of controls; it never says that one is met.
 """
 
 import math

@@ -12,7 +12,9 @@ from pydantic.dataclasses import dataclass as as_model
 
 from dfme.audits.compare.engines import require_engine
 from dfme.config.defences import Quota, parse_defences, stated
-from dfme.config.fields import (
+from dfme.config.sections import AnswersConfig
+from dfme.config.settings import Job
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,
@@ -21,10 +23,8 @@ from dfme.config.fields import (
     Natural,
     Seed,
     accepted_by,
+    from_mapping,
 )
-from dfme.config.sections import AnswersConfig
-from dfme.config.settings import Job
-from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 
 from dfme.audits.compare.engines import EXTRAS
+from dfme.audits.compare.engines.pool import cores, threads_each
 from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan, rates_of
-from dfme.audits.compare.processes import cores, threads_each
 from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.errors import UserError

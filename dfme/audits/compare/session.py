@@ -14,10 +14,9 @@ from pkgutil import resolve_name
 from typing import NamedTuple
 
 from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines.pool import WorkerPool, last_line
 from dfme.audits.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
 from dfme.audits.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
-from dfme.audits.compare.processes import last_line
 from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
 from dfme.audits.compare.rows import unequal
 from dfme.audits.compare.table import as_csv, as_json, markdown, overview

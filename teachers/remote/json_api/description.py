@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Count
+from dfme.config.values import CONFIG, Count
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dfme.audits.compare.engines import Task
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines.pool import WorkerPool, surroundings, threads_each
 from dfme.audits.compare.plan import Cell
-from dfme.audits.compare.processes import surroundings, threads_each
 from dfme.errors import UserError
 from dfme.files import write_text
 
