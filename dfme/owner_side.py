@@ -29,8 +29,7 @@ from dfme.teachers.owner.checks import check_teacher as check_teacher_options
 if TYPE_CHECKING:
     from dfme.data import ImageSet
     from dfme.teachers.owner.guard.guard import Guard as Guard
-    from dfme.teachers.owner.measuring import Measuring as Measuring
-    from dfme.teachers.owner.measuring import Metering as Metering
+    from dfme.teachers.owner.measuring import Measuring, Metering
     from dfme.teachers.owner.utility import Draw
     from dfme.teachers.owner.watch.detector import Detector as Detector
 

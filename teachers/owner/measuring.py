@@ -45,8 +45,7 @@ class Tools(Protocol):
 class Measuring:
     """Measurements of the teacher of a job, on the job's evaluation images and device.
 
-    ``tell`` hears how far a measurement is. ``meter``: what ``benign_meter`` gave; behind one, no
-    time is measured.
+    This is the ``Owner`` of ``dfme.audits.owner``, which describes the methods.
     """
 
     def __init__(self, job: Job, tools: Tools) -> None:
@@ -54,9 +53,6 @@ class Measuring:
         self._tools = tools
 
     def benign_meter(self, folder: Path, /) -> AbstractContextManager[Metering | None]:
-        """A ledger, in ``folder``, of the images that a custom teacher is asked; None for a
-        built-in kind, which is free.
-        """
         return nullcontext() if self._job.teacher.kind in KINDS else self._tools.meter(folder)
 
     def bills(
@@ -66,7 +62,6 @@ class Measuring:
         meter: Metering | None = None,
         seed: int = 0,
     ) -> list[Bill]:
-        """What stacks of defences, or label modes, cost honest users; that of no defence first."""
         from dfme.teachers.owner import utility
 
         # what does not fit is said before anything is measured
@@ -108,9 +103,8 @@ class Measuring:
         other: str | None = None,
         log: Path | None = None,
     ) -> Detection:
-        """What detectors say of honest accounts. ``sessions``: so many of each stream, by default
-        as many as ``run.py detect`` has. ``other``: images of one more stream; ``log``: of a
-        service.
+        """``sessions``: by default as many as ``run.py detect`` has. ``other``: images of one more
+        stream; ``log``: of a service.
         """
         from dfme.compute.device import choose_device
         from dfme.teachers.build import make_teacher
@@ -134,7 +128,6 @@ class Measuring:
         return replace(seen, left_out={**seen.left_out, **why})
 
     def train_twin(self, arch: str, shape: Shape, epochs: int, path: Path, tell: Tell) -> None:
-        """Train a net on the data's train part and write it to ``path``, if it is not there."""
         if path.exists():
             return
         from dfme.nets import is_own
@@ -156,9 +149,6 @@ class Measuring:
         tell(f"a twin, trained in {trained.seconds:.1f} s")
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
-        """Most images that ``bills`` and ``detection`` ask a custom teacher, and those of
-        ``cells`` attacks; ``images``: of the evaluation set.
-        """
         from dfme.teachers.owner.watch.streams import AGAIN, SESSION
 
         billed = 3 * images if stacks else 0
@@ -168,7 +158,6 @@ class Measuring:
         return billed + watched + (2 * images + 1) * cells
 
     def billing_seconds(self, stacks: int, images: int, answer: float) -> float:
-        """About the seconds of ``bills``, with ``answer`` seconds of an image."""
         from dfme.teachers.owner.utility import ROUNDS_SECONDS
 
         if not stacks:
@@ -177,7 +166,6 @@ class Measuring:
         return (1 + stacks) * (3 * images * answer + 2 * ROUNDS_SECONDS)
 
     def streamed(self, sessions: int) -> int:
-        """Images of the honest accounts that ``detection`` asks."""
         from dfme.teachers.owner.watch.streams import SESSION, STREAMS
 
         return (len(STREAMS) - 1) * sessions * SESSION  # other data is a stream of detect alone

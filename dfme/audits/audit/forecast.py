@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
@@ -13,6 +12,7 @@ from dfme.audits.audit.recognition import case_of
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
 from dfme.audits.compare.rehearsal import Rehearsal
+from dfme.audits.owner import Owner
 from dfme.audits.verify.probes import LOOKED_AT
 from dfme.data import has_train_part, load_dataset
 from dfme.errors import UserError
@@ -20,9 +20,6 @@ from dfme.report.console import duration
 from dfme.run.build import is_local
 from dfme.run.plan import table
 from dfme.run.work import shorter
-
-if TYPE_CHECKING:
-    from dfme.owner_side import Measuring
 
 BACKWARD = 3  # answers that a step on the teacher itself takes as long as; heuristic
 STRANGERS = 4
@@ -102,7 +99,7 @@ def forecast(
     cells: Sequence[Cell],
     waiting: Collection[str],
     rehearsal: Rehearsal | None,
-    owner: "Measuring",
+    owner: Owner,
 ) -> Forecast:
     """Images of the audit, in ``cells`` and beside, and the time of what is left of it.
 
@@ -182,7 +179,7 @@ def _seconds(
     rehearsal: Rehearsal,
     transfer: int,
     of_source: int,
-    owner: "Measuring",
+    owner: Owner,
 ) -> dict[str, float]:
     """Seconds of each part, by its name; ``transfer`` and ``of_source`` are those of ``_transfer``.
 
@@ -210,7 +207,7 @@ def _seconds(
     }
 
 
-def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: "Measuring") -> float:
+def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner) -> float:
     """Seconds of the honest accounts, and of the watched teacher that they ask."""
     if not plan.accounts:
         return 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
@@ -34,6 +34,7 @@ from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
 from dfme.audits.compare.session import Session
+from dfme.audits.owner import Metering, Owner
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
@@ -48,15 +49,12 @@ from dfme.run.job import resume_command
 from dfme.run.lock import DirectoryLock
 from dfme.run.student_file import student_facts
 
-if TYPE_CHECKING:
-    from dfme.owner_side import Measuring, Metering
-
 FAILS = 4  # exit code where a stated limit fails
 
 
 def audit(
     plan: AuditPlan,
-    owner: "Measuring",
+    owner: Owner,
     line: StatusLine,
     show: Callable[[str], None],
     across: int | None,
@@ -97,7 +95,7 @@ def audit(
     return int(any(cell.state == "failed" for cell in result.cells))
 
 
-def dry_run(plan: AuditPlan, owner: "Measuring") -> str:
+def dry_run(plan: AuditPlan, owner: Owner) -> str:
     """Table of what the audit would ask, cost, take and leave out. UserError for what cannot
     work.
     """
@@ -110,7 +108,7 @@ class Audit:
 
     result: AuditResult
 
-    def __init__(self, plan: AuditPlan, owner: "Measuring", line: StatusLine) -> None:
+    def __init__(self, plan: AuditPlan, owner: Owner, line: StatusLine) -> None:
         self._plan = plan
         self._owner = owner
         self._line = line

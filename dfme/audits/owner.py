@@ -1,0 +1,57 @@
+"""What an audit needs measured on the owner's side of one teacher."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from dfme.measured import Bill, Detection
+from dfme.spec import Shape, Teacher
+
+Metering = Callable[[Teacher], Teacher]
+"""Puts a teacher behind a ledger."""
+
+
+class Owner(Protocol):
+    """The owner of a teacher. ``tell`` hears how far a measurement is.
+
+    ``meter``: what ``benign_meter`` gave; behind one, no time is measured.
+    """
+
+    def benign_meter(self, folder: Path, /) -> AbstractContextManager[Metering | None]:
+        """A ledger, in ``folder``, of the images that a custom teacher is asked; None for a
+        built-in kind, which is free.
+        """
+
+    def bills(
+        self,
+        stacks: Sequence[tuple[str, ...]],
+        tell: Callable[[str], None],
+        meter: Metering | None,
+    ) -> list[Bill]:
+        """What stacks of defences, or label modes, cost honest users; that of no defence first."""
+
+    def detection(
+        self,
+        names: Sequence[str],
+        tell: Callable[[str], None],
+        meter: Metering | None,
+        sessions: int,
+    ) -> Detection:
+        """What detectors say of honest accounts, ``sessions`` of each stream."""
+
+    def train_twin(
+        self, arch: str, shape: Shape, epochs: int, path: Path, tell: Callable[[str], None]
+    ) -> None:
+        """Train a net on the data's train part and write it to ``path``, if it is not there."""
+
+    def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
+        """Most images that ``bills`` and ``detection`` ask a custom teacher, and those of
+        ``cells`` attacks; ``images``: of the evaluation set.
+        """
+
+    def billing_seconds(self, stacks: int, images: int, answer: float) -> float:
+        """About the seconds of ``bills``, with ``answer`` seconds of an image."""
+
+    def streamed(self, sessions: int) -> int:
+        """Images of the honest accounts that ``detection`` asks."""
