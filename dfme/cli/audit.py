@@ -108,7 +108,12 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     away = _away(kind, config)
     if not asked.settings.gives("budget"):
         asked.report(owner_side.price_problems(kind, "budget"))
-    asked.finish([*own_problems(config, away), *_innocent(config, kind), *_foreign(flags)])
+    foreign = (
+        Problem(flag.key, f"unknown flag; say {FOREIGN[flag.key]}")
+        for flag in flags
+        if flag.key in FOREIGN
+    )
+    asked.finish([*own_problems(config, away), *_innocent(config, kind), *foreign])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
     config = replace(
         config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
@@ -331,15 +336,6 @@ def _file(flags: Sequence[Flag]) -> Layer:
         return PACKAGE / "configs" / OPTIONS
 
     return read_file(flags, find)
-
-
-def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
-    """Options of a comparison that an audit says otherwise."""
-    return (
-        Problem(flag.key, f"unknown flag; say {FOREIGN[flag.key]}")
-        for flag in flags
-        if flag.key in FOREIGN
-    )
 
 
 def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:

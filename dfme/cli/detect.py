@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from dfme import owner_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.flags import Flag, default_recipe, split_flags, tell
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
+from dfme.cli.flags import default_recipe, tell
 from dfme.config.defences import DETECTORS
 from dfme.config.messages import printable
 from dfme.config.values import CONFIG, Basic, OwnTeacher
@@ -54,8 +54,7 @@ ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold
 
 def run(words: Sequence[str]) -> int:
     """Look through the log, print the tables, and keep them."""
-    first = [Flag("log", word) for word in words[:1] if not word.startswith("-")]
-    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    arguments = arguments_of(words, INPUTS, "log")
     config = arguments.config
     (teacher, kind_options) = arguments.teacher()
     arguments.report(dataset_problems("benign", config.benign, "datasets", False))

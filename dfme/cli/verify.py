@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from dfme.audits.verify.evidence import sentences
-from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags, tell
+from dfme.cli.arguments import CommandInputs, arguments_of
+from dfme.cli.flags import SUSPECT, asks_to_resume, resumed, tell
 from dfme.config.defences import DefencesText, parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
@@ -67,8 +67,7 @@ INPUTS = CommandInputs(
 
 def run(words: Sequence[str]) -> int:
     """Ask the suspect, and print the page; 5 for one that is more alike than every reference."""
-    first = [Flag("teacher.checkpoint", word) for word in words[:1] if not word.startswith("-")]
-    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    arguments = arguments_of(words, INPUTS, SUSPECT)
     config = arguments.config
     (teacher, options) = arguments.teacher()
     arguments.finish(_problems(config))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dfme.config.imports import name_of
-from dfme.config.layers import Author, Layer, choose, merge
+from dfme.config.layers import Author, Layer, Settings, choose
 from dfme.config.sections import (
     AnswersConfig,
     EstimatorConfig,
@@ -222,7 +222,7 @@ def _job(
     if unheeded:
         raise UserError(*(_unheeded(name, method) for name in unheeded))
     options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher.")]
-    settings = merge(layers, [*options, *method_options(method, entry)])
+    settings = Settings(layers, [*options, *method_options(method, entry)])
     config = settings.build(ExtractConfig)
     described = settings.build(TeacherConfig, "teacher."), dict[str, Any]()
     asked = merged_job(settings, config, described, method, entry, when, objects)
