@@ -203,8 +203,9 @@ class Audit:
             return
         stacks = [tuple(text.split("+")) for text in texts]
 
-        def measure() -> list[Bill]:
-            return self._owner.bills(stacks, self._line.note, self._meter)
+        def measure() -> list[dict[str, Any]]:
+            bills = self._owner.bills(stacks, self._line.note, self._meter)
+            return [bill.to_json() for bill in bills]
 
         # A meter's journal gives answers again in the order in which they came: detection's come
         # after these.
