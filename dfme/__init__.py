@@ -14,8 +14,8 @@ from dfme.version import __version__
 if TYPE_CHECKING:
     from dfme.compute.modes import evaluating as evaluating
     from dfme.config.defences import Facts as Facts
-    from dfme.config.fields import Count as Count
-    from dfme.config.fields import Positive as Positive
+    from dfme.config.values import Count as Count
+    from dfme.config.values import Positive as Positive
     from dfme.errors import DfmeError as DfmeError
     from dfme.errors import Refused as Refused
     from dfme.errors import TeacherError as TeacherError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dfme.teachers.owner.watch.detector import Detector as Detector
 
 _PUBLIC = {
-    "Count": "dfme.config.fields",
+    "Count": "dfme.config.values",
     "Detector": "dfme.owner_side",
     "DfmeError": "dfme.errors",
     "Facts": "dfme.config.defences",
@@ -49,7 +49,7 @@ _PUBLIC = {
     "METHODS": "dfme.methods",
     "Method": "dfme.methods.base",
     "MethodEntry": "dfme.methods",
-    "Positive": "dfme.config.fields",
+    "Positive": "dfme.config.values",
     "Refused": "dfme.errors",
     "RequestPolicy": "dfme.spec",
     "Result": "dfme.run.run",

@@ -1,13 +1,10 @@
-"""What the owner's side measures: bills of defences, and what detectors saw. Both sides read it.
+"""What the owner's side measures: bills of defences, and what detectors saw. Both sides read it."""
 
-``to_json`` gives the form that a value has in the JSON files; ``from_json`` reads it again.
-"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from pydantic import PlainSerializer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,92 +35,41 @@ class StreamBill:
 
     def to_json(self) -> dict[str, Any]:
         """Its keys without those that were not measured."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        measured = {name: value for name, value in values.items() if value is not None}
-        if self.accuracy is not None:
-            measured["confidence_auroc"] = self.confidence_auroc
-        return {name: measured[name] for name in values if name in measured}
-
-    @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> StreamBill:
-        interval = entry.get("accuracy_interval")
-        pair = None if interval is None else (interval[0], interval[1])
-        return StreamBill(**{**entry, "accuracy_interval": pair})
+        always = () if self.accuracy is None else ("confidence_auroc",)
+        return {
+            name: value for name, value in vars(self).items() if value is not None or name in always
+        }
 
 
-@dataclass(frozen=True)
-class Statement:
-    """What a stack of defences states of itself, in words."""
-
-    top_kept: str
-    l1_at_most: str
-    state: str
-    random: str
-    needs: str
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds an image in calls of so many, and how many times those of an undefended call."""
-
-    images: int
-    ms: float
-    times: float
+MeasuredStream = Annotated[StreamBill, PlainSerializer(StreamBill.to_json)]
+"""In JSON without what was not measured."""
 
 
 @dataclass(frozen=True)
 class Bill:
     """What a stack of defences, or a label mode, costs honest users.
 
-    ``row``: the name of the stack as it was asked for. ``states``: None of a label mode.
-    ``timings``: none behind a meter.
+    ``row``: the name of the stack as it was asked for. ``states``: what the stack states of itself,
+    in words; nothing of a label mode. ``ms``: milliseconds an image in calls of so many, and how
+    many times those of an undefended call; nothing behind a meter. ``state_mb``: megabytes that the
+    defences hold after the last stream.
     """
 
     row: str
     defence: str
-    states: Statement | None
-    held_out: StreamBill
-    corrupted: StreamBill
-    data_free: StreamBill
-    timings: tuple[Timing, ...]
-
-    @property
-    def state_mb(self) -> float:
-        """Megabytes that the defences hold after the last stream."""
-        return self.data_free.state_mb
+    states: Mapping[str, str]
+    held_out: MeasuredStream
+    corrupted: MeasuredStream
+    data_free: MeasuredStream
+    ms: Mapping[str, float]
+    state_mb: float | None
 
     def to_json(self) -> dict[str, Any]:
-        ms = dict[str, float]()
-        for timing in self.timings:
-            ms[f"ms_{timing.images}"] = timing.ms
-            ms[f"times_{timing.images}"] = timing.times
+        """Its keys, and of streams those that were measured."""
         return {
-            "row": self.row,
-            "defence": self.defence,
-            "states": {} if self.states is None else asdict(self.states),
-            "held_out": self.held_out.to_json(),
-            "corrupted": self.corrupted.to_json(),
-            "data_free": self.data_free.to_json(),
-            "ms": ms,
-            "state_mb": self.state_mb,
+            name: value.to_json() if isinstance(value, StreamBill) else value
+            for name, value in vars(self).items()
         }
-
-    @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> Bill:
-        """``row`` is the defence where it is missing."""
-        ms = entry["ms"]
-        counts = [name.removeprefix("ms_") for name in ms if name.startswith("ms_")]
-        return Bill(
-            row=entry.get("row", entry["defence"]),
-            defence=entry["defence"],
-            states=Statement(**entry["states"]) if entry["states"] else None,
-            held_out=StreamBill.from_json(entry["held_out"]),
-            corrupted=StreamBill.from_json(entry["corrupted"]),
-            data_free=StreamBill.from_json(entry["data_free"]),
-            timings=tuple(
-                Timing(int(count), ms[f"ms_{count}"], ms[f"times_{count}"]) for count in counts
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -179,16 +125,8 @@ class LoggedAccount:
 
 
 @dataclass(frozen=True)
-class LogDetection:
-    """What detectors say of a log: of its largest accounts, of ``accounts_in_all``."""
-
-    accounts: tuple[LoggedAccount, ...]
-    accounts_in_all: int
-
-
-@dataclass(frozen=True)
 class Detection:
-    """What detectors say of honest accounts, and of a log if one was read.
+    """What detectors say of honest accounts.
 
     ``session``: images of an honest account. ``benign_largest``: the largest statistic of each
     session, by detector and stream. ``left_out``: detectors that were not measured, and why.
@@ -199,24 +137,13 @@ class Detection:
     calibration_images: int
     measuring_images: int
     benign: tuple[HonestStream, ...]
-    benign_largest: Mapping[str, Mapping[str, list[float]]]
+    benign_largest: Mapping[str, Mapping[str, Sequence[float]]]
     left_out: Mapping[str, str]
-    log: LogDetection | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        entry = asdict(self)
-        log = entry.pop("log")
-        return entry | (log or {})
 
-    @staticmethod
-    def from_json(entry: Mapping[str, Any]) -> Detection:
-        """Without the accounts of a log, which no file is read for."""
-        return Detection(
-            detectors=tuple(DetectorFacts(**facts) for facts in entry["detectors"]),
-            session=entry["session"],
-            calibration_images=entry["calibration_images"],
-            measuring_images=entry["measuring_images"],
-            benign=tuple(HonestStream(**stream) for stream in entry["benign"]),
-            benign_largest=entry["benign_largest"],
-            left_out=entry["left_out"],
-        )
+@dataclass(frozen=True)
+class LogDetection(Detection):
+    """The same, and what they say of a log: of its largest accounts, of ``accounts_in_all``."""
+
+    accounts: Sequence[LoggedAccount]
+    accounts_in_all: int

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dfme.config.estimator_settings import EstimatorConfig as Config
-from dfme.config.estimator_settings import ObjectiveName
+from dfme.config.sections import EstimatorConfig as Config
+from dfme.config.sections import ObjectiveName
 
 FloatArithmetic = Literal["ieee", "tf32", "bf16"]
 Fact = Literal["exact", "inexact", "lattice", "rounded", "unrounded"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import (
+from dfme.config.messages import listed, unknown_choice
+from dfme.config.settings import EvaluationConfig, ScheduleConfig, StudentConfig
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,
@@ -19,8 +21,6 @@ from dfme.config.fields import (
     Seed,
     accepted_by,
 )
-from dfme.config.messages import listed, unknown_choice
-from dfme.config.settings import EvaluationConfig, ScheduleConfig, StudentConfig
 from dfme.errors import UserError
 from research.candidates import CANDIDATES, CONDITIONS
 

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.report.curves import GREY, frame, legend_entries, save_figure
 from research.candidates import CANDIDATES, CONDITIONS, LIMITS
 from research.measure import GradientRow

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.main import main
-from dfme.config.fields import CONFIG, Basic, Count
+from dfme.config.values import CONFIG, Basic, Count
 from dfme.report.markdown import table
 from dfme.report.metrics import read_metrics
 from research.script import run_script

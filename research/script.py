@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from dfme.cli.arguments import CommandInputs, arguments_of
 from dfme.cli.flags import HELP
-from dfme.cli.help import command_help
+from dfme.cli.main import command_help
 from dfme.config.messages import printable
 from dfme.errors import DfmeError
 

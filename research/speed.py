@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import choose_device, deterministic, device_name
-from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.messages import unknown_choice
+from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import build, options_of
 from dfme.errors import UserError

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.values import leaves
 from dfme.report.markdown import table
 from research.candidates import CANDIDATES, CONDITIONS, LIMITS, PUBLISHED

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.detectors import OnAlarm, WatchText
-from dfme.config.fields import (
+from dfme.config.defences import OnAlarm, WatchText
+from dfme.config.settings import TeacherConfig
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,
@@ -25,7 +26,6 @@ from dfme.config.fields import (
     ShareBelowOne,
     accepted_by,
 )
-from dfme.config.settings import TeacherConfig
 from dfme.errors import Ref, UserError, say
 from dfme.spec import RequestPolicy
 

@@ -20,7 +20,7 @@ from dfme.answers.reading import (
 from dfme.answers.recover import Recovery, known_map, make_recovery
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.errors import (
     BudgetExhausted,
     DfmeError,

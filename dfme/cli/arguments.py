@@ -14,13 +14,13 @@ from typing import Any
 
 from dfme.cli.flags import FileFinder, Flag, read_file, split_flags, typed
 from dfme.config.imports import find_target, own_options
-from dfme.config.layers import BARE, Author, Layer, choose, merge, value_of
+from dfme.config.layers import BARE, Author, Layer, Settings, choose, value_of
 from dfme.config.messages import (
     nearest,
 )
+from dfme.config.sections import wandb_environment
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, build, missing, options_of, read_value
-from dfme.config.wandb_settings import wandb_environment
 from dfme.errors import OptionError, UserError, say
 from dfme.methods import SECTIONS, find_method
 from dfme.owner_side import KINDS, kind_problems
@@ -80,7 +80,7 @@ class Arguments:
         self._own = self._own_options() if inputs.teacher else []
         variables = {"wandb": wandb_environment(value_of(layers[:-1], "wandb.mode"))}
         self._files = layers[:-1]
-        self.settings = merge(
+        self.settings = Settings(
             [*self._files, Layer(Author.ENVIRONMENT, variables), layers[-1]],
             self._all_options(inputs),
             self._kinds(),
@@ -110,7 +110,7 @@ class Arguments:
     @property
     def in_force(self) -> list[Option]:
         """The options, with what the file and the recipe below it say as their defaults."""
-        below_flags = merge(self._files, self.options.values()).values | {"recipe": self._recipe}
+        below_flags = Settings(self._files, self.options.values()).values | {"recipe": self._recipe}
         return [
             dataclasses.replace(option, default=below_flags.get(key, option.default))
             for key, option in self.options.items()
@@ -257,9 +257,13 @@ class Arguments:
         return options
 
 
-def arguments_of(words: Sequence[str], inputs: CommandInputs) -> Arguments:
-    """The arguments that the words after a command give. UserError for words that are no flags."""
-    return Arguments(split_flags(words), inputs)
+def arguments_of(words: Sequence[str], inputs: CommandInputs, leading: str = "") -> Arguments:
+    """The arguments that the words after a command give. UserError for words that are no flags.
+
+    ``leading``: the option that a first word sets which is no flag.
+    """
+    first = [Flag(leading, word) for word in words[:1] if leading and not word.startswith("-")]
+    return Arguments([*first, *split_flags(words[len(first) :])], inputs)
 
 
 def _of_other_methods(method: str) -> set[str]:

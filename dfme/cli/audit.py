@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
-from dfme.audits.audit.copies import NotRun
 from dfme.audits.audit.options import (
     LIKE,
     ON_REQUEST,
@@ -26,6 +25,7 @@ from dfme.audits.audit.options import (
     own_problems,
     usual,
 )
+from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import (
     AS_IT_IS,
@@ -39,7 +39,7 @@ from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare
 from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
 from dfme.cli.verify import reference_problems
-from dfme.config.detectors import DETECTORS, NEED_FEATURES
+from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
@@ -108,10 +108,16 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     away = _away(kind, config)
     if not asked.settings.gives("budget"):
         asked.report(owner_side.price_problems(kind, "budget"))
-    asked.finish([*own_problems(config, away), *_innocent(config, kind), *_foreign(flags)])
+    foreign = (
+        Problem(flag.key, f"unknown flag; say {FOREIGN[flag.key]}")
+        for flag in flags
+        if flag.key in FOREIGN
+    )
+    asked.finish([*own_problems(config, away), *_innocent(config, kind), *foreign])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
-    modes = modes_of(config, value_of(layers, "teacher.label_mode"))
-    config = replace(config, label_modes=tuple(modes))
+    config = replace(
+        config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
+    )
     settled, not_run = usual(config, away)
     asked.finish(_compared_problems(settled, file.shared))
     dataset = whole_name(str(value_of(layers, "evaluation.dataset") or "none"))
@@ -126,9 +132,10 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     except UserError as error:  # a comparison calls its rows methods
         raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
-    on = replace(base.job.config.evaluation, dataset=dataset)
     settled = _with_steps(settled, config, base.job)
-    settled, halves, lacking = _halved(settled, config, on)
+    settled, halves, lacking = _halved(
+        settled, config, replace(base.job.config.evaluation, dataset=dataset)
+    )
     if halves:
         base = base.changed(partial(_with_half, dataset=dataset))
     planned = partial(base.plan, out=out)
@@ -235,8 +242,9 @@ def _second(
     defences: Sequence[str],
 ) -> ComparisonPlan:
     """The comparison of a row's attackers against these defences, after the ``first``."""
-    answers = _answers(first, row, shape)
-    asked = comparison(config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], answers)
+    asked = comparison(
+        config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], _answers(first, row, shape)
+    )
     return _sharing(replace(planned(asked), stem="defences"), first)
 
 
@@ -330,15 +338,6 @@ def _file(flags: Sequence[Flag]) -> Layer:
     return read_file(flags, find)
 
 
-def _foreign(flags: Sequence[Flag]) -> Iterable[Problem]:
-    """Options of a comparison that an audit says otherwise."""
-    return (
-        Problem(flag.key, f"unknown flag; say {FOREIGN[flag.key]}")
-        for flag in flags
-        if flag.key in FOREIGN
-    )
-
-
 def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:
     """Problems with the models beside which the copies are to be recognised."""
     if config.references and kind != "torch":
@@ -356,13 +355,12 @@ def _watch(kind: str, dataset: str) -> tuple[Content, list[NotRun]]:
     if dataset == "none":
         return {}, []
     blind = NEED_FEATURES if kind != "torch" or not has_train_part(dataset) else ()
-    names = [name for name in DETECTORS if name not in blind]
     why = (
         "their means are of a labelled train part (train_images, train_labels), which "
         f"{dataset} has not"
     )
     lacking = [NotRun(f"detectors {', '.join(blind)}", why)] if blind and kind == "torch" else []
-    return {"watch": names, "benign": dataset}, lacking
+    return {"watch": [name for name in DETECTORS if name not in blind], "benign": dataset}, lacking
 
 
 def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, ...], list[NotRun]]:
@@ -372,8 +370,9 @@ def _tried(config: AuditConfig, away: str, second: Second) -> tuple[tuple[str, .
     if away:
         return (), []
     if LabelMode.parse(config.label_modes[0]).kind == "label":
-        why = "the teacher answers labels alone: there are no scores to defend"
-        return (), [NotRun("defences", why)]
+        return (), [
+            NotRun("defences", "the teacher answers labels alone: there are no scores to defend")
+        ]
     fits = []
     not_run = []
     asked = [text for text in config.defences if text != NO_DEFENCE]

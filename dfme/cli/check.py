@@ -1,16 +1,14 @@
 """``run.py check``: ask a teacher a few hundred images, and say what its answers are good for."""
 
 import shlex
-import sys
 from collections.abc import Sequence
-from functools import partial
 
 from pydantic.dataclasses import dataclass
 
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
-from dfme.cli.flags import default_recipe
-from dfme.config.fields import CONFIG, Count, Device, Seed
+from dfme.cli.flags import default_recipe, tell
+from dfme.config.values import CONFIG, Count, Device, Seed
 from dfme.errors import Problem
 
 
@@ -60,6 +58,6 @@ def run(words: Sequence[str]) -> int:
     from dfme.report.terminal import Notes
 
     built = owner_side.make(teacher, kind_options, config.device)
-    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
-        print(examine(built, config.images, config.seed, tell=tell))
+    with Notes(tell) as notes:
+        print(examine(built, config.images, config.seed, tell=notes))
     return 0

@@ -3,22 +3,20 @@
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
 from dfme import owner_side
-from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.flags import Flag, default_recipe, split_flags
-from dfme.config.detectors import DETECTORS
-from dfme.config.fields import CONFIG, Basic, OwnTeacher
+from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
+from dfme.cli.flags import default_recipe, tell
+from dfme.config.defences import DETECTORS
 from dfme.config.messages import printable
+from dfme.config.values import CONFIG, Basic, OwnTeacher
 from dfme.files import write_text
-from dfme.measured import Detection, HonestStream, LoggedAccount
+from dfme.measured import Detection, HonestStream, LogDetection, LoggedAccount
 from dfme.report.markdown import table
 from dfme.run.checks import dataset_problems, fresh_directory_problems
 from dfme.run.directory import RunDirectory
@@ -56,8 +54,7 @@ ACCOUNT = ("account", "images", "sent before", "detector", "largest", "threshold
 
 def run(words: Sequence[str]) -> int:
     """Look through the log, print the tables, and keep them."""
-    first = [Flag("log", word) for word in words[:1] if not word.startswith("-")]
-    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    arguments = arguments_of(words, INPUTS, "log")
     config = arguments.config
     (teacher, kind_options) = arguments.teacher()
     arguments.report(dataset_problems("benign", config.benign, "datasets", False))
@@ -69,12 +66,12 @@ def run(words: Sequence[str]) -> int:
     job = owner_side.job_of(replace(teacher, benign=config.benign), kind_options, "auto")
     seen = owner_side.owner_of(job).detection(
         teacher.watch or [*DETECTORS],
-        tell=partial(print, file=sys.stderr, flush=True),
+        tell=tell,
         other=config.other,
         log=Path(config.log),
     )
     text = tables(seen)
-    content = {"command": command, "dfme": __version__, **seen.to_json()}
+    content = {"command": command, "dfme": __version__, **asdict(seen)}
     path = Path(config.out or RunDirectory.free_name(Path("runs/detect")))
     with RunDirectory.create(path) as out:
         write_text(out.path / FILES[0], f"# What a log says\n\n{command}\n\n{text}\n")
@@ -85,15 +82,15 @@ def run(words: Sequence[str]) -> int:
 
 def tables(seen: Detection) -> str:
     """Accounts and, beside each, its stream thinned; honest accounts; what was not looked at."""
-    assert seen.log is not None, "of a log"
-    accounts = seen.log.accounts
+    assert isinstance(seen, LogDetection), "a log was looked through"
+    accounts = seen.accounts
     thinned = [f"1/{every}" for every in accounts[0].thinned if every > 1]
     lines = [line for account in accounts for line in _lines(account)]
     rows = {detector.name: [detector.name] for detector in seen.detectors}
     for stream in seen.benign:
         rows[stream.detector].append(_honest(stream))
     unseen = [f"{name}, since {why}" for name, why in seen.left_out.items()]
-    if missing := seen.log.accounts_in_all - len(accounts):
+    if missing := seen.accounts_in_all - len(accounts):
         unseen.append(f"the {missing:,} accounts with the fewest images")
     streams = dict.fromkeys(stream.stream for stream in seen.benign)
     parts = [
@@ -124,5 +121,7 @@ def _lines(account: LoggedAccount) -> Iterator[list[str]]:
 
 def _honest(stream: HonestStream) -> str:
     rate = f"{stream.per_10000:.0f} < " if stream.alarms else "< "
-    sessions = f"{stream.sessions_with_alarm} of {stream.sessions}"
-    return f"{sessions} ({rate}{math.ceil(stream.per_10000_upper)})"
+    return (
+        f"{stream.sessions_with_alarm} of {stream.sessions} "
+        f"({rate}{math.ceil(stream.per_10000_upper)})"
+    )

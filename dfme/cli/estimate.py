@@ -12,9 +12,8 @@ from pydantic.dataclasses import dataclass
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import ExtractOptions, checked, settled
 from dfme.cli.flags import Flag, asks_to_resume, default_recipe, last_text, split_flags
-from dfme.config.fields import CONFIG, Basic
 from dfme.config.settings import Job
-from dfme.config.values import Option
+from dfme.config.values import CONFIG, Basic, Option
 from dfme.errors import Problem
 from dfme.files import write_text
 from dfme.owner_side import check_teacher
@@ -60,8 +59,10 @@ def run(words: Sequence[str]) -> int:
         from dfme.run.plan import plan
 
         verb = "would be" if config.dry_run else "are"
-        share = f"{int(job.config.budget):,} of a budget of {budget:,} images"
-        print(f"pilot: {share} {verb} asked for and charged")
+        print(
+            f"pilot: {int(job.config.budget):,} of a budget of {budget:,} images {verb} "
+            "asked for and charged"
+        )
         print(plan(job), flush=True)
     if config.dry_run:
         return 0
@@ -71,8 +72,10 @@ def run(words: Sequence[str]) -> int:
     out = result.run_dir
     again = f"{resume_command(result.run_dir, job, 'estimate')} --pilot {config.pilot:g}"
     if not result.finished:
-        spent = f"{result.summary['spent']:,} queries"
-        print(f"stopped and kept after {spent}; go on with:\n  {again} --budget {budget}")
+        print(
+            f"stopped and kept after {result.summary['spent']:,} queries; go on with:\n  "
+            f"{again} --budget {budget}"
+        )
         return 130
     estimated = estimate(job, result.summary, read_metrics(out / "metrics.jsonl"), budget)
     write_text(
@@ -136,8 +139,10 @@ def _problems(job: Job) -> Iterator[Problem]:
             f"expected one, or a pilot (--budget, --pilot) of {least:,} images or more, "
             f"got {budget:,}"
         )
-        why = f"without one, one paid batch of {batch} in 20 is scored on"
-        yield Problem("evaluation.dataset", f"{text}: {why}")
+        yield Problem(
+            "evaluation.dataset",
+            f"{text}: without one, one paid batch of {batch} in 20 is scored on",
+        )
 
 
 def _lines(estimated: CloneEstimate, constant: Beside) -> Iterator[str]:

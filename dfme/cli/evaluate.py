@@ -1,17 +1,15 @@
 """``run.py evaluate``: which student is scored, against which teacher, on what."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
-from dfme.cli.flags import Flag, default_recipe, last_text
-from dfme.config.fields import CONFIG, Device
+from dfme.cli.flags import Flag, default_recipe, last_text, tell
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
+from dfme.config.values import CONFIG, Device
 from dfme.methods import METHODS
 from dfme.owner_side import check_teacher
 from dfme.report.terminal import Notes, aligned
@@ -57,8 +55,8 @@ def run(words: Sequence[str]) -> int:
     check_teacher(teacher, kind_options)
     from dfme.cli.scoring import score
 
-    with Notes(partial(print, file=sys.stderr, flush=True)) as tell:
-        scores = score(weights, job, tell)
+    with Notes(tell) as notes:
+        scores = score(weights, job, notes)
     texts = {
         name: f"{value:.4f}" if isinstance(value, float) else value
         for name, value in scores.items()

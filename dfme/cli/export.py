@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import CommandInputs, arguments_of
-from dfme.config.fields import CONFIG
+from dfme.config.values import CONFIG
 from dfme.run.checks import file_problems
 
 

@@ -8,9 +8,8 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import Arguments, CommandInputs, arguments_of
 from dfme.cli.flags import default_recipe
-from dfme.config.fields import CONFIG, Basic
 from dfme.config.settings import ExtractConfig, Job
-from dfme.config.values import narrowed
+from dfme.config.values import CONFIG, Basic, narrowed
 from dfme.errors import Problem
 from dfme.owner_side import check_teacher, price_problems
 from dfme.run.checks import find_problems
@@ -83,6 +82,7 @@ def checked(
 def _job(arguments: Arguments) -> Job:
     config = settled(arguments)
     if config.resume and arguments.config.dry_run:
-        text = "expected no --resume with it, which goes on with what is planned"
-        arguments.report([Problem("dry_run", text)])
+        arguments.report(
+            [Problem("dry_run", "expected no --resume with it, which goes on with what is planned")]
+        )
     return checked(arguments, config)

@@ -4,14 +4,15 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 
 from dfme.cli.arguments import arguments_of
-from dfme.cli.flags import HELP
-from dfme.cli.resuming import where_it_began
-from dfme.config.messages import did_you_mean, printable, shortened
-from dfme.errors import DfmeError, UserError
+from dfme.cli.flags import HELP, where_it_began
+from dfme.config.messages import did_you_mean, expected, printable, shortened
+from dfme.config.values import Option
+from dfme.errors import DfmeError, UserError, flag
 from dfme.version import __version__
 
 VERBS = (
@@ -61,16 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # the reader of a pipe has gone: stop quietly, also at the flush on exit
         if error.errno != errno.EPIPE:
-            why = f"cannot write the output: {error.strerror}"
-            sys.stderr.write(f"dfme: {why}; send it elsewhere, or free some space\n")
+            sys.stderr.write(
+                f"dfme: cannot write the output: {error.strerror}; send it elsewhere, or "
+                "free some space\n"
+            )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def _dispatch(words: list[str]) -> int:
     if len(words) == 1 and words[0] in HELP[:2]:
-        from dfme.cli.help import overview
-
         print(overview({name: find(name).SUMMARY for name in VERBS}))
         return 0
     if words == ["--version"]:
@@ -90,8 +91,6 @@ def _dispatch(words: list[str]) -> int:
     if not set(HELP) & set(words):
         with where_it_began(words) as placed:
             return int(verb.run(placed))
-    from dfme.cli.help import command_help
-
     options = (
         verb.options(words)
         if hasattr(verb, "options")
@@ -99,3 +98,76 @@ def _dispatch(words: list[str]) -> int:
     )
     print(command_help(name, verb.SUMMARY, options, everything="--help-all" in words))
     return 0
+
+
+TITLES = {
+    "": "options",
+    "schedule": "schedule (learning rates)",
+    "evaluation": "evaluation (what the student is scored on)",
+    "answers": "answers (what an attacker who knows a defence recovers; nothing hides a client)",
+    "wandb": "wandb (experiment tracking)",
+    "teacher": "teacher (a module:Class of your own adds its own options)",
+}
+
+FEW = 24  # options up to which a command shows all of them
+CONFIG_FILE = Option("config", str, None, "YAML file of options; flags beat it")
+
+
+def command_help(command: str, summary: str, options: Iterable[Option], everything: bool) -> str:
+    """Help of one command: options by group, the important ones or ``everything``."""
+    listed = list(options)
+    shown = [option for option in listed if option.basic or everything or len(listed) <= FEW]
+    lines = [f"usage: run.py {command} {'[FLAGS]' if listed else 'RUN'}", "", summary]
+    groups: dict[str, list[Option]] = {}
+    for option in [CONFIG_FILE, *shown] if shown else []:
+        groups.setdefault(option.key.rpartition(".")[0], []).append(option)
+    for group, members in groups.items():
+        lines += ["", f"{TITLES.get(group, group)}:"]
+        lines += [line for option in members for line in _lines(option)]
+    if len(shown) < len(listed):
+        lines += ["", f"{len(listed) - len(shown)} more options: run.py {command} --help-all"]
+    return "\n".join(lines)
+
+
+def _lines(option: Option) -> list[str]:
+    value = "; required" if option.required else f"; default: {_shown(option.default)}"
+    value = "" if option.key == "config" else value
+    text = f"{option.help or 'no description'} ({expected(option.type)}{value})"
+    lines = textwrap.wrap(text, 102, break_on_hyphens=False)
+    return [f"  {flag(option.key)}", *(f"{'':8}{line}" for line in lines)]
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return (
+        ",".join(map(str, default)) or "empty"
+        if isinstance(default, list | tuple)
+        else str(default)
+    )
+
+
+def overview(commands: Mapping[str, str]) -> str:
+    """Text of ``run.py --help``: the commands and the flags most people need."""
+    from dfme.report.terminal import aligned
+
+    listed = textwrap.indent(aligned(commands.items()), "  ")
+    return f"""usage: run.py [COMMAND] [FLAGS]
+
+Data-Free Model Extraction: how many queries does it take to clone the classifier behind an API?
+
+commands:
+{listed}
+
+first steps:
+  run.py                                            clone the embedded digits teacher
+  run.py --teacher.checkpoint WEIGHTS --budget 2M   clone a network of your own
+  run.py --teacher.checkpoint WEIGHTS --recipe frugal   the same with few queries
+  run.py --teacher my_module:MyTeacher              clone what your own code asks
+  run.py --config FILE.yaml --seed 1 --out runs/x   a recipe; flags beat it
+  run.py --resume --out runs/x                      go on with an interrupted run
+
+run.py COMMAND --help lists the flags that matter first, --help-all all of them; with --teacher or
+--method, those of that one."""

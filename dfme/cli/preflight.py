@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dfme.answers.reading import unanswered
 from dfme.compute.modes import evaluating
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import Unserved
 from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning
 from dfme.estimators.preflight.diagnostics import Resolution
@@ -87,16 +87,18 @@ def _probe(oracle: Oracle, seed: int) -> Finding:
     """Worth of differences for a student that knows nothing yet."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        arch = auto_net(oracle.spec.shape, accelerated=False)
-        student = build_net(arch, oracle.spec.shape, oracle.num_classes)
+        student = build_net(
+            auto_net(oracle.spec.shape, accelerated=False), oracle.spec.shape, oracle.num_classes
+        )
         generator = Generator(256, oracle.spec)  # latent size as methods have it by default
 
     def value_of(objective: ObjectiveName) -> Callable[[Tensor, Tensor], Tensor]:
         distance = make_distance("auto" if objective == "student" else objective, oracle.label_mode)
         return lambda x_NCHW, answers: -distance(student(x_NCHW).double(), answers.double())
 
-    ask = partial(oracle, purpose="check")
-    channel = Channel(ask, oracle.spec, oracle.label_mode, oracle.ledger.remaining)
+    channel = Channel(
+        partial(oracle, purpose="check"), oracle.spec, oracle.label_mode, oracle.ledger.remaining
+    )
     with evaluating(student):
         return run_preflight(
             channel, generator, value_of, OPEN, torch.Generator().manual_seed(seed)

@@ -1,20 +1,17 @@
 """``run.py retrain``: whose answers a fresh student learns from, and how."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
-from dfme.cli.flags import Flag, last_text
-from dfme.config.answer_settings import AnswersConfig
-from dfme.config.fields import CONFIG, Basic, Device, Seed
+from dfme.cli.flags import Flag, last_text, tell
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
-from dfme.config.values import narrowed
+from dfme.config.values import CONFIG, Basic, Device, Seed, narrowed
 from dfme.errors import Problem
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers
 from dfme.report.facts import Beside
@@ -79,7 +76,6 @@ def run(words: Sequence[str]) -> int:
 
     out = Path(config.out or RunDirectory.free_name(Path(f"{config.run.rstrip('/')}-retrained")))
     settings = replace(narrowed(ExtractConfig, config), out=None)
-    tell = partial(print, file=sys.stderr, flush=True)
     print(table(retrain(Path(config.run), out, settings, tell=tell), out))
     return 0
 
@@ -103,9 +99,11 @@ def table(summary: Mapping[str, Any], out: Path) -> str:
         "agreement": "agreement",
         "vote_agreement": "agreement of the vote",
     }
-    answers = f"{summary['answers']:,} of {source['run']} ({source['method']})"
     rows = [
-        ("answers", f"{answers}; no query was asked"),
+        (
+            "answers",
+            f"{summary['answers']:,} of {source['run']} ({source['method']}); no query was asked",
+        ),
         ("student", f"{summary['student_arch']}, {summary['student_steps']:,} steps"),
     ]
     for name, title in shares.items():

@@ -46,8 +46,9 @@ def score(student: Path, job: Job, tell: Callable[[str], None]) -> dict[str, flo
         job.config.evaluation, teacher.spec, teacher.num_classes, names, tell=tell
     )
     oracle = Oracle(teacher, ledger, tell=tell)
-    ask = partial(oracle, purpose="evaluation")
-    examination = examination_of(data, oracle.spec, oracle.label_mode, device, ask)
+    examination = examination_of(
+        data, oracle.spec, oracle.label_mode, device, partial(oracle, purpose="evaluation")
+    )
     assert isinstance(examination, EvaluationSet), "without an evaluation set there is no job"
     examination.prepare()
     scores = examination.score(net.to(device))

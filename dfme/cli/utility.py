@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from pydantic.dataclasses import dataclass
 
 from dfme import owner_side
 from dfme.cli.arguments import RECIPE_ONLY, Arguments, CommandInputs
-from dfme.cli.flags import default_recipe, last_text, split_flags
+from dfme.cli.flags import default_recipe, last_text, split_flags, tell
 from dfme.config.defences import parse_defences
-from dfme.config.fields import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, Job
+from dfme.config.values import CONFIG, Basic, Device, OwnTeacher, Seed
 from dfme.errors import Problem, UserError
 from dfme.files import write_text
 from dfme.measured import Bill
@@ -88,8 +87,9 @@ def run(words: Sequence[str]) -> int:
     arguments.report(owner_side.custom_problems(kind, config.own_teacher))
     arguments.report(evaluation_problems(config.evaluation, needed=True))
     arguments.finish(fresh_directory_problems(config.out))
-    plain = replace(teacher, defences=())
-    job = owner_side.job_of(plain, kind_options, config.device, config.evaluation)
+    job = owner_side.job_of(
+        replace(teacher, defences=()), kind_options, config.device, config.evaluation
+    )
     measure(config, job, stacks, shlex.join(["python", "run.py", "utility", *words]))
     return 0
 
@@ -110,14 +110,14 @@ def measure(
 
     path = Path(config.out or RunDirectory.free_name(Path("runs/utility")))
     with RunDirectory.create(path) as out:
-        tell = partial(print, file=sys.stderr, flush=True)
         owner = owner_side.owner_of(job)
         with owner.benign_meter(out.path / "benign") as meter:
             measured = owner.bills([*stacks.values()], tell, meter, config.seed)
         if meter:
             tell(_asking(job, out.path / "benign" / "ledger.jsonl"))
-        names = ("none", *stacks)
-        bills = [replace(bill, row=row) for row, bill in zip(names, measured, strict=True)]
+        bills = [
+            replace(bill, row=row) for row, bill in zip(("none", *stacks), measured, strict=True)
+        ]
         facts = {
             "command": command,
             "measured": f"dfme {__version__} on {device_name(choose_device(config.device))}",
@@ -176,8 +176,9 @@ def draw(bills: Sequence[Bill], path: Path) -> bool:
     panels = [
         name for name in PANELS if any(getattr(bill.held_out, name) is not None for bill in bills)
     ]
-    size = 2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(
+        figsize=(2.2 + 2.1 * len(panels), 1.5 + 0.26 * len(bills)), layout="constrained"
+    )
     grid: Any = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     rows = range(len(bills))
     ring = {"markersize": 6.5, "color": ORANGE, "fillstyle": "none", "label": "corrupted"}

@@ -2,22 +2,19 @@
 none.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
 from dfme.audits.verify.evidence import sentences
-from dfme.cli.arguments import Arguments, CommandInputs
-from dfme.cli.flags import Flag, asks_to_resume, resumed, split_flags
+from dfme.cli.arguments import CommandInputs, arguments_of
+from dfme.cli.flags import SUSPECT, asks_to_resume, resumed, tell
 from dfme.config.defences import DefencesText, parse_defences
-from dfme.config.fields import CONFIG, Basic, Device, Images, Seed
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
-from dfme.config.values import narrowed
+from dfme.config.values import CONFIG, Basic, Device, Images, Seed, narrowed
 from dfme.errors import Problem
 from dfme.methods import METHODS
 from dfme.owner_side import check_teacher
@@ -70,8 +67,7 @@ INPUTS = CommandInputs(
 
 def run(words: Sequence[str]) -> int:
     """Ask the suspect, and print the page; 5 for one that is more alike than every reference."""
-    first = [Flag("teacher.checkpoint", word) for word in words[:1] if not word.startswith("-")]
-    arguments = Arguments([*first, *split_flags(words[len(first) :])], INPUTS)
+    arguments = arguments_of(words, INPUTS, SUSPECT)
     config = arguments.config
     (teacher, options) = arguments.teacher()
     arguments.finish(_problems(config))
@@ -84,7 +80,7 @@ def run(words: Sequence[str]) -> int:
     paths = [Path(name) for name in (config.model, *config.references)]
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
-    result = verify(job, paths, partial(print, file=sys.stderr, flush=True), log)
+    result = verify(job, paths, tell, log)
     files = f"{result['directory']}: verify.md, verify.json"
     print("\n\n".join(map(printable, [*sentences(result), files])))
     return 5 if result["sure"] else 0
@@ -110,11 +106,13 @@ def _problems(config: VerifyConfig) -> Iterator[Problem]:
 def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
     """Problems with the files of models that are surely no copies."""
     if len(references) < 5:
-        few = f"expected the weights of five models or more, got {len(references)}"
-        how = (
-            "train them on your own data by run.py train-teacher, with --seed 1, 2, 3 "
-            "and other --arch"
+        yield Problem(
+            "references",
+            (
+                f"expected the weights of five models or more, got {len(references)}; train "
+                "them on your own data by run.py train-teacher, with --seed 1, 2, 3 and other "
+                "--arch"
+            ),
         )
-        yield Problem("references", f"{few}; {how}")
     for path in references:
         yield from file_problems("references", path)

@@ -12,10 +12,18 @@ from pydantic.dataclasses import dataclass
 
 from dfme.config.defence_options import DefenceOptions, KeepsTop, own_defence
 from dfme.config.defence_options import Facts as Facts
-from dfme.config.fields import CONFIG, Count, Expected, NotNegative, Positive, Share
-from dfme.config.imports import as_mapping
+from dfme.config.imports import as_mapping, find_target, top_name
 from dfme.config.messages import unknown_choice
-from dfme.config.values import from_mapping
+from dfme.config.values import (
+    CONFIG,
+    Count,
+    Expected,
+    NotNegative,
+    Positive,
+    Share,
+    accepted_by,
+    from_mapping,
+)
 from dfme.errors import UserError
 
 L1Bound = Annotated[float, Field(ge=0, le=2), Expected("an L1 distance from 0 to 2")]
@@ -340,3 +348,41 @@ DefencesText = Annotated[
 ]
 """A stack of defences as an option: a text or a list, kept as texts with every option written out.
 """
+
+
+NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
+"""Detectors that look into the network, and need one of kind torch."""
+
+
+DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "coverage", *NEED_FEATURES)
+"""Names of detectors of extraction; ``dfme.teachers.owner.watch`` has them."""
+
+
+OnAlarm = Literal["log", "refuse", "label"]
+"""What follows an alarm."""
+
+
+def _names(value: object) -> object:
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    detectors = value if isinstance(value, list | tuple) else [value]
+    return [it if isinstance(it, str) else top_name(it, "detector") for it in detectors]
+
+
+def _known_detectors(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if ":" in name:
+            find_target(name, "detector")
+        elif name not in DETECTORS:
+            raise UserError(
+                unknown_choice("detector", name, [*DETECTORS, "module:Class of your own"])
+            )
+    if len(set(names)) < len(names):
+        raise UserError(f"expected every detector once, got {', '.join(names)}")
+    return names
+
+
+WatchText = Annotated[
+    tuple[str, ...], BeforeValidator(_names), accepted_by(_known_detectors, whole=True)
+]
+"""Detectors, given as ``pairs,sequential``."""

@@ -19,9 +19,8 @@ from typing import Any
 from pydantic import Field, PydanticUserError
 from pydantic.dataclasses import dataclass as as_model
 
-from dfme.config.fields import CONFIG
 from dfme.config.messages import did_you_mean
-from dfme.config.values import REQUIRED, Option, reader
+from dfme.config.values import CONFIG, REQUIRED, Option, reader
 from dfme.errors import DfmeError, OptionError, Ref, Text, UserError, say
 
 NO_FILE = ("__main__", "builtins")
@@ -40,8 +39,7 @@ def find_target(target: str, what: Ref | str = TEACHER) -> Callable[..., Any]:
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        expected = f"expected module:Class or module:function, got {target!r}"
-        raise UserError(expected, about=what)
+        raise UserError(f"expected module:Class or module:function, got {target!r}", about=what)
     subject = replace(what, value=target) if isinstance(what, Ref) else f"{what} {target}"
     if module_name in NO_FILE or "<" in name:
         return _in_this_process(module_name, name, subject)
@@ -56,8 +54,7 @@ def find_target(target: str, what: Ref | str = TEACHER) -> Callable[..., Any]:
     if thing is not None:
         problem = f"{name} is of type {type(thing).__name__}, no class or function"
     place = getattr(module, "__file__", None) or module_name
-    text = f"{place}: {problem}{did_you_mean(name, callables)}"
-    raise UserError(text, about=subject)
+    raise UserError(f"{place}: {problem}{did_you_mean(name, callables)}", about=subject)
 
 
 def _within(module: ModuleType | None, name: str) -> Any:
@@ -135,8 +132,9 @@ def _import(name: str, subject: Text | Ref) -> ModuleType:
     except (Exception, SystemExit) as error:  # a script without a main guard may end the process
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
-            beside = [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
-            hint = did_you_mean(name, beside)
+            hint = did_you_mean(
+                name, [entry[:-3] for entry in os.listdir(folder) if entry.endswith(".py")]
+            )
             text = f"no module {missing!r} in {folder} or installed{hint}"
             raise UserError(text, about=subject) from None
         text = f"importing {name} failed: {what_and_where(error)}"
@@ -181,8 +179,8 @@ def own_options(target: Callable[..., Any], common: Mapping[str, Option]) -> lis
     An object that is neither class nor function is the teacher itself and has no options. UserError
     if a parameter without a default cannot be given by a flag.
     """
-    documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
     texts = dict[str, str]()
+    documented = (target.__doc__, getattr(getattr(target, "__init__", None), "__doc__", None))
     for docstring in reversed(documented):
         for argument in _ARGUMENT.finditer(inspect.cleandoc(docstring or "")):
             texts[argument["name"]] = " ".join(argument["text"].split())

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from dfme.config.gone import GONE
 from dfme.config.messages import MAX_LETTERS, members, nearest, shortened
-from dfme.config.values import Option, build, flatten
+from dfme.config.values import GONE, Option, build, flatten
 from dfme.errors import (
     Message,
     Problem,
@@ -116,7 +115,8 @@ def choose(
 
 
 class Settings:
-    """What layers come to: ``values`` as they were written, and ``origins``, the layer of each.
+    """What layers say of options, the last one that sets an option winning: ``values`` as they were
+    written, and ``origins``, the layer of each.
 
     Problems are collected, and named as the author of the value wrote the option. ``kinds``: what
     the options of a section depend on, such as `` of method static``.
@@ -124,20 +124,24 @@ class Settings:
 
     def __init__(
         self,
-        options: Mapping[str, Option],
-        values: dict[str, Any],
-        origins: dict[str, Layer],
-        kinds: Mapping[str, str],
+        layers: Sequence[Layer],
+        options: Iterable[Option],
+        kinds: Mapping[str, str] | None = None,
     ) -> None:
-        self.options = options
-        self.values = values
-        self.origins = origins
-        self._kinds = kinds
+        self.options = {option.key: option for option in options}
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, Layer] = {}
+        self._kinds = kinds or {}
         self._problems: dict[str, Problem] = {}
-        for key in [*values]:
-            if key in options:
-                self._require_value(options[key])
-        self.report(self._unknown(key) for key in values if key not in options)
+        for layer in layers:
+            for key, value in flatten(layer.content, self.options):
+                if key in self.options or layer.author not in UNASKED:
+                    self.values[key] = value
+                    self.origins[key] = layer
+        for key in [*self.values]:
+            if key in self.options:
+                self._require_value(self.options[key])
+        self.report(self._unknown(key) for key in self.values if key not in self.options)
 
     def build(self, model: type[T], prefix: str = "") -> T:
         """The checked model of a section's values; what is wrong with them is reported."""
@@ -216,25 +220,9 @@ class Settings:
         if group:
             text = "a group of options; expected one of its own such as "
             return Problem(key, text + joined(group[:3], ", "))
-        author = self.origins[key].author
-        what = {Author.FLAG: "flag", Author.KEYWORD: "option"}.get(author, "key")
+        what = {Author.FLAG: "flag", Author.KEYWORD: "option"}.get(self.origins[key].author, "key")
         unknown = f"unknown {what}{self._kinds.get(key.partition('.')[0], '')}"
         close = nearest(key, self.options)
         if close is None:
             return Problem(key, f"{unknown}; {flag('help_all')} lists all")
         return Problem(key, unknown, near=Ref(close))
-
-
-def merge(
-    layers: Sequence[Layer], options: Iterable[Option], kinds: Mapping[str, str] | None = None
-) -> Settings:
-    """What the layers say of these options: the last one that sets an option wins."""
-    by_key = {option.key: option for option in options}
-    values: dict[str, Any] = {}
-    origins: dict[str, Layer] = {}
-    for layer in layers:
-        for key, value in flatten(layer.content, by_key):
-            if key in by_key or layer.author not in UNASKED:
-                values[key] = value
-                origins[key] = layer
-    return Settings(by_key, values, origins, kinds or {})

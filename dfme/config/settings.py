@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from dfme.config.answer_settings import AnswersConfig
-from dfme.config.defences import DefencesText
-from dfme.config.detectors import OnAlarm, WatchText
-from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.fields import (
+from dfme.config.defences import DefencesText, OnAlarm, WatchText
+from dfme.config.messages import listed
+from dfme.config.sections import AnswersConfig, EstimatorConfig, QueriesConfig, Variant, WandbConfig
+from dfme.config.values import (
     CONFIG,
     Basic,
     Classes,
@@ -30,12 +29,8 @@ from dfme.config.fields import (
     Share,
     ShareBelowOne,
     accepted_by,
+    no_auto,
 )
-from dfme.config.gone import no_auto
-from dfme.config.messages import listed
-from dfme.config.query_settings import QueriesConfig
-from dfme.config.variants import Variant
-from dfme.config.wandb_settings import WandbConfig
 from dfme.errors import UserError
 from dfme.spec import SMALL_SIDE, ImageSpec, LabelMode, Shape
 
@@ -342,9 +337,11 @@ class Job:
                 values |= variant.set
         if answers.learn != "auto":
             values.pop("student.loss", None)
-        student = _with(self.config.student, "student", values)
-        schedule = _with(self.config.schedule, "schedule", values)
-        config = replace(self.config, student=student, schedule=schedule)
+        config = replace(
+            self.config,
+            student=_with(self.config.student, "student", values),
+            schedule=_with(self.config.schedule, "schedule", values),
+        )
         return replace(self, config=config, queries=_with(self.queries, "queries", values), when=())
 
     @property

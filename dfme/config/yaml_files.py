@@ -44,16 +44,19 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             alias: Any = self.get_event()  # type: ignore[no-untyped-call]
-            problem = f"expected no alias such as *{alias.anchor}; write the value out"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"expected no alias such as *{alias.anchor}; write the value out",
+                problem_mark=alias.start_mark,
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                problem = f"key {key.value!r} stands there twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key.value!r} stands there twice", problem_mark=key.start_mark
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dfme.answers.reading import with_answers
 from dfme.compute.modes import evaluating
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import flag
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.estimators.build import make_estimator

@@ -1,6 +1,6 @@
 """Build an estimator of d objective / d gen_op from settings: knows every kind and space."""
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.errors import OptionError, Ref, UserError, say
 from dfme.estimators.base import Estimator
 from dfme.estimators.differences import FiniteDifference

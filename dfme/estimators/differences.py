@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute.deferred import DeferredChecks
-from dfme.config.estimator_settings import DirectionName, Form
+from dfme.config.sections import DirectionName, Form
 from dfme.errors import SeamError, UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from dfme.config.estimator_settings import DirectionName
+from dfme.config.sections import DirectionName
 from dfme.errors import UserError
 
 # The generator's last convolution is 3 x 3, as in the paper.

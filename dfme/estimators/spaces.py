@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dfme.config.estimator_settings import Space
+from dfme.config.sections import Space
 from dfme.estimators.base import Estimate, Estimator, Objective
 from dfme.spec import ImageSpec
 

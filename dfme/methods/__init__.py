@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 from pydantic.dataclasses import dataclass as as_model
 
-from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.fields import CONFIG
 from dfme.config.imports import find_target
 from dfme.config.messages import unknown_choice
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import EstimatorConfig, QueriesConfig
 from dfme.config.settings import Job
-from dfme.config.values import options_of
+from dfme.config.values import CONFIG, options_of
 from dfme.errors import Ref, UserError
 from dfme.methods.configs import (
     DfmeConfig,

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from dfme.answers.reading import with_answers
 from dfme.compute.deferred import DeferredChecks
-from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import EstimatorConfig, QueriesConfig
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.ledger import Purpose
 from dfme.oracle.oracle import Oracle

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic.dataclasses import dataclass
 
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
-from dfme.config.fields import CONFIG, Count, Natural, NotNegative, Positive, Share, ShareBelowOne
+from dfme.config.sections import EstimatorConfig, ObjectiveName
+from dfme.config.values import CONFIG, Count, Natural, NotNegative, Positive, Share, ShareBelowOne
 
 if TYPE_CHECKING:
     BatchSize = int  # which it is once a job is read: dfme.run.recipes.fitted

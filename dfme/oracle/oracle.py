@@ -12,7 +12,7 @@ from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class, unanswered, unmarked
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
 from dfme.oracle.dispatch import Answered, Dispatcher, Part
 from dfme.oracle.journal import ABANDONED, Journal, Record, digest

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from dfme.answers.reading import top_class
 from dfme.compute.device import on_accelerator
 from dfme.compute.modes import evaluating
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelMode

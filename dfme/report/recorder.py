@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.errors import flag
 from dfme.files import make_folder, remove, replacing
 from dfme.report.console import Console

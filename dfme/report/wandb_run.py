@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.errors import UserError
 from dfme.files import make_folder, replacing
 from dfme.report.run_files import to_picture

@@ -9,11 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dfme.config.answer_settings import AnswersConfig
-from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.imports import name_of
-from dfme.config.layers import Author, Layer, choose, merge
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.layers import Author, Layer, Settings, choose
+from dfme.config.sections import (
+    AnswersConfig,
+    EstimatorConfig,
+    QueriesConfig,
+    WandbConfig,
+    wandb_environment,
+)
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,
@@ -23,7 +27,6 @@ from dfme.config.settings import (
     TeacherConfig,
 )
 from dfme.config.values import options_of
-from dfme.config.wandb_settings import WandbConfig, wandb_environment
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import OptionError, Problem, UserError
 from dfme.methods import METHODS, SECTIONS, find_method
@@ -219,7 +222,7 @@ def _job(
     if unheeded:
         raise UserError(*(_unheeded(name, method) for name in unheeded))
     options = [*options_of(ExtractConfig), *options_of(TeacherConfig, "teacher.")]
-    settings = merge(layers, [*options, *method_options(method, entry)])
+    settings = Settings(layers, [*options, *method_options(method, entry)])
     config = settings.build(ExtractConfig)
     described = settings.build(TeacherConfig, "teacher."), dict[str, Any]()
     asked = merged_job(settings, config, described, method, entry, when, objects)

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dfme.config.answer_settings import AnswersConfig
 from dfme.config.imports import find_target
 from dfme.config.messages import listed, nearest
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import AnswersConfig, QueriesConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say

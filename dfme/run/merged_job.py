@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from dfme.config.layers import Settings
+from dfme.config.sections import Variant
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, options_of
-from dfme.config.variants import Variant
 from dfme.methods import METHODS, SECTIONS, MethodEntry
 
 

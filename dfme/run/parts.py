@@ -10,7 +10,7 @@ import torch
 from rich.filesize import decimal as size_of
 
 from dfme.answers.asking import Reader
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import OptionError, Ref, UserError, flag, say

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dfme.config.messages import unknown_choice
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig, Variant
 from dfme.config.settings import Job, ScheduleConfig, StudentConfig
 from dfme.config.values import flatten, from_mapping, leaves
-from dfme.config.variants import Variant
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of

@@ -12,7 +12,7 @@ from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
 from dfme.compute.device import choose_device, device_name, within_memory
 from dfme.compute.state import validate_like
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml

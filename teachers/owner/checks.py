@@ -6,8 +6,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from dfme.config.defence_options import DefenceOptions
-from dfme.config.defences import Misinform, parse_defences
-from dfme.config.detectors import NEED_FEATURES
+from dfme.config.defences import NEED_FEATURES, Misinform, parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.data import check_dataset
 from dfme.errors import Message, OptionError, Problem, Ref, Text, UserError, joined, say

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dfme.config.detectors import NEED_FEATURES
+from dfme.config.defences import NEED_FEATURES
 from dfme.config.settings import Job, TeacherConfig
 from dfme.errors import OptionError
 from dfme.measured import Bill, Detection

@@ -16,7 +16,7 @@ from dfme.answers.asking import binned_gaps
 from dfme.config.defences import parse_defences, stated
 from dfme.data import ImageSet
 from dfme.errors import Refused
-from dfme.measured import Bill, Statement, StreamBill, Timing
+from dfme.measured import Bill, StreamBill
 from dfme.spec import ImageSpec, LabelMode
 from dfme.statistics import wilson_interval
 from dfme.teachers.owner import label_mode_of
@@ -148,7 +148,9 @@ def bills(
             labels_N = data.required_labels[order_N][: len(y_NK)] if labelled else None
             paid = figures(p_NK[: len(y_NK)], y_NK, labels_N)
             streams[stream] = _with_state(paid, stateful) if stateful else paid
-        sizes = (1, batch) if timed else ()
+        ms = dict[str, float]()
+        for count in (1, batch) if timed else ():
+            ms |= _timed(base, teacher, cold, timed_BCHW[:count])
         yield Bill(
             row="+".join(stack) or "none",
             defence="+".join(stack) or "none",
@@ -156,7 +158,8 @@ def bills(
             held_out=streams["held_out"],
             corrupted=streams["corrupted"],
             data_free=streams["data_free"],
-            timings=tuple(_timed(base, teacher, cold, timed_BCHW[:count]) for count in sizes),
+            ms=ms,
+            state_mb=streams["data_free"].state_mb,
         )
 
 
@@ -170,22 +173,22 @@ def _with_state(paid: StreamBill, stateful: Any) -> StreamBill:
     return replace(paid, state_mb=held / 1e6, report=report, work_s_per_1000=work)
 
 
-def _statement(stack: tuple[str, ...], classes: int) -> Statement | None:
-    """What a stack of defences states of itself; None of a label mode."""
+def _statement(stack: tuple[str, ...], classes: int) -> dict[str, str]:
+    """What a stack of defences states of itself; nothing of a label mode."""
     if label_mode_of(stack):
-        return None
+        return {}
     facts = stated(parse_defences(stack), classes)
-    return Statement(
-        top_kept=facts.keeps_top,
-        l1_at_most="no bound" if facts.l1 is None else f"{facts.l1:g}",
-        state="yes" if facts.stateful else "no",
-        random="yes" if facts.random else "no",
-        needs=", ".join(facts.needs) or "nothing",
-    )
+    return {
+        "top_kept": facts.keeps_top,
+        "l1_at_most": "no bound" if facts.l1 is None else f"{facts.l1:g}",
+        "state": "yes" if facts.stateful else "no",
+        "random": "yes" if facts.random else "no",
+        "needs": ", ".join(facts.needs) or "nothing",
+    }
 
 
-def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> Timing:
-    """Medians of calls in turn."""
+def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> dict[str, float]:
+    """Medians of calls in turn: milliseconds an image, and times those of the undefended one."""
     plain = list[float]()
     defended = list[float]()
     began = time.perf_counter()
@@ -199,7 +202,10 @@ def _timed(base: Any, teacher: Any, cold: Any, x_BCHW: Tensor) -> Timing:
             seconds.append(time.perf_counter() - started)
     count = len(x_BCHW)
     median = statistics.median(defended)
-    return Timing(count, 1000 * median / count, median / statistics.median(plain))
+    return {
+        f"ms_{count}": 1000 * median / count,
+        f"times_{count}": median / statistics.median(plain),
+    }
 
 
 def _answers(teacher: Any, stream: Iterator[Tensor], cold: Any = None) -> Tensor:

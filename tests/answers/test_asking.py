@@ -13,7 +13,7 @@ from dfme.answers.asking import SHIFTS, Reader
 from dfme.answers.reading import decimals, read_answers, rounded_to, what_to_do
 from dfme.answers.recover import TOLERANCE, Table, drawn, known_map, make_recovery
 from dfme.compute.deferred import DeferredChecks
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BudgetExhausted, TeacherError
 from dfme.methods import METHODS

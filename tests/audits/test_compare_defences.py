@@ -13,11 +13,12 @@ from handmade import FIGURES, defended, table_rows
 from dfme.answers.maps import map_of
 from dfme.audits.compare.figures import ComparisonResult, cut_off
 from dfme.audits.compare.plan import ComparisonPlan, attempt, parse_attacker
-from dfme.audits.compare.session import Session, not_applicable
+from dfme.audits.compare.rehearsal import not_applicable
+from dfme.audits.compare.session import Session
 from dfme.audits.compare.table import as_json, markdown, overview
 from dfme.cli.compare import plan_of
-from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import DEFENCES
+from dfme.config.sections import AnswersConfig
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.report.terminal import StatusLine
 

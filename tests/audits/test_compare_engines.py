@@ -15,8 +15,8 @@ import pytest
 import torch
 from damage import refused
 
-from dfme.audits.compare import processes
 from dfme.audits.compare.engines import Task
+from dfme.audits.compare.engines import pool as processes
 from dfme.audits.compare.engines.commands import Commands
 from dfme.audits.compare.engines.pool import Local, gpu_of
 from dfme.cli.compare import plan_of

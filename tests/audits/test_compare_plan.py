@@ -13,8 +13,8 @@ import pytest
 from damage import refused
 
 from dfme.audits.compare.plan import Cell, ComparisonPlan
+from dfme.audits.compare.rehearsal import not_applicable
 from dfme.audits.compare.rows import unequal
-from dfme.audits.compare.session import not_applicable
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
 from dfme.errors import UserError

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from dfme.audits.compare import processes
-from dfme.audits.compare.engines.pool import WorkerPool
-from dfme.audits.compare.processes import last_line, threads_each
+from dfme.audits.compare.engines import pool as processes
+from dfme.audits.compare.engines.pool import WorkerPool, last_line, threads_each
 from dfme.run.job import PROJECT
 from dfme.run.lock import DirectoryLock
 
@@ -70,7 +69,7 @@ def test_whatever_happens_no_process_is_left_behind(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_cores_are_shared_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dfme.audits.compare.processes.cores", lambda: 8)
+    monkeypatch.setattr("dfme.audits.compare.engines.pool.cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert [threads_each(jobs) for jobs in (1, 2, 3, 20)] == [8, 4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -93,7 +92,7 @@ SHIPPED = """
 import pickle, pathlib
 from entry_here import main
 from dfme.audits.compare.engines import Task
-from dfme.audits.compare.processes import Call
+from dfme.audits.compare.engines.pool import Call
 
 task = Task(("extract", "--out", "a"), pathlib.Path("a.log"), pathlib.Path("a"), "cpu", main)
 pickle.loads(pickle.dumps(Call(task)))()
@@ -122,7 +121,7 @@ time.sleep(60)
 
 KILLED = """
 import os, pathlib, sys, time
-from dfme.audits.compare import processes
+from dfme.audits.compare.engines import pool as processes
 processes.PROJECT = ""  # where another dfme lies
 processes.start(["extract"], pathlib.Path("log"), 1)
 while not pathlib.Path("ready").exists():

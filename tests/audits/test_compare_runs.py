@@ -19,7 +19,7 @@ from command_line import parse_extract
 from dfme.audits.compare import rehearsal, session
 from dfme.audits.compare.engines import pool
 from dfme.audits.compare.plan import ComparisonPlan
-from dfme.audits.compare.progress import Begun, CellProgress
+from dfme.audits.compare.session import Begun, CellProgress
 from dfme.cli.compare import plan_of
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import TeacherError, UserError

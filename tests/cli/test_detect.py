@@ -17,7 +17,7 @@ from command_line import parse, run
 from small_runs import ctrl_c
 
 from dfme.cli.main import main
-from dfme.config.detectors import DETECTORS
+from dfme.config.defences import DETECTORS
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.oracle.ledger import audit
 from dfme.owner_side import job_of, owner_of

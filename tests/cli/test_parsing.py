@@ -8,7 +8,7 @@ import pytest
 from command_line import parse
 
 import dfme
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import (
     EvaluationConfig,
     ExtractConfig,

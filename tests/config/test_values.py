@@ -11,12 +11,11 @@ from damage import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfme.config.fields import parse_count
 from dfme.config.imports import own_options
-from dfme.config.layers import BARE, Author, Layer, Settings, choose, merge, value_of
+from dfme.config.layers import BARE, Author, Layer, Settings, choose, value_of
 from dfme.config.messages import members
 from dfme.config.settings import ExtractConfig, StudentConfig
-from dfme.config.values import Option, from_mapping, options_of, read_value
+from dfme.config.values import Option, from_mapping, options_of, parse_count, read_value
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import Problem, UserError
 
@@ -229,7 +228,7 @@ def refusal(settings: Settings, *problems: Problem) -> str:
 
 
 def test_the_last_layer_that_sets_an_option_wins_and_is_its_origin() -> None:
-    settings = merge([RECIPE, FILE, ENVIRONMENT, flags(student__lr="0.4", budget="2k")], OPTIONS)
+    settings = Settings([RECIPE, FILE, ENVIRONMENT, flags(student__lr="0.4", budget="2k")], OPTIONS)
     config = settings.build(ExtractConfig)
     assert config.student == StudentConfig(lr=0.4, momentum=0.5)
     assert (config.budget, config.seed, config.wandb.entity) == (2000, 4, "e")
@@ -259,13 +258,13 @@ def test_the_last_layer_that_sets_an_option_wins_and_is_its_origin() -> None:
 )
 def test_what_the_user_asks_for(key: str, says: bool, gives: bool) -> None:
     file = Layer(Author.FILE, {**FILE.content, "student": {"lr": 0.3, "loss": "kl"}}, "a.yaml")
-    settings = merge([RECIPE, file, ENVIRONMENT, flags(student__lr="0.4")], OPTIONS)
+    settings = Settings([RECIPE, file, ENVIRONMENT, flags(student__lr="0.4")], OPTIONS)
     assert (settings.says(key), settings.gives(key)) == (says, gives)
 
 
 @pytest.mark.parametrize("source", [Author.RECORD, Author.SHIPPED])
 def test_what_a_run_or_dfme_wrote_is_no_wish(source: Author) -> None:
-    settings = merge([Layer(source, {"seed": 3}, "config.yaml")], OPTIONS)
+    settings = Settings([Layer(source, {"seed": 3}, "config.yaml")], OPTIONS)
     assert (settings.says("seed"), settings.gives("seed")) == (False, True)
 
 
@@ -301,7 +300,7 @@ def test_a_choice_sets_the_sections_of_another_one_below_it_aside() -> None:
 def test_each_problem_is_named_as_the_author_of_the_value_wrote_the_option() -> None:
     file = Layer(Author.FILE, {"student": {"lr": -1}, "sed": 1, "schedule": 3}, "a.yaml")
     keywords = Layer(Author.KEYWORD, {"evaluation": {"pionts": 3}})
-    settings = merge([file, keywords, flags(budgett="2k", minutes=BARE)], OPTIONS)
+    settings = Settings([file, keywords, flags(budgett="2k", minutes=BARE)], OPTIONS)
     settings.build(ExtractConfig)
     message = refusal(settings, Problem("device", "expected another"), Problem("sed", "unheard"))
     assert message.startswith("--minutes: expected a value: ")
@@ -310,13 +309,13 @@ def test_each_problem_is_named_as_the_author_of_the_value_wrote_the_option() -> 
     )
     assert message.endswith("; and 3 more like these")
     assert "unheard" not in message, "one problem of an option is enough"
-    settings = merge([keywords, flags(budgett="2k")], OPTIONS, {"evaluation": " of data"})
+    settings = Settings([keywords, flags(budgett="2k")], OPTIONS, {"evaluation": " of data"})
     settings.build(ExtractConfig)
     assert refusal(settings) == (
         "--evaluation.pionts: unknown option of data; did you mean --evaluation.points?; "
         "--budgett: unknown flag; did you mean --budget?"
     )
-    settings = merge([file, flags(resume=BARE)], OPTIONS)
+    settings = Settings([file, flags(resume=BARE)], OPTIONS)
     assert settings.build(ExtractConfig).resume is True, "a switch needs no value"
     assert "a.yaml: student.lr: expected a positive number, got -1" in refusal(settings)
     assert refusal(settings) == refusal(settings), "what is told once is not collected"

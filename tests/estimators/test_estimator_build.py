@@ -11,7 +11,7 @@ from tables import exhaustive
 from torch import Tensor
 from toys import Linear, OverImages, Toy, agreement, composed, featured, point, rng
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference
 from dfme.estimators.build import make_estimator

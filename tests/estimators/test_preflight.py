@@ -10,7 +10,7 @@ from tables import exhaustive, exhaustive_rows
 from torch import Tensor
 
 from dfme.answers.reading import decimals
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.build import make_estimator
 from dfme.estimators.preflight.choose import choose, explain, flags, needs_preflight, warning

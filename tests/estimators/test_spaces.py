@@ -10,7 +10,7 @@ from tables import exhaustive, exhaustive_rows
 from torch import Tensor
 from toys import Linear, OverImages, agreement, composed, featured, of_answers, point, rng
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.estimators import FiniteDifference
 from dfme.estimators.base import Estimate, Objective
 from dfme.estimators.build import make_estimator

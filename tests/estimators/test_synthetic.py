@@ -9,7 +9,7 @@ from tables import exhaustive
 from torch import Tensor
 from toys import agreement, of_answers, point, rng
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.synthetic import PAID_FIRST, Synthetic

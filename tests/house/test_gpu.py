@@ -7,7 +7,7 @@ import torch
 from toys import LinearTeacher, make_method, make_parts
 
 import dfme
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.errors import TeacherError
 from dfme.methods import METHODS
 from dfme.methods.base import Ask

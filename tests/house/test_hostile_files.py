@@ -15,7 +15,7 @@ from damage import file_size_limit, refused
 from small_runs import Metered, clone
 from tables import exhaustive
 
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, replacing

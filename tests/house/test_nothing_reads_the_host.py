@@ -15,7 +15,7 @@ from small_runs import small_options
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.config.settings import StudentConfig
 from dfme.estimators import synthetic
 from dfme.estimators.differences import FORMS

@@ -14,7 +14,7 @@ from typing import get_args, get_type_hints
 import pytest
 from sources import ROOT, name
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.data import DATASETS, FROM_DISK
 from dfme.estimators.differences import FORMS
 from dfme.estimators.directions import DIRECTIONS

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from toys import LinearTeacher, Recording, make_method, make_parts
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, TeacherConfig
 from dfme.errors import Ref, UserError
 from dfme.methods.configs import DfmsConfig, KnockoffConfig

@@ -17,7 +17,7 @@ from tables import exhaustive_rows
 from torch import Tensor
 from toys import LinearTeacher, Recording, make_method, make_parts
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.estimators.base import Objective
 from dfme.methods import METHODS
 from dfme.methods.base import Ask

@@ -14,7 +14,7 @@ from torch import nn
 from toys import LinearTeacher, goes_on_bit_for_bit
 
 import dfme
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators.preflight.measure import preflight_images
 from dfme.methods import maze

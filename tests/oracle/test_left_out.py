@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, unanswered
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.errors import Refused, Unserved
 from dfme.methods import METHODS
 from dfme.oracle.journal import Journal

@@ -10,7 +10,7 @@ from command_line import parse_extract
 from PIL import Image
 from torch import Tensor
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.config.values import options_of
 from dfme.data import load_dataset
 from dfme.data.images import fitted

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.nets.generators import Generator, Transforming
 from dfme.queries import sampler as choice
 from dfme.queries.sampler import READY, Evolution, QuerySampler, graft

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from handmade import SUMMARY
 
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.errors import RunError
 from dfme.report.console import Console, duration, end_table
 from dfme.report.metrics import MAX_STEPS, METRICS, MetricsFile, read_metrics

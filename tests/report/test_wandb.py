@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.report.wandb_run import WandbRun
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]

@@ -11,7 +11,7 @@ import torch
 from tables import exhaustive
 from torch import Tensor, nn
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Objective

@@ -31,7 +31,7 @@ from torch import Tensor
 import dfme
 from dfme.answers.recover import make_recovery
 from dfme.cli.main import main
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, TeacherError, UserError

@@ -9,7 +9,7 @@ from torch import nn
 
 import dfme
 from dfme.cli.main import main
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.errors import UserError
 from dfme.run import scores as scoring

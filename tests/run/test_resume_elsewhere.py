@@ -19,10 +19,10 @@ from processes import summary
 from small_runs import Metered, clone, ctrl_c, student
 from tables import all_hold, exhaustive
 
-from dfme.audits.compare.processes import start
+from dfme.audits.compare.engines.pool import start
 from dfme.audits.compare.session import Session
 from dfme.cli.main import main
-from dfme.config.wandb_settings import WandbConfig
+from dfme.config.sections import WandbConfig
 from dfme.config.yaml_files import load_yaml
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, RunError, UserError

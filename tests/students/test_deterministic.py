@@ -8,7 +8,7 @@ import torch
 
 from dfme.cli.main import main
 from dfme.compute.device import deterministic
-from dfme.config.gone import GONE
+from dfme.config.values import GONE
 from dfme.errors import DfmeError, UserError
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"

@@ -14,10 +14,9 @@ import pytest
 from small_runs import no_pictures
 
 from dfme.audits.compare.engines import ENGINES
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines.pool import WorkerPool, free
 from dfme.audits.compare.figures import Figures, Outcome
 from dfme.audits.compare.plan import Attempt, Cell, attempt
-from dfme.audits.compare.processes import free
 from dfme.cli.main import main
 from dfme.report.page import write_page
 from dfme.report.run_files import read_run

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from dfme.compute.state import validate_like
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import BatchTooLarge, Refused, Unanswered
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator

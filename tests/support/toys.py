@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from dfme.answers.asking import Reader
 from dfme.compute.deferred import DeferredChecks
-from dfme.config.answer_settings import AnswersConfig
-from dfme.config.estimator_settings import EstimatorConfig
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import AnswersConfig, EstimatorConfig, QueriesConfig
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.estimators.base import ImageFunction, Objective
 from dfme.methods import METHODS

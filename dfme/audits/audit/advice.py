@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dfme.audits.audit.attacks import SwitchKind, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import SCALE
+from dfme.audits.audit.parts import SwitchKind, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.result import Advice
 from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.plan import NO_DEFENCE

@@ -1,9 +1,10 @@
-"""audit.json from what an audit measured."""
+"""audit.json from what an audit measured, and what its phases leave on file."""
 
+import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,20 +14,40 @@ import torch
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
-from dfme.audits.audit.attacks import CellResult, HonestBill, WatchedAttacks
-from dfme.audits.audit.controls import controls
-from dfme.audits.audit.copies import CopyExamination, NotRun, Recognition
-from dfme.audits.audit.detection import joined
 from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.options import OPTIONS, SHARED, AuditPlan, limits
-from dfme.audits.audit.quota import sheet
-from dfme.audits.audit.result import AuditResult, EvaluatedOn, Made, Options, Target, Tool
+from dfme.audits.audit.parts import (
+    CellResult,
+    CopyExamination,
+    Interval,
+    NotRun,
+    Recognition,
+    Separation,
+    WatchedAttack,
+    WatchedAttacks,
+)
+from dfme.audits.audit.result import (
+    AuditResult,
+    EvaluatedOn,
+    Made,
+    Options,
+    PartType,
+    Target,
+    Tool,
+    document,
+    parse,
+)
+from dfme.audits.audit.sheets import controls, sheet
+from dfme.files import write_text
+from dfme.measured import Bill
 from dfme.oracle.ledger_log import Totals
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
+from dfme.report.summary_file import read_object
 from dfme.run.build import spared_images
 from dfme.run.job import PROJECT
 from dfme.run.job import document as job_document
+from dfme.statistics import auroc
 from dfme.version import __version__
 
 
@@ -39,7 +60,7 @@ class Measured:
     """
 
     not_run: list[NotRun]
-    utility: Sequence[HonestBill] = ()
+    utility: Sequence[Bill] = ()
     detection: WatchedAttacks | None = None
     examination: CopyExamination = field(default_factory=CopyExamination)
     recognition: Recognition | None = None
@@ -177,3 +198,102 @@ def pictures(plan: AuditPlan, attacker: str | None) -> dict[str, str]:
             if sheet.is_file() and sheet.stat().st_size <= 400_000:
                 return {"samples": embedded(sheet.read_bytes())}
     return {}
+
+
+def joined(
+    measured: WatchedAttacks,
+    cells: Sequence[CellResult],
+    watches: Mapping[str, Mapping[str, Any]],
+    constant: float | None,
+) -> WatchedAttacks:
+    """Return ``measured`` with ``attacks`` and ``auroc`` of the cells that were watched.
+
+    ``watches``: by a cell's name, ``watch`` of its summary. At its alarm a copy is worth what its
+    last evaluation so far says, and before the first ``constant``, what one answer to everything
+    is.
+    """
+    attacks = list[WatchedAttack]()
+    for cell in cells:
+        watch = watches.get(cell.name, {"detectors": {}})
+        for detector, statistics in watch["detectors"].items():
+            attacks.append(_attack(cell, watch["images"], detector, statistics, constant))
+    return replace(measured, attacks=attacks, auroc=_separations(measured, attacks))
+
+
+def _separations(measured: WatchedAttacks, attacks: Sequence[WatchedAttack]) -> list[Separation]:
+    sessions = dict[tuple[str, str], dict[int, list[float]]]()
+    for attack in attacks:
+        if attack.largest_600 is not None:
+            seeds = sessions.setdefault((attack.row, attack.detector), {})
+            seeds.setdefault(attack.seed, []).append(attack.largest_600)
+    separations = list[Separation]()
+    for (row, detector), seeds in sessions.items():
+        for stream, benign in measured.benign_largest.get(detector, {}).items():
+            value, interval = auroc(seeds, benign)
+            separations.append(
+                Separation(
+                    row=row,
+                    detector=detector,
+                    stream=stream,
+                    auroc=value,
+                    interval=Interval(*interval),
+                    attack_sessions=sum(map(len, seeds.values())),
+                    benign_sessions=len(benign),
+                )
+            )
+    return separations
+
+
+def _attack(
+    cell: CellResult,
+    images: int,
+    detector: str,
+    statistics: Mapping[str, Any],
+    constant: float | None,
+) -> WatchedAttack:
+    first = statistics["first_alarm"]
+    agreement = None
+    if first is not None:
+        scored = (point.agreement for point in reversed(cell.curve) if point.queries <= first)
+        agreement = next(scored, constant)
+    return WatchedAttack(
+        cell=cell.name,
+        row=cell.row,
+        mode=cell.mode,
+        defence=cell.defence,
+        seed=cell.seed,
+        detector=detector,
+        images=images,
+        first_alarm=first,
+        largest=statistics["largest"],
+        largest_600=statistics["largest_600"],
+        agreement_at_alarm=agreement,
+    )
+
+
+PHASES = "phases.json"
+
+
+def record_seconds(out: Path, phase: str, seconds: float) -> None:
+    """Add a phase's seconds to those of the sessions before."""
+    phases = read_object(out / PHASES)
+    before = phases.get(phase)
+    phases[phase] = round(seconds + (before if isinstance(before, float) else 0.0), 1)
+    write_text(out / PHASES, json.dumps(phases, indent=1) + "\n")
+
+
+def cached(
+    path: Path,
+    form: type[PartType],
+    key: Sequence[str],
+    make: Callable[[], Any],
+    anew: bool = False,
+) -> PartType:
+    """Return the result on file for a key; make and store it where there is none, or ``anew``.
+    RunError, in one line, for a file that does not fit the form.
+    """
+    record = read_object(path)
+    if anew or record.get("of") != [*key] or "found" not in record:
+        record = {"of": [*key], "found": json.loads(json.dumps(document(make()), allow_nan=False))}
+        write_text(path, json.dumps(record, indent=1) + "\n")
+    return parse(form, record["found"], path.name)

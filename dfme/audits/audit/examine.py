@@ -14,25 +14,23 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, answered_class, top_class
-from dfme.audits.audit.attacks import SeedsOfFigure
-from dfme.audits.audit.copies import (
+from dfme.audits.audit.fidelity import FIGURES, ExaminedCell, differences, fidelity, figures, pick
+from dfme.audits.audit.parts import (
     CopyExamination,
     CopyFigures,
-    ExaminedCell,
     Fidelity,
     Followed,
     NotRun,
+    SeedsOfFigure,
     Transfer,
     Twin,
 )
-from dfme.audits.audit.differences import differences, pick
-from dfme.audits.audit.fidelity import FIGURES, fidelity, figures
 from dfme.audits.audit.prices import over_seeds
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
 from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import choose_device, on_accelerator, within_memory
 from dfme.compute.progress import Seldom
-from dfme.config.answer_settings import AnswersConfig
+from dfme.config.sections import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data.class_names import order_of
 from dfme.errors import DfmeError, UserError
@@ -91,8 +89,9 @@ def examine(
     """
     device = choose_device(job.config.device)
     folder = out / "examined"
-    key = [[cell.name for cell in cells], twin and twin.name, transfer]
-    earlier = _set_aside(folder, json.dumps(key))
+    earlier = _set_aside(
+        folder, json.dumps([[cell.name for cell in cells], twin and twin.name, transfer])
+    )
     rows = dict[tuple[str, str], list[CopyFigures]]()
     copies: _Copies | None = None
     examination = CopyExamination(asked=sum(totals.transfer_queries for totals in earlier))
@@ -108,8 +107,9 @@ def examine(
             if cell.examined_in_full:
                 copies = copies or _Copies(evaluation, answers)
                 copies.nets.append(net)
-                names = evaluation.class_names
-                copies.fidelity.append(fidelity(cell, *compared, evaluation.labels, names))
+                copies.fidelity.append(
+                    fidelity(cell, *compared, evaluation.labels, evaluation.class_names)
+                )
         examination = replace(examination, fidelity_seeds=_over_seeds(rows))
         if copies is None:
             return _left_out(examination, "no copy was scored on an evaluation set")
@@ -119,8 +119,9 @@ def examine(
         examination = replace(examination, fidelity=copies.fidelity)
         if not (is_local(job) if transfer is None else transfer):
             return _left_out(examination, NOT_ASKED if transfer is None else "--transfer false")
-        sources = _sources(copies, job, box, examination.twin)
-        attacks = _ask(copies, sources, job, folder, tell, brief)
+        attacks = _ask(
+            copies, _sources(copies, job, box, examination.twin), job, folder, tell, brief
+        )
     return replace(
         examination,
         fidelity=copies.fidelity,
@@ -166,8 +167,9 @@ def _recorded(
         summary = read_summary(directory / "summary.json") or {}
         (_, spec, classes) = student_facts(directory)
         mode = LabelMode.parse(summary["label_mode"])
-        names = (summary.get("teacher") or {}).get("class_names")
-        data = data or evaluation_images(job.config.evaluation, spec, classes, names)
+        data = data or evaluation_images(
+            job.config.evaluation, spec, classes, (summary.get("teacher") or {}).get("class_names")
+        )
         evaluation = examination_of(data, spec, mode, device, None)
         state = load_checkpoint(directory / "checkpoint.pt")
         with explain_load_errors(directory / "checkpoint.pt"):
@@ -193,8 +195,10 @@ def open_twin(
         reason = str(error).removeprefix("--teacher.checkpoint").lstrip(": ")
         raise UserError(f"{option} {path}: expected the weights of a net: {reason}") from error
     if (box.spec.shape, box.num_classes) != (spec.shape, num_classes):
-        expected = f"expected a net for images {spec.shape} and {num_classes} classes"
-        raise UserError(f"{option} {path}: {expected}, got {box.spec.shape} and {box.num_classes}")
+        raise UserError(
+            f"{option} {path}: expected a net for images {spec.shape} and {num_classes} "
+            f"classes, got {box.spec.shape} and {box.num_classes}"
+        )
     return box
 
 
@@ -290,8 +294,9 @@ def _ask(
         for part in torch.arange(PROCEDURAL).split(at_once) if local else ():
             x_BCHW = spec.quantise(draw(len(part), rng)).to(device)
             procedural.count(x_BCHW, classes(x_BCHW))
-        most = MAX_IMAGES if local else MAX_IMAGES // len(sources)
-        x_NCHW, labels_N = _right(copies, most, device)
+        x_NCHW, labels_N = _right(
+            copies, MAX_IMAGES if local else MAX_IMAGES // len(sources), device
+        )
         rows = measure(sources, x_NCHW, labels_N, spec, sizes, job.config.seed, ask)
         deferred.verify()
         asked = oracle.ledger.totals().transfer_queries

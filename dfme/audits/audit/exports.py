@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from dfme.audits.audit.attacks import CellResult
 from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
+from dfme.audits.audit.parts import CellResult
 from dfme.audits.audit.prices import seeds_text
 from dfme.audits.audit.result import AuditResult, LimitVerdict, document
 from dfme.config.messages import printable
@@ -67,13 +67,14 @@ def sarif(audit: AuditResult) -> Json:
     for number, (rule, answer) in enumerate(_answers(audit).items()):
         fails = failed if rule == "copy-90" else []
         level = "warning" if answer.advice else "note"
-        sentences = [*answer.facts, *fails, *answer.advice]
         results.append(
             {
                 "ruleId": rule,
                 "ruleIndex": number,
                 "level": "error" if fails else level,
-                "message": {"text": " ".join(sentences) or ASKED[rule]},
+                "message": {
+                    "text": " ".join([*answer.facts, *fails, *answer.advice]) or ASKED[rule]
+                },
                 "locations": [where],
                 "properties": answer.figures,
             }
@@ -164,8 +165,9 @@ def junit(audit: AuditResult) -> str:
     for name, kind in kinds.items():
         counts[name] = str(sum(case.kind == kind for case in cases))
     # the schema knows no more here
-    total = {name: counts[name] for name in ("tests", "failures", "errors")}
-    root = ElementTree.Element("testsuites", total)
+    root = ElementTree.Element(
+        "testsuites", {name: counts[name] for name in ("tests", "failures", "errors")}
+    )
     suite = ElementTree.SubElement(root, "testsuite", {"name": "dfme audit", **counts})
     for case in cases:
         named = {
@@ -188,8 +190,9 @@ def _limits(audit: AuditResult) -> Iterator[_Case]:
         for seed in audit.options.seeds:
             cells = [cell for cell in audit.cells if cell.name in names and cell.seed == seed]
             kind, why = _judged(verdict, cells, beside)
-            name = f"{verdict.limit}={verdict.wanted:g}, seed {seed}"
-            yield _Case(verdict.limit, name, kind, why)
+            yield _Case(
+                verdict.limit, f"{verdict.limit}={verdict.wanted:g}, seed {seed}", kind, why
+            )
 
 
 def _judged(verdict: LimitVerdict, cells: Sequence[CellResult], beside: Beside) -> tuple[str, str]:
@@ -201,13 +204,11 @@ def _judged(verdict: LimitVerdict, cells: Sequence[CellResult], beside: Beside) 
     if verdict.holds is None and not waiting and cells:
         return "skipped", verdict.text
     if level is None:
-        shares = [cell.agreement for cell in cells if cell.agreement is not None]
-        worst = max(shares, default=0.0)
+        worst = max([cell.agreement for cell in cells if cell.agreement is not None], default=0.0)
         exceeded = worst > wanted
     else:
         points = [point for cell in cells for point in cell.curve]
-        copies = [at for at, share in points if beside.reaches(share, level)]
-        worst = min(copies, default=wanted)
+        worst = min([at for at, share in points if beside.reaches(share, level)], default=wanted)
         exceeded = worst < wanted
     if exceeded:
         return "failure", f"the worst attack: {worst:g}"
@@ -235,26 +236,27 @@ def bom(audit: AuditResult, page: str) -> Json:
         if line.balanced is not None:
             balanced = "the same, balanced over the model's classes"
             metrics.append(_metric(attack, balanced, f"{line.balanced:.4f}"))
-        queries = ", ".join(seeds_text(line))
-        metrics.append(_metric(attack, "queries until 90 % agreement, each seed", queries))
+        metrics.append(
+            _metric(attack, "queries until 90 % agreement, each seed", ", ".join(seeds_text(line)))
+        )
     if (constant := audit.games.constant) is not None:
         after = "agreement after 0 queries"
         metrics.append(_metric("one constant answer", after, f"{constant:.4f}"))
-    limits = [*audit.headline.sentences, *audit.limits]
-    page_of = {
-        "type": "adversary-model",
-        "url": PAGE,
-        "hashes": [{"alg": "SHA-256", "content": page}],
-    }
     model = {
         "type": "machine-learning-model",
         "bom-ref": "model",
         "name": audit.target.name,
         "modelCard": {
             "quantitativeAnalysis": {"performanceMetrics": metrics},
-            "considerations": {"technicalLimitations": limits},
+            "considerations": {"technicalLimitations": [*audit.headline.sentences, *audit.limits]},
         },
-        "externalReferences": [page_of],
+        "externalReferences": [
+            {
+                "type": "adversary-model",
+                "url": PAGE,
+                "hashes": [{"alg": "SHA-256", "content": page}],
+            }
+        ],
     }
     tool = {"type": "application", "name": "dfme", "version": audit.tool.dfme}
     return {

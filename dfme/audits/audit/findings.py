@@ -7,26 +7,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dfme.audits.audit.attacks import (
+from dfme.audits.audit.parts import (
     AttackedDefence,
     CellResult,
     CurvePoint,
     DefenceAttacker,
-    HonestBill,
     Interval,
+    NotRun,
     OverSeeds,
     ParetoPoint,
     PriceLine,
     SwitchKind,
+    Twin,
 )
-from dfme.audits.audit.copies import NotRun, Twin
-from dfme.audits.audit.prices import median_to_copy, over_seeds, usable
+from dfme.audits.audit.prices import median_to_copy, over_seeds, usable, verdict
 from dfme.audits.audit.result import Games, LedgerSums, LimitVerdict
-from dfme.audits.audit.verdicts import verdict
 from dfme.audits.compare.attacked import defended
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
-from dfme.measured import StreamBill
+from dfme.measured import Bill, StreamBill
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
 from dfme.report.classified import reached
@@ -63,7 +62,7 @@ class Findings:
     second: ComparisonResult | None = None
     runs: Sequence[Outcome] = ()
     summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    utility: Sequence[HonestBill] = ()
+    utility: Sequence[Bill] = ()
     ledgers: Mapping[str, Totals] = field(default_factory=dict)
 
     @property
@@ -227,8 +226,9 @@ class Findings:
             lines = usable(self.without_images, mode)
             if any(line.mode == mode for line in lines):
                 best = max(lines, key=lambda line: line.mean or 0.0)
-                count = sum(share is not None for share in best.agreement)
-                agreement = Spread(best.mean or 0.0, best.sd, count)
+                agreement = Spread(
+                    best.mean or 0.0, best.sd, sum(share is not None for share in best.agreement)
+                )
                 place = f"price.{self.price.index(best)}"
                 modes.append(Switch(mode, "label mode", agreement, best.balanced, place))
         defences = [

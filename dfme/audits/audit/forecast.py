@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dfme.audits.audit.copies import NotRun
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
+from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.recognition import case_of
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
@@ -56,12 +56,14 @@ class Forecast:
         budget = self.plan.config.budget
         most = "at most " if self.charged < self.attacks * budget else ""
         end = "" if self.attacks == 1 else "s"
-        attacks = f"{self.attacks} attack{end} of {most}{budget:,} images"
         beside = {"as images of honest users": self.benign, "to examine the copies": self.transfer}
         more = (
             f", and at most {images:,} more {what}" for what, images in beside.items() if images
         )
-        return f"{attacks} may be charged {self.charged:,} in all{''.join(more)}"
+        return (
+            f"{self.attacks} attack{end} of {most}{budget:,} images may be charged "
+            f"{self.charged:,} in all{''.join(more)}"
+        )
 
     @property
     def line(self) -> str:
@@ -109,8 +111,9 @@ def forecast(
     scored = 0 if rehearsal is None else rehearsal.scored
     benign = 0
     if plan.local and not is_local(plan.job):
-        images = scored + plan.held_back
-        benign = owner.benign_at_most(images, bool(plan.texts), plan.accounts, len(cells))
+        benign = owner.benign_at_most(
+            scored + plan.held_back, bool(plan.texts), plan.accounts, len(cells)
+        )
     attacks = len(cells)
     charged = sum(cell.budget for cell in cells)
     if config.keep_below is not None:  # one more tries the quota
@@ -133,8 +136,10 @@ def forecast(
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
     )
     if config.total is not None and expected.total > config.total:
-        remedy = "give a smaller --budget, or fewer attackers, label modes, defences or seeds"
-        raise UserError(f"--total: {expected.text}, more than {config.total:,}; {remedy}")
+        raise UserError(
+            f"--total: {expected.text}, more than {config.total:,}; give a smaller "
+            "--budget, or fewer attackers, label modes, defences or seeds"
+        )
     if config.twin not in ("none", "train") and rehearsal:
         open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
     if config.references and rehearsal:
@@ -187,8 +192,9 @@ def _seconds(
     by_students = steps * (transfer - 2 * of_source)
     evaluation = plan.owner_evaluation
     if plan.config.twin == "train" and has_train_part(evaluation.dataset):
-        data = load_dataset(evaluation.dataset, "train", root=evaluation.root, lazy=True)
-        by_students += TWIN_EPOCHS * len(data)
+        by_students += TWIN_EPOCHS * len(
+            load_dataset(evaluation.dataset, "train", root=evaluation.root, lazy=True)
+        )
     by_teacher = float(transfer)
     if plan.job.teacher.kind == "torch":
         by_teacher += BACKWARD * steps * of_source
@@ -205,5 +211,4 @@ def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner
     """Seconds of the honest accounts, and of the watched teacher that they ask."""
     if not plan.accounts:
         return 0.0
-    images = owner.streamed(plan.accounts)
-    return rehearsal.building + images * (rehearsal.watched or answer)
+    return rehearsal.building + owner.streamed(plan.accounts) * (rehearsal.watched or answer)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from dfme.audits.audit.attacks import PriceLine
 from dfme.audits.audit.findings import Findings
+from dfme.audits.audit.parts import PriceLine
 from dfme.audits.audit.prices import (
     COPY,
     COPY_LEVEL,
@@ -71,14 +71,13 @@ def headline(findings: Findings, seeds: Sequence[int]) -> Headline:
         for mode in modes
         if mode in (findings.mode, "label")
     ]
-    sentences = [_first(findings, line, seeds), *_third(findings), _second(findings, labels)]
     form = partial(
         Headline,
         level=COPY,
         mode=line.mode if line else findings.mode,
         labels=labels,
         like=like,
-        sentences=sentences,
+        sentences=[_first(findings, line, seeds), *_third(findings), _second(findings, labels)],
     )
     return _price(findings, line, form)
 
@@ -130,8 +129,10 @@ def _first(findings: Findings, line: PriceLine | None, seeds: Sequence[int]) -> 
         details.append(some if len(counts) < len(runs) else _range(counts))
         if len(runs) < len(seeds):
             details.append(f"{len(seeds) - len(runs)} more failed")
-        price = f"{median:,.0f} queries{by} ({'; '.join(details)})"
-        return f"A {copy} costs{_whom(line.knows)} {price}.{balanced}"
+        return (
+            f"A {copy} costs{_whom(line.knows)} {median:,.0f} queries{by} "
+            f"({'; '.join(details)}).{balanced}"
+        )
     one_sided = findings.one_sided(line)
     without = _without_images(findings)
     # no better than one answer to everything, as far as the images can tell
@@ -147,8 +148,10 @@ def _first(findings: Findings, line: PriceLine | None, seeds: Sequence[int]) -> 
     if counts:
         some = f"Only {len(counts)} of {len(runs)} runs made a {copy}"
         return f"{some}: after {findings.budget:,} queries {after}.{balanced}{one_sided}"
-    none = f"No attack {without}made a {copy} within {findings.budget:,} queries"
-    return f"{none}: {after}. {FAILED}.{balanced}{one_sided}"
+    return (
+        f"No attack {without}made a {copy} within {findings.budget:,} queries: {after}. "
+        f"{FAILED}.{balanced}{one_sided}"
+    )
 
 
 def _whom(knows: str | None) -> str:
@@ -221,8 +224,10 @@ def _gets(findings: Findings, line: PriceLine, would: str = "") -> str:
     shares = _shares(findings, mean, line.balanced)
     outcome = f"{would}make{end} a copy that agrees on {shares}"
     if not is_above(mean, findings.constant, findings.images):
-        nothing = f"no copy: what it learns agrees on {shares}, no more than one constant answer"
-        outcome = f"{would}make{end} {nothing},"
+        outcome = (
+            f"{would}make{end} no copy: what it learns agrees on {shares}, no more than "
+            "one constant answer,"
+        )
     return f"{outcome} after {line.budget:,} queries"
 
 
@@ -240,8 +245,10 @@ def _second(findings: Findings, labels: LabelsPrice | None) -> str:
     if labels.l1_mean is not None:
         change = f"; your users' answers would change by {labels.l1_mean:.2f} on average, {SCALE}"
     if labels.median is not None:
-        price = f"{labels.median:,.0f} queries{_money(labels.cost)}"
-        return f"If your model answered labels alone, such a copy would cost {price}{change}."
+        return (
+            "If your model answered labels alone, such a copy would cost "
+            f"{labels.median:,.0f} queries{_money(labels.cost)}{change}."
+        )
     seeds = len(labels.queries)
     copies = sum(count is not None for count in labels.queries)
     outcome = f"no attack {_without_images(findings)}made"
@@ -250,8 +257,10 @@ def _second(findings: Findings, labels: LabelsPrice | None) -> str:
     if best.count < seeds:
         outcome += f" ({seeds - best.count} failed)"
     agrees = _shares(findings, best.mean, labels.balanced)
-    within = f"such a copy within {findings.budget:,} queries: the best copy agrees on {agrees}"
-    return f"From labels alone, {outcome} {within}{change}."
+    return (
+        f"From labels alone, {outcome} such a copy within {findings.budget:,} queries: the "
+        f"best copy agrees on {agrees}{change}."
+    )
 
 
 def what_it_does_not_tell(findings: Findings, seeds: int, local: bool) -> list[str]:

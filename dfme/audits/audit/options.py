@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
-from dfme.audits.audit.copies import NotRun
+from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.engines import require_engine
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
-from dfme.config.fields import (
+from dfme.config.messages import unknown_choice
+from dfme.config.settings import EvaluationConfig, Job
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,
@@ -27,8 +29,6 @@ from dfme.config.fields import (
     accepted_by,
     parse_count,
 )
-from dfme.config.messages import unknown_choice
-from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import Problem, UserError
 from dfme.queries.names import DOMAINS, WORTH_NOTHING
@@ -177,8 +177,10 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
             wanted = "images such as 10000 or 10k" if name in LIMITS else "a share from 0 to 1"
             raise UserError(f"expected {name}={wanted}, got {text!r}")
         if name in LIMITS and stated[name] > budget:
-            more = "give more --budget, and --profile standard in place of quick"
-            raise UserError(f"{text} cannot be decided by attacks of {budget:,} images; {more}")
+            raise UserError(
+                f"{text} cannot be decided by attacks of {budget:,} images; give more "
+                "--budget, and --profile standard in place of quick"
+            )
     return stated
 
 
@@ -221,8 +223,7 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[NotRun]]:
         left_out += [NotRun(f"label mode {mode}", other) for mode in others]
         left_out += [NotRun(what, away) for what in ("defences", "detection")]
     if not config.references:
-        why = "there are no --references"
-        left_out.append(NotRun("whether you would recognise a copy", why))
+        left_out.append(NotRun("whether you would recognise a copy", "there are no --references"))
     return settled, left_out
 
 
@@ -238,8 +239,9 @@ def _larger(profile: str) -> str:
     more = "more defences, seeds and steps"
     if profile != "quick":
         return more
-    knowing = "attackers who know what the model is for"
-    return f"{knowing}, {more}, two sizes of adversarial perturbation"
+    return (
+        f"attackers who know what the model is for, {more}, two sizes of adversarial perturbation"
+    )
 
 
 def held_back(evaluation: EvaluationConfig) -> tuple[Halves | None, str]:
@@ -249,13 +251,17 @@ def held_back(evaluation: EvaluationConfig) -> tuple[Halves | None, str]:
     if evaluation.dataset == "none":
         return None, "there are no evaluation images"
     if evaluation.mean is not None:
-        normalised = "the evaluation images are normalised (--evaluation.mean)"
-        return None, f"{normalised}, which those of a pool are not"
+        return None, (
+            "the evaluation images are normalised (--evaluation.mean), which those of a "
+            "pool are not"
+        )
     load = partial(load_dataset, root=evaluation.root, download=evaluation.download, lazy=True)
     scored, like = (load(f"{evaluation.dataset}{half}", "test") for half in HALVES)
     if len(like) < MIN_HALF:
-        count = f"half of the evaluation images are {len(like)}"
-        return None, f"{count}, and at least {MIN_HALF} are needed; give more, or --pool FOLDER"
+        return None, (
+            f"half of the evaluation images are {len(like)}, and at least {MIN_HALF} are "
+            "needed; give more, or --pool FOLDER"
+        )
     digest = hashlib.sha256()
     for x_BCHW in like.split(256):
         digest.update(x_BCHW.numpy().tobytes())

@@ -8,21 +8,31 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dfme.audits.audit.attacks import (
+from dfme.audits.audit.options import APPENDIX
+from dfme.audits.audit.page_parts import (
+    FIXED,
+    UNKNOWN,
+    PageTable,
+    across,
+    curves,
+    in_words,
+    kind_of,
+    name_of,
+    pareto,
+    table,
+)
+from dfme.audits.audit.parts import (
     AttackedDefence,
+    ClassAgreement,
     DefenceAttacker,
-    HonestBill,
+    Fidelity,
     ParetoPoint,
     PriceLine,
     WatchedAttack,
 )
-from dfme.audits.audit.copies import ClassAgreement, Fidelity
-from dfme.audits.audit.options import APPENDIX
-from dfme.audits.audit.pictures import curves, kind_of, name_of, pareto
 from dfme.audits.audit.prices import median_to_copy, seeds_text, to_copy
 from dfme.audits.audit.result import AuditResult
-from dfme.audits.audit.tables import FIXED, UNKNOWN, PageTable, across, in_words, table
-from dfme.measured import HonestStream
+from dfme.measured import Bill, HonestStream
 from dfme.report.facts import Beside
 from dfme.report.page import MAX_SHOWN, render
 from dfme.statistics import Spread, middle_of
@@ -183,8 +193,7 @@ def _alarms(audit: AuditResult) -> Iterator[AlarmRow]:
         text = _of_seeds([attack.first_alarm for attack in attacks], "never")
         at_alarm = (attack.agreement_at_alarm for attack in attacks)
         shares = [share for share in at_alarm if share is not None]
-        worth = median(shares) if shares else None
-        yield AlarmRow(detector, row, text, worth, worst.get(detector))
+        yield AlarmRow(detector, row, text, median(shares) if shares else None, worst.get(detector))
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,7 @@ class AttackerRow:
 
     line: AttackedDefence
     attacker: DefenceAttacker
-    paid: HonestBill | None
+    paid: Bill | None
     renamed: Spread | None
 
     @property

@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dfme.audits.audit.copies import ExaminedCell, RecognisedCopies, Recognition
+from dfme.audits.audit.fidelity import ExaminedCell
+from dfme.audits.audit.parts import RecognisedCopies, Recognition
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case
 from dfme.compute.device import choose_device, within_memory

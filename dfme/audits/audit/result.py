@@ -8,21 +8,26 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, with_config
 
-from dfme.audits.audit.attacks import (
+from dfme.audits.audit.parts import (
     FORM,
     AttackedDefence,
     CellResult,
-    HonestBill,
+    Differences,
+    Fidelity,
     IntOrFloat,
+    NotRun,
     OverSeeds,
     ParetoPoint,
     PriceLine,
+    Recognition,
     SeedsOfFigure,
+    Transfer,
+    Twin,
     WatchedAttacks,
 )
-from dfme.audits.audit.copies import Differences, Fidelity, NotRun, Recognition, Transfer, Twin
 from dfme.config.messages import printable
 from dfme.errors import RunError
+from dfme.measured import Bill
 from dfme.report.summary_file import read_object
 from dfme.statistics import Spread
 
@@ -287,7 +292,7 @@ class AuditResult:
     price: Sequence[PriceLine]
     games: Games
     defences: Sequence[AttackedDefence]
-    utility: Sequence[HonestBill]
+    utility: Sequence[Bill]
     pareto: Sequence[ParetoPoint]
     detection: WatchedAttacks | None
     cells: Sequence[CellResult]
@@ -338,9 +343,10 @@ def parse(form: type[PartType], content: Any, file: str) -> PartType:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
         fault_text = printable(f"{place}: {fault['msg']}")
-        wanted = f"expected all that {SCHEMA} holds"
-        remedy = "remove it, and resume the audit"
-        raise RunError(f"{file}: {wanted}, got {fault_text:.200}; {remedy}") from None
+        raise RunError(
+            f"{file}: expected all that {SCHEMA} holds, got {fault_text:.200}; remove it, "
+            "and resume the audit"
+        ) from None
     return value
 
 

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit import headline
-from dfme.audits.audit.attacks import HonestBill, WatchedAttacks
-from dfme.audits.audit.copies import CopyExamination, ExaminedCell, NotRun, Recognition
-from dfme.audits.audit.document import Measured, audit_of
+from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
+from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.findings import Findings, has_images, not_run
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS, AuditPlan
-from dfme.audits.audit.phases import cached, record_seconds
+from dfme.audits.audit.parts import CopyExamination, NotRun, Recognition, WatchedAttacks
 from dfme.audits.audit.prices import strongest, to_copy
-from dfme.audits.audit.quota import below
 from dfme.audits.audit.result import (
     AuditResult,
     Made,
@@ -29,16 +27,18 @@ from dfme.audits.audit.result import (
     document,
     recorded,
 )
+from dfme.audits.audit.sheets import below
 from dfme.audits.compare.engines import STOPPED
+from dfme.audits.compare.engines.pool import cores
 from dfme.audits.compare.picture import draw
 from dfme.audits.compare.plan import Cell, ComparisonPlan
-from dfme.audits.compare.processes import cores
-from dfme.audits.compare.rehearsal import Rehearsal, rehearse
-from dfme.audits.compare.session import Session, not_applicable
+from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
+from dfme.audits.compare.session import Session
 from dfme.audits.owner import Metering, Owner
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
+from dfme.measured import Bill, Detection
 from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
@@ -79,8 +79,10 @@ def audit(
         line.close()
         lock.close()
         if not finished:
-            remedy = "when no cell runs any more, go on with"
-            line.note(f"stopped; all that was paid is kept; {remedy}:\n  {command}")
+            line.note(
+                "stopped; all that was paid is kept; when no cell runs any more, go on "
+                f"with:\n  {command}"
+            )
     if not finished:
         return 0 if plan.config.engine == "commands" else STOPPED
     result = work.result
@@ -127,11 +129,10 @@ class Audit:
         first = self._sessions[0]
         halves = self._before.halves if self._before else None
         if plan.halves and halves and plan.halves != halves:
-            wanted = (
-                "expected the evaluation images of which a half was held back as the audit began"
-            )
             raise UserError(
-                f"--evaluation.dataset: {wanted}, got others; restore them, or give a new --out"
+                "--evaluation.dataset: expected the evaluation images of which a half was "
+                "held back as the audit began, got others; restore them, or give a new "
+                "--out"
             )
         then = list[Session]()
         if plan.second:
@@ -202,15 +203,16 @@ class Audit:
             return
         stacks = [tuple(text.split("+")) for text in texts]
 
-        def measure() -> list[Any]:
+        def measure() -> list[dict[str, Any]]:
             bills = self._owner.bills(stacks, self._line.note, self._meter)
             return [bill.to_json() for bill in bills]
 
-        file = self._plan.out / "utility.json"
         # A meter's journal gives answers again in the order in which they came: detection's come
         # after these.
         anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
-        self._measured.utility = cached(file, list[HonestBill], texts, measure, anew)
+        self._measured.utility = cached(
+            self._plan.out / "utility.json", list[Bill], texts, measure, anew
+        )
 
     def _attack(self) -> bool:
         return self._run(self._sessions[0])
@@ -221,9 +223,10 @@ class Audit:
             return None
         least = min((count for count in to_copy(best) if count is not None), default=0)
         quota = [f"quota:images={below(least)}"] if least > 1 else []
-        bills = {bill.row: document(bill) for bill in self._measured.utility}
-        second = self._plan.second(best.row, [*self._plan.config.defences, *quota])
-        self._plans.append(replace(second, bills=bills))
+        bills = {bill.row: bill.to_json() for bill in self._measured.utility}
+        self._plans.append(
+            replace(self._plan.second(best.row, [*self._plan.config.defences, *quota]), bills=bills)
+        )
         self._sessions.append(self._session(self._plans[1]))
         return self._run(self._sessions[1])
 
@@ -259,12 +262,10 @@ class Audit:
         if not plan.watch:
             return
 
-        def measure() -> Any:
-            note = self._line.note
-            return self._owner.detection(plan.watch, note, self._meter, plan.accounts).to_json()
+        def measure() -> Detection:
+            return self._owner.detection(plan.watch, self._line.note, self._meter, plan.accounts)
 
-        file = plan.out / "detection.json"
-        result = partial(cached, file, WatchedAttacks, plan.watch, measure)
+        result = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch, measure)
         self._measured.detection = self._tried("detection", result)
 
     def _examine(self) -> None:
@@ -302,9 +303,10 @@ class Audit:
             twin = self._tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
         key = [*(cell.name for cell in finished), str(pictured), str(twin), config.transfer]
-        file = plan.out / "examined" / "found.json"
         ask = partial(examine, plan.out, cells, plan.job, twin, asks, self._line.note, plan.brief)
-        self._measured.examination = cached(file, CopyExamination, key, ask)
+        self._measured.examination = cached(
+            plan.out / "examined" / "found.json", CopyExamination, key, ask
+        )
         if config.references:
             self._recognise(cells)
 
@@ -316,11 +318,12 @@ class Audit:
 
         plan = self._plan
         references = plan.config.references
-        file = plan.out / "examined" / "recognised.json"
         key = [*references, *(cell.name for cell in cells)]
         ask = partial(recognise, plan.job, references, cells, self._line.note)
-        result = partial(cached, file, Recognition, key, ask)
-        self._measured.recognition = self._tried("whether you would recognise a copy", result)
+        self._measured.recognition = self._tried(
+            "whether you would recognise a copy",
+            partial(cached, plan.out / "examined" / "recognised.json", Recognition, key, ask),
+        )
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """Result of ``make``, or None if the data do not allow it, which is noted."""

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER
-from dfme.audits.audit.attacks import Interval
-from dfme.audits.audit.copies import SourceKind, TransferGain, TransferRow
+from dfme.audits.audit.parts import Interval, SourceKind, TransferGain, TransferRow
 from dfme.randomness import derived_seed
 from dfme.run.scores import batches, evaluation_batch
 from dfme.spec import ImageSpec
@@ -160,6 +159,7 @@ def gains(rows: Sequence[TransferRow]) -> list[TransferGain]:
             if rival.kind == "stranger" and (rival.attack, rival.eps) == (row.attack, row.eps)
         ]
         best = max(strangers, key=lambda rival: rival.success)
-        gain = row.success - best.success
-        compared.append(TransferGain(row.source, row.attack, row.eps, gain, best.source))
+        compared.append(
+            TransferGain(row.source, row.attack, row.eps, row.success - best.success, best.source)
+        )
     return compared

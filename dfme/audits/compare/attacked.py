@@ -120,8 +120,9 @@ def defended_lines(findings: ComparisonResult, mode: str, budget: int) -> list[t
     several_rows = len({line.row for line in lines}) > 1
     balanced_head = (BEST_BALANCED,) if findings.beside.is_large else ()
     attackers = (attacker.answers for attacker in lines[0].attackers)
-    heads = ("defence", *attackers, "best attacker", *balanced_head, "to label-only", *BILL)
-    table: list[tuple[str, ...]] = [heads]
+    table: list[tuple[str, ...]] = [
+        ("defence", *attackers, "best attacker", *balanced_head, "to label-only", *BILL)
+    ]
     for line in lines:
         cells = [plain(f"{line.row}, {line.defence}" if several_rows else line.defence)]
         best = "-"

@@ -112,8 +112,9 @@ def read_figures(run_dir: Path) -> Figures:
     agreement, accuracy = (series(records, name, summary) for name in ("agreement", "accuracy"))
     teacher = summary.get("teacher_accuracy")
     beside = Beside.of_summary(summary)
-    constant_accuracy = (summary.get("baselines") or {}).get("constant_accuracy")
-    of_labels = Beside(constant_accuracy, None, beside.images)
+    of_labels = Beside(
+        (summary.get("baselines") or {}).get("constant_accuracy"), None, beside.images
+    )
     balanced = summary.get("agreement_balanced")
     collapsed = has_collapsed([value for _, value in agreement], summary["teacher"]["num_classes"])
     if (

@@ -55,8 +55,9 @@ def draw(findings: ComparisonResult, path: Path) -> bool:
         1, min(3 * len(modes), len(rows) + 1, int(wide / (0.6 + 0.08 * max(map(len, rows)))))
     )
     lines = -(-(len(rows) + 1) // columns)
-    high = 0.9 + 3.4 * len(budgets) + 0.2 * max(0, lines - 3)
-    figure = Figure(figsize=(wide, high), layout="constrained")
+    figure = Figure(
+        figsize=(wide, (0.9 + 3.4 * len(budgets) + 0.2 * max(0, lines - 3))), layout="constrained"
+    )
     grid: Any = figure.subplots(len(budgets), len(modes), squeeze=False, sharey=True)
     for place, budget in enumerate(budgets):
         for axes, mode in zip(grid[place], modes, strict=True):

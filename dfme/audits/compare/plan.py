@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic.dataclasses import dataclass as as_model
 
 from dfme.audits.compare.engines import require_engine
-from dfme.config.answer_settings import AnswersConfig
 from dfme.config.defences import Quota, parse_defences, stated
-from dfme.config.fields import (
+from dfme.config.sections import AnswersConfig
+from dfme.config.settings import Job
+from dfme.config.values import (
     CONFIG,
     Basic,
     Count,
@@ -22,9 +23,8 @@ from dfme.config.fields import (
     Natural,
     Seed,
     accepted_by,
+    from_mapping,
 )
-from dfme.config.settings import Job
-from dfme.config.values import from_mapping
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 
@@ -133,8 +133,10 @@ def parse_attacker(text: str) -> dict[str, str]:
         if count:
             key = name if name in COUNTED else None
         if key is None or key in options:
-            words = f"{', '.join(WORDS)}, repeat=N and vote=N, joined by + as in table+repeat=4"
-            raise UserError(f"expected an attacker of {words}; got {text!r}")
+            raise UserError(
+                f"expected an attacker of {', '.join(WORDS)}, repeat=N and vote=N, joined "
+                f"by + as in table+repeat=4; got {text!r}"
+            )
         options[key] = count or name
     if "recover" in options:
         options.setdefault("learn", "kl")
@@ -250,8 +252,9 @@ class ComparisonPlan:
     @property
     def files(self) -> tuple[Path, ...]:
         """Its report, data, picture and cells."""
-        kinds = "md", "json", self.config.format, "csv"
-        return tuple(self.out / f"{self.stem}.{kind}" for kind in kinds)
+        return tuple(
+            self.out / f"{self.stem}.{kind}" for kind in ("md", "json", self.config.format, "csv")
+        )
 
     @property
     def engine_options(self) -> dict[str, str]:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 
 from dfme.audits.compare.engines import EXTRAS
+from dfme.audits.compare.engines.pool import cores, threads_each
 from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan, rates_of
-from dfme.audits.compare.processes import cores, threads_each
 from dfme.compute.device import choose_device
 from dfme.config.settings import Job
 from dfme.errors import UserError
+from dfme.methods import find_method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.console import teacher_name
@@ -24,7 +25,8 @@ from dfme.run.parts import build_parts, require_room
 from dfme.run.timing import SLOW_SECONDS, method_of
 from dfme.run.timing import rehearse as rehearse_run
 from dfme.run.work import Work
-from dfme.spec import ImageSpec, Teacher
+from dfme.spec import ImageSpec, LabelMode, Teacher
+from dfme.students.losses import make_distance
 
 WATCHED = 100  # images of noise on which a watch is timed, as many as a stream's batch
 START_SECONDS = 5.5  # of a process until its first query, for what it imports above all; heuristic
@@ -188,16 +190,17 @@ def _require_rates(job: Job, service: str, sharing: int) -> None:
     states.
     """
     if sharing > 1 and not rates_of(job):
-        rates = "--teacher.images-per-second or --teacher.requests-per-second"
-        at_once = f"--jobs: {sharing} cells would ask {service} at once, and nobody says how fast"
-        raise UserError(f"{at_once}; give {rates}, to be shared, or --jobs 1 with --engine local")
+        raise UserError(
+            f"--jobs: {sharing} cells would ask {service} at once, and nobody says how "
+            "fast; give --teacher.images-per-second or --teacher.requests-per-second, to "
+            "be shared, or --jobs 1 with --engine local"
+        )
 
 
 def _facts(teacher: Teacher, defence: str) -> list[str]:
     """A teacher's shape, classes, label mode and defence, and what was inferred of it."""
-    shape = "x".join(map(str, teacher.spec.shape))
     facts = [
-        shape,
+        "x".join(map(str, teacher.spec.shape)),
         f"{teacher.num_classes} classes",
         str(teacher.label_mode),
         *teacher.info.inferred,
@@ -241,3 +244,30 @@ def _fitting(
         return None if working is None else START_SECONDS + into.building + watching + working
 
     return seconds
+
+
+def not_applicable(cells: Sequence[Cell]) -> dict[str, str]:
+    """Names and reasons of cells whose method or attacker cannot learn from such answers.
+
+    UserError for a loss that does not fit a row's answers, or where nothing is left to run.
+    """
+    reasons: dict[str, str] = {}
+    problems: dict[str, None] = {}
+    for cell in cells:
+        able = find_method(cell.job.method).load().label_modes
+        config = cell.job.config
+        form = config.answers.mode(LabelMode.parse(cell.job.teacher.label_mode or cell.mode))
+        if cell.attempt.reason or form.kind not in able:
+            reasons[cell.name] = (
+                cell.attempt.reason or f"{cell.job.method} needs answers of {' or '.join(able)}"
+            )
+            continue
+        try:
+            make_distance(config.answers.loss(config.student.loss), form)
+        except UserError as error:
+            problems[f"row {cell.row}: {error}"] = None
+    if len(reasons) == len(cells):
+        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in cells)
+    if problems:
+        raise UserError("; ".join(problems))
+    return reasons

@@ -118,8 +118,9 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     _require_fair(row, departures, shared)
     departures["method"] = _named(row, departures.get("method", {}))
     unheeded = {*SECTIONS} - {*find_method(departures["method"]["name"]).sections}
-    heeded = {name: value for name, value in shared.items() if name not in unheeded}
-    return merged(heeded, departures)
+    return merged(
+        {name: value for name, value in shared.items() if name not in unheeded}, departures
+    )
 
 
 def unequal(jobs: Mapping[str, Job]) -> str:
@@ -154,8 +155,9 @@ def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
             name: value for name, value in student.items() if name not in EQUAL
         } | fixed
     recipe["method"] = _named(row, recipe.get("method", {}))
-    variants = beaten(variants_of(recipe), [f"student.{name}" for name in EQUAL])
-    recipe["when"] = plain(variants, "when")
+    recipe["when"] = plain(
+        beaten(variants_of(recipe), [f"student.{name}" for name in EQUAL]), "when"
+    )
     equal = {name: value for name, value in shared.items() if name not in OF_A_ROW}
     return equal | {name: value for name, value in recipe.items() if name in OF_A_ROW}
 
@@ -163,11 +165,10 @@ def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
 def _require_fair(row: str, own: Content, shared: Content) -> None:
     for name in own:
         if name not in OF_A_ROW:
-            text = (
-                f"expected one of {', '.join(OF_A_ROW)}; the rest is "
+            raise UserError(
+                f"rows.{row}.{name}: expected one of {', '.join(OF_A_ROW)}; the rest is "
                 f"shared{did_you_mean(name, OF_A_ROW)}"
             )
-            raise UserError(f"rows.{row}.{name}: {text}")
     for name, key in EQUAL.items():
         value = _section(own, "student").get(name)
         if value is not None and value != _section(shared, "student").get(name):
@@ -251,8 +252,9 @@ def require_shared(layers: Iterable[Layer], own: Collection[str]) -> None:
             elif layer.author is Author.FLAG and section == key:
                 close = nearest(key, [*own, *of_a_run])
                 if close and close in own:
-                    hint = f"did you mean {flag(close)}?"
-                    problems.append(f"{layer.name_of(key)}: unknown flag; {hint}")
+                    problems.append(
+                        f"{layer.name_of(key)}: unknown flag; did you mean {flag(close)}?"
+                    )
     if problems:
         raise UserError("; ".join(problems))
 

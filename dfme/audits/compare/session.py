@@ -3,27 +3,26 @@
 import json
 import math
 import shlex
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NamedTuple
 
-from dfme.audits.compare.engines import ENGINES, EXTRAS, STOPPED, Task
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines import ENGINES, EXTRAS, LOST, STOPPED, Task
+from dfme.audits.compare.engines.pool import WorkerPool, last_line
 from dfme.audits.compare.figures import ComparisonResult, Outcome, cut_off, read_figures
 from dfme.audits.compare.plan import OPTIONS, Cell, ComparisonPlan, as_asked
-from dfme.audits.compare.processes import last_line
-from dfme.audits.compare.progress import Begun, CellProgress, in_a_line, killed
-from dfme.audits.compare.rehearsal import Rehearsal, rehearse
+from dfme.audits.compare.rehearsal import Rehearsal, not_applicable, rehearse
 from dfme.audits.compare.rows import unequal
 from dfme.audits.compare.table import as_csv, as_json, markdown, overview
 from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
-from dfme.errors import DfmeError, UserError
+from dfme.errors import DfmeError
 from dfme.files import make_folder, write_text
-from dfme.methods import find_method
 from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
 from dfme.report.summary_file import read_summary
 from dfme.report.terminal import StatusLine, wrapped
@@ -35,8 +34,45 @@ from dfme.run.job import consent_flags, differing_keys, document, resume_command
 from dfme.run.lock import DirectoryLock
 from dfme.run.opening import require_same_images
 from dfme.run.work import UnitTime, shorter
-from dfme.spec import LabelMode
-from dfme.students.losses import make_distance
+
+
+class CellProgress(NamedTuple):
+    """Images that a cell has paid for, and the share of its work that is done."""
+
+    images: int = 0
+    share: float = 0.0
+
+
+@dataclass
+class Begun:
+    """When a cell was begun by this call, at which share of its work, and when it ended."""
+
+    time: float
+    share: float
+    ended: float | None = None
+
+
+def killed(code: int) -> str:
+    """End of a cell that has no exit code."""
+    if code == LOST:
+        return "lost with its worker, which was killed or preempted, or whose node is gone"
+    why = " (the system does that when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"killed by signal {-code}{why}"
+
+
+def in_a_line(outcome: Outcome) -> str:
+    """What became of a cell."""
+    figures = outcome.figures
+    if figures is None:
+        return "stopped and kept" if outcome.state == "waiting" else f"FAILED: {outcome.reason}"
+    parts = []
+    if figures.agreement is not None:
+        parts.append(
+            f"agreement {figures.beside.text(figures.agreement, figures.agreement_balanced)}"
+        )
+    if figures.accuracy is not None:
+        parts.append(f"accuracy {figures.accuracy:.2%}")
+    return ", ".join([*parts, f"{figures.seconds:,.1f} s"])
 
 
 def compare(
@@ -213,8 +249,9 @@ class Session:
             record = json.loads(last_line(self._plan.directory(cell) / "metrics.jsonl"))
             images = int(record["queries"])
             steps = int(record.get("student_steps", 0)) / max(1, cell.job.config.student.steps)
-            share = (images / cell.budget + min(1.0, steps)) / 2
-            self._progress[cell.name] = CellProgress(images, share)
+            self._progress[cell.name] = CellProgress(
+                images, (images / cell.budget + min(1.0, steps)) / 2
+            )
 
     def _seconds_left(self, now: float) -> float | None:
         """Seconds to come: those foretold of each cell, else its images, at the pace so far."""
@@ -268,16 +305,13 @@ class Session:
         make_folder(directory)
         recipe = directory.with_name(f"{cell.name}.yaml")
         log = directory.with_name(f"{cell.name}.log")
-        sharing = self.rehearsal.sharing if self.rehearsal else 0
-        job = as_asked(cell.job, sharing, engine in EXTRAS)
+        job = as_asked(cell.job, self.rehearsal.sharing if self.rehearsal else 0, engine in EXTRAS)
         if self._shared_answers is not None:
-            config = replace(job.config, shared_answers=str(self._shared_answers))
-            job = replace(job, config=config)
+            job = replace(job, config=replace(job.config, shared_answers=str(self._shared_answers)))
         write_text(recipe, sealed(dump_yaml(document(job))))
         words = ("extract", "--config", str(recipe), "--out", str(directory), "--resume", "auto")
         consent = consent_flags(cell.job)
-        device = cell.job.config.device
-        return Task((*words, *consent), log, directory, device, self._plan.entry)
+        return Task((*words, *consent), log, directory, cell.job.config.device, self._plan.entry)
 
     def _ended(self, cell: Cell, code: int, stopping: bool) -> bool:
         """Read what a cell left and report it; True if it should restart at once, since it was
@@ -350,29 +384,3 @@ class Session:
         write_text(report, markdown(result))
         write_text(data, as_json(result))
         write_text(cells, as_csv(result))
-
-
-def not_applicable(cells: Sequence[Cell]) -> dict[str, str]:
-    """Names and reasons of cells whose method or attacker cannot learn from such answers.
-
-    UserError for a loss that does not fit a row's answers, or where nothing is left to run.
-    """
-    reasons: dict[str, str] = {}
-    problems: dict[str, None] = {}
-    for cell in cells:
-        able = find_method(cell.job.method).load().label_modes
-        config = cell.job.config
-        form = config.answers.mode(LabelMode.parse(cell.job.teacher.label_mode or cell.mode))
-        if cell.attempt.reason or form.kind not in able:
-            needed = f"{cell.job.method} needs answers of {' or '.join(able)}"
-            reasons[cell.name] = cell.attempt.reason or needed
-            continue
-        try:
-            make_distance(config.answers.loss(config.student.loss), form)
-        except UserError as error:
-            problems[f"row {cell.row}: {error}"] = None
-    if len(reasons) == len(cells):
-        problems |= dict.fromkeys(f"row {cell.row}: {reasons[cell.name]}" for cell in cells)
-    if problems:
-        raise UserError("; ".join(problems))
-    return reasons

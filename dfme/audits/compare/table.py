@@ -203,8 +203,9 @@ def as_csv(findings: ComparisonResult) -> str:
             line[f"queries_to_{100 * level:.0f}"] = queries_to.get(level)
         # no formula of a stranger's in a spreadsheet
         line["reason"] = line["reason"].lstrip("=+-@")
-    columns = [name for name in lines[0] if name != "curve"]
-    table = csv.DictWriter(written, columns, "", "ignore", lineterminator="\n")
+    table = csv.DictWriter(
+        written, [name for name in lines[0] if name != "curve"], "", "ignore", lineterminator="\n"
+    )
     table.writeheader()
     table.writerows(lines)
     return written.getvalue()

@@ -59,8 +59,7 @@ def find_mistakes(
     more.
     """
     wrong = list[tuple[Tensor, Tensor]]()
-    times = 1 if rng is None else 1 + math.ceil(LOOKED_AT / len(data))
-    for again in range(times):
+    for again in range(1 if rng is None else 1 + math.ceil(LOOKED_AT / len(data))):
         for plain_BCHW, label_B in zip(
             data.split(500), data.required_labels.split(500), strict=True
         ):
@@ -119,8 +118,9 @@ def left_out(mistakes: Mistakes, most: int, rng: torch.Generator) -> list[Eviden
     evidence = []
     for reference in range(len(mistakes.answers_RN)):
         hits = matched(mistakes, reference, most, rng)
-        share = p_reference(mistakes.without(reference), most, rng)
-        evidence.append(follow(([hit] for hit in hits), share))
+        evidence.append(
+            follow(([hit] for hit in hits), p_reference(mistakes.without(reference), most, rng))
+        )
     return evidence
 
 

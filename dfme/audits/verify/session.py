@@ -137,16 +137,16 @@ class Case:
         else:
             data, self._asked[0] = served(model, *log)
         if data is None or evaluation.mean is not None:
-            wanted = (
-                "expected --evaluation.dataset with it, images within 0 and 1 and no "
-                "--evaluation.mean"
+            raise UserError(
+                "--references: expected --evaluation.dataset with it, images within 0 and "
+                "1 and no --evaluation.mean"
             )
-            raise UserError(f"--references: {wanted}")
         self._data = replace(data, class_names=data.class_names or names)
         if log is not None:
             undefended = self.answer(spec, names, model)
-            labels = torch.cat([undefended(x_BCHW) for x_BCHW in batches(data)])
-            self._data = replace(self._data, labels=labels)
+            self._data = replace(
+                self._data, labels=torch.cat([undefended(x_BCHW) for x_BCHW in batches(data)])
+            )
         self.inputs = self._checked_inputs()
 
     def _checked_inputs(self) -> list[str]:
@@ -161,9 +161,9 @@ class Case:
                 "--references: expected different models, none of them yours, got one file twice"
             )
         if (alike := others.count(model)) < OWN_ARCH:
-            expected = f"expected {OWN_ARCH} or more of your model's architecture, got {alike}"
             raise UserError(
-                f"--references: {expected}; train them with other seeds by run.py train-teacher"
+                f"--references: expected {OWN_ARCH} or more of your model's architecture, "
+                f"got {alike}; train them with other seeds by run.py train-teacher"
             )
         images = _digest(chain([self._data.required_labels], batches(self._data)))
         return [*digests, images, str(self._job.config.seed)]
@@ -208,12 +208,11 @@ class Case:
         at = choose(mistakes, most, rng)
         share = p_reference(mistakes, most, rng)
         if not Evidence(len(at), len(at), share).sure:
-            few = (
-                f"found {len(at)} images to ask, too few where an independent model "
-                f"matches on {share:.0%}"
-            )
             option = "--record" if self.log else "--evaluation.dataset"
-            raise UserError(f"{option}: {few}; give more of them, or a larger --budget")
+            raise UserError(
+                f"{option}: found {len(at)} images to ask, too few where an independent "
+                f"model matches on {share:.0%}; give more of them, or a larger --budget"
+            )
         seen = zip(self._references, left_out(mistakes, most, rng), strict=True)
         rows = [{"file": str(path), **evidence.told} for path, evidence in seen]
         references = {"marked": self.log is not None, "p_reference": share, "references": rows}

@@ -4,7 +4,7 @@ warns.
 
 from dataclasses import dataclass, replace
 
-from dfme.config.estimator_settings import EstimatorConfig, Form, ObjectiveName
+from dfme.config.sections import EstimatorConfig, Form, ObjectiveName
 from dfme.errors import flag
 from dfme.spec import ImageSpec, LabelMode
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dfme.answers.reading import FLOAT32, decimals
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.estimators.base import Objective
 from dfme.estimators.build import make_estimator
 from dfme.estimators.spaces import Squash

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import unanswered
-from dfme.config.estimator_settings import EstimatorConfig, ObjectiveName
+from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import OptionError, Unserved, say
 from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
 from dfme.estimators.preflight.diagnostics import (

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dfme.config.estimator_settings import EstimatorConfig
+from dfme.config.sections import EstimatorConfig
 from dfme.estimators.preflight.choose import StepCandidate
 from dfme.spec import ImageSpec
 

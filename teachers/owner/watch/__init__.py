@@ -2,10 +2,10 @@
 here.
 """
 
-from dfme.config import detectors
+from dfme.config import defences
 
 # name -> "module:Class", a ``detector.Detector``
 DETECTORS = {
     name: f"dfme.teachers.owner.watch.detectors:{name.capitalize()}Detector"
-    for name in detectors.DETECTORS
+    for name in defences.DETECTORS
 }

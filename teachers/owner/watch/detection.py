@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.compute.progress import Seldom
-from dfme.config.detectors import NEED_FEATURES
+from dfme.config.defences import NEED_FEATURES
 from dfme.data import ImageSet
 from dfme.errors import RunError, UserError, flag
 from dfme.measured import (
@@ -81,7 +81,7 @@ def detect(
                 _honest(stream, name, len(drawn), [reading["alarms"] for reading in readings])
             )
         tell(f"watched {len(accounts)} honest accounts: {stream}")
-    return Detection(
+    honest = Detection(
         detectors=detectors,
         session=SESSION,
         calibration_images=len(calibration_N),
@@ -89,8 +89,8 @@ def detect(
         benign=tuple(rows),
         benign_largest=largest,
         left_out=left_out,
-        log=logged.seen_by(watch) if logged else None,
     )
+    return logged.seen_by(watch, honest) if logged else honest
 
 
 def _accounts(
@@ -185,8 +185,10 @@ class Log:
         )
         return self._seen(written)
 
-    def seen_by(self, watch: Watch) -> LogDetection:
-        """Figures of the largest accounts, on their streams and on thinned ones."""
+    def seen_by(self, watch: Watch, honest: Detection) -> LogDetection:
+        """Figures of the largest accounts, on their streams and on thinned ones, beside those of
+        honest accounts.
+        """
         watch.load_state_dict({})
         images = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
         repeats = Counter[str]()
@@ -213,7 +215,7 @@ class Log:
                     name: AccountReading(**reading) for name, reading in readings.items()
                 }
             accounts.append(LoggedAccount(tag, count, repeats[tag], thinned))
-        return LogDetection(tuple(accounts), len(self._accounts))
+        return LogDetection(**vars(honest), accounts=accounts, accounts_in_all=len(self._accounts))
 
     def _batches(self) -> Iterator[LogBatch]:
         try:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from pydantic.dataclasses import dataclass
 
-from dfme.config.fields import CONFIG, Count
+from dfme.config.values import CONFIG, Count
 from dfme.errors import Unusable, UserError
 from dfme.teachers.remote.json_bodies import excerpt
 

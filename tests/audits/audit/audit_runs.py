@@ -6,12 +6,12 @@ from typing import Any
 
 from handmade import FIGURES
 
-from dfme.audits.audit.attacks import HonestBill, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.findings import Findings
+from dfme.audits.audit.parts import WatchedAttack, WatchedAttacks
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
-from dfme.measured import HonestStream, StreamBill
+from dfme.measured import Bill, HonestStream, StreamBill
 from dfme.methods.configs import KnockoffConfig
 from dfme.report.facts import LEVELS
 
@@ -64,9 +64,9 @@ def findings_of(
     )
 
 
-def bill(row: str, l1: float) -> HonestBill:
+def bill(row: str, l1: float) -> Bill:
     held_out = StreamBill(answered=359, l1_mean=l1, accuracy_drop=0.0)
-    return HonestBill(row, row, {}, held_out, held_out, StreamBill(answered=0), {}, 0.0)
+    return Bill(row, row, {}, held_out, held_out, StreamBill(answered=0), {}, 0.0)
 
 
 def alarm(

@@ -10,12 +10,12 @@ import pytest
 from audit_pages import audit, controls_of, curved, judged, page_of, quota_of, sample
 from audit_runs import Curve, bill, findings_of, outcome
 
-from dfme.audits.audit import pictures
+from dfme.audits.audit import page_parts as pictures
 from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
-from dfme.audits.audit.copies import Twin
 from dfme.audits.audit.exports import bom, junit, sarif
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import headline
+from dfme.audits.audit.parts import Twin
 from dfme.audits.audit.result import audit_result
 from dfme.audits.compare.figures import Outcome
 from dfme.report.facts import LEVELS, Beside

@@ -18,12 +18,12 @@ from command_line import parse_extract
 from matplotlib.image import imread
 from torch import Tensor
 
-from dfme.audits.audit import differences
 from dfme.audits.audit import examine as module
-from dfme.audits.audit.attacks import SeedsOfFigure
-from dfme.audits.audit.copies import ExaminedCell
+from dfme.audits.audit import fidelity as differences
 from dfme.audits.audit.examine import examine
+from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.options import TWIN_EPOCHS
+from dfme.audits.audit.parts import SeedsOfFigure
 from dfme.audits.audit.transfer import ATTACKS
 from dfme.compute import progress
 from dfme.config.settings import EvaluationConfig, Job

@@ -32,8 +32,8 @@ from processes import PROJECT
 
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
 from dfme.audits.audit.options import AuditConfig, budget_of, limits
-from dfme.audits.audit.quota import TERMS
 from dfme.audits.audit.result import audit_result
+from dfme.audits.audit.sheets import TERMS
 from dfme.cli import report
 from dfme.errors import RunError
 

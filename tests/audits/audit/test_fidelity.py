@@ -12,10 +12,9 @@ import pytest
 import torch
 from audit_runs import watched
 
-from dfme.audits.audit.attacks import CellResult, CurvePoint
-from dfme.audits.audit.copies import ClassAgreement, CopyFigures, ExaminedCell, WhereWrong
-from dfme.audits.audit.detection import joined
-from dfme.audits.audit.fidelity import calibration, fidelity, figures, kendall_tau
+from dfme.audits.audit.document import joined
+from dfme.audits.audit.fidelity import ExaminedCell, calibration, fidelity, figures, kendall_tau
+from dfme.audits.audit.parts import CellResult, ClassAgreement, CopyFigures, CurvePoint, WhereWrong
 from dfme.spec import LabelMode
 from dfme.statistics import auroc, share_at_most
 

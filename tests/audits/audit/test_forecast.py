@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dfme.audits.audit.document import PHASES, record_seconds
 from dfme.audits.audit.examine import PROCEDURAL
 from dfme.audits.audit.forecast import BACKWARD, Forecast, forecast
 from dfme.audits.audit.options import TWIN_EPOCHS
-from dfme.audits.audit.phases import PHASES, record_seconds
 from dfme.audits.audit.transfer import Surrogate, eps_of, measure
 from dfme.audits.compare.rehearsal import Rehearsal
 from dfme.cli.audit import plan_of

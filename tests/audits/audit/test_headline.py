@@ -6,12 +6,12 @@ import pytest
 from audit_runs import JOB, LOW, REACHED, Curve, alarm, bill, findings_of, outcome, stream, watched
 
 from dfme.audits.audit.advice import NOTHING, UNTRIED, advice
-from dfme.audits.audit.copies import Twin
 from dfme.audits.audit.headline import GATES, commands, headline, what_it_does_not_tell
 from dfme.audits.audit.options import limits
+from dfme.audits.audit.parts import Twin
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import Cell, attempt
-from dfme.config.query_settings import QueriesConfig
+from dfme.config.sections import QueriesConfig
 from dfme.errors import UserError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from audit_pages import Page, audit, page_of
 
-from dfme.audits.audit import pictures
+from dfme.audits.audit import page_parts as pictures
 from dfme.audits.audit.page import write_page
 from dfme.audits.audit.result import audit_result
 from dfme.cli import report

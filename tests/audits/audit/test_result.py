@@ -14,8 +14,8 @@ from audit_pages import audit
 from damage import refused
 from processes import PROJECT
 
-from dfme.audits.audit.copies import CopyExamination
-from dfme.audits.audit.phases import cached
+from dfme.audits.audit.document import cached
+from dfme.audits.audit.parts import CopyExamination
 from dfme.audits.audit.result import audit_result, document, json_schema, parse, recorded
 from dfme.errors import RunError
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from toys import small_net
 
-from dfme.audits.audit.attacks import Interval
-from dfme.audits.audit.copies import SourceKind, TransferRow
+from dfme.audits.audit.parts import Interval, SourceKind, TransferRow
 from dfme.audits.audit.transfer import ATTACKS, Surrogate, adversarial, eps_of, gains, measure
 from dfme.spec import ImageSpec
 

@@ -24,7 +24,7 @@ from limits import KEY, Bucket, TopThree, digits
 from service import Service
 
 from dfme.answers.reading import UNKNOWN_CLASS, PartialAnswers
-from dfme.cli.help import _shown
+from dfme.cli.main import _shown
 from dfme.config.messages import expected
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_of

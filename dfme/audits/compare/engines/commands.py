@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dfme.audits.compare.engines import Task
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines.pool import WorkerPool, surroundings, threads_each
 from dfme.audits.compare.plan import Cell
-from dfme.audits.compare.processes import surroundings, threads_each
 from dfme.errors import UserError
 from dfme.files import write_text
 
@@ -20,8 +19,10 @@ class Commands(WorkerPool):
     def _prepare(self) -> str:
         for name, value in self._plan.engine_options.items():
             if not re.fullmatch(r"[a-z][a-z-]*", name) or not value.isprintable():
-                wanted = "expected options of sbatch such as partition=gpu"
-                raise UserError(f"--engine-options: {wanted}, got {name!r}")
+                raise UserError(
+                    "--engine-options: expected options of sbatch such as partition=gpu, "
+                    f"got {name!r}"
+                )
         self._threads = threads_each(self._plan.jobs)
         return f"from a list of commands, each run of {self._threads} threads"
 

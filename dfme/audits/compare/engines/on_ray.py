@@ -11,9 +11,8 @@ from typing import Any
 
 import ray
 
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines.pool import Call, Shipped, WorkerPool, surroundings, threads_each
 from dfme.audits.compare.plan import Cell
-from dfme.audits.compare.processes import Call, Shipped, surroundings, threads_each
 from dfme.errors import UserError
 
 STORE_BYTES = 100_000_000  # of Ray's store of objects on this machine; cells have none
@@ -35,9 +34,11 @@ class OnRay(WorkerPool):
             remote = ray.remote(**{"num_cpus": self._threads, **counts}, max_calls=1, max_retries=0)
             self._call = remote(lambda call: call())
         except ValueError as error:
-            expected = "expected address=HOST:PORT and numbers as num_cpus=2,num_gpus=0.5"
             texts = ",".join(self._plan.config.engine_options)
-            raise UserError(f"--engine-options: {expected}, got {texts!r}") from error
+            raise UserError(
+                "--engine-options: expected address=HOST:PORT and numbers as "
+                f"num_cpus=2,num_gpus=0.5, got {texts!r}"
+            ) from error
         return f"Ray, each run of {self._threads} threads"
 
     @contextmanager

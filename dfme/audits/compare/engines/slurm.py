@@ -11,9 +11,8 @@ from typing import Any
 
 import submitit
 
-from dfme.audits.compare.engines.pool import WorkerPool
+from dfme.audits.compare.engines.pool import Call, Shipped, WorkerPool, surroundings, threads_each
 from dfme.audits.compare.plan import Cell
-from dfme.audits.compare.processes import Call, Shipped, surroundings, threads_each
 from dfme.errors import UserError
 
 GENERAL = ("cpus_per_task", "gpus_per_node")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from refusals import refusal
 from torch import Tensor
 from toys import LinearTeacher
@@ -17,7 +18,7 @@ from dfme.compute import progress
 from dfme.config.settings import TeacherConfig
 from dfme.data import ImageSet
 from dfme.errors import RunError
-from dfme.measured import Detection, DetectorFacts
+from dfme.measured import Detection, DetectorFacts, LogDetection
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.build import make_teacher
 from dfme.teachers.owner.defences.wrapper import Defended
@@ -82,7 +83,7 @@ def test_honest_accounts_are_counted_by_stream_and_session() -> None:
     assert (seen.session, seen.calibration_images, seen.measuring_images) == (600, 180, 179)
     assert seen.detectors[0].name == "labels"
     assert seen.detectors[1] == DetectorFacts("pairs", Bright.statistic, 0.33, 0.0001)
-    assert Detection.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    assert TypeAdapter(Detection).validate_json(json.dumps(asdict(seen))) == seen
     rows = {(row.stream, row.detector): row for row in seen.benign}
     assert [*rows] == [(stream, name) for stream in STREAMS for name in ("labels", "pairs")]
     assert len(told) == 5
@@ -130,12 +131,11 @@ def test_accounts_of_a_log_and_their_thinned_streams(
     seen = detect(toy("pairs"), "digits", log=tmp_path)
     assert seen.left_out == {}
     assert [row.stream for row in seen.benign] == [*STREAMS[:-1]]
-    log = seen.log
-    assert log is not None
-    assert log.accounts_in_all == 3
-    shown = [(account.account, account.images, account.repeats) for account in log.accounts]
+    assert isinstance(seen, LogDetection)
+    assert seen.accounts_in_all == 3
+    shown = [(account.account, account.images, account.repeats) for account in seen.accounts]
     assert shown == [(account_tag("a"), 150, 10), (account_tag("c"), 90, 0)]
-    for account, name in zip(log.accounts, "ac", strict=True):
+    for account, name in zip(seen.accounts, "ac", strict=True):
         means = ((accounts[name] * 255).round() / 255).mean((1, 2, 3)).double().tolist()
         assert [*account.thinned] == [*THINNED]
         for every, readings in account.thinned.items():
@@ -144,7 +144,7 @@ def test_accounts_of_a_log_and_their_thinned_streams(
             first = alarms[0] if alarms else None
             assert (reading.first_alarm, reading.alarms) == (first, len(alarms))
             assert reading.largest == pytest.approx(max(means[::every]))
-    assert log.accounts[0].thinned[1]["pairs"].alarms > 5
+    assert seen.accounts[0].thinned[1]["pairs"].alarms > 5
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -164,8 +164,8 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
     live = teacher.watch.report()["detectors"]
     teacher.watch.record = None
     seen = detect(teacher, "digits", log=tmp_path)
-    assert seen.log is not None
-    account = seen.log.accounts[0]
+    assert isinstance(seen, LogDetection)
+    account = seen.accounts[0]
     own = {name: asdict(reading) for name, reading in account.thinned[1].items()}
     assert live["pairs"]["first_alarm"] < 100
     if kept:  # of all scores a log has the top one alone

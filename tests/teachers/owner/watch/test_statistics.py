@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from watched import benign, detector, seen, teacher
 
-from dfme.config import detectors as settings
+from dfme.config import defences as settings
 from dfme.config.imports import find_target
 from dfme.data import load_dataset
 from dfme.teachers.owner import features

@@ -1,17 +1,18 @@
-"""The pictures of audit.html: curves of agreement, and costs against the best attack."""
+"""Tables and pictures of audit.html."""
 
 import io
-from collections.abc import Collection, Sequence
+import string
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dfme.audits.audit.attacks import ParetoPoint, PriceLine, WatchedAttack
+from dfme.audits.audit.parts import ParetoPoint, PriceLine, WatchedAttack
 from dfme.audits.audit.result import AuditResult, Games
-from dfme.audits.audit.tables import UNKNOWN
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.messages import harmless
@@ -19,7 +20,110 @@ from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
 from dfme.report.facts import LEVELS, Beside
 from dfme.report.page import embedded
 from dfme.report.run_files import Series
-from dfme.statistics import middle_of
+from dfme.statistics import Spread, middle_of
+
+UNKNOWN = "-"
+FIXED = "\N{NO-BREAK SPACE}"
+Forms = Mapping[str, str]
+"""Heads of columns, each with the form of its cells: text, and after a bar a smaller line below it.
+"""
+
+
+class _Words(string.Formatter):
+    """Forms of the attributes of a row as ``str.format`` has them; of several rows, or of a list,
+    one value after the other.
+
+    ``never;,``: none is never; else None is a TypeError. ``spread``: mean and deviation.
+    """
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Any) -> Any:
+        values = [super(_Words, self).get_field(field_name, [row], kwargs)[0] for row in args]
+        return values[0] if len(args) == 1 else values, field_name
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> Any:
+        return getattr(args[0], str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        otherwise, _, form = format_spec.rpartition(";")
+        if isinstance(value, Spread) and form == "spread":
+            sign = f"{FIXED}\N{PLUS-MINUS SIGN}{FIXED}"
+            deviation = "" if value.sd is None else f"{sign}{100 * value.sd:.1f}"
+            return f"{value.mean:.1%}{deviation}"
+        if isinstance(value, list | tuple) and (otherwise or {*value} - {None} or not value):
+            one_form = f"{otherwise or UNKNOWN};{form}"
+            texts = [self.format_field(one, one_form).replace(" ", FIXED) for one in value]
+            return otherwise if {*texts} == {otherwise.replace(" ", FIXED)} else ", ".join(texts)
+        if value is None and otherwise:
+            return otherwise
+        if value is None or isinstance(value, list | tuple):
+            raise TypeError
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return format(value, form)
+
+
+class Shown(NamedTuple):
+    """``strong``: whether it is the best of its row."""
+
+    text: str
+    note: str = ""
+    strong: bool = False
+
+
+class PageTable(NamedTuple):
+    """The first ``words`` columns are text."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Shown]]
+    words: int
+
+
+def in_words(form: str, *rows: object) -> str:
+    """The rows' values in a form; a bar where a part of it is not known."""
+    try:
+        return _Words().vformat(form, rows, {})
+    except (AttributeError, LookupError, TypeError):
+        return UNKNOWN
+
+
+def _cell(form: str, *rows: object) -> Shown:
+    text, *notes = (in_words(part, *rows) for part in form.split("|"))
+    note = ", ".join(note for note in notes if note not in ("", UNKNOWN))
+    return Shown(text, note, getattr(rows[0], "is_best", False))
+
+
+def table(caption: str, rows: Iterable[object], forms: Forms, words: int = 1) -> PageTable:
+    """A table row per row: the first cell is its head, the first ``words`` are text."""
+    lines = [[_cell(form, row) for form in forms.values()] for row in rows]
+    return PageTable(caption, list(forms), lines, words)
+
+
+def across(
+    caption: str,
+    rows: Iterable[object],
+    forms: Forms,
+    column: str,
+    form: str,
+    after: Forms | None = None,
+) -> PageTable:
+    """A table row per form, a cell per ``column``, from one row or from those of all seeds."""
+    groups: dict[tuple[str, ...], dict[str, list[object]]] = {}
+    for row in rows:
+        group = groups.setdefault(tuple(in_words(words, row) for words in forms.values()), {})
+        group.setdefault(in_words(column, row), []).append(row)
+    heads = list(dict.fromkeys(head for columns in groups.values() for head in columns))
+    after = after or {}
+    lines = []
+    for words, columns in groups.items():
+        cells = [
+            _cell(form, *columns[head]) if head in columns else Shown(UNKNOWN) for head in heads
+        ]
+        first = next(iter(columns.values()))
+        behind = [in_words(words_after, *first) for words_after in after.values()]
+        lines.append([*map(Shown, words), *cells, *map(Shown, behind)])
+    return PageTable(caption, list(dict.fromkeys([*forms, *heads, *after])), lines, len(forms))
+
 
 FORM = "form of answers"
 DEPLOYED = "as deployed"
@@ -51,8 +155,7 @@ def curves(
         axes = figure.add_subplot()
         for line in of_mode:
             if series := _series(audit, line):
-                place = attackers.index(line.row)
-                draw_row(axes, harmless(line.row[:LONGEST]), series, place)
+                draw_row(axes, harmless(line.row[:LONGEST]), series, attackers.index(line.row))
         if axes.lines:
             if alarms and audit.detection:
                 _draw_alarms(axes, audit.detection.attacks, audit.cells_of(mode))
@@ -157,8 +260,7 @@ def pareto(audit: AuditResult) -> Picture | None:
         place = change, point.agreement
         colour = PALE if point.dominated else BLUE
         label = f"{number}: {harmless(name_of(point)[:LONGEST])}"
-        shape = SHAPES.get(kind_of(point), "^")
-        axes.plot(*place, shape, color=colour, clip_on=False, label=label)
+        axes.plot(*place, SHAPES.get(kind_of(point), "^"), color=colour, clip_on=False, label=label)
         axes.annotate(
             f"{number}", place, (6, 3), textcoords="offset points", fontsize=8.5, color=colour
         )
