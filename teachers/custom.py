@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dfme.answers.advice import add_up_to
 from dfme.answers.reading import NEGATIVE, PartialAnswers, as_tensor
-from dfme.compute.modes import defaults_kept
+from dfme.compute.modules import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import OptionError, Ref, TeacherError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dfme.answers.advice import what_to_do
-from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import Ref, TeacherError, Text, say
 from dfme.spec import LabelMode
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER, UNKNOWN_CLASS, PartialAnswers, read_answers
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import BudgetExhausted, DfmeError, Misfit, TeacherError, Unusable
 from dfme.spec import Teacher
 

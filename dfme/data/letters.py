@@ -1,7 +1,7 @@
 """Letters: a procedural task of the 26 capitals in one grey line each, of any size, from a seed and
 no file.
 
-It is there to try recipes on that were made without it: ``dfme.queries.programs.strokes`` shares no
+It is there to try recipes on that were made without it: ``dfme.queries.drawing`` shares no
 code, no range and no figure with it, and no option of any recipe was chosen by it. Keep it so.
 """
 

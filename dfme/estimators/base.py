@@ -1,16 +1,22 @@
-"""What an estimator takes and gives: pure mathematics that knows no teacher, no budget and no label
-mode.
+"""What an estimator takes and gives, and where it perturbs: pure mathematics that knows no teacher,
+no budget and no label mode.
+
+An objective is about images x = squash(u), gen_op needs the gradient by u. Here, and nowhere else
+on the way to the teacher, an image is rounded to what the wire carries: both parts of an
+``Objective`` see it so.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from dfme.answers.reading import unanswered
+from dfme.config.estimator_settings import Space
 from dfme.errors import UserError
+from dfme.spec import ImageSpec
 
 ImageFunction = Callable[[Tensor], Tensor]
 """Images, or what comes before them, (N, C, H, W) -> one number per image (N,) in any floating
@@ -121,3 +127,56 @@ class Estimator(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
         return
+
+
+Squash = Callable[[Tensor], Tensor]
+
+
+def carried(x_NCHW: Tensor, spec: ImageSpec) -> Tensor:
+    """The images as the wire carries them. Rounding lets gradients pass as if it were not there."""
+    rounded_NCHW = spec.quantise(x_NCHW.detach())
+    return x_NCHW + (rounded_NCHW - x_NCHW).detach() if x_NCHW.requires_grad else rounded_NCHW
+
+
+@dataclass(frozen=True, eq=False)
+class _InSpace(Estimator):
+    """An estimator of the gradient by u, made of ``inner``; ``squash`` maps u to an image of
+    ``spec``.
+    """
+
+    inner: Estimator
+    squash: Squash
+    spec: ImageSpec
+
+    def calls(self, batch: int, ahead: int = 0) -> list[int]:
+        return self.inner.calls(batch, ahead)
+
+
+class BeforeSquash(_InSpace):
+    """The inner estimator perturbs u: every probe is a legal image after squashing, whatever the
+    step.
+    """
+
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+        objective = replace(objective, carry=lambda u: carried(self.squash(u), self.spec))
+        return self.inner.estimate(objective, point_BCHW, rng)
+
+
+class AfterSquash(_InSpace):
+    """The inner estimator perturbs the image; autograd continues through the squashing exactly."""
+
+    def estimate(self, objective: Objective, point_BCHW: Tensor, rng: torch.Generator) -> Estimate:
+        with torch.enable_grad():
+            u_BCHW = point_BCHW.detach().requires_grad_()
+            x_BCHW = self.squash(u_BCHW)
+        objective = replace(objective, carry=lambda x: carried(x, self.spec))
+        over_images = self.inner.estimate(objective, x_BCHW.detach(), rng)
+        (grad_BCHW,) = torch.autograd.grad(x_BCHW, u_BCHW, over_images.grad_BCHW)
+        return replace(over_images, grad_BCHW=grad_BCHW)
+
+
+SPACES: dict[Space, type[BeforeSquash | AfterSquash]] = {
+    "pre_squash": BeforeSquash,
+    "image": AfterSquash,
+    "lattice": AfterSquash,
+}

@@ -29,12 +29,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import ieee_fp32
+from dfme.compute.modules import DeferredChecks
 from dfme.config.estimator_settings import DirectionName, Form
 from dfme.errors import SeamError, UserError
 from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
 from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
-from dfme.precision import ieee_fp32
 
 FORMS: dict[Form, int] = {"forward": 1, "central": 2}
 """Images per direction; forward differences need one more at the point itself."""

@@ -12,14 +12,14 @@ from dfme.errors import Ref, UserError
 # name -> "module:function"; a function takes (count, spec, rng) and draws so many images within the
 # bounds.
 PROGRAMS: dict[str, str] = {
-    "leaves": "dfme.queries.programs.leaves:draw",
-    "strokes": "dfme.queries.programs.strokes:draw",
-    "pen": "dfme.queries.programs.pen:draw",
-    "text": "dfme.queries.programs.text:draw",
-    "textured": "dfme.queries.programs.textured:draw",
-    "noise": "dfme.queries.programs.noise:draw",
-    "gradients": "dfme.queries.programs.ramps:draw",
-    "generators": "dfme.queries.programs.random_generators:draw",
+    "leaves": "dfme.queries.drawing:draw_leaves",
+    "strokes": "dfme.queries.drawing:draw_strokes",
+    "pen": "dfme.queries.drawing:draw_pen",
+    "text": "dfme.queries.textures:draw_text",
+    "textured": "dfme.queries.textures:draw_textured",
+    "noise": "dfme.queries.textures:draw_noise",
+    "gradients": "dfme.queries.drawing:draw_ramps",
+    "generators": "dfme.queries.textures:draw_generators",
 }
 
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.

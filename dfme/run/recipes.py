@@ -18,8 +18,7 @@ from dfme.errors import UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of
 from dfme.queries.names import DOMAINS
 from dfme.run.checks import method_problems
-from dfme.run.idle_options import idle_problems
-from dfme.run.job import PACKAGE, plain
+from dfme.run.job import PACKAGE, idle_problems, plain
 from dfme.spec import LabelMode, Shape
 
 Content = dict[str, Any]  # a recipe as its file gives it, section by section

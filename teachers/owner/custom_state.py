@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dfme.compute.state import validate_like
+from dfme.compute.modules import validate_like
 from dfme.errors import DfmeError
 
 STORABLE = (bool, int, float, str, Tensor)

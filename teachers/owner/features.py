@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.data import load_dataset
 from dfme.errors import UserError
 from dfme.spec import LabelMode, Teacher

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dfme.answers.advice import decimals, rounded_to, what_to_do
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import LabelMode
 

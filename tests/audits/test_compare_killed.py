@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dfme.audits.compare import processes
+from dfme.run.directory import DirectoryLock
 from dfme.run.job import PROJECT
-from dfme.run.lock import DirectoryLock
 
 pytestmark = pytest.mark.integration
 

@@ -27,7 +27,7 @@ from dfme.data.letters import HALF_LINES, LINES
 from dfme.data.shapes import OUTLINES
 from dfme.errors import UserError
 from dfme.queries.pool import open_pool
-from dfme.run.evaluation_images import evaluation_images
+from dfme.run.scores import evaluation_images
 from dfme.spec import ImageSpec
 
 

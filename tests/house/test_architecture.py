@@ -264,7 +264,7 @@ def test_a_run_loads_no_compiler(tmp_path):
     assert "torch._dynamo" not in loaded_by(run)
     with_marks = re.compile(r"torch\.optim\.(?!Optimizer|swa_utils|lr_scheduler)\w+")
     assert {name(path) for path in SOURCES if with_marks.search(path.read_text())} == {
-        "dfme/compute/optimizers.py"
+        "dfme/compute/modules.py"
     }
 
 

@@ -11,9 +11,8 @@ import torch
 from numerics import pretended
 from torch import Tensor, nn
 
-from dfme.compute import deferred
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.modes import evaluating
+from dfme.compute import modules
+from dfme.compute.modules import DeferredChecks, evaluating
 
 
 def failing(text: str) -> Callable[[], Exception]:
@@ -42,7 +41,7 @@ def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(
 def test_flags_that_nobody_reads_do_not_pile_up_and_on_the_cpu_are_read_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deferred, "MAX_PENDING", 8)
+    monkeypatch.setattr(modules, "MAX_PENDING", 8)
     with pretended():
         checks = DeferredChecks()
         for number in range(7):

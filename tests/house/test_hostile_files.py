@@ -19,7 +19,7 @@ from dfme.config.wandb_settings import WandbConfig
 from dfme.data import load_dataset
 from dfme.errors import RunError, UserError
 from dfme.nets import build_net
-from dfme.report import write_report
+from dfme.report.page import write_report
 from dfme.report.wandb_run import WandbRun
 from dfme.run.opening import free_name
 from dfme.run.student_file import load_student

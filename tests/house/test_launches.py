@@ -6,12 +6,12 @@ import pytest
 import torch
 from numerics import Launches, pretended
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import Streams
+from dfme.compute.modules import DeferredChecks
 from dfme.methods.base import Ask
 from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method
 from research.options import BenchConfig
 from research.speed import CASES, Work

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from toys import LinearTeacher
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import BudgetExhausted, RunError, TeacherError
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger, audit

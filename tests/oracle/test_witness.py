@@ -12,7 +12,7 @@ from dfme.errors import BudgetExhausted, Refused, Unanswered
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.run.owners_record import OwnersRecord
+from dfme.run.evaluation import OwnersRecord
 from dfme.spec import Teacher
 from dfme.teachers.custom import wrap_callable
 

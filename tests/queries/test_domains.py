@@ -11,7 +11,7 @@ from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.queries.names import DOMAINS, PROGRAMS
 from dfme.report.console import header
-from dfme.report.summary_file import known_domain
+from dfme.report.run_files import known_domain
 from dfme.run.job import document
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfme.compute.device import Streams
 from dfme.config.query_settings import QueriesConfig
 from dfme.nets.generators import Generator, Transforming
 from dfme.queries.sampler import QuerySampler
-from dfme.randomness import Streams
 from dfme.spec import ImageSpec
 
 SPEC = ImageSpec((1, 8, 8))

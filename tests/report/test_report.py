@@ -14,8 +14,8 @@ from handmade import SUMMARY, charge, ledger, make_run, page_of, read_page
 from matplotlib import image as pictures
 
 from dfme.errors import RunError, UserError
-from dfme.report import write_report
-from dfme.report.sheets import top_answers
+from dfme.report.curves import top_answers
+from dfme.report.page import write_report
 from dfme.statistics import wilson_interval
 
 

@@ -12,8 +12,7 @@ from small_runs import BUDGET, Metered, clone, student
 from dfme.errors import UserError
 from dfme.report.metrics import callback_metrics
 from dfme.report.page import write_page
-from dfme.report.run_files import read_run
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_run, read_summary
 from dfme.report.wandb_run import WandbRun
 
 QUARTERS = (100, 200, 300, 400)

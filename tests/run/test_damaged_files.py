@@ -10,7 +10,7 @@ from small_runs import BATCH, BUDGET, Metered, clone, ctrl_c, queries, student
 from tables import exhaustive_rows
 
 from dfme.errors import RunError, UserError
-from dfme.report import write_report
+from dfme.report.page import write_report
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

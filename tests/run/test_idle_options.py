@@ -12,7 +12,7 @@ from dfme.config.values import options_of
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.run import checks
-from dfme.run.idle_options import EFFECTS
+from dfme.run.job import EFFECTS
 from dfme.run.recipes import merged
 
 IDLE = [

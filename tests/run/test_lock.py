@@ -16,8 +16,8 @@ from tables import all_hold
 
 from dfme.cli.main import main
 from dfme.errors import UserError
-from dfme.run import lock
-from dfme.run.lock import DirectoryLock
+from dfme.run import directory as directory_module
+from dfme.run.directory import DirectoryLock
 
 NODE = json.dumps({"host": "node7", "pid": 4711})
 
@@ -95,7 +95,7 @@ def test_a_file_system_without_locks_is_named_with_the_option(
 def test_the_holder_beats_and_leaves_another_s_lock_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(directory_module, "BEAT_SECONDS", 0.01)
     held, file = DirectoryLock(tmp_path), tmp_path / ".lock"
     os.utime(file, (0, 0))
     while file.stat().st_mtime == 0:

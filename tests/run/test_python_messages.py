@@ -11,8 +11,8 @@ from small_runs import Metered
 
 import dfme
 from dfme.errors import DfmeError, Ref
+from dfme.run.api import as_keyword
 from dfme.run.job import PROJECT
-from dfme.run.keywords import as_keyword
 
 LATTICE = {"space": "lattice", "step": 1}
 

@@ -15,7 +15,7 @@ from small_runs import SMALL, Metered, clone, student
 
 from dfme.cli.main import main
 from dfme.run.build import run_job
-from dfme.run.threads import worthwhile_threads
+from dfme.run.work import worthwhile_threads
 
 RUN = [*SMALL, *"--student.replay-batch 8 --device cpu".split()]
 LINE = "threads: 1 of 3, by timing a few steps of the student; OMP_NUM_THREADS=N takes N"
@@ -89,7 +89,7 @@ def unsaid(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
             assert (images, most) == (8, 3)
             return threads
 
-        monkeypatch.setattr("dfme.run.threads.worthwhile_threads", found)
+        monkeypatch.setattr("dfme.run.work.worthwhile_threads", found)
 
     finds(-1)  # no number that can be set
     yield finds

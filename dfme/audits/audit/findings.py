@@ -30,7 +30,7 @@ from dfme.measured import StreamBill
 from dfme.oracle.ledger_log import Totals
 from dfme.queries.names import PROCEDURAL
 from dfme.report.classified import reached
-from dfme.report.facts import LEVELS, Beside
+from dfme.report.run_files import LEVELS, Beside
 from dfme.statistics import Spread, wilson_interval
 
 

@@ -23,8 +23,8 @@ from dfme.audits.audit.prices import median_to_copy, seeds_text, to_copy
 from dfme.audits.audit.result import AuditResult
 from dfme.audits.audit.tables import FIXED, UNKNOWN, PageTable, across, in_words, table
 from dfme.measured import HonestStream
-from dfme.report.facts import Beside
 from dfme.report.page import MAX_SHOWN, render
+from dfme.report.run_files import Beside
 from dfme.statistics import Spread, middle_of
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")

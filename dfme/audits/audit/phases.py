@@ -7,7 +7,7 @@ from typing import Any
 
 from dfme.audits.audit.result import PartType, document, parse
 from dfme.files import write_text
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object
 
 PHASES = "phases.json"
 

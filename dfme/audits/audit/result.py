@@ -23,7 +23,7 @@ from dfme.audits.audit.attacks import (
 from dfme.audits.audit.copies import Differences, Fidelity, NotRun, Recognition, Transfer, Twin
 from dfme.config.messages import printable
 from dfme.errors import RunError
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object
 from dfme.statistics import Spread
 
 SCHEMA = "dfme.audit/1"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from dfme.audits.audit.attacks import IntOrFloat, PriceLine
 from dfme.audits.audit.options import LIMITS
 from dfme.audits.audit.result import LimitVerdict
-from dfme.report.facts import Beside, is_above
+from dfme.report.run_files import Beside, is_above
 
 
 class _Judged(NamedTuple):

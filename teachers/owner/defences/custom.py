@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import read_custom
-from dfme.compute.modes import defaults_kept
-from dfme.compute.state import copied
+from dfme.compute.modules import copied, defaults_kept
 from dfme.config.defence_options import OwnDefence
 from dfme.config.imports import blaming
 from dfme.errors import DfmeError, TeacherError, UserError

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dfme.compute.state import copied
+from dfme.compute.modules import copied
 from dfme.nets import build_net
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers.owner.defences.checks import key_of

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.spec import Teacher
 from dfme.teachers.arrays import Array

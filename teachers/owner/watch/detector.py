@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from dfme.compute.state import copied
+from dfme.compute.modules import copied
 from dfme.errors import OptionError
 
 MIN_BENIGN = 20  # held-out images to calibrate on
