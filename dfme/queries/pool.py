@@ -12,8 +12,7 @@ from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.images import SMALLEST, fitted
 from dfme.errors import Ref, UserError, say
 from dfme.queries.drawing import within_bounds
-from dfme.queries.names import DOWNLOAD, PROCEDURAL, check_pool
-from dfme.queries.programs import ProceduralImages
+from dfme.queries.programs import DOWNLOAD, PROCEDURAL, ProceduralImages, check_pool
 from dfme.spec import ImageSpec
 
 

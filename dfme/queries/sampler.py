@@ -19,9 +19,8 @@ from dfme.compute.modules import evaluating
 from dfme.config.query_settings import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.augment import augment
 from dfme.students.losses import log_probabilities
-from dfme.students.replay import Replay
+from dfme.students.replay import Replay, augment
 
 By = Literal["entropy", "margin", "random"]
 

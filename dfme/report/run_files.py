@@ -18,7 +18,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import RunError, UserError, flag
 from dfme.files import open_file, read_npz
 from dfme.oracle.ledger_log import Totals, audit
-from dfme.queries.names import WORTH_NOTHING
+from dfme.queries.programs import WORTH_NOTHING
 from dfme.report.metrics import read_metrics
 from dfme.statistics import wilson_interval
 

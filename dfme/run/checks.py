@@ -16,7 +16,7 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
-from dfme.queries.names import check_pool, check_programs
+from dfme.queries.programs import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 from dfme.run.job import POOLS, idle_problems
 

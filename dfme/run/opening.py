@@ -32,7 +32,7 @@ from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
 from dfme.oracle.oracle import Oracle
-from dfme.queries.names import PROCEDURAL
+from dfme.queries.programs import PROCEDURAL
 from dfme.report.console import Console
 from dfme.report.run_files import read_object, read_summary
 from dfme.run.checkpoint import load_checkpoint

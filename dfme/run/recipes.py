@@ -16,7 +16,7 @@ from dfme.config.variants import Variant
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of
-from dfme.queries.names import DOMAINS
+from dfme.queries.programs import DOMAINS
 from dfme.run.checks import method_problems
 from dfme.run.job import PACKAGE, idle_problems, plain
 from dfme.spec import LabelMode, Shape

@@ -11,8 +11,7 @@ from toys import Linear, agreement, point, rng
 
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference
-from dfme.estimators.base import Objective
-from dfme.estimators.directions import DIRECTIONS, PerturbedPoint, low_frequencies
+from dfme.estimators.base import DIRECTIONS, Objective, PerturbedPoint, low_frequencies
 
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))
 ISOTROPIC: tuple[str, ...] = ("sphere", "rademacher", "orthogonal")

@@ -9,10 +9,9 @@ from toys import OverImages, composed, point, rng
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.errors import UserError
-from dfme.estimators.base import SPACES
+from dfme.estimators.base import DIRECTIONS, SPACES
 from dfme.estimators.build import make_estimator
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
 from dfme.spec import ImageSpec
 
 every_form = pytest.mark.parametrize("form", list(FORMS))

@@ -14,8 +14,8 @@ from toys import Linear, Toy, agreement, featured, point, rng
 
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference
+from dfme.estimators.base import DIRECTIONS
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))

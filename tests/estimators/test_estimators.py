@@ -9,8 +9,8 @@ from torch import Tensor
 from toys import Linear, Toy, agreement, point, rng
 
 from dfme.estimators import FiniteDifference
+from dfme.estimators.base import DIRECTIONS
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))

@@ -12,10 +12,9 @@ from toys import Linear, OverImages, agreement, composed, featured, of_answers, 
 
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.estimators import FiniteDifference
-from dfme.estimators.base import AfterSquash, BeforeSquash, Estimate, Objective, carried
+from dfme.estimators.base import DIRECTIONS, AfterSquash, BeforeSquash, Estimate, Objective, carried
 from dfme.estimators.build import make_estimator
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
 from dfme.spec import ImageSpec
 
 WITHIN_TANH = ImageSpec((1, 4, 4), (-1.0, 1.0))

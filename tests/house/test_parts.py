@@ -15,9 +15,8 @@ import pytest
 from dfme.config.estimator_settings import EstimatorConfig
 from dfme.config.values import options_of
 from dfme.data import DATASETS, FROM_DISK
-from dfme.estimators.base import SPACES
+from dfme.estimators.base import DIRECTIONS, SPACES
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
 from dfme.methods import METHODS
 from dfme.spec import LABEL_KINDS
 from dfme.students.losses import AUTO_LOSS

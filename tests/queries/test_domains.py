@@ -9,7 +9,7 @@ from command_line import parse_extract
 from dfme.config.query_settings import QueriesConfig
 from dfme.config.values import options_of
 from dfme.errors import UserError
-from dfme.queries.names import DOMAINS, PROGRAMS
+from dfme.queries.programs import DOMAINS, PROGRAMS
 from dfme.report.console import header
 from dfme.report.run_files import known_domain
 from dfme.run.job import document

@@ -11,9 +11,8 @@ from torch import Tensor
 from dfme.data import load_dataset
 from dfme.data.images import fitted
 from dfme.errors import UserError
-from dfme.queries.names import check_pool
 from dfme.queries.pool import Pool, by_programs, open_pool, require_enough
-from dfme.queries.programs import ProceduralImages
+from dfme.queries.programs import ProceduralImages, check_pool
 from dfme.spec import ImageSpec
 
 GREY = ImageSpec((1, 2, 2))

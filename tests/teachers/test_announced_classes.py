@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dfme.config.settings import TeacherConfig
-from dfme.data.shapes import OUTLINES
+from dfme.data.drawn import OUTLINES
 from dfme.teachers.build import make_teacher
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
 from dfme.teachers.owner.training.train import train_teacher

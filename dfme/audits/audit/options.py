@@ -31,7 +31,7 @@ from dfme.config.messages import unknown_choice
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import Problem, UserError
-from dfme.queries.names import DOMAINS, WORTH_NOTHING
+from dfme.queries.programs import DOMAINS, WORTH_NOTHING
 from dfme.report.run_files import LEVELS
 from dfme.run.job import unwatched
 from dfme.spec import LabelMode
